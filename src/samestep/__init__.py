@@ -1,0 +1,34 @@
+"""samestep runs the PyTorch training script you already have on N workers.
+
+The same steps, the same result, a measured speedup. The public names load lazily: importing
+``samestep`` never imports torch, so ``samestep --help`` answers at once on a login node.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from samestep.base.errors import Error
+    from samestep.base.place import Place
+
+_HOMES = {
+    "Error": "samestep.base.errors",
+    "Place": "samestep.base.place",
+}
+
+__all__ = ["Error", "Place"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its home on first use (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'samestep' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

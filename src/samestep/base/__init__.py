@@ -1,0 +1,1 @@
+"""The words everyone shares: errors, the environment, places, units, records, the machine."""

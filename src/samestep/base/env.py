@@ -1,0 +1,54 @@
+"""The only reader and writer of the process environment.
+
+Everything else takes a ``Mapping[str, str]`` as an argument, so that every launcher's variables can
+be tested from a recording.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from samestep.base.errors import DetectionError
+
+Environment: TypeAlias = Mapping[str, str]
+
+
+def snapshot() -> dict[str, str]:
+    """Return a copy of this process's environment."""
+    return dict(os.environ)
+
+
+def integer(env: Environment, name: str) -> int | None:
+    """Return variable `name` as a whole number, or None where it is absent or empty.
+
+    Raises:
+        DetectionError: the variable is set, but not to a whole number.
+    """
+    text = env.get(name, "").strip()
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise DetectionError(f"{name}={text!r} is not a whole number. Unset it, or set it to one.") from None
+
+
+def export(values: Mapping[str, str]) -> None:
+    """Set variables for this process and the ones it starts from now on."""
+    os.environ.update(values)
+
+
+@contextmanager
+def exported(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for the duration of a block, then put back what was there."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,66 @@
+"""The one exception family.
+
+::
+
+    Error
+     + UsageError            your input is wrong (flag, file, environment); nothing has run
+     |  + DetectionError     the launcher's variables contradict each other or lack something
+     |  + DataError          a data set is missing, damaged or not what it says it is
+     + WorldError            ranks could not talk
+     |  + PeerLost           a rank died or fell silent
+     |  + OutOfStep          replicas differ, or ranks disagree about what to do next
+     + CheckpointError       no usable checkpoint here
+     + WorkerFailed          a worker ended with an error; carries the exit code of the run
+
+Every message says what was found, with the values, and what to do next. The command line prints it
+without a traceback and exits with `exit_code`.
+"""
+
+
+class Error(Exception):
+    """Anything samestep refuses or reports; the parent of all its exceptions."""
+
+    exit_code = 2
+
+
+class UsageError(Error, ValueError):
+    """The input is wrong; nothing has run yet and nothing was changed."""
+
+
+class DetectionError(UsageError):
+    """The environment of this process does not say one clear thing about its place in a job."""
+
+
+class DataError(UsageError):
+    """A data set is missing, damaged, or not what it says it is."""
+
+
+class WorldError(Error):
+    """The ranks of a job could not talk to each other."""
+
+    exit_code = 1
+
+
+class PeerLost(WorldError):  # noqa: N818 - reads as the event it is
+    """Another rank died or did not answer in time."""
+
+
+class OutOfStep(WorldError):  # noqa: N818 - reads as the event it is
+    """Replicas differ, or ranks disagree about what to do next."""
+
+
+class CheckpointError(Error):
+    """There is no usable checkpoint at the given place."""
+
+
+class WorkerFailed(Error):  # noqa: N818 - reads as the event it is
+    """A worker of the run ended with an error.
+
+    Args:
+        message: what failed first, and where.
+        exit_code: what the whole run exits with; never 0.
+    """
+
+    def __init__(self, message: str, *, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code or 1

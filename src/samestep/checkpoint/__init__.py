@@ -1,0 +1,1 @@
+"""The state of a run at rest: whole or absent."""

@@ -1,0 +1,1 @@
+"""One file per verb: parse, call, print, exit code."""

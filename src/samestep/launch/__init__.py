@@ -1,0 +1,1 @@
+"""One job anywhere: what to start, where, and what to do when it fails."""

@@ -1,0 +1,1 @@
+"""The ways to start a job, one file each."""

@@ -1,0 +1,1 @@
+"""Clocks and step phases: where the time went."""

@@ -1,0 +1,1 @@
+"""Keeping replicas equal: gradient synchronisers, batch norm, fingerprints."""

@@ -1,0 +1,1 @@
+"""The exact loop: batch plan, seeding, step, evaluation, run folder."""

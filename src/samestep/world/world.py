@@ -1,0 +1,152 @@
+"""The World protocol: the ranks of one job, seen from one of them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from samestep.base.errors import Error, WorldError
+from samestep.base.place import Place
+
+T = TypeVar("T")
+Op: TypeAlias = Literal["sum", "min", "max"]
+
+
+class Pending(Protocol):
+    """A collective under way; its tensors may be read once `wait` has returned."""
+
+    def wait(self) -> object:
+        """Block until the result is in place."""
+
+
+class World(Protocol):
+    """The ranks of one job, seen from one of them.
+
+    Passed as an argument, never looked up. A world of one is a World: nothing asks "are we
+    distributed?". Collectives are called by every rank, in the same order. Tensors are changed in
+    place and must have equal shapes and dtypes on all ranks; they live on `device` or, where the
+    back end can, on the CPU.
+    """
+
+    @property
+    def place(self) -> Place:
+        """Where this rank stands."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device this rank computes on."""
+
+    def send(self, tensor: Tensor, *, to: int) -> None:
+        """Send `tensor` to rank `to`; returns when it may be changed again."""
+
+    def receive(self, tensor: Tensor, *, source: int) -> None:
+        """Receive into `tensor` what rank `source` sent."""
+
+    def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
+        """Reduce `tensor` over all ranks, in place; equal bits on every rank."""
+
+    def all_reduce_later(self, tensor: Tensor) -> Pending:
+        """Begin to sum `tensor` over all ranks, in place; the result is there after `wait`."""
+
+    def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
+        """Overwrite `tensor` on every rank with that of rank `source`."""
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks, in rank order."""
+
+    def barrier(self) -> None:
+        """Return once every rank has called this."""
+
+    def broadcast_object(self, value: T, *, source: int = 0) -> T:
+        """Return rank `source`'s `value` on every rank."""
+
+    def all_gather_objects(self, value: T) -> list[T]:
+        """Return the values of all ranks, in rank order."""
+
+    def sum(self, value: float) -> float:
+        """Return the sum of one number over all ranks, in float64."""
+
+    def mean(self, value: float, *, weight: float = 1.0) -> float:
+        """Return the mean of one number over all ranks, weighted; a weight of 0 drops the value."""
+
+    def on_main(self, fn: Callable[[], T]) -> T:
+        """Run `fn` on rank 0 alone; return its result, or raise its error, on every rank."""
+
+    def main_first(self) -> AbstractContextManager[None]:
+        """Let rank 0 through the block first and the others after it, to fill a shared cache."""
+
+    def print(self, *values: object) -> None:
+        """Print on rank 0."""
+
+    def close(self) -> None:
+        """Leave the job; the world may not be used afterwards."""
+
+
+class DerivedWorld:
+    """The part of a World that follows from the collectives; mixed into each implementation."""
+
+    def sum(self: World, value: float) -> float:
+        """See `World.sum`."""
+        total = torch.tensor([value], dtype=torch.float64, device=self.device)
+        self.all_reduce(total)
+        return float(total.item())
+
+    def mean(self: World, value: float, *, weight: float = 1.0) -> float:
+        """See `World.mean`."""
+        # A rank without samples may hold NaN, and 0 * NaN is NaN: it must not be multiplied at all.
+        weighted = value * weight if weight else 0.0
+        sums = torch.tensor([weighted, weight], dtype=torch.float64, device=self.device)
+        self.all_reduce(sums)
+        total, weights = sums.tolist()
+        return float(total / weights) if weights else float("nan")
+
+    def on_main(self: World, fn: Callable[[], T]) -> T:
+        """See `World.on_main`."""
+        outcome: tuple[T | None, BaseException | None] = (None, None)
+        if self.place.is_main:
+            try:
+                outcome = (fn(), None)
+            except Exception as error:  # noqa: BLE001 - handed to every rank below
+                outcome = (None, error)
+        result, error = _shared_outcome(self, outcome)
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value]  # None only where fn returned None
+
+    @contextmanager
+    def main_first(self: World) -> Iterator[None]:
+        """See `World.main_first`."""
+        error: BaseException | None = None
+        if not self.place.is_main:
+            _, error = _shared_outcome(self, (None, None))
+            if error is not None:
+                raise error
+            yield
+            return
+        try:
+            yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            _shared_outcome(self, (None, error))
+
+    def print(self: World, *values: object) -> None:
+        """See `World.print`."""
+        if self.place.is_main:
+            print(*values, flush=True)  # noqa: T201 - this is the one print of all ranks
+
+
+def _shared_outcome(
+    world: World, outcome: tuple[Any, BaseException | None]
+) -> tuple[Any, BaseException | None]:
+    """Broadcast rank 0's result or error; an error that cannot travel goes as a WorldError."""
+    result, error = outcome
+    if error is not None and not isinstance(error, Error | OSError):
+        shared: BaseException | None = WorldError(f"rank 0 failed: {type(error).__name__}: {error}")
+    else:
+        shared = error
+    result, shared = world.broadcast_object((result, shared))
+    return (result, error) if world.place.is_main else (result, shared)
