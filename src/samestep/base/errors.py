@@ -1,16 +1,17 @@
 """The one exception family.
 
-::
+Drawn as a tree, a child indented under its parent::
 
-    Error
-     + UsageError            your input is wrong (flag, file, environment); nothing has run
-     |  + DetectionError     the launcher's variables contradict each other or lack something
-     |  + DataError          a data set is missing, damaged or not what it says it is
-     + WorldError            ranks could not talk
-     |  + PeerLost           a rank died or fell silent
-     |  + OutOfStep          replicas differ, or ranks disagree about what to do next
-     + CheckpointError       no usable checkpoint here
-     + WorkerFailed          a worker ended with an error; carries the exit code of the run
+    Exception
+      Error                  anything samestep refuses or reports
+        UsageError           your input is wrong (flag, file, environment); nothing has run
+          DetectionError     the launcher's variables contradict each other or lack something
+          DataError          a data set is missing, damaged or not what it says it is
+        WorldError           ranks could not talk
+          PeerLost           a rank died or fell silent
+          OutOfStep          replicas differ, or ranks disagree about what to do next
+        CheckpointError      no usable checkpoint here
+        WorkerFailed         a worker ended with an error; carries the exit code of the run
 
 Every message says what was found, with the values, and what to do next. The command line prints it
 without a traceback and exits with `exit_code`.

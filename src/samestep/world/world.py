@@ -104,34 +104,34 @@ class DerivedWorld:
 
     def on_main(self: World, fn: Callable[[], T]) -> T:
         """See `World.on_main`."""
-        outcome: tuple[T | None, BaseException | None] = (None, None)
+        result: Any = None
+        failure: BaseException | None = None
         if self.place.is_main:
             try:
-                outcome = (fn(), None)
-            except Exception as error:  # noqa: BLE001 - handed to every rank below
-                outcome = (None, error)
-        result, error = _shared_outcome(self, outcome)
-        if error is not None:
-            raise error
-        return result  # type: ignore[return-value]  # None only where fn returned None
+                result = fn()
+            except Exception as error:  # noqa: BLE001 - raised again on every rank below
+                failure = error
+        result, failure = _share(self, result, failure)
+        if failure is not None:
+            raise failure
+        value: T = result
+        return value
 
     @contextmanager
     def main_first(self: World) -> Iterator[None]:
         """See `World.main_first`."""
-        error: BaseException | None = None
         if not self.place.is_main:
-            _, error = _shared_outcome(self, (None, None))
-            if error is not None:
-                raise error
+            _, failure = _share(self, None, None)
+            if failure is not None:
+                raise failure
             yield
             return
         try:
             yield
-        except BaseException as raised:
-            error = raised
+        except BaseException as error:
+            _share(self, None, error)
             raise
-        finally:
-            _shared_outcome(self, (None, error))
+        _share(self, None, None)
 
     def print(self: World, *values: object) -> None:
         """See `World.print`."""
@@ -139,14 +139,10 @@ class DerivedWorld:
             print(*values, flush=True)  # noqa: T201 - this is the one print of all ranks
 
 
-def _shared_outcome(
-    world: World, outcome: tuple[Any, BaseException | None]
-) -> tuple[Any, BaseException | None]:
-    """Broadcast rank 0's result or error; an error that cannot travel goes as a WorldError."""
-    result, error = outcome
-    if error is not None and not isinstance(error, Error | OSError):
-        shared: BaseException | None = WorldError(f"rank 0 failed: {type(error).__name__}: {error}")
-    else:
-        shared = error
-    result, shared = world.broadcast_object((result, shared))
-    return (result, error) if world.place.is_main else (result, shared)
+def _share(world: World, result: Any, failure: BaseException | None) -> tuple[Any, BaseException | None]:
+    """Give every rank rank 0's result or error; an error that may not pickle goes in words."""
+    shared = failure
+    if failure is not None and not isinstance(failure, Error | OSError):
+        shared = WorldError(f"rank 0 failed: {type(failure).__name__}: {failure}")
+    there = world.broadcast_object((result, shared))
+    return (result, failure) if world.place.is_main else there

@@ -1,0 +1,42 @@
+"""The world this context has joined: for public functions that a script calls without one.
+
+Inside samestep a World is an argument. A user's own script may call ``samestep.replicate(model)`` and
+mean "in the job I am in": this one context variable is what that means.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from samestep.world.world import World
+
+_WORLD: ContextVar["World"] = ContextVar("samestep_world")
+
+
+@contextmanager
+def entered(world: "World") -> Iterator["World"]:
+    """Make `world` the current one for the duration of a block."""
+    token = _WORLD.set(world)
+    try:
+        yield world
+    finally:
+        _WORLD.reset(token)
+
+
+def current() -> "World":
+    """Return the world that was joined here.
+
+    A process group that the script set up itself counts as joined. Without one, a process that its
+    launcher calls one of several is refused: it would train alone, as one of N silent copies.
+
+    Raises:
+        DetectionError: the launcher started several workers and none of them has joined.
+    """
+    world = _WORLD.get(None)
+    if world is not None:
+        return world
+    from samestep.world.process_group import adopt
+
+    return adopt()

@@ -1,0 +1,115 @@
+"""A world over torch.distributed's default process group: ranks as real processes."""
+
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from samestep.base import env
+from samestep.base.errors import DetectionError
+from samestep.base.place import Place
+from samestep.world.detect import detect
+from samestep.world.solo import SoloWorld
+from samestep.world.world import DerivedWorld, Op, Pending, World
+
+T = TypeVar("T")
+_OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+
+
+class ProcessGroupWorld(DerivedWorld):
+    """One rank of torch.distributed's default group, which must be up.
+
+    Args:
+        place: where this rank stands; its rank and size must be the group's.
+        device: the device this rank computes on.
+        owned: whether `close` tears the group down; False where someone else set it up.
+    """
+
+    def __init__(self, place: Place, device: torch.device, *, owned: bool = True) -> None:
+        found = (dist.get_rank(), dist.get_world_size())
+        if found != (place.rank, place.size):
+            raise DetectionError(
+                f"the launcher says {place.describe()}, the process group rank {found[0]} of {found[1]}. "
+                "Let samestep.join() set the group up, or start it with the launcher's own numbers."
+            )
+        self.place = place
+        self.device = device
+        self._owned = owned
+
+    def send(self, tensor: Tensor, *, to: int) -> None:
+        """See `World.send`."""
+        dist.send(tensor, dst=to)
+
+    def receive(self, tensor: Tensor, *, source: int) -> None:
+        """See `World.receive`."""
+        dist.recv(tensor, src=source)
+
+    def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
+        """See `World.all_reduce`."""
+        dist.all_reduce(tensor, op=_OPS[op])
+
+    def all_reduce_later(self, tensor: Tensor) -> Pending:
+        """See `World.all_reduce_later`."""
+        work: Pending = dist.all_reduce(tensor, async_op=True)
+        return work
+
+    def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
+        """See `World.broadcast`."""
+        dist.broadcast(tensor, src=source)
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """See `World.all_gather`."""
+        gathered = [torch.empty_like(tensor) for _ in range(self.place.size)]
+        dist.all_gather(gathered, tensor.contiguous())
+        return gathered
+
+    def barrier(self) -> None:
+        """See `World.barrier`."""
+        dist.barrier()
+
+    def broadcast_object(self, value: T, *, source: int = 0) -> T:
+        """See `World.broadcast_object`; the value is pickled."""
+        box = [value]
+        dist.broadcast_object_list(box, src=source, device=self._object_device())
+        return box[0]
+
+    def all_gather_objects(self, value: T) -> list[T]:
+        """See `World.all_gather_objects`; the values are pickled."""
+        values: list[Any] = [None] * self.place.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def close(self) -> None:
+        """Tear the process group down, where this world owns it."""
+        if self._owned and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _object_device(self) -> torch.device | None:
+        return self.device if dist.get_backend() == "nccl" else None
+
+
+def adopt() -> World:
+    """Return the world this process already stands in, without joining anything.
+
+    Raises:
+        DetectionError: the launcher started several workers, but no process group is up.
+    """
+    place = detect(env.snapshot()).place
+    if dist.is_available() and dist.is_initialized():
+        rank, size = dist.get_rank(), dist.get_world_size()
+        if (place.rank, place.size) != (rank, size):  # set up by hand: only the group knows
+            place = Place(rank=rank, size=size, launcher="process group")
+        return ProcessGroupWorld(place, _device_of_group(), owned=False)
+    if place.size > 1:
+        raise DetectionError(
+            f"{place.launcher} started this process as {place.describe()}, but it has not joined the others "
+            "and would do the whole work alone. Put the training inside `with samestep.join() as world:`."
+        )
+    return SoloWorld()
+
+
+def _device_of_group() -> torch.device:
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

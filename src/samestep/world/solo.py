@@ -1,0 +1,70 @@
+"""A world of one: every collective is the identity."""
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from samestep.base.errors import WorldError
+from samestep.base.place import Place
+from samestep.world.world import DerivedWorld, Op, Pending
+
+T = TypeVar("T")
+
+
+class Finished:
+    """A collective that had nothing to wait for."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+class SoloWorld(DerivedWorld):
+    """The only rank of a job of one. No process group, no cost.
+
+    Args:
+        device: the device this process computes on.
+        place: its place; must be of size 1.
+    """
+
+    def __init__(self, *, device: torch.device | str = "cpu", place: Place | None = None) -> None:
+        self.place = place if place is not None else Place()
+        if self.place.size != 1:
+            raise WorldError(f"a SoloWorld cannot stand for {self.place.describe()}; join the job instead")
+        self.device = torch.device(device)
+
+    def send(self, tensor: Tensor, *, to: int) -> None:  # noqa: ARG002 - the protocol's signature
+        """Refuse: there is nobody to send to."""
+        raise WorldError(f"cannot send to rank {to}: this is a world of one")
+
+    def receive(self, tensor: Tensor, *, source: int) -> None:  # noqa: ARG002 - the protocol's signature
+        """Refuse: nobody will send."""
+        raise WorldError(f"cannot receive from rank {source}: this is a world of one")
+
+    def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
+        """Leave `tensor` as it is."""
+
+    def all_reduce_later(self, tensor: Tensor) -> Pending:  # noqa: ARG002 - the protocol's signature
+        """Leave `tensor` as it is."""
+        return Finished()
+
+    def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
+        """Leave `tensor` as it is."""
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return a copy of `tensor`, alone."""
+        return [tensor.clone()]
+
+    def barrier(self) -> None:
+        """Return at once."""
+
+    def broadcast_object(self, value: T, *, source: int = 0) -> T:  # noqa: ARG002 - the protocol's signature
+        """Return `value`."""
+        return value
+
+    def all_gather_objects(self, value: T) -> list[T]:
+        """Return `value`, alone."""
+        return [value]
+
+    def close(self) -> None:
+        """Nothing is open."""

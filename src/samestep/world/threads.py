@@ -1,0 +1,243 @@
+"""Ranks as threads of one process: for tests, teaching and notebooks.
+
+Messages travel through mailboxes that belong to one world, every wait has a deadline, and a rank that
+fails wakes all the others: nothing here can hang.
+"""
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from samestep.base.errors import OutOfStep, PeerLost
+from samestep.base.place import Place
+from samestep.world.current import entered
+from samestep.world.solo import Finished
+from samestep.world.world import DerivedWorld, Op, Pending
+
+T = TypeVar("T")
+_COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": torch.add,
+    "min": torch.minimum,
+    "max": torch.maximum,
+}
+
+
+class Hub:
+    """The mailboxes between the ranks of one world.
+
+    Args:
+        size: number of ranks.
+        timeout_s: how long a rank waits for a message before it gives the sender up.
+    """
+
+    def __init__(self, size: int, *, timeout_s: float) -> None:
+        self.size = size
+        self.timeout_s = timeout_s
+        self._boxes: dict[tuple[int, int, str], deque[Any]] = defaultdict(deque)
+        self._changed = threading.Condition()
+        self._failed: dict[int, BaseException] = {}
+
+    def put(self, source: int, to: int, kind: str, message: object) -> None:
+        """Leave a message; never blocks."""
+        with self._changed:
+            self._boxes[source, to, kind].append(message)
+            self._changed.notify_all()
+
+    def take(self, source: int, to: int, kind: str) -> Any:
+        """Return the oldest message of this kind from `source` to `to`.
+
+        Raises:
+            PeerLost: `source` failed, or sent nothing within the deadline.
+        """
+        box = self._boxes[source, to, kind]
+        deadline = time.monotonic() + self.timeout_s
+        with self._changed:
+            while not box:
+                if self._failed:
+                    rank, error = next(iter(self._failed.items()))
+                    raise PeerLost(f"rank {to} waited for rank {source}, but rank {rank} failed: {error!r}")
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._changed.wait(left):
+                    raise PeerLost(
+                        f"rank {to} heard nothing from rank {source} for {self.timeout_s:g} s ({kind})"
+                    )
+            return box.popleft()
+
+    def fail(self, rank: int, error: BaseException) -> None:
+        """Tell every waiting rank that `rank` is gone."""
+        with self._changed:
+            self._failed.setdefault(rank, error)
+            self._changed.notify_all()
+
+    def first_failure(self) -> tuple[int, BaseException] | None:
+        """Return the rank that failed first, and its error."""
+        return next(iter(self._failed.items()), None)
+
+
+class ThreadWorld(DerivedWorld):
+    """One rank of a world whose ranks are threads.
+
+    Collectives gather at rank 0, combine in rank order and copy the result back: slow, obvious, and of
+    equal bits on all ranks.
+    """
+
+    def __init__(self, place: Place, hub: Hub) -> None:
+        self.place = place
+        self.device = torch.device("cpu")
+        self._hub = hub
+
+    def send(self, tensor: Tensor, *, to: int) -> None:
+        """See `World.send`."""
+        self._hub.put(self.place.rank, to, "tensor", tensor.detach().clone())
+
+    def receive(self, tensor: Tensor, *, source: int) -> None:
+        """See `World.receive`."""
+        message = self._hub.take(source, self.place.rank, "tensor")
+        self._same_form(tensor, message, source)
+        _overwrite(tensor, message)
+
+    def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
+        """See `World.all_reduce`."""
+        tensors = self._exchange(tensor.detach().clone())
+        total = tensors[0].clone()
+        for rank, other in enumerate(tensors[1:], start=1):
+            self._same_form(total, other, rank)
+            total = _COMBINE[op](total, other)
+        _overwrite(tensor, total)
+
+    def all_reduce_later(self, tensor: Tensor) -> Pending:
+        """See `World.all_reduce_later`; done before it returns."""
+        self.all_reduce(tensor)
+        return Finished()
+
+    def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
+        """See `World.broadcast`."""
+        message = self._from(source, tensor.detach().clone())
+        self._same_form(tensor, message, source)
+        _overwrite(tensor, message)
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """See `World.all_gather`."""
+        tensors: list[Tensor] = self._exchange(tensor.detach().clone())
+        for rank, other in enumerate(tensors):
+            self._same_form(tensor, other, rank)
+        return [other.clone() for other in tensors]
+
+    def barrier(self) -> None:
+        """See `World.barrier`."""
+        self._exchange(None)
+
+    def broadcast_object(self, value: T, *, source: int = 0) -> T:
+        """See `World.broadcast_object`; ranks share the object itself."""
+        result: T = self._from(source, value)
+        return result
+
+    def all_gather_objects(self, value: T) -> list[T]:
+        """See `World.all_gather_objects`; ranks share the objects themselves."""
+        return list(self._exchange(value))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _exchange(self, value: Any) -> list[Any]:
+        """Return every rank's value, in rank order, by way of rank 0."""
+        me, hub = self.place.rank, self._hub
+        if me:
+            hub.put(me, 0, "collective", value)
+            values: list[Any] = hub.take(0, me, "collective")
+            return values
+        values = [value, *(hub.take(rank, 0, "collective") for rank in range(1, hub.size))]
+        for rank in range(1, hub.size):
+            hub.put(0, rank, "collective", values)
+        return values
+
+    def _from(self, source: int, value: Any) -> Any:
+        """Return rank `source`'s value on every rank."""
+        me, hub = self.place.rank, self._hub
+        if me != source:
+            return hub.take(source, me, "collective")
+        for rank in range(hub.size):
+            if rank != me:
+                hub.put(me, rank, "collective", value)
+        return value
+
+    def _same_form(self, mine: Tensor, theirs: object, rank: int) -> None:
+        """Refuse tensors that cannot belong to one collective."""
+        found = (tuple(theirs.shape), theirs.dtype) if isinstance(theirs, Tensor) else type(theirs).__name__
+        wanted = (tuple(mine.shape), mine.dtype)
+        if found != wanted:
+            raise OutOfStep(
+                f"rank {self.place.rank} has a tensor of {wanted}, rank {rank} has {found}: "
+                "the ranks are not in the same collective"
+            )
+
+
+def _overwrite(tensor: Tensor, value: Tensor) -> None:
+    with torch.no_grad():
+        tensor.copy_(value)
+
+
+def thread_places(size: int, *, nodes: int = 1) -> list[Place]:
+    """Return the places of `size` ranks dealt out over `nodes` nodes in blocks, earlier nodes fuller."""
+    sizes = [size // nodes + (node < size % nodes) for node in range(nodes)]
+    return [
+        Place(
+            rank=sum(sizes[:node]) + local,
+            size=size,
+            local_rank=local,
+            local_size=sizes[node],
+            node=node,
+            nodes=nodes,
+            launcher="threads",
+        )
+        for node in range(nodes)
+        for local in range(sizes[node])
+    ]
+
+
+def run_ranks(
+    fn: Callable[..., T], size: int, *args: Any, nodes: int = 1, timeout_s: float = 30.0
+) -> list[T]:
+    """Run ``fn(world, *args)`` on `size` threads; return their results in rank order.
+
+    Args:
+        fn: called once on each rank, with that rank's `World` first.
+        size: number of ranks.
+        args: handed to `fn` behind the world, the same on every rank.
+        nodes: number of nodes the places pretend to stand on.
+        timeout_s: how long one rank waits for another.
+
+    Raises:
+        BaseException: the error of the rank that failed first, its rank told in a ``__notes__`` entry.
+    """
+    hub = Hub(size, timeout_s=timeout_s)
+    results: list[Any] = [None] * size
+
+    def rank_main(place: Place) -> None:
+        world = ThreadWorld(place, hub)
+        try:
+            with entered(world):
+                results[place.rank] = fn(world, *args)
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            hub.fail(place.rank, error)
+
+    threads = [
+        threading.Thread(target=rank_main, args=(place,), name=f"rank {place.rank}", daemon=True)
+        for place in thread_places(size, nodes=nodes)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    failure = hub.first_failure()
+    if failure is not None:
+        rank, error = failure
+        if hasattr(error, "add_note"):  # Python 3.11
+            error.add_note(f"raised on rank {rank} of {size}")
+        raise error
+    return results

@@ -1,0 +1,214 @@
+"""What every World promises, held by ranks as threads and by a world of one."""
+
+import pytest
+import torch
+from samestep.base.errors import DetectionError, OutOfStep, PeerLost, UsageError, WorldError
+from samestep.world.current import current
+from samestep.world.solo import SoloWorld
+from samestep.world.threads import run_ranks, thread_places
+
+SIZES = (1, 2, 3, 5)
+
+
+def everywhere(fn, size, *args):
+    return [fn(SoloWorld(), *args)] if size == 1 else run_ranks(fn, size, *args, timeout_s=10)
+
+
+def reduce(world, op):
+    tensor = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64) * (world.place.rank + 1)
+    world.all_reduce(tensor, op=op)
+    return tensor.tolist()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("op", ["sum", "min", "max"])
+def test_all_reduce_gives_every_rank_the_reduction(size, op):
+    inputs = torch.stack([torch.tensor([1.0, -2.0, 3.0]) * (r + 1) for r in range(size)]).double()
+    expected = {"sum": inputs.sum(0), "min": inputs.amin(0), "max": inputs.amax(0)}[op].tolist()
+
+    assert everywhere(reduce, size, op) == [expected] * size
+
+
+def test_all_reduce_leaves_equal_bits_on_all_ranks():
+    def fn(world):
+        tensor = torch.rand(1000, generator=torch.Generator().manual_seed(world.place.rank))
+        world.all_reduce_later(tensor).wait()
+        return tensor
+
+    first, *others = run_ranks(fn, 4)
+
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_mean_weights_by_samples_and_ignores_a_rank_without_any(size):
+    def fn(world):
+        empty = world.place.rank == world.place.size - 1 and world.place.size > 1
+        value = float("nan") if empty else float(world.place.rank)
+        return world.mean(value, weight=0 if empty else world.place.rank + 1)
+
+    ranks = range(size - 1) if size > 1 else range(1)
+    expected = sum(r * (r + 1) for r in ranks) / sum(r + 1 for r in ranks)
+
+    assert everywhere(fn, size) == pytest.approx([expected] * size)
+
+
+def test_mean_over_no_samples_at_all_is_nan():
+    assert str(SoloWorld().mean(1.0, weight=0)) == "nan"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_objects_and_tensors_travel_in_rank_order(size):
+    def fn(world):
+        rank = world.place.rank
+        tensor = torch.full((2,), float(rank))
+        world.broadcast(tensor, source=world.place.size - 1)
+        return (
+            world.sum(rank + 0.5),
+            world.all_gather_objects(f"r{rank}"),
+            world.broadcast_object(rank, source=world.place.size - 1),
+            tensor.tolist(),
+            [t.item() for t in world.all_gather(torch.tensor(rank))],
+        )
+
+    last = size - 1
+    expected = (
+        sum(r + 0.5 for r in range(size)),
+        [f"r{r}" for r in range(size)],
+        last,
+        [float(last)] * 2,
+        list(range(size)),
+    )
+    assert everywhere(fn, size) == [expected] * size
+
+
+def test_send_and_receive_keep_their_order():
+    def fn(world):
+        me, size = world.place.rank, world.place.size
+        for value in (1.0, 2.0):
+            world.send(torch.tensor([value * (me + 1)]), to=(me + 1) % size)
+        got = torch.empty(1)
+        received = []
+        for _ in range(2):
+            world.receive(got, source=(me - 1) % size)
+            received.append(got.item())
+        return received
+
+    assert run_ranks(fn, 3) == [[3.0, 6.0], [1.0, 2.0], [2.0, 4.0]]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_on_main_runs_once_and_gives_its_result_to_all(size):
+    calls = []
+
+    def fn(world):
+        return world.on_main(lambda: calls.append(world.place.rank) or "made")
+
+    assert everywhere(fn, size) == ["made"] * size
+    assert calls == [0]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("error", [UsageError("no such folder"), ValueError("odd")])
+def test_an_error_on_main_is_raised_on_every_rank(size, error):
+    def fail():
+        raise error
+
+    def fn(world):
+        try:
+            world.on_main(fail)
+        except Exception as caught:
+            return type(caught), str(error) in str(caught)
+        return None
+
+    first, *others = everywhere(fn, size)
+    assert first == (type(error), True)
+    assert others == [(UsageError if isinstance(error, UsageError) else WorldError, True)] * (size - 1)
+
+
+def test_main_first_lets_rank_0_through_before_the_others():
+    order = []
+
+    def fn(world):
+        with world.main_first():
+            order.append(world.place.rank)
+
+    run_ranks(fn, 4)
+    assert order[0] == 0
+    assert sorted(order) == [0, 1, 2, 3]
+
+
+def test_main_first_tells_the_others_that_rank_0_failed():
+    def fn(world):
+        try:
+            with world.main_first():
+                raise UsageError("disk full")
+        except UsageError as error:
+            return str(error)
+
+    assert run_ranks(fn, 3) == ["disk full"] * 3
+
+
+def test_a_failing_rank_wakes_the_waiting_ones_and_is_the_one_reported():
+    def fn(world):
+        if world.place.rank == 2:
+            raise ZeroDivisionError("rank two")
+        world.barrier()
+
+    with pytest.raises(ZeroDivisionError, match="rank two"):
+        run_ranks(fn, 3)
+
+
+def test_a_silent_rank_is_named_within_the_deadline():
+    def fn(world):
+        if world.place.rank == 0:
+            world.receive(torch.empty(1), source=1)
+
+    with pytest.raises(PeerLost, match="rank 0 heard nothing from rank 1"):
+        run_ranks(fn, 2, timeout_s=0.05)
+
+
+def test_tensors_of_different_form_are_refused_with_both_forms():
+    def fn(world):
+        world.all_reduce(torch.zeros(2 + world.place.rank))
+
+    with pytest.raises(OutOfStep, match=r"\(2,\).*\(3,\)"):
+        run_ranks(fn, 2)
+
+
+def test_the_current_world_is_the_ranks_own_and_solo_outside():
+    assert run_ranks(lambda world: current() is world, 3) == [True] * 3
+    assert current().place.size == 1
+
+
+def test_a_process_one_of_many_that_never_joined_is_refused(monkeypatch):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+
+    with pytest.raises(DetectionError, match="has not joined"):
+        current()
+
+
+def test_solo_world_refuses_messages_and_other_sizes():
+    with pytest.raises(WorldError, match="world of one"):
+        SoloWorld().send(torch.zeros(1), to=1)
+    with pytest.raises(WorldError, match="rank 1 of 3"):
+        SoloWorld(place=thread_places(3)[1])
+
+
+def test_places_are_dealt_out_in_blocks_earlier_nodes_fuller():
+    places = thread_places(5, nodes=2)
+
+    assert [(p.node, p.local_rank, p.local_size) for p in places] == [
+        (0, 0, 3),
+        (0, 1, 3),
+        (0, 2, 3),
+        (1, 0, 2),
+        (1, 1, 2),
+    ]
+
+
+def test_print_speaks_once(capsys):
+    run_ranks(lambda world: world.print("hello", world.place.rank), 3)
+
+    assert capsys.readouterr().out == "hello 0\n"
