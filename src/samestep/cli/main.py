@@ -1,0 +1,86 @@
+"""The ``samestep`` command: loads the one verb asked for; an error is one line and an exit code."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import typer
+
+from samestep import __version__
+from samestep.base.errors import Error
+
+VERBS: Mapping[str, str] = {
+    "run": "Run a program on N workers.",
+    "train": "Train a built-in recipe (digits, mnist) on N workers.",
+    "doctor": "Say what was detected here, from which variables, and what follows.",
+}
+"""Each verb is a function of its name in ``samestep.cli.<verb>``; a ``SETTINGS`` there is its context's."""
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as a shell counts it: 128 + SIGINT."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit; `arguments` are those after the program's name."""
+    sys.exit(run_command(sys.argv[1:] if arguments is None else arguments))
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code.
+
+    0 is success, 2 wrong input (nothing was done), 1 or a worker's own code a failure on the way.
+    """
+    verb = next((argument for argument in arguments if not argument.startswith("-")), None)
+    try:
+        code = application(verb)(list(arguments), prog_name="samestep", standalone_mode=False)
+    except typer.TyperException as error:
+        return _complain(error.format_message(), hint=_help_of(verb), code=2)
+    except Error as error:
+        return _complain(str(error), code=error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
+def application(verb: str | None) -> typer.Typer:
+    """Return the application with `verb` loaded and the other verbs only named.
+
+    Loading all of them would cost what the slowest needs; ``samestep --help`` needs their names.
+    """
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.callback(invoke_without_command=True)(_samestep)
+    for name, summary in VERBS.items():
+        if name == verb:
+            module = import_module(f"samestep.cli.{name}")
+            settings: dict[str, Any] = getattr(module, "SETTINGS", {})
+            app.command(name, help=None, short_help=summary, context_settings=settings)(getattr(module, name))
+        else:
+            app.command(name, short_help=summary)(_named_only)
+    return app
+
+
+def _samestep(
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version."),
+) -> None:
+    """Run the PyTorch training script you already have on N workers: same steps, same result."""
+    if version:
+        print(f"samestep {__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def _named_only() -> None:
+    """Stand for a verb that was not asked for."""
+
+
+def _help_of(verb: str | None) -> str:
+    return f"samestep {verb} --help" if verb in VERBS else "samestep --help"
+
+
+def _complain(message: str, *, code: int, hint: str = "") -> int:
+    """Print one line on stderr and return the exit code."""
+    line = " ".join(message.split())
+    print(f"samestep: error: {line}" + (f" See: {hint}" if hint else ""), file=sys.stderr)
+    return code
