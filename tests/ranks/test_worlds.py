@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from samestep.base.errors import DetectionError, OutOfStep, PeerLost, UsageError, WorldError
 from samestep.world.current import current
 from samestep.world.solo import SoloWorld
