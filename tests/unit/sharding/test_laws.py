@@ -1,0 +1,171 @@
+"""The laws of sharding, at any number of workers."""
+
+import math
+from itertools import chain
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from samestep.base.errors import UsageError
+from samestep.base.place import Place
+from samestep.sharding.order import epoch_order
+from samestep.sharding.plan import Plan
+from samestep.sharding.position import Position
+from samestep.sharding.share import share, weight
+
+counts = st.integers(1, 300)
+sizes = st.integers(1, 9)
+seeds = st.integers(0, 2**64 - 1)
+
+
+def flat(lists):
+    """Return the elements of all lists, in order."""
+    return list(chain.from_iterable(lists))
+
+
+def at(rank, size):
+    return Place(rank=rank, size=size)
+
+
+def plans(count, batch_size, size, **options):
+    """Return the plan of each rank; the batch is raised to the world size where it is below."""
+    batch_size = max(batch_size, size)
+    return [Plan(count=count, batch_size=batch_size, place=at(rank, size), **options) for rank in range(size)]
+
+
+def ids(plan, position):
+    """Return this rank's sample ids, step by step."""
+    order = plan.order(position)
+    return [order[list(plan.share(step))].tolist() for step in plan.steps(position)]
+
+
+def epoch(count, batch_size, size, position, **options):
+    """Return the sample ids of each step, ranks concatenated in order."""
+    ranks = [ids(plan, position) for plan in plans(count, batch_size, size, **options)]
+    return [flat(parts) for parts in zip(*ranks, strict=True)]
+
+
+def test_shares_are_the_table():
+    table = {1: "0000000", 2: "0000111", 3: "0001122", 4: "0011223", 7: "0123456", 9: "0123456"}
+    for size, line in table.items():
+        taken = [str(rank) for rank in range(size) for _ in share(7, rank, size)]
+        assert "".join(taken) == line
+
+
+@given(st.integers(0, 1000), st.integers(1, 40))
+def test_shares_tile_the_batch_and_differ_by_one_at_most(count, size):
+    parts = [share(count, rank, size) for rank in range(size)]
+    assert [i for part in parts for i in part] == list(range(count))
+    lengths = [len(part) for part in parts]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] - lengths[-1] <= 1
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=60), sizes)
+def test_the_weighted_mean_of_local_means_is_the_global_mean(losses, size):
+    total = 0.0
+    for rank in range(size):
+        part = [losses[i] for i in share(len(losses), rank, size)]
+        if part:
+            total += weight(len(part), len(losses), size) * math.fsum(part) / len(part)
+    assert total / size == pytest.approx(math.fsum(losses) / len(losses), abs=1e-9)
+
+
+@given(counts, seeds, st.integers(0, 1000))
+def test_an_order_is_a_permutation_and_a_pure_function(count, seed, number):
+    order = epoch_order(count, seed=seed, epoch=number)
+    assert sorted(order.tolist()) == list(range(count))
+    assert order.dtype == np.int64
+    np.testing.assert_array_equal(order, epoch_order(count, seed=seed, epoch=number))
+
+
+def test_orders_differ_between_epochs_and_seeds():
+    orders = {
+        tuple(epoch_order(50, seed=seed, epoch=number).tolist()) for seed in range(5) for number in range(5)
+    }
+    assert len(orders) == 25
+
+
+def test_the_order_of_an_old_run_is_the_order_of_today():
+    """Checkpoints count on it: a change here breaks resuming, and must be a decision."""
+    assert epoch_order(10, seed=1, epoch=2).tolist() == [4, 2, 0, 6, 1, 5, 9, 8, 7, 3]
+    assert epoch_order(4, seed=1, epoch=2, shuffle=False).tolist() == [0, 1, 2, 3]
+
+
+@given(counts, st.integers(1, 80), sizes, seeds)
+def test_each_sample_is_used_exactly_once_an_epoch(count, batch_size, size, seed):
+    steps = epoch(count, batch_size, size, Position(seed))
+    assert sorted(flat(steps)) == list(range(count))
+
+
+@given(counts, st.integers(9, 80), sizes, seeds, st.booleans(), st.booleans())
+def test_the_ranks_in_order_are_the_serial_batch(count, batch_size, size, seed, shuffle, drop_last):
+    options = {"shuffle": shuffle, "drop_last": drop_last and count >= batch_size}
+    serial = epoch(count, batch_size, 1, Position(seed), **options)
+    assert epoch(count, batch_size, size, Position(seed), **options) == serial
+    assert len(serial) == len(Plan(count=count, batch_size=batch_size, **options))
+
+
+@given(counts, st.integers(9, 80), sizes, sizes, st.data())
+def test_cut_anywhere_and_resume_at_another_size(count, batch_size, size, other, data):
+    begin = Position(seed=7)
+    whole = epoch(count, batch_size, size, begin)
+    cut = data.draw(st.integers(1, len(whole)))
+    plan = Plan(count=count, batch_size=batch_size)
+    after = list(plan.steps(begin))[cut - 1].after
+    if cut == len(whole):
+        assert after == Position(7, 1, 0)
+    else:
+        assert whole[:cut] + epoch(count, batch_size, other, after) == whole
+
+
+@given(counts, st.integers(9, 40), st.integers(9, 40), st.integers(0, 300))
+def test_resuming_with_another_batch_size_still_uses_each_sample_once(count, first, second, cut):
+    begin = Position(seed=3)
+    steps = list(Plan(count=count, batch_size=first).steps(begin))[: cut % 8]
+    used = flat(epoch(count, first, 2, begin)[: len(steps)])
+    after = steps[-1].after if steps else begin
+    rest = flat(epoch(count, second, 3, after)) if after.epoch == 0 else []
+    assert sorted(used + rest) == list(range(count))
+
+
+def test_a_short_last_batch_leaves_ranks_with_nothing_but_keeps_their_step():
+    steps = [ids(plan, Position()) for plan in plans(9, 4, 3, shuffle=False)]
+    assert steps == [[[0, 1], [4, 5], [8]], [[2], [6], []], [[3], [7], []]]
+    plan = plans(9, 4, 3)[2]
+    assert [plan.weight(step) for step in plan.steps(Position())] == [0.75, 0.75, 0.0]
+
+
+def test_a_dropped_last_batch_ends_the_epoch_before_it():
+    plan = Plan(count=10, batch_size=4, drop_last=True)
+    steps = list(plan.steps(Position(seed=5)))
+    assert [(step.start, step.stop) for step in steps] == [(0, 4), (4, 8)]
+    assert steps[-1].after == Position(5, 1, 0)
+    assert len(plan) == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"count": 10, "batch_size": 3, "place": at(0, 4)}, r"global batch of 3 .* 4 workers"),
+        ({"count": 10, "batch_size": 0}, r"batch size of 0"),
+        ({"count": 0, "batch_size": 4}, r"0 samples"),
+        ({"count": 3, "batch_size": 4, "drop_last": True}, r"drop_last leaves nothing of 3"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_its_numbers(values, says):
+    with pytest.raises(UsageError, match=says):
+        Plan(**values)
+
+
+def test_a_position_beyond_the_data_set_is_refused():
+    with pytest.raises(UsageError, match=r"after 11 samples.* holds 10"):
+        Plan(count=10, batch_size=4).steps(Position(samples=11))
+
+
+@pytest.mark.parametrize("values", [{"seed": -1}, {"epoch": -1}, {"samples": -1}, {"seed": 2**64}])
+def test_a_position_is_three_natural_numbers(values):
+    with pytest.raises(UsageError, match="is not within"):
+        Position(**values)
