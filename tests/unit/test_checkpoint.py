@@ -23,7 +23,7 @@ def test_weights_and_state_come_back_with_the_serial_keys(tmp_path):
 
     weights, state = load(folder)
 
-    assert list(weights) == sorted(net.state_dict())
+    assert set(weights) == set(net.state_dict())
     assert all(torch.equal(weights[name], tensor) for name, tensor in net.state_dict().items())
     assert state["step"] == 3
     assert weights_sha256(weights) == weights_sha256(net.state_dict())
@@ -68,9 +68,8 @@ def test_a_missing_file_a_foreign_folder_and_a_later_format_are_refused(tmp_path
 def test_a_failure_while_writing_keeps_the_old_folder_and_leaves_no_draft(tmp_path):
     folder = save(model(), tmp_path / "c", state={"step": 1})
 
-    with pytest.raises(ZeroDivisionError), whole_or_absent(folder) as draft:
-        (draft / "half").write_text("x")
-        raise ZeroDivisionError
+    with pytest.raises(FileNotFoundError), whole_or_absent(folder) as draft:
+        (draft / "half").write_text((draft / "missing").read_text())
 
     assert load(folder)[1]["step"] == 1
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
