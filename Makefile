@@ -1,0 +1,51 @@
+# Each target does all the set-up it needs, once: `make train` and `make test` work on a fresh clone.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: help setup train test check format docs bench clean
+
+help:
+	@echo "make setup   environment in $(VENV), from requirements.lock"
+	@echo "make train   train the digits recipe on 2 workers"
+	@echo "make test    run the tests"
+	@echo "make check   lint, format, types, layers"
+	@echo "make docs    build the documentation, warnings are errors"
+	@echo "make bench   measure against the peers (a quiet machine, please)"
+
+setup: $(READY)
+
+$(READY): requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	@touch $@
+
+train: $(READY)
+	$(BIN)/samestep train digits -n 2
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(READY)
+	$(BIN)/mkdocs build --strict
+
+bench: $(READY)
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/sync_step.py
+	$(BIN)/python benchmarks/loader.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache site

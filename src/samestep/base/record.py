@@ -1,0 +1,46 @@
+"""Runs and measurements as data at rest: JSON a machine can read back, whole or absent."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from platform import node, platform, python_version
+from typing import Any
+
+SCHEMA = 1
+"""The version of every record's form; told in each record as ``schema``."""
+
+
+def provenance() -> dict[str, Any]:
+    """Return what a reader must know to judge a record: when, where, and with which versions it was made."""
+    return {
+        "schema": SCHEMA,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "host": node(),
+        "platform": platform(),
+        "python": python_version(),
+        "versions": {name: _version(name) for name in ("samestep", "torch", "numpy")},
+        "command": sys.argv,
+    }
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Write `record` to `path`; a reader finds the old file or the new one, never half of one."""
+    draft = path.with_name(f".{path.name}.draft-{os.getpid()}")
+    draft.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    draft.replace(path)
+
+
+def json_line(record: Mapping[str, Any]) -> str:
+    """Return `record` as one line of JSON, its newline included."""
+    return json.dumps(record) + "\n"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

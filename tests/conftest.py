@@ -1,0 +1,41 @@
+"""Invariants of every test: it leaves the process as it found it."""
+
+import multiprocessing
+import os
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+
+
+@pytest.fixture(autouse=True)
+def leaves_no_trace():
+    """Fail a test that leaks environment variables, threads, a process group or random state."""
+    environment, threads = dict(os.environ), set(threading.enumerate())
+    random_state, grad_mode = torch.get_rng_state(), torch.is_grad_enabled()
+    backward, dtype = torch.autograd.backward, torch.get_default_dtype()
+    yield
+    ours = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    environment.pop("PYTEST_CURRENT_TEST", None)
+    left = [thread.name for thread in threading.enumerate() if thread not in threads and not _kept(thread)]
+
+    assert ours == environment, "the test changed the environment"
+    assert not left, f"the test left threads behind: {left}"
+    assert not dist.is_initialized(), "the test left a process group behind"
+    assert torch.is_grad_enabled() == grad_mode, "the test left grad mode switched"
+    assert torch.get_default_dtype() == dtype, "the test left another default dtype"
+    assert torch.autograd.backward is backward, "the test left backward patched"
+    torch.set_rng_state(random_state)
+
+
+def _kept(thread: threading.Thread) -> bool:
+    """Whether a thread belongs to something that lives as long as the test session."""
+    return thread.daemon and thread.name.startswith(("QueueFeederThread", "pydevd"))
+
+
+def pytest_sessionfinish(session, exitstatus):
+    """End what a broken test may have left, and say so."""
+    for child in multiprocessing.active_children():
+        print(f"a test left the process {child.name} ({child.pid}) behind")
+        child.kill()

@@ -1,0 +1,79 @@
+"""The promises of the code base itself."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import samestep
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "samestep"
+MODULES = sorted(SOURCE.rglob("*.py"))
+LONGEST = 400
+
+
+def python(code: str) -> str:
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return result.stdout.strip()
+
+
+def test_importing_samestep_or_its_command_line_does_not_import_torch():
+    code = "import sys, samestep, samestep.cli.main, samestep.sharding.plan; print('torch' in sys.modules)"
+
+    assert python(code) == "False"
+
+
+def test_public_names_are_these_and_all_load():
+    assert sorted(samestep.__all__) == samestep.__all__
+    assert samestep.__all__ == [
+        "Error",
+        "Place",
+        "UnpaddedSampler",
+        "World",
+        "accumulate",
+        "join",
+        "replicate",
+        "shard",
+        "spawn",
+    ]
+    for name in samestep.__all__:
+        assert getattr(samestep, name).__name__ == name
+
+
+def test_type_checkers_see_the_same_public_names():
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    guarded = next(node for node in tree.body if isinstance(node, ast.If))
+    names = {alias.asname or alias.name for node in guarded.body for alias in node.names}
+
+    assert names == set(samestep.__all__)
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        samestep.nonsense
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent for path in SOURCE.rglob("__init__.py")), ids=lambda p: p.name)
+def test_a_folder_is_one_sentence(folder):
+    if folder == SOURCE:
+        return
+    tree = ast.parse((folder / "__init__.py").read_text())
+
+    assert len(tree.body) == 1
+    assert ast.get_docstring(tree).count("\n") == 0
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_a_module_fits_in_the_head(module):
+    assert len(module.read_text().splitlines()) <= LONGEST
+
+
+@pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]), ids=lambda p: p.name)
+def test_relative_links_resolve(page):
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+        if "://" not in target and not target.startswith("mailto:"):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
