@@ -1,0 +1,147 @@
+"""The launchers samestep knows, as data: which variables say what.
+
+A launcher is one row. Adding one adds a row here and a recording to the tests; nothing else in the code
+knows a launcher's variables.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Names: TypeAlias = tuple[str, ...]
+"""Variables that mean the same thing; the first one that is set counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """How one launcher tells a process its place.
+
+    Args:
+        name: what people call it.
+        proof: it started this process if all variables of one of these groups are set.
+        layout: variable that holds the number of ranks on each node, like ``3,1`` or ``2(x2)``.
+        hosts: variable that holds the node list, like ``node[0-1]``.
+        job: variables that together are unique to this job; empty where the launcher gives it no name.
+        echoes: rows whose variables this launcher sets as well.
+        spoken_by: rows of launchers that set these variables beside their own, which say more.
+        silent_means_alone: whether ranks that hear nothing of local ranks have a node each (as pods have).
+        parent_is_job: whether, on one host, all ranks descend from one process that starts no other job.
+        address_hint: how this launcher hands the address of rank 0 to the ranks.
+    """
+
+    name: str
+    proof: tuple[Names, ...]
+    rank: Names
+    size: Names
+    local_rank: Names = ()
+    local_size: Names = ()
+    node: Names = ()
+    nodes: Names = ()
+    layout: str = ""
+    hosts: str = ""
+    job: Names = ()
+    echoes: Names = ()
+    spoken_by: Names = ()
+    silent_means_alone: bool = False
+    parent_is_job: bool = False
+    address_hint: str = "export MASTER_ADDR=<host of rank 0> MASTER_PORT=29500"
+
+
+TORCHELASTIC = Launcher(
+    name="torchrun",
+    proof=(("TORCHELASTIC_RUN_ID", "RANK"),),
+    rank=("RANK",),
+    size=("WORLD_SIZE",),
+    local_rank=("LOCAL_RANK",),
+    local_size=("LOCAL_WORLD_SIZE",),
+    node=("GROUP_RANK",),
+    nodes=("GROUP_WORLD_SIZE",),
+    job=("TORCHELASTIC_RUN_ID",),
+    echoes=("environment",),
+)
+
+# OMPI_COMM_WORLD_NODE_RANK is the rank *on* its node, not the number of the node: of no use here.
+OPEN_MPI = Launcher(
+    name="openmpi",
+    proof=(("OMPI_COMM_WORLD_RANK",),),
+    rank=("OMPI_COMM_WORLD_RANK",),
+    size=("OMPI_COMM_WORLD_SIZE",),
+    local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
+    local_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    job=("PMIX_NAMESPACE",),
+    echoes=("pmix",),
+    parent_is_job=True,
+    address_hint="mpirun -x MASTER_ADDR=<first host> -x MASTER_PORT=29500 ...",
+)
+
+_HYDRA_HINT = "mpiexec -genv MASTER_ADDR <first host> -genv MASTER_PORT 29500 ..."
+
+INTEL_MPI = Launcher(
+    name="intelmpi",
+    proof=(("PMI_RANK", "I_MPI_MPIRUN"),),
+    rank=("PMI_RANK",),
+    size=("PMI_SIZE",),
+    local_rank=("MPI_LOCALRANKID",),
+    local_size=("MPI_LOCALNRANKS",),
+    echoes=("mpich",),
+    parent_is_job=True,
+    address_hint=_HYDRA_HINT,
+)
+
+# MPICH's Hydra and its relatives; `srun --mpi=pmi2` speaks the same variables.
+MPICH = Launcher(
+    name="mpich",
+    proof=(("PMI_RANK",),),
+    rank=("PMI_RANK",),
+    size=("PMI_SIZE",),
+    local_rank=("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
+    local_size=("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
+    spoken_by=("slurm",),
+    parent_is_job=True,
+    address_hint=_HYDRA_HINT,
+)
+
+# PMIx alone (prun, `srun --mpi=pmix`) names the rank but publishes no number of ranks in the environment.
+PMIX = Launcher(
+    name="pmix",
+    proof=(("PMIX_RANK",),),
+    rank=("PMIX_RANK",),
+    size=("WORLD_SIZE",),
+    local_rank=("LOCAL_RANK",),
+    local_size=("LOCAL_WORLD_SIZE",),
+    job=("PMIX_NAMESPACE",),
+    spoken_by=("slurm",),
+    parent_is_job=True,
+    address_hint="prun -x MASTER_ADDR=<first host> -x MASTER_PORT=29500 ...",
+)
+
+# The step's variables only: SLURM_NTASKS and its like describe the allocation, and an sbatch script,
+# which is one process, has them too.
+SLURM = Launcher(
+    name="slurm",
+    proof=(("SLURM_STEP_ID", "SLURM_PROCID"),),
+    rank=("SLURM_PROCID",),
+    size=("SLURM_STEP_NUM_TASKS",),
+    local_rank=("SLURM_LOCALID",),
+    node=("SLURM_NODEID",),
+    nodes=("SLURM_STEP_NUM_NODES",),
+    layout="SLURM_STEP_TASKS_PER_NODE",
+    hosts="SLURM_STEP_NODELIST",
+    job=("SLURM_JOB_ID", "SLURM_STEP_ID"),
+)
+
+ENVIRONMENT = Launcher(
+    name="environment",
+    proof=(("RANK",), ("WORLD_SIZE",)),
+    rank=("RANK",),
+    size=("WORLD_SIZE",),
+    local_rank=("LOCAL_RANK",),
+    local_size=("LOCAL_WORLD_SIZE", "LOCAL_SIZE"),
+    node=("GROUP_RANK", "NODE_RANK"),
+    nodes=("GROUP_WORLD_SIZE", "NNODES"),
+    silent_means_alone=True,
+)
+
+LAUNCHERS = (TORCHELASTIC, OPEN_MPI, INTEL_MPI, MPICH, PMIX, SLURM, ENVIRONMENT)
+"""Innermost first: of several that are found, the first started this process."""
+
+BY_NAME = {launcher.name: launcher for launcher in LAUNCHERS}

@@ -1,0 +1,161 @@
+"""Where the ranks of a job meet: the address and port of rank 0, agreed on without talking.
+
+============================  =======================  ===========================================
+what is known                 address                  port
+============================  =======================  ===========================================
+MASTER_ADDR, MASTER_PORT      as given                 as given (each half counts on its own)
+a Slurm step                  first node of the step   from job and step id
+all ranks on one host         loopback                 from the job's name, or the common launcher
+several hosts, MPI            an error                 from the job's name, or an error
+============================  =======================  ===========================================
+"""
+
+import socket
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from itertools import count
+from time import monotonic
+
+import psutil
+
+from samestep.base.errors import DetectionError, PeerLost
+from samestep.world import compressed
+from samestep.world.detect import Detected
+from samestep.world.launchers import BY_NAME, Launcher
+
+# Above the well-known services, below the ports that Linux (32768), Kubernetes (30000) and PyTorch's own
+# default (29500) hand out.
+PORTS = range(15000, 29000)
+
+_EXAMPLE = "export MASTER_ADDR=<host of rank 0> MASTER_PORT=29500"
+
+Ancestors = Callable[[], Iterator[tuple[str, Mapping[str, str]]]]
+"""Yields an identity and the environment of this process's ancestors, nearest first."""
+
+
+def ancestors() -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Yield the ancestors of this process that belong to the same user, nearest first."""
+    for process in psutil.Process().parents():
+        try:
+            yield f"{process.pid}@{process.create_time()}", process.environ()
+        except psutil.Error:  # another user's, or gone: no launcher of ours
+            return
+
+
+def choose(
+    detected: Detected, *, master: tuple[str, int] | None = None, ancestors: Ancestors = ancestors
+) -> tuple[str, int]:
+    """Return the address and port at which the ranks meet; the same on every rank.
+
+    Args:
+        detected: this rank's place and what the launcher said.
+        master: address and port from the caller, which win.
+        ancestors: this process's ancestors; tests pass their own.
+
+    Raises:
+        DetectionError: the address, or the port, neither was given nor follows from anything.
+    """
+    if master is not None:
+        return master
+    address = detected.master_addr or _address(detected)
+    port = detected.master_port or _port(detected, ancestors)
+    return address, port
+
+
+def resolve(address: str, *, timeout_s: float = 10.0) -> str:
+    """Return the IP address of a host; a name server that does not answer costs `timeout_s` at most.
+
+    Raises:
+        DetectionError: there is no such host, or nobody said so in time.
+    """
+    answers: list[str] = []
+    problems: list[str] = []
+
+    def ask() -> None:
+        try:
+            found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+            answers.append(str(found[0][4][0]))
+        except (OSError, UnicodeError) as error:
+            problems.append(str(error))
+
+    # The resolver cannot be interrupted; it is left behind where it does not answer.
+    thread = threading.Thread(target=ask, name="samestep-resolve", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if answers:
+        return answers[0]
+    reason = problems[0] if problems else f"no answer within {timeout_s:g} s"
+    raise DetectionError(
+        f"the host of rank 0, MASTER_ADDR={address}, cannot be resolved on {socket.gethostname()} ({reason}). "
+        f"Use a name or an IP address that every node knows."
+    )
+
+
+def await_listener(address: str, port: int, *, timeout_s: float) -> None:
+    """Return once something listens at `address`:`port`; rank 0 may still be starting.
+
+    Raises:
+        PeerLost: nothing did within `timeout_s`.
+    """
+    deadline = monotonic() + timeout_s
+    pause = threading.Event()
+    for attempt in count():
+        left = deadline - monotonic()
+        try:
+            with socket.create_connection((address, port), timeout=max(0.1, min(5.0, left))):
+                return
+        except OSError as error:
+            if left <= 0:
+                raise PeerLost(
+                    f"rank 0 did not answer at {address}:{port} within {timeout_s:g} s ({error}). Is it on that "
+                    "host, did it fail before it joined, or does a firewall close the port? Set MASTER_ADDR "
+                    "and MASTER_PORT to say where it is."
+                ) from error
+        pause.wait(min(0.01 * 2**attempt, 0.5))
+
+
+def _address(detected: Detected) -> str:
+    if detected.place.local_size == detected.place.size:
+        return "127.0.0.1"
+    if detected.hosts:
+        return compressed.hosts(detected.hosts)[0]
+    raise DetectionError(
+        f"{detected.place.describe()} was started by {detected.launcher}, which does not say on which host "
+        f"rank 0 is. Give it: {_hint(detected)}"
+    )
+
+
+def _port(detected: Detected, ancestors: Ancestors) -> int:
+    name = detected.job or _name_of_parent(detected, ancestors)
+    if name:
+        return PORTS[zlib.crc32(f"{detected.launcher} {name}".encode()) % len(PORTS)]
+    raise DetectionError(
+        f"{detected.place.describe()} was started by {detected.launcher}, which gives the job no name to "
+        f"derive a port from. Set MASTER_PORT to the same free port on every rank: {_hint(detected)}"
+    )
+
+
+def _name_of_parent(detected: Detected, ancestors: Ancestors) -> str:
+    """Name the job after the process that all of its ranks descend from, on one host.
+
+    That is the nearest ancestor that is no rank itself; a shell between the two inherits the rank's variables.
+    """
+    launcher = BY_NAME.get(detected.launcher)
+    if launcher is None or not launcher.parent_is_job or detected.place.local_size < detected.place.size:
+        return ""
+    with suppress(psutil.Error):
+        for name, environment in ancestors():
+            if not _is_rank(launcher, environment):
+                return name
+    return ""
+
+
+def _is_rank(launcher: Launcher, environment: Mapping[str, str]) -> bool:
+    return any(name in environment for name in launcher.rank)
+
+
+def _hint(detected: Detected) -> str:
+    launcher = BY_NAME.get(detected.launcher)
+    return launcher.address_hint if launcher is not None else _EXAMPLE
