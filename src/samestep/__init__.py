@@ -12,13 +12,17 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from samestep.base.errors import Error
     from samestep.base.place import Place
+    from samestep.data.sampler import UnpaddedSampler
+    from samestep.data.shard import shard
 
 _HOMES = {
     "Error": "samestep.base.errors",
     "Place": "samestep.base.place",
+    "UnpaddedSampler": "samestep.data.sampler",
+    "shard": "samestep.data.shard",
 }
 
-__all__ = ["Error", "Place"]
+__all__ = ["Error", "Place", "UnpaddedSampler", "shard"]
 
 
 def __getattr__(name: str) -> Any:

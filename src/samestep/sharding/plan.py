@@ -35,9 +35,10 @@ class Plan:
         if self.batch_size < 1:
             raise UsageError(f"a batch size of {self.batch_size} is not a batch; use at least 1")
         if self.batch_size < self.place.size:
+            size = self.place.size
             raise UsageError(
-                f"a global batch of {self.batch_size} cannot give each of {self.place.size} workers "
-                f"a sample. Use a batch size of {self.place.size} or more, or at most {self.batch_size} workers."
+                f"a global batch of {self.batch_size} cannot give each of {size} workers a sample. "
+                f"Use a batch size of {size} or more, or at most {self.batch_size} workers."
             )
         if self.drop_last and self.count < self.batch_size:
             raise UsageError(

@@ -1,0 +1,101 @@
+"""Data sets in the idx format of MNIST.
+
+An idx file is big-endian: two zero bytes, the type (8: unsigned byte), the number of dimensions, each
+dimension as a uint32, then the values, last dimension fastest. Source: the description on MNIST's page
+(Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits").
+"""
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from samestep.base.errors import DataError
+from samestep.data import published
+from samestep.data.download import fetch, user_cache
+from samestep.data.image_set import ImageSet, Split
+from samestep.data.published import PublishedFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdxDataSet:
+    """A data set of grey images, published as four idx files."""
+
+    name: str
+    files: dict[Split, tuple[PublishedFile, PublishedFile]]
+    """Of each split, the images and the labels."""
+    classes: tuple[str, ...]
+    mean: float
+    std: float
+    folders: tuple[str, ...]
+    """Where its files may lie, relative to the folder the user names."""
+    mirrors: tuple[str, ...]
+    """Addresses of folders that hold the files, each with its final slash."""
+
+    def load(self, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> ImageSet:
+        """Return one split, checked against what was published.
+
+        Args:
+            split: which one.
+            data_dir: a folder that holds the files; None downloads them (once).
+            cache_dir: where downloads are kept; None is the user's cache.
+
+        Raises:
+            DataError: files are missing, damaged or not the published ones, or cannot be downloaded.
+        """
+        files = self.files[split]
+        if data_dir is not None:
+            paths = published.locate(files, data_dir, self.folders)
+        else:
+            cache = (cache_dir or user_cache()) / self.name
+            paths = [fetch(file, self.mirrors, cache) for file in files]
+        images, labels = (
+            _read(path, file, dimensions) for path, file, dimensions in zip(paths, files, (3, 1), strict=True)
+        )
+        return ImageSet(
+            name=self.name,
+            split=split,
+            images=torch.from_numpy(images.copy()).unsqueeze(1),  # (samples, 1, rows, columns)
+            labels=torch.from_numpy(labels.astype(np.int64)),
+            classes=self.classes,
+            mean=(self.mean,),
+            std=(self.std,),
+        )
+
+
+def parse(content: bytes, path: Path, *, dimensions: int) -> NDArray[np.uint8]:
+    """Return the array that an idx file of unsigned bytes holds; read-only.
+
+    Args:
+        content: the whole file, decompressed.
+        path: where it came from, for messages.
+        dimensions: how many it must have.
+
+    Raises:
+        DataError: it is no such file, or its length is not what its header says.
+    """
+    header = 4 + 4 * dimensions
+    magic = 0x0800 + dimensions
+    found = int.from_bytes(content[:4], "big")
+    if len(content) < header or found != magic:
+        raise DataError(
+            f"{path} is not an idx file of bytes in {dimensions} dimension(s): it begins with {found} "
+            f"({len(content):,} bytes in all), expected {magic}. Are images and labels exchanged?"
+        )
+    shape = tuple(int.from_bytes(content[at : at + 4], "big") for at in range(4, header, 4))
+    if len(content) - header != prod(shape):
+        raise DataError(
+            f"{path} promises {' x '.join(map(str, shape))} = {prod(shape):,} values but holds "
+            f"{len(content) - header:,}. It is damaged: fetch it again."
+        )
+    return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
+
+
+def _read(path: Path, file: PublishedFile, dimensions: int) -> NDArray[np.uint8]:
+    content = published.read(path)
+    values = parse(content, path, dimensions=dimensions)  # first, for it says more than a checksum
+    published.verify(content, file, path)
+    return values

@@ -1,0 +1,1 @@
+"""The data sets that can be named: one small file each."""
