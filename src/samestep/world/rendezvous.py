@@ -18,12 +18,10 @@ from contextlib import suppress
 from itertools import count
 from time import monotonic
 
-import psutil
-
 from samestep.base.errors import DetectionError, PeerLost
 from samestep.world import compressed
 from samestep.world.detect import Detected
-from samestep.world.launchers import BY_NAME, Launcher
+from samestep.world.launchers import BY_NAME
 
 # Above the well-known services, below the ports that Linux (32768), Kubernetes (30000) and PyTorch's own
 # default (29500) hand out.
@@ -37,11 +35,11 @@ Ancestors = Callable[[], Iterator[tuple[str, Mapping[str, str]]]]
 
 def ancestors() -> Iterator[tuple[str, Mapping[str, str]]]:
     """Yield the ancestors of this process that belong to the same user, nearest first."""
-    for process in psutil.Process().parents():
-        try:
-            yield f"{process.pid}@{process.create_time()}", process.environ()
-        except psutil.Error:  # another user's, or gone: no launcher of ours
-            return
+    import psutil
+
+    with suppress(psutil.Error):  # another user's, or gone: no launcher of ours
+        for process in psutil.Process().parents():
+            yield str(process.pid), process.environ()
 
 
 def choose(
@@ -88,8 +86,8 @@ def resolve(address: str, *, timeout_s: float = 10.0) -> str:
         return answers[0]
     reason = problems[0] if problems else f"no answer within {timeout_s:g} s"
     raise DetectionError(
-        f"the host of rank 0, MASTER_ADDR={address}, cannot be resolved on {socket.gethostname()} ({reason}). "
-        f"Use a name or an IP address that every node knows."
+        f"the host of rank 0, MASTER_ADDR={address}, cannot be resolved on "
+        f"{socket.gethostname()} ({reason}). Use a name or an IP address that every node knows."
     )
 
 
@@ -109,9 +107,9 @@ def await_listener(address: str, port: int, *, timeout_s: float) -> None:
         except OSError as error:
             if left <= 0:
                 raise PeerLost(
-                    f"rank 0 did not answer at {address}:{port} within {timeout_s:g} s ({error}). Is it on that "
-                    "host, did it fail before it joined, or does a firewall close the port? Set MASTER_ADDR "
-                    "and MASTER_PORT to say where it is."
+                    f"rank 0 did not answer at {address}:{port} within {timeout_s:g} s ({error}). Is it on "
+                    "that host, did it fail before it joined, or does a firewall close the port? Set "
+                    "MASTER_ADDR and MASTER_PORT to say where it is."
                 ) from error
         pause.wait(min(0.01 * 2**attempt, 0.5))
 
@@ -140,20 +138,15 @@ def _port(detected: Detected, ancestors: Ancestors) -> int:
 def _name_of_parent(detected: Detected, ancestors: Ancestors) -> str:
     """Name the job after the process that all of its ranks descend from, on one host.
 
-    That is the nearest ancestor that is no rank itself; a shell between the two inherits the rank's variables.
+    That is the nearest ancestor that is no rank itself: a shell between the two has the rank's variables.
     """
     launcher = BY_NAME.get(detected.launcher)
     if launcher is None or not launcher.parent_is_job or detected.place.local_size < detected.place.size:
         return ""
-    with suppress(psutil.Error):
-        for name, environment in ancestors():
-            if not _is_rank(launcher, environment):
-                return name
+    for name, environment in ancestors():
+        if not any(variable in environment for variable in launcher.rank):
+            return name
     return ""
-
-
-def _is_rank(launcher: Launcher, environment: Mapping[str, str]) -> bool:
-    return any(name in environment for name in launcher.rank)
 
 
 def _hint(detected: Detected) -> str:

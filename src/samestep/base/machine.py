@@ -1,0 +1,142 @@
+"""The machine under this process: its share of the processors, memory, and versions."""
+
+import os
+import platform
+import socket
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from math import floor
+from pathlib import Path
+
+from samestep.base.cgroup import cpu_limit, memory_limit
+
+_SYS_CPU = Path("/sys/devices/system/cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuShare:
+    """The processors this process may use.
+
+    Args:
+        allowed: numbers of the logical processors in the affinity mask.
+        cores: physical cores among them; two hardware threads of one core compute little more than one.
+        quota: processors' worth of time the control group grants, or None.
+        quota_source: the file that sets the quota.
+        machine: logical processors of the whole machine.
+    """
+
+    allowed: tuple[int, ...]
+    cores: int
+    quota: float | None = None
+    quota_source: str = ""
+    machine: int
+
+    @property
+    def usable(self) -> int:
+        """Threads that can compute at the same time; at least 1."""
+        return max(1, self.cores if self.quota is None else min(self.cores, floor(self.quota)))
+
+    @property
+    def limited_by(self) -> str:
+        """What keeps this process from using the whole machine, in words."""
+        if self.quota is not None and floor(self.quota) < self.cores:
+            return f"cgroup quota of {self.quota:g} CPUs in {self.quota_source}"
+        if len(self.allowed) < self.machine:
+            return f"affinity mask of {len(self.allowed)} of {self.machine} CPUs"
+        return "the machine itself"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What a measurement must carry to be read later."""
+
+    hostname: str
+    system: str
+    processor: str
+    cpu: CpuShare
+    memory_bytes: int
+    python: str
+    torch: str
+    samestep: str
+
+
+def machine() -> Machine:
+    """Return the machine of this process. Does not import torch; its version is as installed."""
+    return Machine(
+        hostname=socket.gethostname(),
+        system=f"{platform.system()} {platform.release()}",
+        processor=_processor(),
+        cpu=cpu_share(),
+        memory_bytes=_memory_bytes(),
+        python=platform.python_version(),
+        torch=package_version("torch"),
+        samestep=package_version("samestep"),
+    )
+
+
+def package_version(name: str) -> str:
+    """Return the version of an installed package, or ``not installed``."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def cpu_share(
+    *,
+    allowed: Collection[int] | None = None,
+    machine_cpus: int | None = None,
+    proc: Path = Path("/proc"),
+    sys_cpu: Path = _SYS_CPU,
+) -> CpuShare:
+    """Return the processors this process may use.
+
+    Args:
+        allowed: the affinity mask, if not this process's.
+        machine_cpus: logical processors of the machine, if not this one's.
+        proc: where the kernel describes this process.
+        sys_cpu: where it describes the processors.
+    """
+    machine_cpus = machine_cpus or os.cpu_count() or 1
+    mask = tuple(sorted(_affinity(machine_cpus) if allowed is None else allowed))
+    limit = cpu_limit(proc)
+    return CpuShare(
+        allowed=mask,
+        cores=len(set(map(partial(_siblings, sys_cpu), mask))) or 1,
+        quota=None if limit is None else limit.value,
+        quota_source="" if limit is None else str(limit.source),
+        machine=machine_cpus,
+    )
+
+
+def _affinity(machine_cpus: int) -> Collection[int]:
+    ask = getattr(os, "sched_getaffinity", None)  # Linux only
+    return range(machine_cpus) if ask is None else set(ask(0))
+
+
+def _siblings(sys_cpu: Path, cpu: int) -> str:
+    """Name the core that a logical processor is part of, by the hardware threads it holds."""
+    try:
+        return (sys_cpu / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(cpu)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.machine())
+
+
+def _memory_bytes() -> int:
+    """Return the memory of the machine, or less where a control group grants less."""
+    import psutil
+
+    total = int(psutil.virtual_memory().total)
+    limit = memory_limit()
+    return total if limit is None else min(total, int(limit.value))

@@ -1,0 +1,57 @@
+"""Numbers as people read them: bytes, seconds, counts, rates."""
+
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
+_DECIMAL = ("", "k", "M", "G", "T")
+_SECONDS = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (1e-6, "us", 1e6))
+
+
+def bytes_text(count: float) -> str:
+    """Return a number of bytes in powers of 1024.
+
+    >>> bytes_text(1536)
+    '1.5 KiB'
+    """
+    return _scaled(count, 1024, _BINARY)
+
+
+def count_text(count: float) -> str:
+    """Return a count in powers of 1000.
+
+    >>> count_text(11_690_000)
+    '11.7 M'
+    """
+    return _scaled(count, 1000, _DECIMAL).rstrip()
+
+
+def rate_text(per_second: float, unit: str) -> str:
+    """Return a rate.
+
+    >>> rate_text(12_345, "samples")
+    '12.3 k samples/s'
+    """
+    return f"{count_text(per_second)} {unit}/s"
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a duration with the unit that suits it.
+
+    >>> [seconds_text(s) for s in (0.00123, 12.34, 75, 7384)]
+    ['1.23 ms', '12.3 s', '1 min 15 s', '2 h 3 min']
+    """
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    if whole >= 60:
+        return f"{whole // 60} min {whole % 60} s"
+    for least, unit, factor in _SECONDS:
+        if abs(seconds) >= least:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns" if seconds else "0 s"
+
+
+def _scaled(value: float, step: int, units: tuple[str, ...]) -> str:
+    for unit in units[:-1]:
+        if abs(value) < step - 0.5:
+            return f"{value:.3g} {unit}" if abs(value) < 999.5 else f"{value:.0f} {unit}"
+        value /= step
+    return f"{value:.3g} {units[-1]}"

@@ -1,0 +1,54 @@
+"""The line that says what was found and decided, before the work starts."""
+
+from samestep.base.place import Place
+from samestep.world.compute_threads import Threads
+from samestep.world.detect import Detected
+
+
+def describe(detected: Detected, *, device: str, backend: str | None, threads: Threads) -> str:
+    """Return what was found and decided, on one line.
+
+    Args:
+        detected: the place, and who said so.
+        device: kind of device, such as ``cuda``.
+        backend: what carries the messages; None in a world of one.
+        threads: of each rank.
+
+    >>> from samestep.base.place import Place
+    >>> place = Place(rank=0, size=8, local_rank=0, local_size=4, node=0, nodes=2)
+    >>> found = Detected(place=place, launcher="slurm", job="12.0")
+    >>> describe(found, device="cuda", backend="nccl", threads=Threads(8, "as asked"))
+    '8 workers = 2 nodes x 4, slurm step 12.0, cuda, nccl, 8 threads each'
+    """
+    parts = [
+        _workers(detected.place),
+        _launcher(detected),
+        device,
+        backend or "",
+        _threads(detected, threads),
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _workers(place: Place) -> str:
+    if place.size == 1:
+        return "1 worker"
+    if place.nodes == 1:
+        return f"{place.size} workers on one node"
+    if place.size == place.nodes * place.local_size:
+        return f"{place.size} workers = {place.nodes} nodes x {place.local_size}"
+    return f"{place.size} workers on {place.nodes} nodes"
+
+
+def _launcher(detected: Detected) -> str:
+    if detected.launcher == "single":
+        return ""
+    name = f"slurm step {detected.job}" if detected.launcher == "slurm" else detected.launcher
+    return " in ".join([name, *detected.outer])
+
+
+def _threads(detected: Detected, threads: Threads) -> str:
+    count = "1 thread" if threads.count == 1 else f"{threads.count} threads"
+    each = " each" if detected.place.size > 1 else ""
+    why = f" ({threads.reason})" if threads.reason.startswith("OMP_NUM_THREADS") else ""
+    return f"{count}{each}{why}"

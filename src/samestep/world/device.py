@@ -1,0 +1,193 @@
+"""Which device a rank computes on, and which back end carries its messages.
+
+The decisions are functions of facts; `facts_here` alone looks at the machine.
+
+=========================  ========================  =========
+device                     torch's name              back end
+=========================  ========================  =========
+CPU                        cpu                       gloo
+NVIDIA GPU                 cuda                      nccl
+AMD GPU (ROCm)             cuda                      nccl (RCCL)
+Intel GPU                  xpu                       xccl
+=========================  ========================  =========
+
+Apple's GPUs (mps) have no back end: one rank may use one, several may not.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from samestep.base.errors import UsageError
+from samestep.base.place import Place
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
+_ONE_RANK_PER_DEVICE = frozenset({"nccl", "xccl"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """The accelerators this process sees.
+
+    Args:
+        kind: torch's name for them; ``cpu`` where there are none.
+        count: how many are visible.
+        uuids: what identifies each, in order; empty strings where the driver does not say.
+        label: what people call the kind, such as ``rocm``.
+    """
+
+    kind: str = "cpu"
+    count: int = 0
+    uuids: tuple[str, ...] = ()
+    label: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A device by torch's name, such as ``cuda:1``, and what identifies it."""
+
+    device: str = "cpu"
+    uuid: str = ""
+    reason: str = ""
+
+    @property
+    def kind(self) -> str:
+        """Torch's name of the kind of device."""
+        return self.device.partition(":")[0]
+
+
+def choose_device(facts: DeviceFacts, place: Place, *, asked: str | None = None) -> Choice:
+    """Return the device of a rank: the one it sees, or the one with its local rank's number.
+
+    Args:
+        facts: the accelerators this process sees.
+        place: where the rank stands.
+        asked: ``cpu``, a kind such as ``cuda``, or one device such as ``cuda:1``.
+
+    Raises:
+        UsageError: there are too few devices, or not the one asked for.
+    """
+    kind, _, index = (asked or facts.kind).partition(":")
+    if kind == "cpu":
+        return Choice(reason="as asked" if asked else "no accelerator is visible")
+    if kind == "mps" and place.size > 1:
+        raise UsageError(
+            f"device=mps cannot serve {place.size} ranks: no back end carries its tensors. Use cpu."
+        )
+    if kind != facts.kind:
+        raise UsageError(
+            f"device={asked} was asked for, but {place.describe()} sees {facts.count} {facts.label} "
+            "device(s) and no such one. Is the right build of torch installed, did the job ask for devices?"
+        )
+    if index:
+        return _asked(facts, place, int(index) if index.isdecimal() else -1)
+    if facts.count == 1:
+        return _numbered(facts, 0, "the one visible device")
+    if facts.count >= place.local_size:
+        return _numbered(facts, place.local_rank, f"local rank of {facts.count} visible devices")
+    raise UsageError(
+        f"{place.local_size} ranks on this host, but {facts.count} visible {facts.label} device(s). "
+        "Start one rank per device, let each rank see its own (srun --gpus-per-task=1), or ask for device=cpu."
+    )
+
+
+def choose_backend(kind: str, *, asked: str | None, available: Callable[[str], bool]) -> str:
+    """Return the back end for a kind of device.
+
+    Args:
+        kind: ``cpu``, ``cuda`` or ``xpu``.
+        asked: a back end by torch's name, if the caller wants a certain one.
+        available: whether this build of torch has a back end.
+
+    Raises:
+        UsageError: this build of torch does not have it, or it cannot carry such tensors.
+    """
+    backend = (asked or BACKENDS.get(kind, "")).lower()
+    if not backend:
+        raise UsageError(f"no back end carries tensors of device {kind!r}. Use one of {', '.join(BACKENDS)}.")
+    only = {carrier: carried for carried, carrier in BACKENDS.items() if carrier != "gloo"}
+    if only.get(backend, kind) != kind:
+        raise UsageError(f"backend={backend} cannot carry {kind} tensors. Use {BACKENDS.get(kind, 'gloo')}.")
+    if not available(backend):
+        raise UsageError(
+            f"this build of torch has no {backend} back end. Install one that has, or pass "
+            f"{'device=cpu' if backend == BACKENDS.get(kind) else 'backend=' + BACKENDS.get(kind, 'gloo')}."
+        )
+    return backend
+
+
+def shared_device(backend: str, uuids: Sequence[str]) -> str | None:
+    """Return why the ranks' devices cannot serve them, or None.
+
+    Args:
+        backend: the back end of the job.
+        uuids: what identifies the device of each rank, in rank order; empty where unknown.
+    """
+    if backend not in _ONE_RANK_PER_DEVICE:
+        return None
+    first: dict[str, int] = {}
+    for rank, uuid in enumerate(uuids):
+        if uuid and uuid in first:
+            return (
+                f"ranks {first[uuid]} and {rank} are on the same device ({uuid}), which {backend} refuses. "
+                "Start one rank per device, or say which rank is which on its host (LOCAL_RANK)."
+            )
+        first[uuid] = rank
+    return None
+
+
+def facts_here(asked: str | None = None) -> DeviceFacts:
+    """Return the accelerators that torch sees in this process. Opens no device.
+
+    Args:
+        asked: the kind wanted, so that nothing else need be looked for.
+    """
+    kind = (asked or "").partition(":")[0]
+    if kind == "cpu":
+        return DeviceFacts()
+    import torch
+
+    if kind in {"", "cuda"} and torch.cuda.is_available():
+        uuids = tuple(_uuid(torch.cuda.get_device_properties(i)) for i in range(torch.cuda.device_count()))
+        return DeviceFacts(
+            kind="cuda", count=len(uuids), uuids=uuids, label="rocm" if torch.version.hip else "cuda"
+        )
+    if kind in {"", "xpu"} and hasattr(torch, "xpu") and torch.xpu.is_available():
+        uuids = tuple(_uuid(torch.xpu.get_device_properties(i)) for i in range(torch.xpu.device_count()))
+        return DeviceFacts(kind="xpu", count=len(uuids), uuids=uuids, label="xpu")
+    if kind == "mps" and torch.backends.mps.is_available():
+        return DeviceFacts(kind="mps", count=1, uuids=("",), label="mps")
+    return DeviceFacts()
+
+
+def available_here(backend: str) -> bool:
+    """Return whether this build of torch has a back end."""
+    import torch.distributed as dist
+
+    return dist.is_available() and dist.is_backend_available(backend)
+
+
+def bind(device: str) -> None:
+    """Make `device` this process's current one, so that nothing lands on another by default."""
+    import torch
+
+    kind = device.partition(":")[0]
+    if kind in {"cuda", "xpu"}:
+        getattr(torch, kind).set_device(torch.device(device))
+
+
+def _asked(facts: DeviceFacts, place: Place, index: int) -> Choice:
+    if not 0 <= index < facts.count:
+        raise UsageError(
+            f"{facts.kind} device number {index} was asked for, but {place.describe()} sees {facts.count}. "
+            "Visible devices are numbered from 0."
+        )
+    return _numbered(facts, index, "as asked")
+
+
+def _numbered(facts: DeviceFacts, index: int, reason: str) -> Choice:
+    return Choice(device=f"{facts.kind}:{index}", uuid=facts.uuids[index], reason=reason)
+
+
+def _uuid(properties: object) -> str:
+    """Return a device's UUID; older versions of torch do not tell."""
+    return str(getattr(properties, "uuid", ""))

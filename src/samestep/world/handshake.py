@@ -1,0 +1,203 @@
+"""What the ranks tell each other before any process group exists.
+
+::
+
+    every rank  --- card: who I am, what I run on --->  store
+    rank 0      <-- reads the cards one by one, judges them, posts one verdict
+    every rank  <-- its seat: the place, settled, and who shares its processors
+
+So ranks that do not fit together learn why, all of them, instead of waiting inside a collective; and a
+rank that failed before it could join is named.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from threading import Event
+from time import monotonic
+from typing import Any, Protocol
+
+from samestep.base.errors import Error, PeerLost, UsageError, WorldError
+from samestep.base.place import Place
+from samestep.world.device import shared_device
+
+# Others wait this much longer than rank 0, so that they hear from it whom it waited for.
+_GRACE_S = 10.0
+
+
+class Store(Protocol):
+    """The part of torch's stores that is used here."""
+
+    def set(self, key: str, value: str) -> None:
+        """Post a value."""
+
+    def get(self, key: str) -> bytes:
+        """Return a posted value."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all keys are posted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """What one rank says about itself.
+
+    Args:
+        place: where it thinks it stands.
+        assumed: fields of `place` that its launcher did not tell.
+        host: name of its host.
+        cpus: its affinity mask.
+        versions: versions that must be equal on all ranks, by package.
+        kind: kind of its device.
+        uuid: what identifies its device; empty where unknown.
+        backend: the back end it wants.
+        error: why it cannot join; empty where it can.
+    """
+
+    place: Place
+    assumed: tuple[str, ...] = ()
+    host: str = ""
+    cpus: tuple[int, ...] = ()
+    versions: Mapping[str, str]
+    kind: str = "cpu"
+    uuid: str = ""
+    backend: str = "gloo"
+    error: str = ""
+
+    def to_json(self) -> str:
+        """Return the card as text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "Card":
+        """Return the card that `to_json` wrote."""
+        fields: dict[str, Any] = json.loads(text)
+        fields["place"] = Place(**fields["place"])
+        for name in ("assumed", "cpus"):
+            fields[name] = tuple(fields[name])
+        return cls(**fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """What one rank learns: its place, settled, and how many ranks of its host share its processors."""
+
+    place: Place
+    sharing: int = 1
+
+
+def meet(store: Store, card: Card, *, timeout_s: float) -> Seat:
+    """Return this rank's seat, once all ranks have shown their cards to rank 0.
+
+    Raises:
+        UsageError: the ranks do not fit together.
+        PeerLost: some did not come within `timeout_s`.
+        WorldError: a rank could not join; the message is its own.
+    """
+    place = card.place
+    store.set(f"card/{place.rank}", card.to_json())
+    if not place.is_main:
+        _wait(store, "verdict", timeout_s + _GRACE_S, waiting_for="rank 0's answer")
+        return _seat_from(store.get("verdict"), place)
+    try:
+        cards = _collect(store, card, timeout_s)
+        seats = judge(cards)
+    except Error as error:
+        store.set("verdict", json.dumps({"error": str(error), "code": error.exit_code}))
+        raise
+    store.set("verdict", json.dumps({"seats": [asdict(seat) for seat in seats]}))
+    return seats[0]
+
+
+def judge(cards: Sequence[Card]) -> list[Seat]:
+    """Return the seat of each rank.
+
+    Args:
+        cards: of all ranks, in rank order.
+
+    Raises:
+        UsageError: two ranks have the same device and the back end refuses that.
+    """
+    reason = shared_device(cards[0].backend, [card.uuid for card in cards])
+    if reason is not None:
+        raise UsageError(reason)
+    hosts: dict[str, list[Card]] = {}
+    for card in cards:
+        hosts.setdefault(card.host, []).append(card)
+    return [Seat(place=_settled(card, hosts), sharing=_sharing(card, hosts[card.host])) for card in cards]
+
+
+def _collect(store: Store, own: Card, timeout_s: float) -> list[Card]:
+    """Return the cards of all ranks, each checked against rank 0's as it comes in."""
+    deadline = monotonic() + timeout_s
+    cards = [own]
+    for rank in range(1, own.place.size):
+        left = deadline - monotonic()
+        _wait(store, f"card/{rank}", left, waiting_for=f"rank {rank} of {own.place.size}")
+        card = Card.from_json(store.get(f"card/{rank}"))
+        if card.error:
+            raise WorldError(f"rank {rank} on {card.host} cannot join: {card.error}")
+        _compare(own, card)
+        cards.append(card)
+    return cards
+
+
+def _compare(main: Card, other: Card) -> None:
+    pairs = {
+        "number of ranks": (main.place.size, other.place.size),
+        "kind of device": (main.kind, other.kind),
+        "back end": (main.backend, other.backend),
+        **{
+            f"version of {package}": (mine, other.versions.get(package, "none"))
+            for package, mine in main.versions.items()
+        },
+    }
+    for what, (mine, theirs) in pairs.items():
+        if mine != theirs:
+            raise UsageError(
+                f"the ranks differ in their {what}: {mine} on rank 0 ({main.host}), {theirs} on rank "
+                f"{other.place.rank} ({other.host}). Start all of them from the same environment."
+            )
+
+
+def _settled(card: Card, hosts: Mapping[str, list[Card]]) -> Place:
+    """Correct, from the host names, what the launcher did not tell."""
+    place, here = card.place, hosts[card.host]
+    if "local_rank" in card.assumed:
+        place = replace(place, local_rank=here.index(card), local_size=len(here))
+    if {"node", "nodes", "local_rank"} & {*card.assumed} and place.local_size == len(here):
+        place = replace(place, node=list(hosts).index(card.host), nodes=len(hosts))
+    return place
+
+
+def _sharing(card: Card, here: Sequence[Card]) -> int:
+    mine = set(card.cpus)
+    return max(1, sum(1 for other in here if mine.intersection(other.cpus)))
+
+
+def _seat_from(verdict: bytes, place: Place) -> Seat:
+    answer = json.loads(verdict)
+    if "error" in answer:
+        raise (UsageError if answer["code"] == UsageError.exit_code else WorldError)(answer["error"])
+    seats = answer["seats"]
+    if len(seats) != place.size:
+        raise UsageError(f"rank {place.rank} was told of {place.size} ranks, rank 0 of {len(seats)}.")
+    seat = seats[place.rank]
+    return Seat(place=Place(**seat["place"]), sharing=seat["sharing"])
+
+
+def _wait(store: Store, key: str, timeout_s: float, *, waiting_for: str) -> None:
+    """Return once `key` is posted. Asks rather than blocks, so that Ctrl-C is heard."""
+    deadline = monotonic() + timeout_s
+    pause, pause_s = Event(), 0.0005
+    try:
+        while not store.check([key]):
+            if monotonic() > deadline:
+                raise PeerLost(
+                    f"{waiting_for} did not come within {timeout_s:.0f} s. "
+                    "Did it start, and does it reach rank 0?"
+                )
+            pause.wait(pause_s)
+            pause_s = min(2 * pause_s, 0.25)
+    except RuntimeError as error:  # torch's, where the store is gone
+        raise PeerLost(f"rank 0 left while this rank waited for {waiting_for} ({error}).") from error

@@ -1,0 +1,177 @@
+"""Joining the other ranks of this job."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from socket import gethostname
+
+import torch
+import torch.distributed as dist
+
+from samestep.base import env
+from samestep.base.env import Environment
+from samestep.base.errors import Error, WorldError
+from samestep.base.machine import CpuShare, cpu_share, package_version
+from samestep.base.place import Place
+from samestep.world.banner import describe
+from samestep.world.compute_threads import Threads, threads_per_rank
+from samestep.world.current import entered
+from samestep.world.detect import Detected, detect, given
+from samestep.world.device import Choice, available_here, bind, choose_backend, choose_device, facts_here
+from samestep.world.handshake import Card, Seat, meet
+from samestep.world.process_group import ProcessGroupWorld, adopt
+from samestep.world.solo import SoloWorld
+from samestep.world.store import Store, open_store
+from samestep.world.world import World
+
+# Packages whose versions must be equal on all ranks.
+_ALIKE = ("samestep", "torch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wishes:
+    """What the caller of `join` asked for."""
+
+    backend: str | None
+    device: str | None
+    threads: int | None
+    timeout_s: float
+    place: Place | None
+    master: tuple[str, int] | None
+
+
+@contextmanager
+def join(
+    *,
+    backend: str | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    timeout_s: float = 600.0,
+    place: Place | None = None,
+    master: tuple[str, int] | None = None,
+) -> Iterator[World]:
+    """Join the other ranks of this job for the duration of a block.
+
+    The launcher is recognised from its variables; device and threads are bound before the ranks
+    connect. A process that nobody started as one of several gets a world of one, without any process
+    group. Where a process group is up already, it is used, and left alone at the end.
+
+    Args:
+        backend: ``nccl``, ``gloo``, ``xccl`` or ``mpi``, instead of the one that goes with the device.
+        device: ``cpu``, ``cuda``, ``xpu``, or one of several, such as ``cuda:1``.
+        threads: threads to compute with on each rank.
+        timeout_s: how long a rank waits for the others, in joining and in every collective.
+        place: where this rank stands, instead of what the launcher says.
+        master: host and port of rank 0, instead of what the launcher says.
+
+    Yields:
+        the world of this rank; its tensors go on ``world.device``.
+
+    Raises:
+        UsageError: the variables, the device or the back end do not allow it; all ranks raise.
+        PeerLost: some rank did not come within `timeout_s`.
+
+    Example:
+        >>> with join(device="cpu") as world:
+        ...     world.place.describe()
+        'rank 0 of 1 (local rank 0 of 1 on node 0 of 1)'
+    """
+    wishes = _Wishes(
+        backend=backend, device=device, threads=threads, timeout_s=timeout_s, place=place, master=master
+    )
+    world = adopt() if dist.is_available() and dist.is_initialized() else _joined(wishes, env.snapshot())
+    try:
+        with entered(world):
+            yield world
+    except BaseException:
+        with suppress(Exception):  # the first error is the one to hear about
+            world.close()
+        raise
+    world.close()
+
+
+def _joined(wishes: _Wishes, environment: Environment) -> World:
+    detected = detect(environment) if wishes.place is None else given(wishes.place, environment)
+    if detected.place.size == 1:
+        return _alone(wishes, environment, detected)
+    store = open_store(environment, detected, master=wishes.master, timeout_s=wishes.timeout_s)
+    cpu = cpu_share()
+    choice, backend, seat = _seated(store, wishes, detected, cpu)
+    detected = replace(detected, place=seat.place, notes=())  # what they doubted is settled
+    threads = _bind(wishes, environment, detected, choice, cpu, seat.sharing)
+    _announce(environment, detected, choice, backend, threads)
+    device = torch.device(choice.device)
+    try:
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=seat.place.rank,
+            world_size=seat.place.size,
+            timeout=timedelta(seconds=wishes.timeout_s),
+            device_id=device if backend == "nccl" else None,
+        )
+    except RuntimeError as error:
+        raise WorldError(f"{seat.place.describe()} could not connect to the others: {error}") from error
+    return ProcessGroupWorld(seat.place, device)
+
+
+def _alone(wishes: _Wishes, environment: Environment, detected: Detected) -> World:
+    choice = choose_device(facts_here(wishes.device), detected.place, asked=wishes.device)
+    threads = _bind(wishes, environment, detected, choice, cpu_share(), sharing=1)
+    if detected.notes:
+        _announce(environment, detected, choice, None, threads)
+    return SoloWorld(device=choice.device, place=detected.place)
+
+
+def _seated(store: Store, wishes: _Wishes, detected: Detected, cpu: CpuShare) -> tuple[Choice, str, Seat]:
+    """Choose device and back end, and tell the others; also where this rank cannot go on."""
+    card = Card(
+        place=detected.place,
+        assumed=detected.assumed,
+        host=gethostname(),
+        cpus=cpu.allowed,
+        versions={package: package_version(package) for package in _ALIKE},
+    )
+    try:
+        choice = choose_device(facts_here(wishes.device), detected.place, asked=wishes.device)
+        backend = choose_backend(choice.kind, asked=wishes.backend, available=available_here)
+    except Error as error:
+        store.set(f"card/{detected.place.rank}", replace(card, error=str(error)).to_json())
+        raise
+    card = replace(card, kind=choice.kind, uuid=choice.uuid, backend=backend)
+    return choice, backend, meet(store, card, timeout_s=wishes.timeout_s)
+
+
+def _bind(
+    wishes: _Wishes,
+    environment: Environment,
+    detected: Detected,
+    choice: Choice,
+    cpu: CpuShare,
+    sharing: int,
+) -> Threads:
+    """Bind this process to its device and its number of threads."""
+    threads = threads_per_rank(
+        environment,
+        cpu,
+        local_size=detected.place.local_size,
+        sharing=sharing,
+        launcher=detected.launcher,
+        asked=wishes.threads,
+    )
+    bind(choice.device)
+    if torch.get_num_threads() != threads.count:
+        torch.set_num_threads(threads.count)
+    return threads
+
+
+def _announce(
+    environment: Environment, detected: Detected, choice: Choice, backend: str | None, threads: Threads
+) -> None:
+    """Say on stderr, once, what was found and decided; `SAMESTEP_BANNER=0` keeps it quiet."""
+    if not detected.place.is_main or environment.get("SAMESTEP_BANNER") == "0":
+        return
+    line = describe(detected, device=choice.kind, backend=backend, threads=threads)
+    sys.stderr.write("".join(f"samestep: {text}\n" for text in (line, *detected.notes)))
