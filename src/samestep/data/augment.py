@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name everyone knows it by
+import torch.nn.functional as F
 from torch import Tensor
 
 from samestep.base.errors import UsageError

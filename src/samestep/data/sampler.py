@@ -35,12 +35,13 @@ class ShareBatchSampler(Sampler[list[int]]):
         return len(self.plan)
 
     def __iter__(self) -> Iterator[list[int]]:
+        # A generator, so that the pass begins with its first batch: a DataLoader with workers makes two
+        # iterators and draws from the second.
         start = self.upcoming
-        steps = self.plan.steps(start)
         self.upcoming = start.next_epoch()
         order = self.plan.order(start)
-        shares = map(self.plan.share, steps)
-        return (order[part.start : part.stop].tolist() for part in shares)
+        for part in map(self.plan.share, self.plan.steps(start)):
+            yield order[part.start : part.stop].tolist()
 
     def begin_at(self, position: Position) -> None:
         """Let the next pass begin at `position`."""

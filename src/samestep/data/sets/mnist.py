@@ -40,8 +40,8 @@ MNIST = IdxDataSet(
         ),
     },
     classes=tuple("0123456789"),
-    mean=0.1306604762738429,
-    std=0.30810780385646264,
+    mean=0.13066047627384286,
+    std=0.3081078038564627,
     folders=("mnist", ".", "MNIST/raw", "raw"),
     mirrors=(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",

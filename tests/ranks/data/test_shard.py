@@ -1,0 +1,225 @@
+"""The public helpers, on worlds of threads: steps in lockstep, nothing padded, nothing lost."""
+
+from collections import namedtuple
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+import samestep
+from samestep.base.errors import UsageError
+from samestep.data.sampler import ShareBatchSampler
+from samestep.sharding.plan import Plan
+from samestep.sharding.position import Position
+from samestep.world.solo import SoloWorld
+from samestep.world.threads import run_ranks
+
+SIZES = (1, 2, 3)
+
+
+def numbers(count):
+    return TensorDataset(torch.arange(count), torch.arange(count) * 10)
+
+
+def steps_of(loader):
+    return [batch[0].tolist() for batch in loader]
+
+
+def joined(per_rank):
+    """Return the global batches, ranks concatenated in order."""
+    return [sum(parts, []) for parts in zip(*per_rank, strict=True)]  # noqa: RUF017 - a few short lists
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_steps_are_the_same_at_any_size(size):
+    def on_each_rank(world):
+        loader = samestep.shard(numbers(22), batch_size=6, shuffle=True, seed=3, world=world)
+        return [steps_of(loader) for _ in range(2)]
+
+    serial = samestep.shard(numbers(22), batch_size=6, shuffle=True, seed=3, world=SoloWorld())
+    per_rank = run_ranks(on_each_rank, size)
+    for epoch in range(2):
+        expected = steps_of(serial)
+        assert joined([rank[epoch] for rank in per_rank]) == expected
+        assert sorted(sum(expected, [])) == list(range(22))  # noqa: RUF017
+
+
+def test_the_world_is_by_default_the_one_that_was_joined():
+    parts = run_ranks(lambda world: steps_of(samestep.shard(numbers(8), batch_size=4)), 2)
+    assert parts == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_weighted_losses_average_to_the_global_mean(size):
+    def on_each_rank(world):
+        loader = samestep.shard(numbers(22), batch_size=5, shuffle=True, world=world)
+        means = []
+        for values, _ in loader:
+            loss = values.double().mean().item() * loader.weight if len(values) else 0.0
+            means.append((world.sum(loss) / size, loader.global_count))
+        return means
+
+    expected = [
+        (values.double().mean().item(), len(values))
+        for values, _ in samestep.shard(numbers(22), batch_size=5, shuffle=True, world=SoloWorld())
+    ]
+    for means in run_ranks(on_each_rank, size):
+        assert [count for _, count in means] == [count for _, count in expected]
+        assert [mean for mean, _ in means] == pytest.approx([mean for mean, _ in expected], abs=1e-12)
+
+
+Pair = namedtuple("Pair", ["number", "name"])
+
+
+class Forms(Dataset):
+    """Samples in every form that the default collation knows."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return {"x": torch.ones(2, 3), "pair": Pair(index, str(index)), "list": [index, 0.5]}
+
+
+def test_a_rank_without_samples_gets_the_batch_in_form_but_of_length_0():
+    def last(world):
+        return list(samestep.shard(Forms(), batch_size=3, world=world))[-1]
+
+    batch = run_ranks(last, 3)[2]
+    assert batch["x"].shape == (0, 2, 3)
+    assert batch["pair"].number.shape == (0,)
+    assert len(batch["pair"].name) == 0
+    assert [part.shape for part in batch["list"]] == [(0,), (0,)]
+
+
+def test_a_run_saved_on_two_ranks_goes_on_with_three():
+    def begin(world):
+        loader = samestep.shard(numbers(22), batch_size=6, shuffle=True, seed=1, world=world)
+        for _ in zip(range(2), loader, strict=False):
+            pass
+        return loader.state_dict()
+
+    def resume(world):
+        loader = samestep.shard(numbers(22), batch_size=6, shuffle=True, world=world)
+        loader.load_state_dict(saved[0])
+        loader.set_epoch(0)  # as a loop over epochs would; it must not begin the epoch again
+        return steps_of(loader), steps_of(loader)
+
+    saved = run_ranks(begin, 2)
+    assert saved == [{"seed": 1, "epoch": 0, "samples": 12}] * 2
+    serial = samestep.shard(numbers(22), batch_size=6, shuffle=True, seed=1, world=SoloWorld())
+    first, second = steps_of(serial), steps_of(serial)
+    resumed = run_ranks(resume, 3)
+    assert joined([rank[0] for rank in resumed]) == first[2:]
+    assert joined([rank[1] for rank in resumed]) == second
+
+
+def test_each_pass_is_the_next_epoch_also_after_a_break():
+    loader = samestep.shard(numbers(30), batch_size=30, shuffle=True, world=SoloWorld())
+    passes = [next(iter(loader))[0].tolist() for _ in range(2)]
+    assert passes[0] != passes[1]
+    loader.set_epoch(0)
+    assert next(iter(loader))[0].tolist() == passes[0]
+
+
+def test_a_pass_begins_with_its_first_batch():
+    """A DataLoader with workers makes two iterators and draws from the second."""
+    sampler = ShareBatchSampler(Plan(count=4, batch_size=2), seed=0)
+    _, second = iter(sampler), iter(sampler)
+    next(second)
+    assert sampler.upcoming == Position(0, 1)
+
+
+def test_a_dataloader_keeps_its_settings():
+    def doubled(samples):
+        return torch.tensor([value for value, _ in samples]) * 2, None
+
+    serial = DataLoader(numbers(10), batch_size=4, shuffle=True, drop_last=True, collate_fn=doubled)
+    loader = samestep.shard(serial, world=SoloWorld())
+    batches = steps_of(loader)
+    assert [len(batch) for batch in batches] == [4, 4]
+    assert all(value % 2 == 0 for batch in batches for value in batch)
+    assert batches != [[0, 2, 4, 6], [8, 10, 12, 14]]
+    assert steps_of(samestep.shard(DataLoader(numbers(4), batch_size=2), world=SoloWorld())) == [
+        [0, 1],
+        [2, 3],
+    ]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+OWN_ORDER = WeightedRandomSampler([1.0] * 8, 8)
+OWN_BATCHES = BatchSampler(SequentialSampler(range(8)), 2, drop_last=False)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "says"),
+    [
+        (numbers(8), {}, "needs batch_size="),
+        (numbers(8), {"batch_size": 2}, r"global batch of 2 .* 3 workers"),
+        (Stream(), {"batch_size": 4}, "Stream has no length or no index"),
+        (DataLoader(Stream(), batch_size=4), {}, "Stream has no length or no index"),
+        (DataLoader(numbers(8), batch_size=4, sampler=OWN_ORDER), {}, "through a WeightedRandomSampler"),
+        (DataLoader(numbers(8), batch_sampler=OWN_BATCHES), {}, "batch_sampler of its own"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(data, options, says):
+    world = run_ranks(lambda world: world, 3)[0]
+    with pytest.raises(UsageError, match=says):
+        samestep.shard(data, world=world, **options)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 12])
+def test_a_sampler_for_evaluation_gives_each_sample_once(size):
+    def on_each_rank(world):
+        sampler = samestep.UnpaddedSampler(numbers(10), world=world)
+        loader = DataLoader(numbers(10), batch_size=2, sampler=sampler)
+        seen = sum(steps_of(loader), [])  # noqa: RUF017
+        assert len(seen) == len(sampler)
+        return seen
+
+    assert sum(run_ranks(on_each_rank, size), []) == list(range(10))  # noqa: RUF017
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_sampler_for_training_gives_the_share_of_each_global_batch(size):
+    def on_each_rank(world):
+        sampler = samestep.UnpaddedSampler(numbers(22), batch_size=6, shuffle=True, seed=2, world=world)
+        loader = DataLoader(numbers(22), batch_size=sampler.local_batch_size, sampler=sampler)
+        epochs = [steps_of(loader) for _ in range(2)]
+        sampler.load_state_dict(sampler.state_dict(epoch=1, steps=2))
+        return [*epochs, steps_of(loader)]
+
+    serial = samestep.shard(numbers(22), batch_size=6, shuffle=True, seed=2, world=SoloWorld())
+    first, second = steps_of(serial), steps_of(serial)
+    per_rank = run_ranks(on_each_rank, size)
+    assert [joined([rank[k] for rank in per_rank]) for k in range(3)] == [first, second, second[2:]]
+
+
+def test_the_state_after_the_last_step_is_the_next_epoch():
+    sampler = samestep.UnpaddedSampler(numbers(22), batch_size=6, world=SoloWorld())
+    assert sampler.state_dict(epoch=4, steps=4) == {"seed": 0, "epoch": 5, "samples": 0}
+
+
+def test_a_sampler_that_would_leave_ranks_out_of_step_is_refused():
+    world = run_ranks(lambda world: world, 3)[0]
+    with pytest.raises(UsageError, match=r"holds 2 of 20 samples, too few for 3 workers"):
+        samestep.UnpaddedSampler(numbers(20), batch_size=6, world=world)
+    assert len(samestep.UnpaddedSampler(numbers(20), batch_size=6, drop_last=True, world=world)) == 6
+
+
+def test_a_state_beyond_the_end_is_refused_before_anything_is_drawn():
+    loader = samestep.shard(numbers(10), batch_size=5, world=SoloWorld())
+    with pytest.raises(UsageError, match="after 11 samples"):
+        loader.load_state_dict({"seed": 0, "epoch": 0, "samples": 11})
