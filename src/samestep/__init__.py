@@ -14,15 +14,22 @@ if TYPE_CHECKING:
     from samestep.base.place import Place
     from samestep.data.sampler import UnpaddedSampler
     from samestep.data.shard import shard
+    from samestep.world.join import join
+    from samestep.world.world import World
+    from samestep.replicas.replicate import accumulate, replicate
 
 _HOMES = {
     "Error": "samestep.base.errors",
     "Place": "samestep.base.place",
     "UnpaddedSampler": "samestep.data.sampler",
+    "World": "samestep.world.world",
+    "accumulate": "samestep.replicas.replicate",
+    "join": "samestep.world.join",
+    "replicate": "samestep.replicas.replicate",
     "shard": "samestep.data.shard",
 }
 
-__all__ = ["Error", "Place", "UnpaddedSampler", "shard"]
+__all__ = ["Error", "Place", "UnpaddedSampler", "World", "accumulate", "join", "replicate", "shard"]
 
 
 def __getattr__(name: str) -> Any:

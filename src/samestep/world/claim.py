@@ -144,13 +144,13 @@ def _locals(claim: Claim, told: Mapping[str, int], *, one_host: bool) -> tuple[i
 def _half_set(claim: Claim, field: str) -> DetectionError:
     missing = " or ".join(getattr(claim.launcher, field)) or claim.launcher.layout or field
     return DetectionError(
-        f"{missing} is not set, though {claim.launcher.name} left {claim.shown()}. "
-        f"Set it on every rank, or unset the others to run as a single process."
+        f"{missing} is not set, but {claim.shown()} is (launcher: {claim.launcher.name}). Set it on every "
+        "rank, or unset the others to run as a single process."
     )
 
 
 def _contradiction(claim: Claim, what: str) -> DetectionError:
     return DetectionError(
-        f"{what}; {claim.launcher.name} left {claim.shown()}. Correct the values, or unset them and start "
+        f"{what}; found {claim.shown()} (launcher: {claim.launcher.name}). Correct the values, or unset them and start "
         "the ranks with samestep run, torchrun, srun or mpirun."
     )

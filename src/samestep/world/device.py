@@ -86,7 +86,7 @@ def choose_device(facts: DeviceFacts, place: Place, *, asked: str | None = None)
         return _numbered(facts, place.local_rank, f"local rank of {facts.count} visible devices")
     raise UsageError(
         f"{place.local_size} ranks on this host, but {facts.count} visible {facts.label} device(s). "
-        "Start one rank per device, let each rank see its own (srun --gpus-per-task=1), or ask for device=cpu."
+        "Start one rank per device, show each rank its own (srun --gpus-per-task=1), or ask for device=cpu."
     )
 
 

@@ -12,6 +12,7 @@ rank that failed before it could join is named.
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from threading import Event
 from time import monotonic
@@ -21,7 +22,8 @@ from samestep.base.errors import Error, PeerLost, UsageError, WorldError
 from samestep.base.place import Place
 from samestep.world.device import shared_device
 
-# Others wait this much longer than rank 0, so that they hear from it whom it waited for.
+# Others wait this much longer than rank 0, so that they hear from it whom it waited for; and rank 0 stays
+# this long after bad news.
 _GRACE_S = 10.0
 
 
@@ -95,18 +97,29 @@ def meet(store: Store, card: Card, *, timeout_s: float) -> Seat:
         WorldError: a rank could not join; the message is its own.
     """
     place = card.place
-    store.set(f"card/{place.rank}", card.to_json())
     if not place.is_main:
+        store.set(f"card/{place.rank}", card.to_json())
         _wait(store, "verdict", timeout_s + _GRACE_S, waiting_for="rank 0's answer")
-        return _seat_from(store.get("verdict"), place)
+        verdict = store.get("verdict")
+        store.set(f"heard/{place.rank}", "")
+        return _seat_from(verdict, place)
     try:
-        cards = _collect(store, card, timeout_s)
-        seats = judge(cards)
+        seats = judge(_collect(store, card, timeout_s))
     except Error as error:
-        store.set("verdict", json.dumps({"error": str(error), "code": error.exit_code}))
+        _refuse(store, error, place)
         raise
     store.set("verdict", json.dumps({"seats": [asdict(seat) for seat in seats]}))
     return seats[0]
+
+
+def withdraw(store: Store, card: Card, error: Error) -> None:
+    """Tell the others that this rank cannot join, and why."""
+    place = card.place
+    if place.is_main:
+        _refuse(store, WorldError(f"rank 0 on {card.host} cannot join: {error}"), place)
+        return
+    store.set(f"card/{place.rank}", replace(card, error=str(error)).to_json())
+    store.set(f"heard/{place.rank}", "")
 
 
 def judge(cards: Sequence[Card]) -> list[Seat]:
@@ -125,6 +138,14 @@ def judge(cards: Sequence[Card]) -> list[Seat]:
     for card in cards:
         hosts.setdefault(card.host, []).append(card)
     return [Seat(place=_settled(card, hosts), sharing=_sharing(card, hosts[card.host])) for card in cards]
+
+
+def _refuse(store: Store, error: Error, place: Place) -> None:
+    """Post an error as the verdict; the store ends with rank 0, so stay a while for the others to read it."""
+    store.set("verdict", json.dumps({"error": str(error), "code": error.exit_code}))
+    with suppress(PeerLost):
+        for rank in range(1, place.size):
+            _wait(store, f"heard/{rank}", _GRACE_S, waiting_for=f"rank {rank}")
 
 
 def _collect(store: Store, own: Card, timeout_s: float) -> list[Card]:

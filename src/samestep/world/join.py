@@ -20,7 +20,7 @@ from samestep.world.compute_threads import Threads, threads_per_rank
 from samestep.world.current import entered
 from samestep.world.detect import Detected, detect, given
 from samestep.world.device import Choice, available_here, bind, choose_backend, choose_device, facts_here
-from samestep.world.handshake import Card, Seat, meet
+from samestep.world.handshake import Card, Seat, meet, withdraw
 from samestep.world.process_group import ProcessGroupWorld, adopt
 from samestep.world.solo import SoloWorld
 from samestep.world.store import Store, open_store
@@ -138,7 +138,7 @@ def _seated(store: Store, wishes: _Wishes, detected: Detected, cpu: CpuShare) ->
         choice = choose_device(facts_here(wishes.device), detected.place, asked=wishes.device)
         backend = choose_backend(choice.kind, asked=wishes.backend, available=available_here)
     except Error as error:
-        store.set(f"card/{detected.place.rank}", replace(card, error=str(error)).to_json())
+        withdraw(store, card, error)
         raise
     card = replace(card, kind=choice.kind, uuid=choice.uuid, backend=backend)
     return choice, backend, meet(store, card, timeout_s=wishes.timeout_s)

@@ -86,8 +86,8 @@ def resolve(address: str, *, timeout_s: float = 10.0) -> str:
         return answers[0]
     reason = problems[0] if problems else f"no answer within {timeout_s:g} s"
     raise DetectionError(
-        f"the host of rank 0, MASTER_ADDR={address}, cannot be resolved on "
-        f"{socket.gethostname()} ({reason}). Use a name or an IP address that every node knows."
+        f"{address}, the host of rank 0, cannot be resolved on {socket.gethostname()} ({reason}). Set "
+        "MASTER_ADDR to a name or an IP address that every node knows."
     )
 
 
