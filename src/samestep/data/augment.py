@@ -34,6 +34,8 @@ class ShiftFlip:
 
     def __call__(self, images: Tensor, ids: Tensor, position: Position) -> Tensor:
         """Return the changed images; a pure function of (seed, epoch, id) for each of them."""
+        if not len(ids):
+            return images
         words = sample_words(ids, position)
         if self.shift:
             span = 2 * self.shift + 1
@@ -51,7 +53,15 @@ class ShiftFlip:
 
 def _crop(padded: Tensor, *, top: Tensor, left: Tensor, size: tuple[int, int]) -> Tensor:
     """Cut a window of `size` from each image, at (top, left)."""
-    # A view of every window there is, (n, channels, tops, lefts, height, width): picking one of each image
-    # copies whole windows, which is five times as fast as gathering pixels (measured, CPU).
-    windows = padded.unfold(2, size[0], 1).unfold(3, size[1], 1)
-    return windows[torch.arange(len(padded), device=padded.device), :, top, left]
+    n, channels, tall, wide = padded.shape
+    height, width = size
+    # Whole rows are copied, found by where they begin in the flat batch: 4 to 8 times as fast as picking
+    # pixels, or windows of an unfolded view (measured, CPU).
+    begins = [
+        torch.arange(count, device=padded.device) * step
+        for count, step in ((n, channels * tall * wide), (channels, tall * wide), (height, wide))
+    ]
+    image = begins[0] + top * wide + left  # (n,)
+    rows = image[:, None, None] + begins[1][:, None] + begins[2]  # (n, channels, height)
+    every_row = padded.flatten().unfold(0, width, 1)  # (begins, width), a view that overlaps itself
+    return every_row.index_select(0, rows.flatten()).view(n, channels, height, width)
