@@ -1,0 +1,146 @@
+"""A bucket: gradients that travel in one message, with what rides along.
+
+::
+
+    flat   | grad 0 | grad 1 | ... | used 0 | used 1 | ... | passenger |
+
+``used i`` is one where this rank has a gradient for parameter i. After the exchange it tells, without
+a message of its own, whether any rank has one: a parameter that none of them used keeps ``grad``
+None as in serial training, so that weight decay and momentum leave it alone.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from samestep.base.errors import UsageError
+from samestep.world.world import Pending, World
+
+Kind: TypeAlias = tuple[torch.dtype, torch.device]
+
+
+class Passenger(Protocol):
+    """Numbers that ride along with gradients to be averaged."""
+
+    numel: int
+
+    def load(self, slot: Tensor) -> None:
+        """Write this rank's numbers into `slot`, of shape (numel,)."""
+
+    def unload(self, slot: Tensor) -> None:
+        """Take over the means from `slot`, of shape (numel,)."""
+
+
+def average_later(world: World, flat: Tensor) -> Pending:
+    """Begin to average `flat` over the ranks, in place: the one place where gradients leave a rank.
+
+    Each rank divides before the sum, so that half precision does not overflow in it.
+    """
+    flat.div_(world.place.size)
+    return world.all_reduce_later(flat)
+
+
+class Bucket:
+    """A persistent message buffer and the parameters whose gradients it carries.
+
+    Args:
+        world: the ranks to average over.
+        parameters: by name, all of one kind; may be none where only the passenger travels.
+        kind: dtype and device of the buffer, those of `real` parameters.
+        passenger: rides behind the gradients; it must be of the same kind.
+    """
+
+    def __init__(
+        self, world: World, parameters: Mapping[str, Tensor], *, kind: Kind, passenger: Passenger | None
+    ) -> None:
+        self.has_passenger = passenger is not None
+        self._world = world
+        self._names = list(parameters)
+        self._parameters = list(parameters.values())
+        self._passenger = passenger
+        sizes = [real(parameter).numel() for parameter in self._parameters]
+        sizes += [len(sizes), passenger.numel if passenger is not None else 0]
+        dtype, device = kind
+        self._flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
+        *slots, self._used, self._seat = torch.split(self._flat, sizes)
+        self._slots = [
+            slot.view(real(parameter).shape) for slot, parameter in zip(slots, self._parameters, strict=True)
+        ]
+        self._missing: list[int] = []
+        self._pending: Pending | None = None
+
+    def send(self) -> None:
+        """Copy the gradients that are there into the buffer and begin to average it."""
+        grads, slots = self._present()
+        self._missing = [i for i, parameter in enumerate(self._parameters) if parameter.grad is None]
+        if self._missing:
+            self._used.copy_(
+                torch.tensor([float(parameter.grad is not None) for parameter in self._parameters])
+            )
+            for index in self._missing:
+                self._slots[index].zero_()
+        else:
+            self._used.fill_(1)
+        copy_all(slots, grads)
+        if self._passenger is not None:
+            self._passenger.load(self._seat)
+        self._pending = average_later(self._world, self._flat)
+
+    def wait(self) -> None:
+        """Block until the averages are in the buffer."""
+        assert self._pending is not None
+        self._pending.wait()
+        self._pending = None
+
+    def unload(self) -> None:
+        """Give the averages to the parameters."""
+        grads, slots = self._present()
+        copy_all(grads, slots)
+        # A rank that used them all need not look at the flags; to look makes it wait for its device.
+        used = self._used.tolist() if self._missing else []
+        for index in self._missing:
+            if used[index] > 0:
+                parameter = self._parameters[index]
+                parameter.grad = torch.empty_like(parameter)
+                real(parameter.grad).copy_(self._slots[index])
+        if self._passenger is not None:
+            self._passenger.unload(self._seat)
+
+    def _present(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the gradients that are there, and their slots."""
+        grads, slots = [], []
+        for name, parameter, slot in zip(self._names, self._parameters, self._slots, strict=True):
+            grad = parameter.grad
+            if grad is None:
+                continue
+            if grad.layout is not torch.strided:
+                raise sparse_gradient(name)
+            grads.append(real(grad))
+            slots.append(slot)
+        return grads, slots
+
+
+def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy each source into its target, in one call."""
+    if targets:
+        torch._foreach_copy_(targets, sources)
+
+
+def kind_of(tensor: Tensor) -> Kind:
+    """Return what tensors must have in common to travel in one bucket."""
+    return real(tensor).dtype, tensor.device
+
+
+def real(tensor: Tensor) -> Tensor:
+    """Return a complex tensor as one of real numbers; back ends cannot sum complex ones."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def sparse_gradient(name: str) -> UsageError:
+    """Return the error for a gradient that has no fixed size."""
+    return UsageError(
+        f"the gradient of {name} is sparse, which has another size on every rank and cannot be averaged "
+        "in place. Build its layer with sparse=False."
+    )

@@ -1,0 +1,31 @@
+"""The textbook: when backward is over, average one parameter after the other."""
+
+import torch
+
+from samestep.replicas.bucket import average_later, real, sparse_gradient
+from samestep.replicas.running import average_statistics
+from samestep.replicas.synchroniser import Synchroniser
+
+
+class Reference(Synchroniser):
+    """One blocking all-reduce per parameter: slow, and simple enough to be believed."""
+
+    def _exchange(self) -> None:
+        world = self._job.world
+        parameters = list(self._job.parameters.values())
+        used = torch.tensor(
+            [float(parameter.grad is not None) for parameter in parameters], device=world.device
+        )
+        world.all_reduce(used)
+        for (name, parameter), ranks in zip(self._job.parameters.items(), used.tolist(), strict=True):
+            if not ranks:
+                continue  # no rank has a gradient: it stays None, as in serial training
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            if parameter.grad.layout is not torch.strided:
+                raise sparse_gradient(name)
+            # A buffer of its own: a gradient may be strided, and collectives want contiguous memory.
+            average = real(parameter.grad).contiguous()
+            average_later(world, average).wait()
+            real(parameter.grad).copy_(average)
+        average_statistics(world, self._job.statistics)
