@@ -1,0 +1,132 @@
+"""From the flags of ``samestep run`` to a Job."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from samestep.base.errors import UsageError
+from samestep.base.machine import cpu_share
+from samestep.launch.accelerators import workers_per_node
+from samestep.launch.job import Kind, Logs, Nodes, Program, Std
+from samestep.launch.output import check_writable
+
+DEFAULT_PORT = 29500
+"""torchrun's, for several nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """The flags that say how several nodes meet, as given."""
+
+    nnodes: str = "1"
+    node_rank: int | None = None
+    master_addr: str = ""
+    master_port: int | None = None
+    backend: str = ""
+    endpoint: str = ""
+    options: str = ""
+    standalone: bool = False
+
+
+def program(target: str, args: list[str], *, module: bool, no_python: bool) -> Program:
+    """Return the program to run.
+
+    Raises:
+        UsageError: there is none such.
+    """
+    if module and no_python:
+        raise UsageError("-m runs a Python module and --no-python an executable: give one of the two.")
+    kind: Kind = "module" if module else "executable" if no_python else "script"
+    if kind == "script" and not Path(target).is_file():
+        what = "is a folder" if Path(target).is_dir() else "does not exist"
+        raise UsageError(
+            f"{target} {what}. Give the path of a Python script, -m MODULE, or --no-python COMMAND."
+        )
+    if kind == "executable" and shutil.which(target) is None:
+        raise UsageError(f"{target} is not an executable on the PATH, nor the path of one.")
+    return Program(target=target, kind=kind, args=tuple(args))
+
+
+def per_node(text: str | None) -> int | None:
+    """Read ``--nproc-per-node``."""
+    return None if text is None else workers_per_node(text, cpus=cpu_share().usable)
+
+
+def logs(folder: Path | None, redirects: str, tee: str) -> Logs:
+    """Return where output goes, with the folder made."""
+    chosen = Logs(folder=folder, redirects=Std.parse("--redirects", redirects), tee=Std.parse("--tee", tee))
+    check_writable(chosen)
+    return chosen
+
+
+def nodes(meeting: Meeting) -> Nodes:
+    """Return how the nodes meet.
+
+    Raises:
+        UsageError: the flags contradict each other, or ask for what is not there.
+    """
+    count = _node_count(meeting.nnodes)
+    if meeting.standalone and count > 1:
+        raise UsageError(f"--standalone is a job on this node alone, but --nnodes is {count}.")
+    if count == 1:
+        return Nodes()
+    options = _options(meeting.options)
+    if meeting.backend not in ("", "static", "c10d"):
+        raise UsageError(f"--rdzv-backend {meeting.backend} is not supported. Use c10d or static.")
+    if meeting.backend == "c10d":
+        return Nodes(
+            count=count,
+            rank=meeting.node_rank,
+            backend="c10d",
+            endpoint=_with_port(meeting.endpoint or _address(meeting)),
+            options=options,
+        )
+    return Nodes(
+        count=count,
+        rank=meeting.node_rank,
+        endpoint=_with_port(_address(meeting) or meeting.endpoint),
+        options=options,
+    )
+
+
+def master(meeting: Meeting) -> tuple[str, int] | None:
+    """Return where the ranks meet under another launcher, if the flags say."""
+    if not meeting.master_addr:
+        return None
+    return meeting.master_addr, meeting.master_port or DEFAULT_PORT
+
+
+def _node_count(text: str) -> int:
+    low, colon, high = text.partition(":")
+    try:
+        least, most = int(low), int(high if colon else low)
+    except ValueError:
+        raise UsageError(f"--nnodes {text!r} is not a number of nodes.") from None
+    if least != most:
+        raise UsageError(
+            f"--nnodes {text}: a number of nodes that changes during the run is not supported yet. "
+            "Give one number."
+        )
+    return least
+
+
+def _address(meeting: Meeting) -> str:
+    if not meeting.master_addr:
+        return ""
+    return f"{meeting.master_addr}:{meeting.master_port or DEFAULT_PORT}"
+
+
+def _with_port(endpoint: str) -> str:
+    host, colon, port = endpoint.rpartition(":")
+    if not endpoint or (colon and port.isdecimal() and host):
+        return endpoint
+    return f"{endpoint}:{DEFAULT_PORT}"
+
+
+def _options(text: str) -> Mapping[str, str]:
+    pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
+    wrong = ["".join(pair) for pair in pairs if not (pair[0].strip() and pair[1])]
+    if wrong:
+        raise UsageError(f"--rdzv-conf {text!r}: {wrong[0]!r} is not of the form name=value.")
+    return {name.strip(): value.strip() for name, _, value in pairs}

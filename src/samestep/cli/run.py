@@ -1,0 +1,161 @@
+"""``samestep run``: a program on N workers."""
+
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from samestep.base import env
+from samestep.base.errors import UsageError
+from samestep.cli import job_flags
+from samestep.cli.job_flags import Meeting
+from samestep.cli.running import act, banner, decide, tell
+from samestep.cli.running import dry_run as dry_run_of
+from samestep.launch.hosting import leave
+from samestep.launch.job import Job
+from samestep.launch.plan import Join
+
+SETTINGS: Mapping[str, Any] = {
+    # What stands behind the program is the program's, whatever it looks like.
+    "allow_interspersed_args": False,
+    # torchrun takes its flags with dashes and with underscores.
+    "token_normalize_func": lambda token: token.replace("_", "-") if token.startswith("--") else token,
+}
+
+_JOB, _NODES, _OUTPUT = "Workers", "Several nodes (torchrun's flags)", "Output"
+
+
+def run(
+    target: Annotated[
+        str, typer.Argument(metavar="PROGRAM", help="A script, or what -m or --no-python say.")
+    ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGS]...", help="Handed to the program untouched.")
+    ] = None,
+    *,
+    workers: Annotated[
+        int | None,
+        typer.Option("-n", metavar="N", help="Workers in total, on all nodes.", rich_help_panel=_JOB),
+    ] = None,
+    nproc_per_node: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K", help="Workers on each node: a number, gpu, cpu, auto.", rich_help_panel=_JOB
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(metavar="T", help="Compute threads of each worker.", rich_help_panel=_JOB)
+    ] = None,
+    max_restarts: Annotated[
+        int, typer.Option(help="How often all workers start afresh after one failed.", rich_help_panel=_JOB)
+    ] = 0,
+    mode: Annotated[
+        str,
+        typer.Option(
+            help="auto: look at the script; native: start it N times whatever it is.", rich_help_panel=_JOB
+        ),
+    ] = "auto",
+    module: Annotated[bool, typer.Option("-m", "--module", help="PROGRAM is a Python module.")] = False,
+    no_python: Annotated[bool, typer.Option("--no-python", help="PROGRAM is any executable.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done.")] = False,
+    log_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep each worker's output there.", rich_help_panel=_OUTPUT),
+    ] = None,
+    redirects: Annotated[
+        str,
+        typer.Option(
+            "-r",
+            "--redirects",
+            help="Streams to files only: 1 stdout, 2 stderr, 3 both, or RANK:S,..",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = "0",
+    tee: Annotated[
+        str,
+        typer.Option(
+            "-t",
+            "--tee",
+            help="Streams to files and, prefixed with the rank, to the console.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = "0",
+    nnodes: Annotated[str, typer.Option(help="Number of nodes.", rich_help_panel=_NODES)] = "1",
+    node_rank: Annotated[
+        int | None, typer.Option(help="Which node this is, from 0.", rich_help_panel=_NODES)
+    ] = None,
+    master_addr: Annotated[
+        str, typer.Option(help="A host name or address of node 0.", rich_help_panel=_NODES)
+    ] = "",
+    master_port: Annotated[
+        int | None, typer.Option(help="A free port on it.", rich_help_panel=_NODES)
+    ] = None,
+    rdzv_backend: Annotated[
+        str, typer.Option(help="static (the flags above) or c10d.", rich_help_panel=_NODES)
+    ] = "",
+    rdzv_endpoint: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where c10d meets.", rich_help_panel=_NODES)
+    ] = "",
+    rdzv_id: Annotated[str, typer.Option(help="Names the run.", rich_help_panel=_NODES)] = "",
+    rdzv_conf: Annotated[
+        str, typer.Option(metavar="K=V,..", help="Options of the rendezvous.", rich_help_panel=_NODES)
+    ] = "",
+    standalone: Annotated[
+        bool, typer.Option("--standalone", help="This node alone (the default).", rich_help_panel=_NODES)
+    ] = False,
+    role: Annotated[str, typer.Option(help="Told to the workers.", rich_help_panel=_NODES)] = "default",
+    monitor_interval: Annotated[
+        float, typer.Option(help="Seconds between two looks at the other nodes.", rich_help_panel=_NODES)
+    ] = 0.1,
+) -> None:
+    """Run a program on N workers.
+
+    A script that sets up torch.distributed (or uses Accelerate, Lightning, samestep.join, ...) runs as it
+    would under torchrun; one that starts its own workers is started once. Under srun, mpirun or torchrun the
+    launcher's tasks are the workers.
+    """
+    meeting = Meeting(
+        nnodes=nnodes,
+        node_rank=node_rank,
+        master_addr=master_addr,
+        master_port=master_port,
+        backend=rdzv_backend,
+        endpoint=rdzv_endpoint,
+        options=rdzv_conf,
+        standalone=standalone,
+    )
+    job = Job(
+        program=job_flags.program(target, arguments or [], module=module, no_python=no_python),
+        workers=workers,
+        per_node=job_flags.per_node(nproc_per_node),
+        nodes=job_flags.nodes(meeting),
+        max_restarts=max_restarts,
+        logs=job_flags.logs(log_dir, redirects, tee),
+        run_id=rdzv_id or ("none" if nnodes != "1" else uuid.uuid4().hex[:8]),
+        role=role,
+        monitor_interval_s=monitor_interval,
+    )
+    decision = decide(
+        job,
+        mode=_checked(mode),
+        threads=threads,
+        master=job_flags.master(meeting),
+        environment=env.snapshot(),
+    )
+    if dry_run:
+        print("\n".join(dry_run_of(decision)))
+        return
+    if not isinstance(decision.plan, Join) or decision.plan.place.is_main:
+        for line in banner(decision):
+            tell(line)
+    code = act(decision)
+    # The interpreter would take 0.4 s to take torch apart.
+    leave(code)
+
+
+def _checked(mode: str) -> str:
+    if mode not in ("auto", "native"):
+        raise UsageError(f"--mode {mode!r} is neither auto nor native.")
+    return mode

@@ -1,0 +1,243 @@
+"""What ``samestep run`` decides about a job, says about it, and then does."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+from samestep.base import env
+from samestep.base.errors import UsageError, WorkerFailed
+from samestep.base.machine import cpu_share
+from samestep.launch.forking import fork_is_safe
+from samestep.launch.hosting import host, leave
+from samestep.launch.job import Job, Program
+from samestep.launch.plan import Join, Plan, Spawn, plan
+from samestep.launch.programs import become, has_met
+from samestep.launch.supervisor import Outcome
+from samestep.launch.variables import joined_variables
+from samestep.source.modules import source_of
+from samestep.source.recognise import Recognised, recognise
+from samestep.world.compute_threads import Threads, threads_per_rank
+from samestep.world.detect import Detected, detect
+from samestep.world.rendezvous import choose
+
+SILENT_COPIES = (
+    "{size} workers ran to their end and none ever met another: {size} silent copies of one run. "
+    "Have the script join its peers (`with samestep.join() as world:` or init_process_group), run it with "
+    "-n 1, or say --mode native if copies are meant."
+)
+_HELP_FLAGS = {"-h", "--help", "--version", "--usage"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Everything about a run that is settled before it starts.
+
+    Args:
+        job: what was asked for.
+        plan: who starts whom.
+        found: who started this process.
+        script: what the script is; None for an executable, or where the user says what it is.
+        threads: compute threads of each worker; None where the program brings its own workers.
+        guarded: whether workers that never meet are an error.
+    """
+
+    job: Job
+    plan: Plan
+    found: Detected
+    script: Recognised | None
+    threads: Threads | None
+    guarded: bool
+
+    @property
+    def size(self) -> int:
+        """Workers in total."""
+        return self.plan.place.size if isinstance(self.plan, Join) else self.plan.size
+
+    @property
+    def alone(self) -> bool:
+        """Whether the program starts its own workers."""
+        return self.script is not None and self.script.kind == "spawns"
+
+
+def decide(
+    job: Job,
+    *,
+    mode: str,
+    threads: int | None,
+    master: tuple[str, int] | None,
+    environment: Mapping[str, str],
+) -> Decision:
+    """Settle how `job` runs; nothing is started and torch is not imported.
+
+    Args:
+        job: what to run.
+        mode: ``auto`` to look at the script, ``native`` to start it on every worker whatever it is.
+        threads: compute threads of each worker, if the user said.
+        master: where the ranks meet, if the user said.
+        environment: this process's variables.
+
+    Raises:
+        UsageError: it cannot run like this; the message says why and what to do.
+    """
+    found = detect(environment)
+    if found.place.size > 1 and job.nodes.count == 1:
+        host_of_all, port = choose(found, master=master)
+        found = replace(found, master_addr=host_of_all, master_port=port)
+    settled = plan(job, found)
+    script = _look_at(job.program) if mode == "auto" and job.program.kind != "executable" else None
+    decision = Decision(
+        job=job,
+        plan=settled,
+        found=found,
+        script=script,
+        threads=None,
+        guarded=script is not None and not _HELP_FLAGS & set(job.program.args),
+    )
+    if decision.size > 1 and script is not None and script.kind == "serial":
+        raise UsageError(_refusal(job.program, decision.size))
+    if decision.alone:
+        return decision
+    return replace(decision, threads=_threads(settled, found, environment, threads))
+
+
+def banner(decision: Decision) -> list[str]:
+    """Return the two lines that say what was found and decided."""
+    each = "" if decision.threads is None else f", {_counted(decision.threads.count, 'thread')} each"
+    if isinstance(decision.plan, Join):
+        where = f"started by {decision.found.launcher}"
+    elif decision.plan.nodes.count > 1:
+        where = f"= {decision.plan.nodes.count} nodes x {decision.plan.local}"
+    else:
+        where = "on this node"
+    notes = list(decision.found.notes)
+    return [f"{_counted(decision.size, 'worker')} {where}{each}", *notes, _what(decision)]
+
+
+def dry_run(decision: Decision) -> list[str]:
+    """Return the whole decision as lines."""
+    job = decision.job
+    lines = [decision.plan.describe(), f"program: {' '.join(job.program.command(sys.executable))}"]
+    if decision.threads is not None:
+        lines.append(f"threads: {decision.threads.count} each ({decision.threads.reason})")
+    lines.append(f"script: {_what(decision)}")
+    if job.max_restarts:
+        lines.append(f"restarts: up to {job.max_restarts}, each with a fresh store and port")
+    if job.logs.folder is not None:
+        lines.append(f"logs: {job.logs.folder / job.run_id}/attempt_K/LOCAL_RANK/{{stdout,stderr}}.log")
+    return lines
+
+
+def act(decision: Decision) -> int:
+    """Run the job to its end and return the exit code of the run."""
+    if decision.threads is not None:
+        # Read when torch and NumPy are loaded, here or in a fresh interpreter.
+        env.export({"OMP_NUM_THREADS": str(decision.threads.count)})
+    if isinstance(decision.plan, Join):
+        _run_here(decision, decision.plan)
+    outcome = _spawn(decision, decision.plan)
+    if outcome.interrupted_by:
+        tell(f"ended by signal {outcome.interrupted_by}; all workers were stopped.")
+        return 128 + outcome.interrupted_by
+    if outcome.silent_copies and decision.guarded and not decision.alone:
+        raise WorkerFailed(SILENT_COPIES.format(size=decision.size))
+    return outcome.cause.code if outcome.cause else 0
+
+
+def tell(text: str) -> None:
+    """Say something on stderr; stdout is the program's."""
+    print(f"samestep: {text}", file=sys.stderr, flush=True)
+
+
+def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
+    def ended(outcome: Outcome, restarts_left: int) -> None:
+        if outcome.cause is None:
+            return
+        sys.stderr.write(outcome.cause.traceback)
+        others = "the others were stopped" if decision.size > 1 and not decision.alone else "the run is over"
+        again = f"; starting afresh, {restarts_left} more time(s) allowed" if restarts_left else ""
+        tell(f"{outcome.cause.describe(decision.size)}; {others}{again}.")
+
+    job = decision.job
+    hosted = job.program.kind != "executable" and fork_is_safe()
+    if hosted:
+        _import_once()
+    if spawn.nodes.count > 1:
+        from samestep.launch.backends import nodes
+
+        return nodes.run(job, local=spawn.local, nodes=spawn.nodes, tell=ended, hosted=hosted)
+    from samestep.launch.backends import local
+
+    count = 1 if decision.alone else spawn.local
+    return local.run(job, local=count, tell=ended, hosted=hosted, alone=decision.alone)
+
+
+def _import_once() -> None:
+    """Load what every worker needs before they are forked; nothing is computed here.
+
+    A process that has run a tensor operation in threads must not be forked: its children would wait for
+    threads that they do not have.
+    """
+    import torch.distributed  # noqa: F401
+
+
+def _run_here(decision: Decision, join: Join) -> NoReturn:
+    """Be the worker that the launcher started."""
+    program, place = decision.job.program, join.place
+    env.export(joined_variables(place, join.master if place.size > 1 else None))
+    ending = become(program).ending if program.kind == "executable" else host(program)
+    sys.stderr.write(ending.traceback)
+    if ending.exit_code == 0 and decision.guarded and not has_met(place.size):
+        tell(f"error: {SILENT_COPIES.format(size=place.size)}")
+        leave(1)
+    leave(ending.exit_code)
+
+
+def _look_at(program: Program) -> Recognised:
+    if program.kind == "script":
+        return recognise(Path(program.target))
+    here = str(Path.cwd())
+    file = source_of(program.target, [here, *sys.path[1:]])
+    return Recognised("native") if file is None else recognise(file, root=Path(here))
+
+
+def _threads(settled: Plan, found: Detected, environment: Mapping[str, str], asked: int | None) -> Threads:
+    cpu = cpu_share()
+    if isinstance(settled, Spawn):
+        local = sharing = settled.local
+    else:
+        local = settled.place.local_size
+        # A launcher that leaves each task all processors has bound none of them.
+        sharing = local if len(cpu.allowed) == cpu.machine else 1
+    return threads_per_rank(
+        environment, cpu, local_size=local, sharing=sharing, launcher=found.launcher, asked=asked
+    )
+
+
+def _what(decision: Decision) -> str:
+    target, script = decision.job.program.target, decision.script
+    if decision.job.program.kind == "executable":
+        return f"{target} runs on each, with torchrun's variables"
+    if script is None:
+        return f"{target} runs on each, as --mode native says"
+    if script.kind == "spawns":
+        return f"{target} starts its own workers ({script.evidence}): started once, and left to it"
+    if script.kind == "serial":
+        return f"{target} is a serial script"
+    why = f" ({script.evidence})" if script.evidence else ""
+    return f"{target} joins its peers itself{why}: it runs as under torchrun"
+
+
+def _refusal(program: Program, size: int) -> str:
+    return (
+        f"{program.target} is a serial script: nothing in it, or in the modules beside it, joins other "
+        f"workers: {size} of them would be {size} silent copies of one run. Run it with -n 1; or have it join "
+        "(`with samestep.join() as world:`, or torch.distributed.init_process_group) and share out its data; "
+        "or say --mode native if it does so in a way that cannot be seen. A later release runs serial scripts "
+        "data-parallel as they are."
+    )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

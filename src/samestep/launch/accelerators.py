@@ -1,0 +1,56 @@
+"""How many accelerators this node has, without touching one.
+
+A process that has opened a device must not be forked, so another one is asked.
+"""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from samestep.base.errors import UsageError
+
+_QUESTION = "import torch; print(torch.accelerator.device_count() if torch.accelerator.is_available() else 0)"
+_DEVICE_FILES = ("nvidia[0-9]*", "kfd", "dri/renderD*", "dxg")
+
+
+def accelerator_count(dev: Path = Path("/dev")) -> int:
+    """Return the accelerators that torch would find here; 0 at once where there is no device file."""
+    if sys.platform == "linux" and not any(any(dev.glob(pattern)) for pattern in _DEVICE_FILES):
+        return 0
+    return _ask(_QUESTION)
+
+
+def workers_per_node(text: str, *, cpus: int, accelerators: int | None = None) -> int:
+    """Read ``--nproc-per-node``: a number, ``gpu`` (one per accelerator), ``cpu``, or ``auto``.
+
+    Args:
+        text: as given.
+        cpus: processors that this node can use.
+        accelerators: accelerators of this node; counted if None and needed.
+
+    Raises:
+        UsageError: it is none of these, or ``gpu`` where there is none.
+    """
+    if text == "cpu":
+        return cpus
+    if text in ("gpu", "auto"):
+        found = accelerator_count() if accelerators is None else accelerators
+        if not found and text == "gpu":
+            raise UsageError(
+                "--nproc-per-node gpu: torch finds no accelerator on this node. Give a number, or cpu."
+            )
+        return found or cpus
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(
+            f"--nproc-per-node {text!r} is neither a number nor one of gpu, cpu, auto."
+        ) from None
+
+
+def _ask(question: str) -> int:
+    command: Sequence[str] = (sys.executable, "-c", question)
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    words = answer.stdout.split()
+    return int(words[-1]) if answer.returncode == 0 and words and words[-1].isdecimal() else 0

@@ -1,0 +1,106 @@
+"""All workers on this node, forked from this process."""
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from samestep.base.place import Place
+from samestep.launch import output
+from samestep.launch.job import STDERR, STDOUT, Job
+from samestep.launch.orphans import adopt_orphans
+from samestep.launch.programs import entry_of
+from samestep.launch.supervisor import Outcome, signals_noted, supervise
+from samestep.launch.variables import Round, worker_variables
+from samestep.launch.workers import Start, Workers
+
+LOOPBACK = "127.0.0.1"
+
+Tell = Callable[[Outcome, int], None]
+"""Told how a round ended and how many more are allowed."""
+
+
+def run(job: Job, *, local: int, tell: Tell, hosted: bool = True, alone: bool = False) -> Outcome:
+    """Run `job` on `local` workers to its end, with fresh ones after a failure if the job allows it.
+
+    Args:
+        job: what to run.
+        local: number of workers.
+        tell: told how each round ended.
+        hosted: whether Python programs run in forked workers or in fresh interpreters.
+        alone: start the one worker without a launcher's variables: it starts the others itself.
+    """
+    adopt_orphans()
+    entry = entry_of(job.program, hosted=hosted)
+    with signals_noted() as signals:
+        for restarts in range(job.max_restarts + 1):
+            with reserved_port() as port:
+                this = Round(
+                    run_id=job.run_id,
+                    restarts=restarts,
+                    max_restarts=job.max_restarts,
+                    master=(LOOPBACK, port),
+                    role=job.role,
+                )
+                workers = Workers(wakeup=signals.wakeup)
+                workers.start(
+                    [] if signals.received else starts(job, places(local), this, alone=alone), entry
+                )
+                outcome = supervise(workers, signals, grace_s=job.grace_s)
+                workers.close()
+            tell(outcome, job.max_restarts - restarts)
+            if outcome.cause is None:
+                break
+    return outcome
+
+
+def starts(job: Job, here: list[Place], this: Round, *, alone: bool = False) -> list[Start]:
+    """Return what each worker of this node is started with, its output opened."""
+    return [
+        Start(
+            place=place,
+            variables={} if alone else worker_variables(place, this),
+            streams=_streams(job, place, this.restarts),
+        )
+        for place in here
+    ]
+
+
+def places(local: int, *, node: int = 0, nodes: int = 1) -> list[Place]:
+    """Return the places of this node's workers where all nodes have as many."""
+    return [
+        Place(
+            rank=node * local + local_rank,
+            size=nodes * local,
+            local_rank=local_rank,
+            local_size=local,
+            node=node,
+            nodes=nodes,
+            launcher="samestep",
+        )
+        for local_rank in range(local)
+    ]
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """Hold a free port for rank 0 to listen on, so that nobody else is given it before.
+
+    A socket that is bound but does not listen keeps others from being handed its port, and lets one that
+    allows sharing the address (as torch's store does) listen there. Each round has a port, and so a
+    store, of its own: keys of a dead round mislead the next.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((LOOPBACK, 0))
+        yield holder.getsockname()[1]
+
+
+def _streams(job: Job, place: Place, restarts: int) -> list[output.Stream]:
+    folder = output.log_folder(job.logs, job.run_id, restarts=restarts, local_rank=place.local_rank)
+    routes = {
+        number: output.route(job.logs, folder, stream=number, rank=place.rank, local_rank=place.local_rank)
+        for number in (STDOUT, STDERR)
+    }
+    return [
+        output.Stream.open(number, target) for number, target in routes.items() if target != output.Route()
+    ]

@@ -1,0 +1,178 @@
+"""Workers on several nodes, a launcher on each: torch's elastic agent agrees on ranks and rounds.
+
+The agent's rendezvous and restart logic are torch's; the processes are ours, so that they start, fail and
+end on several nodes exactly as they do on one.
+"""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    SimpleElasticAgent,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous import registry as rendezvous
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from samestep.base import env
+from samestep.base.errors import WorldError
+from samestep.base.place import Place
+from samestep.launch.backends.local import Tell, starts
+from samestep.launch.job import Job, Nodes
+from samestep.launch.orphans import adopt_orphans
+from samestep.launch.programs import entry_of
+from samestep.launch.supervisor import Outcome, Signals, conclude, signals_noted
+from samestep.launch.variables import Round
+from samestep.launch.workers import HANDLED_SIGNALS, Workers
+from samestep.world.rendezvous import resolve
+
+
+def run(job: Job, *, local: int, nodes: Nodes, tell: Tell, hosted: bool = True) -> Outcome:
+    """Run `job` on `local` workers here and as many on each other node, to its end.
+
+    Args:
+        job: what to run.
+        local: workers on this node.
+        nodes: where this node meets the others.
+        tell: told how each round ended.
+        hosted: whether Python programs run in forked workers or in fresh interpreters.
+
+    Raises:
+        DetectionError: the host where the nodes meet is unknown here.
+        WorldError: the nodes did not find each other.
+    """
+    host, _ = parse_rendezvous_endpoint(nodes.endpoint, default_port=-1)
+    resolve(host)
+    # Each round gets a fresh store on a new port: keys of a dead round mislead the next.
+    env.export({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+    adopt_orphans()
+    with signals_noted() as signals:
+        agent = _Agent(_specification(job, local, nodes), job=job, signals=signals, tell=tell, hosted=hosted)
+        try:
+            agent.run()
+        except SignalException as interrupt:
+            return Outcome(interrupted_by=interrupt.sigval)
+        except (RuntimeError, ConnectionError, TimeoutError) as error:
+            raise WorldError(
+                f"the {nodes.count} nodes did not meet at {nodes.endpoint} ({nodes.backend}): {error} "
+                "Start the launcher on every node, with the same address."
+            ) from error
+    return agent.outcome
+
+
+def _specification(job: Job, local: int, nodes: Nodes) -> WorkerSpec:
+    options: dict[str, Any] = dict(nodes.options)
+    if nodes.backend == "static":
+        options["rank"] = nodes.rank
+    elif nodes.rank is not None:
+        # Several launchers on one host would each take themselves for the one that serves the store.
+        options.setdefault("is_host", nodes.rank == 0)
+    parameters = RendezvousParameters(
+        backend=nodes.backend,
+        endpoint=nodes.endpoint,
+        run_id=job.run_id,
+        min_nodes=nodes.count,
+        max_nodes=nodes.count,
+        **options,
+    )
+    return WorkerSpec(
+        role=job.role,
+        local_world_size=local,
+        entrypoint=job.program.target,
+        rdzv_handler=rendezvous.get_rendezvous_handler(parameters),
+        max_restarts=job.max_restarts,
+        monitor_interval=job.monitor_interval_s,
+    )
+
+
+class _Agent(SimpleElasticAgent):
+    """torch's agent, with `Workers` as its worker processes."""
+
+    def __init__(self, spec: WorkerSpec, *, job: Job, signals: Signals, tell: Tell, hosted: bool) -> None:
+        super().__init__(spec)
+        self.outcome = Outcome()
+        self._job = job
+        self._signals = signals
+        self._tell = tell
+        self._entry = entry_of(job.program, hosted=hosted)
+        self._workers: Workers | None = None
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        # Waiting for the other nodes happens in C++, where a noted signal would wait as long.
+        with _signals_by_default():
+            super()._rendezvous(worker_group)
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        spec = worker_group.spec
+        restarts = spec.max_restarts - self._remaining_restarts
+        met: Any = worker_group  # torch annotates what the rendezvous has filled in as None
+        this = Round(
+            run_id=self._job.run_id,
+            restarts=restarts,
+            max_restarts=spec.max_restarts,
+            master=(met.master_addr, met.master_port),
+            store_is_served=spec.rdzv_handler.use_agent_store,
+            role=self._job.role,
+        )
+        here = [
+            Place(
+                rank=worker.global_rank,
+                size=worker.world_size,
+                local_rank=worker.local_rank,
+                local_size=spec.local_world_size,
+                node=met.group_rank,
+                nodes=met.group_world_size,
+                launcher="samestep",
+            )
+            for worker in worker_group.workers
+        ]
+        self._workers = Workers(wakeup=self._signals.wakeup)
+        self._workers.start(starts(self._job, here, this), self._entry)
+        return {worker.start.place.local_rank: worker.pid for worker in self._workers.all}
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:  # noqa: ARG002 - torch's signature
+        workers = self._workers
+        if workers is None:
+            return RunResult(state=WorkerState.INIT)
+        workers.wait(0)
+        if workers.running and not workers.failures and not self._signals.received:
+            return RunResult(state=WorkerState.HEALTHY)
+        self.outcome = conclude(workers, self._signals, grace_s=self._job.grace_s)
+        self._end_round()
+        if number := self.outcome.interrupted_by:
+            raise SignalException("the launcher was asked to end", sigval=signal.Signals(number))
+        self._tell(self.outcome, self._remaining_restarts)
+        return RunResult(state=WorkerState.FAILED if self.outcome.cause else WorkerState.SUCCEEDED)
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002 - torch's signature
+        self._shutdown()
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:  # noqa: ARG002
+        if self._workers is not None:
+            self._workers.stop(death_sig, grace_s=self._job.grace_s)
+            self._end_round()
+
+    def _end_round(self) -> None:
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
+
+
+@contextmanager
+def _signals_by_default() -> Iterator[None]:
+    noted = {number: signal.getsignal(number) for number in HANDLED_SIGNALS}
+    for number, handler in noted.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in noted.items():
+            signal.signal(number, handler)

@@ -1,0 +1,150 @@
+"""Runs a program as ``__main__`` in this very process, as a fresh interpreter would.
+
+A worker forked from the launcher has torch imported already; what must not show is everything else
+about its origin: ``sys.argv``, ``sys.path[0]`` and ``__main__`` are the program's own (multiprocessing
+finds it by ``__spec__`` and ``__file__``), and a traceback begins at the user's first frame.
+"""
+
+import atexit
+import importlib.util
+import io
+import os
+import sys
+import threading
+from contextlib import redirect_stderr, suppress
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import NoReturn
+
+from samestep.base.errors import Error
+from samestep.launch.job import Program
+
+INTERRUPTED = 130
+"""The exit code of a program that Ctrl-C ended, as a shell counts it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a hosted program ended.
+
+    Args:
+        exit_code: what a fresh interpreter would have exited with.
+        error: name of the exception's class that ended it; empty for a normal end or `sys.exit`.
+        message: the exception's text.
+        traceback: as Python would have printed it.
+    """
+
+    exit_code: int = 0
+    error: str = ""
+    message: str = ""
+    traceback: str = ""
+
+
+def host(program: Program) -> Ending:
+    """Run a script or module to its end and say how it ended; nothing is printed about an error."""
+    try:
+        module, code = _main_module(program)
+        sys.modules["__main__"] = module
+        exec(code, module.__dict__)  # noqa: S102 - running the user's program is the point
+    except SystemExit as stop:
+        return _exited(stop)
+    except BaseException as error:  # noqa: BLE001 - told to the launcher, whatever it is
+        return told(error)
+    return Ending()
+
+
+def leave(exit_code: int) -> NoReturn:
+    """End this process as the interpreter would, but for the tear-down of its modules.
+
+    Threads are waited for, atexit handlers run and streams are flushed: TensorBoard and wandb lose
+    nothing. The rest takes 0.4 s with torch loaded and frees what the system frees anyway.
+    """
+    with suppress(Exception):
+        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing does
+    atexit._run_exitfuncs()  # noqa: SLF001 - there is no public spelling
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    os._exit(exit_code & 0xFF)
+
+
+def told(error: BaseException) -> Ending:
+    """Return how an exception ends a program, with the report that Python (or a hook of its) prints."""
+    text = io.StringIO()
+    visible = _user_frames(error.__traceback__)
+    with redirect_stderr(text):
+        sys.excepthook(type(error), error.with_traceback(visible), visible)
+    code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+    return Ending(exit_code=code, error=type(error).__name__, message=str(error), traceback=text.getvalue())
+
+
+def _exited(stop: SystemExit) -> Ending:
+    """Return what `sys.exit` asked for: a number is the code, any other value is printed."""
+    if stop.code is None or isinstance(stop.code, int):
+        return Ending(exit_code=stop.code or 0)
+    return Ending(exit_code=1, error="SystemExit", message=str(stop.code), traceback=f"{stop.code}\n")
+
+
+def _user_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Drop this file's frames, and the import machinery's below them, from the top of a traceback."""
+    own = {__file__, "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>"}
+    while trace is not None and trace.tb_frame.f_code.co_filename in own:
+        trace = trace.tb_next
+    return trace
+
+
+def _main_module(program: Program) -> tuple[ModuleType, CodeType]:
+    """Return an empty ``__main__`` for the program and its code; set argv and the path for it."""
+    if program.kind == "module":
+        return _from_module(program)
+    path = Path(program.target)
+    sys.argv = [program.target, *program.args]
+    sys.path[0] = str(path.resolve().parent)
+    module = ModuleType("__main__")
+    module.__file__ = str(path.absolute())
+    module.__loader__ = SourceFileLoader("__main__", module.__file__)
+    module.__dict__.update(__builtins__=__builtins__, __cached__=None, __annotations__={})
+    # The path as it was given is what a traceback of `python PATH` shows.
+    return module, compile(path.read_bytes(), program.target, "exec", dont_inherit=True)
+
+
+def _from_module(program: Program) -> tuple[ModuleType, CodeType]:
+    sys.argv = ["-m", *program.args]
+    sys.path[0] = str(Path.cwd())
+    spec = module_spec(program.target)
+    module = ModuleType("__main__")
+    module.__dict__.update(
+        __builtins__=__builtins__,
+        __spec__=spec,
+        __loader__=spec.loader,
+        __file__=spec.origin,
+        __package__=spec.parent,
+        __cached__=spec.cached,
+        __annotations__={},
+    )
+    sys.argv[0] = spec.origin or program.target
+    code = spec.loader.get_code(spec.name) if isinstance(spec.loader, SourceFileLoader) else None
+    if code is None:
+        raise Error(f"module {program.target!r} has no code that could be run: {spec.origin}.")
+    return module, code
+
+
+def module_spec(name: str) -> ModuleSpec:
+    """Return where the module run by ``-m name`` is; for a package, that of its ``__main__``.
+
+    Imports the packages on the way, as Python does before it runs one.
+
+    Raises:
+        Error: there is no such module.
+    """
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except ModuleNotFoundError:
+        spec = None
+    if spec is None:
+        raise Error(f"there is no module {name!r} to run on the path {sys.path[0] or Path.cwd()}.")
+    return spec

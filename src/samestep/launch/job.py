@@ -1,0 +1,173 @@
+"""What to run and on how many workers, as a value."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from samestep.base.errors import UsageError
+
+Kind: TypeAlias = Literal["script", "module", "executable"]
+
+STDOUT, STDERR = 1, 2
+"""The bits of torchrun's ``--redirects`` and ``--tee``: 0 neither, 1 stdout, 2 stderr, 3 both."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program and its arguments, which nobody else reads.
+
+    Args:
+        target: path of a script, dotted name of a module, or name or path of an executable.
+        kind: which of the three `target` is.
+        args: handed to the program as they are.
+    """
+
+    target: str
+    kind: Kind = "script"
+    args: tuple[str, ...] = ()
+
+    def command(self, python: str) -> list[str]:
+        """Return the command line that runs this in a fresh process, with `python` as interpreter."""
+        before = {"script": [python], "module": [python, "-m"], "executable": []}[self.kind]
+        return [*before, self.target, *self.args]
+
+
+@dataclass(frozen=True, slots=True)
+class Std:
+    """Which streams of which local ranks something holds for, in torchrun's notation.
+
+    >>> Std.parse("--tee", "3").of(5), Std.parse("--tee", "0:1,1:2").of(1), Std.parse("--tee", "0:1").of(7)
+    (3, 2, 0)
+    """
+
+    everyone: int = 0
+    by_local_rank: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, flag: str, text: str) -> "Std":
+        """Read ``3`` (all local ranks) or ``0:1,1:3`` (some)."""
+        try:
+            if ":" not in text:
+                return cls(everyone=_stream_bits(text))
+            pairs = (pair.split(":") for pair in text.split(","))
+            return cls(by_local_rank={int(rank): _stream_bits(bits) for rank, bits in pairs})
+        except ValueError:
+            raise UsageError(
+                f"{flag} {text!r} is neither one of 0 (none), 1 (stdout), 2 (stderr), 3 (both) nor a list "
+                "of local ranks with one each, like 0:1,1:3."
+            ) from None
+
+    def of(self, local_rank: int) -> int:
+        """Return the bits of one local rank."""
+        return self.by_local_rank.get(local_rank, self.everyone)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether this holds for no stream at all."""
+        return not (self.everyone or any(self.by_local_rank.values()))
+
+
+def _stream_bits(text: str) -> int:
+    bits = int(text)
+    if not 0 <= bits <= STDOUT | STDERR:
+        raise ValueError(text)
+    return bits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logs:
+    """Where the workers' output goes besides, or instead of, the console.
+
+    Args:
+        folder: files go to ``folder/run_id/attempt_K/LOCAL_RANK/{stdout,stderr}.log``.
+        redirects: streams that go to their file only.
+        tee: streams that go to the console with a prefix, and to their file if there is a folder.
+    """
+
+    folder: Path | None = None
+    redirects: Std = Std()
+    tee: Std = Std()
+
+    def __post_init__(self) -> None:
+        if self.folder is None and not self.redirects.is_empty:
+            raise UsageError("--redirects sends output to files and needs --log-dir DIR to put them in.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """How the launchers of one job, one on each node, find each other.
+
+    Args:
+        count: number of nodes.
+        rank: which one this is; None where the rendezvous decides.
+        backend: ``static`` (node ranks are given) or ``c10d`` (they are agreed upon).
+        endpoint: ``host:port`` that all nodes reach, on node 0; empty for one node.
+        options: further ones for the back end (``--rdzv-conf``).
+    """
+
+    count: int = 1
+    rank: int | None = None
+    backend: Literal["static", "c10d"] = "static"
+    endpoint: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise UsageError(f"--nnodes {self.count}: a job has at least one node.")
+        if self.rank is not None and not 0 <= self.rank < self.count:
+            raise UsageError(
+                f"--node-rank {self.rank} is not within 0 .. {self.count - 1} (--nnodes {self.count})."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One program on a number of workers.
+
+    Args:
+        program: what each worker runs.
+        workers: workers in total, on all nodes (``-n``); None where not said.
+        per_node: workers of each node (``--nproc-per-node``); None where not said.
+        nodes: how several launchers find each other.
+        max_restarts: how often all workers are started afresh after one failed.
+        logs: where the workers' output goes.
+        run_id: names the run to its workers and in the log folder.
+        role: the workers' role, for programs that ask for it.
+        grace_s: how long workers may take to end when asked, before they are killed.
+        monitor_interval_s: how often nodes look at each other.
+    """
+
+    program: Program
+    workers: int | None = None
+    per_node: int | None = None
+    nodes: Nodes = Nodes()
+    max_restarts: int = 0
+    logs: Logs = Logs()
+    run_id: str = "none"
+    role: str = "default"
+    grace_s: float = 10.0
+    monitor_interval_s: float = 0.1
+
+    def __post_init__(self) -> None:
+        for flag, value in (("-n", self.workers), ("--nproc-per-node", self.per_node)):
+            if value is not None and value < 1:
+                raise UsageError(f"{flag} {value}: there must be at least one worker.")
+        if self.max_restarts < 0:
+            raise UsageError(f"--max-restarts {self.max_restarts} is negative; 0 means none.")
+
+    def asked(self) -> int | None:
+        """Return the workers asked for in total, or None.
+
+        Raises:
+            UsageError: ``-n`` and ``--nproc-per-node`` say different things, or do not divide.
+        """
+        if self.per_node is None:
+            return self.workers
+        total = self.per_node * self.nodes.count
+        if self.workers not in (None, total):
+            raise UsageError(
+                f"-n {self.workers} workers in total, but --nproc-per-node {self.per_node} on "
+                f"{self.nodes.count} node(s) makes {total}. Give one of the two."
+            )
+        return total

@@ -1,0 +1,154 @@
+"""Where the output of workers goes: the console, files, or both.
+
+A stream that only goes to the console, or only to a file, is handed to the worker as it is: nothing
+stands between. Only a stream for both passes through the launcher, in whole lines.
+"""
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from samestep.base.errors import UsageError
+from samestep.launch.job import STDERR, STDOUT, Logs
+
+_NAMES = {STDOUT: "stdout", STDERR: "stderr"}
+_CHUNK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Where one stream of one worker goes; neither to a file nor prefixed means left alone."""
+
+    console: bool = True
+    file: Path | None = None
+    prefix: str = ""
+
+    @property
+    def passes_through(self) -> bool:
+        """Whether the launcher must read the stream itself."""
+        return self.console and (self.file is not None or bool(self.prefix))
+
+
+def log_folder(logs: Logs, run_id: str, *, restarts: int, local_rank: int) -> Path | None:
+    """Return the folder of one worker's log files in one round, or None without ``--log-dir``."""
+    if logs.folder is None:
+        return None
+    return logs.folder / run_id / f"attempt_{restarts}" / str(local_rank)
+
+
+def route(logs: Logs, folder: Path | None, *, stream: int, rank: int, local_rank: int) -> Route:
+    """Return where `stream` of one worker goes; pure.
+
+    A log folder alone keeps the console as it is and has a copy of everything.
+    """
+    file = folder / f"{_NAMES[stream]}.log" if folder is not None else None
+    if logs.redirects.of(local_rank) & stream:
+        return Route(console=False, file=file)
+    if logs.tee.of(local_rank) & stream:
+        return Route(file=file, prefix=f"[rank{rank}]: ")
+    chosen = not (logs.redirects.is_empty and logs.tee.is_empty)
+    return Route() if chosen else Route(file=file)
+
+
+def check_writable(logs: Logs) -> None:
+    """Make the log folder, so that a wrong one is refused before anything starts."""
+    if logs.folder is None:
+        return
+    try:
+        logs.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--log-dir {logs.folder} cannot be made: {error.strerror}.") from None
+    if not os.access(logs.folder, os.W_OK | os.X_OK):
+        raise UsageError(f"--log-dir {logs.folder} cannot be written to. Give a folder that can.")
+
+
+@dataclass(slots=True)
+class Stream:
+    """One stream of one worker, from the launcher's side.
+
+    Args:
+        number: 1 for stdout, 2 for stderr.
+        target: where it goes.
+        read: the end of the pipe the launcher reads, where the stream passes through it.
+        write: what the worker gets in place of the launcher's own stream, if anything.
+    """
+
+    number: int
+    target: Route
+    read: int | None = None
+    write: int | None = None
+    _file: IO[bytes] | None = None
+    _rest: bytearray = field(default_factory=bytearray)
+
+    @classmethod
+    def open(cls, number: int, target: Route) -> "Stream":
+        """Open the file, and the pipe where one is needed."""
+        stream = cls(number, target)
+        if target.file is not None:
+            target.file.parent.mkdir(parents=True, exist_ok=True)
+            stream._file = target.file.open("ab", buffering=0)
+        if target.passes_through:
+            stream.read, stream.write = os.pipe()
+            os.set_blocking(stream.read, False)
+        elif stream._file is not None:
+            stream.write = stream._file.fileno()
+        return stream
+
+    def attach(self) -> None:
+        """In the worker: make this its stream."""
+        if self.write is not None:
+            os.dup2(self.write, self.number)
+
+    def after_fork(self) -> None:
+        """In the launcher: let go of the worker's end."""
+        if self.read is not None and self.write is not None:
+            os.close(self.write)
+        self.write = None
+
+    def pump(self) -> int | None:
+        """Pass on what has arrived; return its bytes, 0 at the stream's end, None if nothing is there now."""
+        if self.read is None:
+            return 0
+        try:
+            chunk = os.read(self.read, _CHUNK_BYTES)
+        except BlockingIOError:
+            return None
+        if self._file is not None:
+            self._file.write(chunk)
+        self._rest += chunk
+        # A progress bar ends in a carriage return and would never become a line.
+        end = max(self._rest.rfind(b"\n"), self._rest.rfind(b"\r")) + 1
+        self._show(bytes(self._rest[:end]))
+        del self._rest[:end]
+        return len(chunk)
+
+    def append(self, text: str) -> None:
+        """Write the launcher's own words about this worker into the file."""
+        if self._file is not None:
+            self._file.write(text.encode(errors="replace"))
+
+    def close(self) -> None:
+        """Pass on what is still there and close everything.
+
+        A process that the worker left behind may hold the other end open: what is there now is all.
+        """
+        if self.read is not None:
+            while self.pump():
+                pass
+            self._show(bytes(self._rest))
+            os.close(self.read)
+            self.read = None
+        if self._file is not None:
+            self._file.close()
+
+    def _show(self, lines: bytes) -> None:
+        if not lines:
+            return
+        prefix = self.target.prefix.encode()
+        if prefix:
+            lines = b"".join(prefix + line for line in lines.splitlines(keepends=True))
+        console = (sys.stdout if self.number == STDOUT else sys.stderr).buffer
+        console.write(lines)
+        console.flush()

@@ -1,0 +1,137 @@
+"""Who starts whom: decided before anything starts, as a value that can be printed.
+
+One rule for every command that runs workers: the launcher's tasks are the workers, unless more workers
+are asked for than it started. With T tasks found and n workers asked for (``-n``, the total)::
+
+    T            n                       then
+    none         any, default 1          spawn n here (or n / nodes on each of --nnodes)
+    T            absent, or T            join: this task is a worker
+    T = nodes    a multiple of T         spawn n / T in each task
+    T            anything else           an error with both numbers
+"""
+
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from samestep.base.errors import UsageError
+from samestep.base.place import Place
+from samestep.launch.job import Job, Nodes
+from samestep.world.detect import Detected
+
+UNLAUNCHED = "single"
+"""The launcher's name in a `Place` where none was found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """This process is one of the workers its launcher started; it runs the program itself."""
+
+    place: Place
+    master: tuple[str, int] | None
+
+    def describe(self) -> str:
+        """Return the plan in one line."""
+        return f"join: this task is {self.place.describe()}, started by {self.place.launcher}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spawn:
+    """This process starts `local` workers on its node and looks after them."""
+
+    local: int
+    nodes: Nodes
+
+    @property
+    def size(self) -> int:
+        """Workers in total."""
+        return self.local * self.nodes.count
+
+    def describe(self) -> str:
+        """Return the plan in one line."""
+        if self.nodes.count == 1:
+            return f"spawn: {self.local} worker(s) here"
+        where = "" if self.nodes.rank is None else f", this is node {self.nodes.rank}"
+        return (
+            f"spawn: {self.local} worker(s) here, {self.size} = {self.nodes.count} nodes x {self.local}"
+            f"{where}, meeting at {self.nodes.endpoint} ({self.nodes.backend})"
+        )
+
+
+Plan: TypeAlias = Join | Spawn
+
+
+def plan(job: Job, found: Detected) -> Plan:
+    """Return what this process does for `job`; pure.
+
+    Raises:
+        UsageError: the workers asked for cannot be made of the tasks found.
+    """
+    asked = job.asked()
+    tasks = found.place.size
+    if job.nodes.count > 1:
+        return _explicit_nodes(job, found.place, asked)
+    if found.place.launcher == UNLAUNCHED:
+        return Spawn(local=asked or 1, nodes=job.nodes)
+    if job.workers is None and job.per_node is not None:
+        asked = job.per_node * found.place.nodes
+    if asked is None or asked == tasks:
+        return Join(place=found.place, master=found.master)
+    if tasks == found.place.nodes and asked % tasks == 0:
+        return Spawn(local=asked // tasks, nodes=_launched_nodes(job.nodes, found))
+    raise UsageError(
+        f"{asked} workers were asked for, but {found.place.launcher} started {tasks} task(s) on "
+        f"{found.place.nodes} node(s). Leave -n out to make each task a worker, or start one task per node "
+        "and ask for a multiple of the nodes."
+    )
+
+
+def _explicit_nodes(job: Job, place: Place, asked: int | None) -> Spawn:
+    """Plan for ``--nnodes N``: the user says how the nodes meet, and is believed."""
+    nodes = job.nodes
+    if asked is None:
+        asked = nodes.count
+    if asked % nodes.count:
+        raise UsageError(
+            f"-n {asked} workers cannot be shared evenly by --nnodes {nodes.count}. "
+            f"Ask for a multiple of {nodes.count}, or give --nproc-per-node."
+        )
+    if nodes.rank is None and place.launcher != UNLAUNCHED and place.nodes == nodes.count:
+        nodes = replace(nodes, rank=place.node)
+    return Spawn(local=asked // nodes.count, nodes=_complete(nodes, job.max_restarts))
+
+
+def _complete(nodes: Nodes, max_restarts: int) -> Nodes:
+    """Refuse several nodes that could not find each other."""
+    if not nodes.endpoint:
+        raise UsageError(
+            f"--nnodes {nodes.count} needs an address where the nodes meet: --master-addr HOST "
+            "(--master-port PORT) with --node-rank, or --rdzv-backend c10d --rdzv-endpoint HOST:PORT."
+        )
+    if nodes.backend == "static" and nodes.rank is None:
+        raise UsageError(
+            f"--nnodes {nodes.count} at {nodes.endpoint} needs --node-rank 0 .. {nodes.count - 1}."
+        )
+    if nodes.backend == "static" and max_restarts:
+        raise UsageError(
+            f"--max-restarts {max_restarts} over several nodes needs nodes that agree on each new start: "
+            "use --rdzv-backend c10d --rdzv-endpoint HOST:PORT in place of --node-rank and --master-addr."
+        )
+    return nodes
+
+
+def _launched_nodes(nodes: Nodes, found: Detected) -> Nodes:
+    """Return how the tasks of a launcher, one on each node, meet."""
+    place = found.place
+    if place.nodes == 1:
+        return nodes
+    if found.master is None:
+        raise UsageError(
+            f"{place.launcher} started tasks on {place.nodes} nodes but gives no address where they meet. "
+            "Set MASTER_ADDR (a host of node 0 that all reach) and MASTER_PORT, or give --master-addr."
+        )
+    host, port = found.master
+    return Nodes(count=place.nodes, rank=place.node, backend="static", endpoint=_endpoint(host, port))
+
+
+def _endpoint(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,69 @@
+"""What a worker does with a job's program, and what it can say about it afterwards."""
+
+import os
+import signal
+import sys
+from contextlib import suppress
+
+from samestep.launch.hosting import Ending, host
+from samestep.launch.job import Program
+from samestep.launch.workers import Entry, Report, Start
+
+_OTHER_WAYS = ("samestep.world.join", "mpi4py", "horovod", "ray", "jax")
+"""Ways for processes to meet that leave no trace in torch.distributed, or not the one looked for."""
+
+
+def entry_of(program: Program, *, hosted: bool = True) -> Entry:
+    """Return what each worker runs; its report's result is `has_met`.
+
+    Args:
+        program: what to run.
+        hosted: whether Python code runs in the forked worker; otherwise a fresh interpreter takes its place.
+    """
+
+    def run(start: Start) -> Report:
+        if program.kind == "executable" or not hosted:
+            return become(program)
+        _draw_apart()
+        ending = host(program)
+        return Report(ending=ending, result=has_met(start.place.size))
+
+    return run
+
+
+def has_met(size: int) -> bool:
+    """Return whether this process ever met its peers, as far as can be known; when in doubt, it has.
+
+    Args:
+        size: workers of the job.
+    """
+    if size == 1 or any(name in sys.modules for name in _OTHER_WAYS):
+        return True
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None:
+        return False
+    # The one trace that a group leaves after it is destroyed; unlike a patched function it cannot be missed.
+    return getattr(c10d, "_default_pg_init_method", "unknown") is not None or bool(c10d.is_initialized())
+
+
+def become(program: Program) -> Report:
+    """Replace this process by the executable; come back only if that fails."""
+    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and what is ignored stays so across exec
+        with suppress(AttributeError):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+    command = program.command(sys.executable)
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - no shell, as intended
+    except OSError as error:
+        said = f"{program.target}: {error.strerror}\n"
+        return Report(ending=Ending(exit_code=127, error="OSError", message=said, traceback=said))
+
+
+def _draw_apart() -> None:
+    """Give this worker NumPy's global random state of its own, as each fresh interpreter has.
+
+    Python's own `random` does this after a fork by itself; torch's default seed is the same everywhere.
+    """
+    random = sys.modules.get("numpy.random")
+    if random is not None:
+        random.seed()
