@@ -8,6 +8,7 @@ from torch import Tensor
 
 from samestep.base.place import Place
 from samestep.data.augment import Augment
+from samestep.data.draws import sample_words
 from samestep.data.image_set import ImageSet
 from samestep.sharding.plan import Plan
 from samestep.sharding.position import Position
@@ -86,11 +87,13 @@ class Loader:
         position = Position() if position is None else position
         steps = self.plan.steps(position)
         order = torch.from_numpy(self.plan.order(position)).to(self.images.images.device)
+        words = None if self.augment is None else sample_words(order, position)
         for step in steps:
             part = self.plan.share(step)
-            ids = order[part.start : part.stop]
+            here = slice(part.start, part.stop)
+            ids = order[here]
             yield Batch(
-                images=self._normalised(ids, position),
+                images=self._images(ids, None if words is None else words[here]),
                 labels=self.images.labels.index_select(0, ids),
                 weight=self.plan.weight(step),
                 global_count=step.count,
@@ -98,8 +101,8 @@ class Loader:
                 after=step.after,
             )
 
-    def _normalised(self, ids: Tensor, position: Position) -> Tensor:
+    def _images(self, ids: Tensor, words: Tensor | None) -> Tensor:
         images = self.images.images.index_select(0, ids)
-        if self.augment is not None:
-            images = self.augment(images, ids, position)
+        if self.augment is not None and words is not None:
+            images = self.augment(images, words)
         return images.to(self.dtype).mul_(self._scale).sub_(self._shift)

@@ -47,28 +47,24 @@ def test_integers_are_spread_evenly(below, bit):
 
 
 def test_a_sample_is_changed_alike_in_any_company():
-    images, augment, position = (
-        random_images(40, channels=3).images,
-        ShiftFlip(shift=2, flip=True),
-        Position(5),
-    )
-    together = augment(images, torch.arange(40), position)
+    images, augment = random_images(40, channels=3).images, ShiftFlip(shift=2, flip=True)
+    ids, position = torch.arange(40), Position(5)
+    together = augment(images, sample_words(ids, position))
     order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
     for part in order.split(7):
-        assert torch.equal(augment(images[part], part, position), together[part])
+        assert torch.equal(augment(images[part], sample_words(part, position)), together[part])
 
 
 def test_epochs_change_a_sample_differently():
-    images, augment = random_images(40).images, ShiftFlip(shift=2)
-    first, second = (augment(images, torch.arange(40), Position(5, epoch)) for epoch in (0, 1))
+    images, ids, augment = random_images(40).images, torch.arange(40), ShiftFlip(shift=2)
+    first, second = (augment(images, sample_words(ids, Position(5, epoch))) for epoch in (0, 1))
     assert not torch.equal(first, second)
 
 
 def test_a_shift_is_a_crop_of_the_padded_image():
-    images, position = random_images(64, channels=2).images, Position(9)
-    ids = torch.arange(64)
-    moved = ShiftFlip(shift=3)(images, ids, position)
-    words = sample_words(ids, position)
+    images = random_images(64, channels=2).images
+    words = sample_words(torch.arange(64), Position(9))
+    moved = ShiftFlip(shift=3)(images, words)
     tops, lefts = (integers(words, 7, bit=bit).tolist() for bit in (0, 20))
     assert {*tops} == {*lefts} == set(range(7))
     for image, result, top, left in zip(F.pad(images, (3, 3, 3, 3)), moved, tops, lefts, strict=True):
@@ -77,7 +73,7 @@ def test_a_shift_is_a_crop_of_the_padded_image():
 
 def test_a_flip_exchanges_left_and_right_in_about_half_of_the_cases():
     images = random_images(400).images
-    changed = ShiftFlip(flip=True)(images, torch.arange(400), Position())
+    changed = ShiftFlip(flip=True)(images, sample_words(torch.arange(400), Position()))
     kept = [torch.equal(a, b) for a, b in zip(changed, images, strict=True)]
     mirrored = [torch.equal(a, b.flip(2)) for a, b in zip(changed, images, strict=True)]
     assert all(k != m for k, m in zip(kept, mirrored, strict=True))
