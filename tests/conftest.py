@@ -16,17 +16,21 @@ def leaves_no_trace():
     random_state, grad_mode = torch.get_rng_state(), torch.is_grad_enabled()
     backward, dtype = torch.autograd.backward, torch.get_default_dtype()
     yield
-    ours = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    environment.pop("PYTEST_CURRENT_TEST", None)
     left = [thread.name for thread in threading.enumerate() if thread not in threads and not _kept(thread)]
 
-    assert ours == environment, "the test changed the environment"
+    assert _user_set(os.environ) == _user_set(environment), "the test changed the environment"
     assert not left, f"the test left threads behind: {left}"
     assert not dist.is_initialized(), "the test left a process group behind"
     assert torch.is_grad_enabled() == grad_mode, "the test left grad mode switched"
     assert torch.get_default_dtype() == dtype, "the test left another default dtype"
     assert torch.autograd.backward is backward, "the test left backward patched"
     torch.set_rng_state(random_state)
+
+
+def _user_set(environment):
+    """Return the variables but for pytest's own and those torch sets on its first compilation or optimizer."""
+    own = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+    return {name: value for name, value in environment.items() if name not in own}
 
 
 def _kept(thread: threading.Thread) -> bool:

@@ -54,10 +54,12 @@ def test_type_checkers_see_the_same_public_names():
 
 def test_a_name_that_is_not_public_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        samestep.nonsense
+        _ = samestep.nonsense
 
 
-@pytest.mark.parametrize("folder", sorted(path.parent for path in SOURCE.rglob("__init__.py")), ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "folder", sorted(path.parent for path in SOURCE.rglob("__init__.py")), ids=lambda p: p.name
+)
 def test_a_folder_is_one_sentence(folder):
     if folder == SOURCE:
         return
@@ -72,7 +74,9 @@ def test_a_module_fits_in_the_head(module):
     assert len(module.read_text().splitlines()) <= LONGEST
 
 
-@pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]), ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page", sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]), ids=lambda p: p.name
+)
 def test_relative_links_resolve(page):
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
         if "://" not in target and not target.startswith("mailto:"):

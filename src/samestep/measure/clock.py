@@ -1,36 +1,72 @@
 """Where the time of a training step goes, phase by phase, without slowing it down."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Protocol, TypeAlias
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 
-Lengths: TypeAlias = Sequence[float]
-"""Seconds of each phase of one step, in the order of `PHASES`."""
+Phases: TypeAlias = dict[str, float]
+"""Seconds of each of `PHASES` in one step."""
 
 PHASES = ("data", "forward", "backward", "exposed_sync", "optimizer")
 """The phases of a step, in order; `exposed_sync` is the exchange that backward did not hide."""
 
+Instant = TypeVar("Instant")
+
 
 class StepClock(Protocol):
-    """Reads the time at the borders of the phases of a step."""
+    """Reads the time at the ends of the phases of each step."""
 
     def start(self) -> None:
-        """Begin the first step of a row."""
+        """Begin a step now, and forget one that was begun before."""
 
-    def mark(self) -> None:
-        """End the current phase and begin the next."""
+    def mark(self, phase: str) -> None:
+        """End `phase`, which began at the last mark."""
 
     def step_done(self) -> None:
-        """End the last phase of a step and begin the first of the next."""
+        """End a step with its last mark and begin the next there."""
 
-    def drain(self) -> list[Lengths]:
-        """Return the lengths of the steps finished since the last call; may wait for a device."""
+    def drain(self) -> list[Phases]:
+        """Return the steps done since the last call; may wait for a device. A phase not marked took 0 s."""
 
 
-class HostClock:
+class _Marks(Generic[Instant]):
+    """The book-keeping of both clocks; they differ in what an instant is."""
+
+    def __init__(self, now: Callable[[], Instant], between: Callable[[Instant, Instant], float]) -> None:
+        self._now = now
+        self._between = between
+        self._marks: list[tuple[str, Instant]] = []
+        self._steps: list[list[tuple[str, Instant]]] = []
+
+    def start(self) -> None:
+        """See `StepClock.start`."""
+        self._marks = [("", self._now())]
+
+    def mark(self, phase: str) -> None:
+        """See `StepClock.mark`."""
+        self._marks.append((phase, self._now()))
+
+    def step_done(self) -> None:
+        """See `StepClock.step_done`."""
+        self._steps.append(self._marks)
+        self._marks = self._marks[-1:]
+
+    def drain(self) -> list[Phases]:
+        """See `StepClock.drain`."""
+        steps, self._steps = self._steps, []
+        return [self._lengths(marks) for marks in steps]
+
+    def _lengths(self, marks: list[tuple[str, Instant]]) -> Phases:
+        lengths = dict.fromkeys(PHASES, 0.0)
+        for (_, before), (phase, after) in pairwise(marks):
+            lengths[phase] += self._between(before, after)
+        return lengths
+
+
+class HostClock(_Marks[float]):
     """A step clock for the CPU, where a phase is over when its code is.
 
     Args:
@@ -38,64 +74,24 @@ class HostClock:
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
-        self._marks: list[float] = []
-        self._steps: list[Lengths] = []
-
-    def start(self) -> None:
-        """See `StepClock.start`."""
-        self._marks = [self._now()]
-
-    def mark(self) -> None:
-        """See `StepClock.mark`."""
-        self._marks.append(self._now())
-
-    def step_done(self) -> None:
-        """See `StepClock.step_done`."""
-        self._marks.append(self._now())
-        self._steps.append(_lengths(self._marks))
-        self._marks = [self._marks[-1]]
-
-    def drain(self) -> list[Lengths]:
-        """See `StepClock.drain`."""
-        steps, self._steps = self._steps, []
-        return steps
+        super().__init__(now, lambda before, after: after - before)
 
 
-class DeviceClock:
-    """A step clock for an accelerator: marks are events in its queue, read once they have passed.
+class DeviceClock(_Marks[torch.Event]):
+    """A step clock for an accelerator: an instant is an event in its queue, read once it has passed.
 
-    Nothing waits for the device while steps run; `drain` waits for the last of the events it reads.
+    Nothing waits for the device while steps run; `drain` waits for the last event it reads.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._marks: list[torch.Event] = []
-        self._steps: list[list[torch.Event]] = []
+        super().__init__(self._event, lambda before, after: before.elapsed_time(after) / 1000)
 
-    def start(self) -> None:
-        """See `StepClock.start`."""
-        self._marks = [self._event()]
-
-    def mark(self) -> None:
-        """See `StepClock.mark`."""
-        self._marks.append(self._event())
-
-    def step_done(self) -> None:
-        """See `StepClock.step_done`."""
-        self._marks.append(self._event())
-        self._steps.append(self._marks)
-        self._marks = [self._marks[-1]]
-
-    def drain(self) -> list[Lengths]:
+    def drain(self) -> list[Phases]:
         """See `StepClock.drain`."""
         if self._steps:
-            self._steps[-1][-1].synchronize()
-        steps: list[Lengths] = [
-            [before.elapsed_time(after) / 1000 for before, after in pairwise(marks)] for marks in self._steps
-        ]
-        self._steps.clear()
-        return steps
+            self._steps[-1][-1][1].synchronize()
+        return super().drain()
 
     def _event(self) -> torch.Event:
         event = torch.Event(self._device, enable_timing=True)
@@ -106,7 +102,3 @@ class DeviceClock:
 def step_clock(device: torch.device) -> StepClock:
     """Return the clock that fits `device`."""
     return HostClock() if device.type == "cpu" else DeviceClock(device)
-
-
-def _lengths(marks: Sequence[float]) -> list[float]:
-    return [after - before for before, after in pairwise(marks)]

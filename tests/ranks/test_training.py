@@ -1,0 +1,100 @@
+"""The trainer takes the serial steps, at any number of workers."""
+
+import functools
+
+import pytest
+import torch
+
+from samestep.base.errors import UsageError
+from samestep.world.solo import SoloWorld
+from samestep.world.threads import run_ranks
+from support.training import convnet, digits, largest_difference, plain_loop, settings, train
+
+WITHOUT_NORM = functools.partial(convnet, batch_norm=False)
+
+
+@pytest.fixture(autouse=True)
+def restore_random_state():
+    state = torch.get_rng_state()
+    yield
+    torch.set_rng_state(state)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_one_worker_ends_with_the_bits_of_a_hand_written_loop(dtype, schedule):
+    chosen = settings(dtype=dtype, schedule=schedule)
+
+    ours = train(SoloWorld(), chosen).state
+    by_hand = plain_loop(chosen).state_dict()
+
+    assert ours.keys() == by_hand.keys()
+    assert all(torch.equal(ours[name], by_hand[name]) for name in ours)
+
+
+@pytest.mark.parametrize("sync", ["bucketed", "reference"])
+@pytest.mark.parametrize("make_model", [convnet, WITHOUT_NORM], ids=["batch norm", "no batch norm"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_loss_curves_and_weights_are_the_serial_ones(size, make_model, sync):
+    chosen = settings(sync=sync, batch_norm="global")
+    serial = train(SoloWorld(), chosen, make_model)
+
+    for rank in run_ranks(train, size, chosen, make_model):
+        assert rank.losses == pytest.approx(serial.losses, rel=0, abs=1e-10)
+        assert largest_difference(rank.state, serial.state) < 1e-10
+        assert rank.result.correct == serial.result.correct
+        assert rank.result.total == 101
+
+
+def test_replicas_end_with_equal_bits():
+    digests = {rank.result.weights_sha256 for rank in run_ranks(train, 3, settings())}
+
+    assert len(digests) == 1
+
+
+def test_a_last_batch_smaller_than_the_world_is_trained_on_exactly():
+    sets = digits(samples=65)  # 32 + 32 + 1: one of three workers has a sample in the last step
+    serial = train(SoloWorld(), settings(), sets=sets)
+
+    for rank in run_ranks(lambda world: train(world, settings(), sets=sets), 3):
+        assert rank.losses == pytest.approx(serial.losses, rel=0, abs=1e-10)
+        assert largest_difference(rank.state, serial.state) < 1e-10
+
+
+def test_local_batch_norm_is_another_training_but_replicas_agree():
+    serial = train(SoloWorld(), settings())
+
+    one, other = run_ranks(train, 2, settings(batch_norm="local"))
+
+    assert largest_difference(one.state, other.state) == 0
+    assert largest_difference(one.state, serial.state) > 1e-6
+
+
+def test_rows_tell_of_every_step_and_sample():
+    memory = train(SoloWorld(), settings())
+
+    assert [row["step"] for row in memory.rows] == list(range(1, 21))
+    assert [row["epoch"] for row in memory.rows] == [1] * 10 + [2] * 10
+    assert memory.rows[-1]["samples"] == 600
+    assert memory.rows[9]["samples"] == 300
+    assert all(
+        row[name] >= 0
+        for row in memory.rows
+        for name in ("samples_per_second", "data", "forward", "backward", "exposed_sync", "optimizer", "lr")
+    )
+    assert memory.result.steps == 20
+    assert set(memory.result.step_s) == {"data", "forward", "backward", "exposed_sync", "optimizer"}
+
+
+def test_the_schedule_steps_once_per_global_batch():
+    one = [row["lr"] for row in train(SoloWorld(), settings(schedule="one-cycle")).rows]
+    two = [row["lr"] for row in run_ranks(train, 2, settings(schedule="one-cycle"))[1].rows]
+
+    assert one == two
+    assert max(one) == pytest.approx(0.05)
+    assert one[-1] < one[0]
+
+
+def test_more_workers_than_samples_in_a_batch_are_refused_before_work():
+    with pytest.raises(UsageError, match=r"--batch-size 2 .* 3 workers"):
+        run_ranks(train, 3, settings(batch_size=2))

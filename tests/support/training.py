@@ -1,0 +1,85 @@
+"""Small trainings to compare: on digits, which are always there."""
+
+import torch
+from torch import nn
+
+from samestep.data.registry import load
+from samestep.models.convnet import ConvNet
+from samestep.training.loop import Training
+from samestep.training.progress import Silent
+from samestep.training.settings import Settings
+
+
+class Memory:
+    """A sink that remembers."""
+
+    def __init__(self):
+        self.rows = []
+        self.state = None
+        self.result = None
+
+    def steps(self, rows):
+        self.rows.extend(rows)
+
+    def finish(self, model, result):
+        self.state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        self.result = result
+
+    @property
+    def losses(self):
+        return [row["loss"] for row in self.rows]
+
+
+def digits(samples=300, test_samples=101):
+    """A part of the digits; the sizes divide by nothing that matters."""
+    return load("digits", "train").subset(samples), load("digits", "test").subset(test_samples)
+
+
+def settings(**changes):
+    return Settings(**{"epochs": 2, "batch_size": 32, "lr": 0.05, "dtype": "float64", **changes})
+
+
+def convnet(*, batch_norm=True) -> nn.Module:
+    return ConvNet(size=8, batch_norm=batch_norm)
+
+
+def train(world, chosen, make_model=convnet, sets=None):
+    """Train on one rank of `world`; return what the sink remembers."""
+    train_set, test_set = digits() if sets is None else sets
+    training = Training(make_model, train_set=train_set, test_set=test_set, settings=chosen, world=world)
+    memory = Memory()
+    training.run(memory, Silent())
+    return memory
+
+
+def largest_difference(one, other):
+    """The largest absolute difference between two state dicts of equal keys."""
+    assert one.keys() == other.keys()
+    return max((one[name].double() - other[name].double()).abs().max().item() for name in one)
+
+
+def plain_loop(chosen, make_model=convnet, sets=None):
+    """Train by a loop of plain PyTorch; return the model."""
+    from samestep.sharding.order import epoch_order
+
+    train_set, _ = digits() if sets is None else sets
+    torch.manual_seed(chosen.seed)
+    model = make_model().to(chosen.torch_dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=chosen.lr, momentum=chosen.momentum)
+    schedule = None
+    if chosen.schedule == "cosine":
+        steps = chosen.epochs * -(-len(train_set) // chosen.batch_size)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    scale = torch.tensor(1 / (train_set.white * train_set.std[0]), dtype=chosen.torch_dtype)
+    shift = torch.tensor(train_set.mean[0] / train_set.std[0], dtype=chosen.torch_dtype)
+    for epoch in range(chosen.epochs):
+        order = torch.from_numpy(epoch_order(len(train_set), seed=chosen.seed, epoch=epoch))
+        for ids in order.split(chosen.batch_size):
+            images = train_set.images[ids].to(chosen.torch_dtype) * scale - shift
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(images), train_set.labels[ids])
+            loss.backward()
+            optimizer.step()
+            if schedule is not None:
+                schedule.step()
+    return model
