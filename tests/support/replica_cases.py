@@ -20,7 +20,9 @@ def network(seed=0, dtype=torch.float64):
 
 def samples(count=7, features=3, dtype=torch.float64):
     """The global batch, (count, features)."""
-    return torch.randn(count, features, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+    return torch.randn(count, features, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(
+        dtype
+    )
 
 
 def mean_loss(outputs, weight):
@@ -133,4 +135,6 @@ def assert_equal_gradients(found, expected, *, tolerance=1e-12):
             assert found[name] is None, f"{name} has a gradient, and none in serial"
         else:
             assert found[name] is not None, f"{name} has no gradient"
-            torch.testing.assert_close(found[name], wanted, rtol=tolerance, atol=tolerance, msg=lambda m: f"{name}: {m}")
+            torch.testing.assert_close(
+                found[name], wanted, rtol=tolerance, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}"
+            )

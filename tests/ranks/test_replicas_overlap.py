@@ -1,0 +1,90 @@
+"""Buckets leave during backward, in the same order on all ranks, and only where that is safe."""
+
+from samestep.replicas.replicate import replicate
+from samestep.world.threads import run_ranks
+from support.replica_cases import (
+    assert_equal_gradients,
+    gradients,
+    network,
+    plain,
+    samples,
+    share_of,
+    shared_reentrant_checkpoint,
+)
+
+TINY = 80
+
+
+class Diary:
+    """A world that writes down what leaves, beside what the model's layers write down."""
+
+    def __init__(self, world):
+        self._world = world
+        self.events = []
+
+    def __getattr__(self, name):
+        return getattr(self._world, name)
+
+    def all_reduce_later(self, tensor):
+        self.events.append("sent")
+        return self._world.all_reduce_later(tensor)
+
+
+def events_of_backward(world, run, steps):
+    """What happened in the last of `steps` backwards: buckets "sent", and "first layer" reached."""
+    diary, model = Diary(world), network()
+    next(model.parameters()).register_hook(lambda _: diary.events.append("first layer"))
+    with replicate(model, diary, bucket_bytes=TINY):
+        for _ in range(steps):
+            diary.events.clear()
+            run(model, samples(), 1.0)
+    return diary.events
+
+
+def test_full_buckets_leave_before_backward_has_reached_the_first_layer():
+    for events in run_ranks(events_of_backward, 2, plain, 2):
+        assert events.index("first layer") >= 2
+        assert events.count("sent") > events.index("first layer")
+
+
+def test_the_first_exchange_sends_nothing_early():
+    for events in run_ranks(events_of_backward, 2, plain, 1):
+        assert events.index("first layer") == 0
+
+
+def test_nothing_leaves_early_where_a_gradient_changes_twice():
+    for events in run_ranks(events_of_backward, 2, shared_reentrant_checkpoint, 3):
+        last = len(events) - 1 - events[::-1].index("first layer")
+        assert "sent" not in events[:last]
+
+
+def test_a_gradient_that_changes_after_it_left_is_sent_again():
+    """Sharing between nested graphs that begins after overlap has."""
+
+    def run(model, inputs, weight):
+        for case in (plain, plain, shared_reentrant_checkpoint, plain):
+            case(model, inputs, weight)
+
+    def on_rank(world):
+        model = network()
+        with replicate(model, world, bucket_bytes=TINY):
+            run(model, *share_of(world, samples(), [4, 3]))
+        return gradients(model)
+
+    model = network()
+    run(model, samples(), 1.0)
+    for found in run_ranks(on_rank, 2):
+        assert_equal_gradients(found, gradients(model))
+
+
+def test_the_wait_at_the_end_of_backward_is_measured():
+    def on_rank(world):
+        model = network()
+        with replicate(model, world) as replicas:
+            before = replicas.exposed_s
+            plain(model, samples(), 1.0)
+            return before, replicas.exposed_s
+
+    for before, after in run_ranks(on_rank, 2):
+        assert before == 0
+        assert after > 0
