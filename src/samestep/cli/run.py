@@ -21,7 +21,7 @@ SETTINGS: Mapping[str, Any] = {
     # What stands behind the program is the program's, whatever it looks like.
     "allow_interspersed_args": False,
     # torchrun takes its flags with dashes and with underscores.
-    "token_normalize_func": lambda token: token.replace("_", "-") if token.startswith("--") else token,
+    "token_normalize_func": lambda name: name.replace("_", "-"),
 }
 
 _JOB, _NODES, _OUTPUT = "Workers", "Several nodes (torchrun's flags)", "Output"

@@ -151,8 +151,13 @@ def tell(text: str) -> None:
 
 
 def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
+    several = spawn.nodes.count > 1
+
     def ended(outcome: Outcome, restarts_left: int) -> None:
         if outcome.cause is None:
+            return
+        if several and outcome.cause.weight:
+            tell(f"{outcome.cause.describe(decision.size)}, as if after a failure on another node.")
             return
         sys.stderr.write(outcome.cause.traceback)
         others = "the others were stopped" if decision.size > 1 and not decision.alone else "the run is over"
@@ -163,7 +168,7 @@ def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
     hosted = job.program.kind != "executable" and fork_is_safe()
     if hosted:
         _import_once()
-    if spawn.nodes.count > 1:
+    if several:
         from samestep.launch.backends import nodes
 
         return nodes.run(job, local=spawn.local, nodes=spawn.nodes, tell=ended, hosted=hosted)
@@ -226,16 +231,16 @@ def _what(decision: Decision) -> str:
     if script.kind == "serial":
         return f"{target} is a serial script"
     why = f" ({script.evidence})" if script.evidence else ""
-    return f"{target} joins its peers itself{why}: it runs as under torchrun"
+    return f"{target} joins its peers itself{why}: runs as under torchrun"
 
 
 def _refusal(program: Program, size: int) -> str:
     return (
         f"{program.target} is a serial script: nothing in it, or in the modules beside it, joins other "
-        f"workers: {size} of them would be {size} silent copies of one run. Run it with -n 1; or have it join "
-        "(`with samestep.join() as world:`, or torch.distributed.init_process_group) and share out its data; "
-        "or say --mode native if it does so in a way that cannot be seen. A later release runs serial scripts "
-        "data-parallel as they are."
+        f"workers: {size} of them would be {size} silent copies of one run. Run it with -n 1; or have it "
+        "join (`with samestep.join() as world:`, or torch.distributed.init_process_group) and share out its "
+        "data; or say --mode native if it does so in a way that cannot be seen. A later release runs serial "
+        "scripts data-parallel as they are."
     )
 
 

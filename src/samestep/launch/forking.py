@@ -1,7 +1,15 @@
 """Whether this process may be forked into workers that compute with torch."""
 
+import atexit
+import ctypes
+import multiprocessing.process
+import multiprocessing.util
 import sys
 import threading
+from pathlib import Path
+
+_PAUSE_HARD = 2
+"""OpenMP's `omp_pause_hard`: give back everything, the threads too."""
 
 
 def fork_is_safe() -> bool:
@@ -17,3 +25,30 @@ def fork_is_safe() -> bool:
         return True
     backends = (getattr(torch, name, None) for name in ("cuda", "xpu"))
     return not any(backend is not None and backend.is_initialized() for backend in backends)
+
+
+def release_compute_threads(maps: Path = Path("/proc/self/maps")) -> bool:
+    """End the threads that tensor operations have left waiting; return whether that worked.
+
+    A forked child inherits the belief in OpenMP's threads but not the threads, and waits for them for
+    ever at its first operation. Here they are started again when they are needed.
+    """
+    loaded = {line.split()[-1] for line in maps.read_text().splitlines() if "/" in line}
+    for path in sorted(path for path in loaded if "omp" in Path(path).name and ".so" in path):
+        pause = getattr(ctypes.CDLL(path), "omp_pause_resource_all", None)
+        if pause is None or pause(_PAUSE_HARD) != 0:
+            return False
+    return True
+
+
+def forget_parent() -> None:
+    """In a child forked from a user's process: leave to the parent what is the parent's.
+
+    Its atexit handlers would run a second time here, and multiprocessing would end its processes: as
+    `multiprocessing.Process` does for its own children.
+    """
+    atexit._clear()  # noqa: SLF001 - no public spelling for these three
+    multiprocessing.process._children = set()  # type: ignore[attr-defined]  # noqa: SLF001
+    multiprocessing.util._finalizer_registry.clear()  # type: ignore[attr-defined]  # noqa: SLF001
+    multiprocessing.util._run_after_forkers()  # type: ignore[attr-defined]  # noqa: SLF001
+    atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]  # noqa: SLF001

@@ -49,7 +49,7 @@ def host(program: Program) -> Ending:
         sys.modules["__main__"] = module
         exec(code, module.__dict__)  # noqa: S102 - running the user's program is the point
     except SystemExit as stop:
-        return _exited(stop)
+        return exited(stop)
     except BaseException as error:  # noqa: BLE001 - told to the launcher, whatever it is
         return told(error)
     return Ending()
@@ -80,7 +80,7 @@ def told(error: BaseException) -> Ending:
     return Ending(exit_code=code, error=type(error).__name__, message=str(error), traceback=text.getvalue())
 
 
-def _exited(stop: SystemExit) -> Ending:
+def exited(stop: SystemExit) -> Ending:
     """Return what `sys.exit` asked for: a number is the code, any other value is printed."""
     if stop.code is None or isinstance(stop.code, int):
         return Ending(exit_code=stop.code or 0)
@@ -88,9 +88,9 @@ def _exited(stop: SystemExit) -> Ending:
 
 
 def _user_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Drop this file's frames, and the import machinery's below them, from the top of a traceback."""
-    own = {__file__, "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>"}
-    while trace is not None and trace.tb_frame.f_code.co_filename in own:
+    """Drop the frames of this folder, which called the user's code, from the top of a traceback."""
+    own = str(Path(__file__).parent)
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(own):
         trace = trace.tb_next
     return trace
 

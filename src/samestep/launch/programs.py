@@ -21,7 +21,7 @@ def entry_of(program: Program, *, hosted: bool = True) -> Entry:
         hosted: whether Python code runs in the forked worker; otherwise a fresh interpreter takes its place.
     """
 
-    def run(start: Start) -> Report:
+    def run(start: Start, _word: int) -> Report:
         if program.kind == "executable" or not hosted:
             return become(program)
         _draw_apart()

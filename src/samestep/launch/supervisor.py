@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -12,9 +11,6 @@ from types import FrameType
 
 from samestep.launch.failure import Failure, root_cause
 from samestep.launch.workers import HANDLED_SIGNALS, Workers
-
-_CAUSE_S = 1.0
-"""How long a failure that looks like another's consequence waits for the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +77,7 @@ def supervise(workers: Workers, signals: Signals, *, grace_s: float) -> Outcome:
 
 def conclude(workers: Workers, signals: Signals, *, grace_s: float) -> Outcome:
     """Say how the round ended, after stopping whatever still runs."""
-    _await_cause(workers, signals)
+    workers.await_cause(give_up=lambda: bool(signals.received))
     if signals.received:
         workers.stop(signals.forward, grace_s=grace_s, hurry=lambda: len(signals.received) > 1)
         return Outcome(interrupted_by=signals.received[0])
@@ -92,18 +88,6 @@ def conclude(workers: Workers, signals: Signals, *, grace_s: float) -> Outcome:
     # An executable says nothing about itself.
     said = [worker.report.result for worker in workers.all if worker.report is not None]
     return Outcome(silent_copies=bool(said) and not any(said))
-
-
-def _await_cause(workers: Workers, signals: Signals) -> None:
-    """Give the cause of what looks like a consequence a moment to be heard of."""
-    deadline = time.monotonic() + _CAUSE_S
-    while (
-        workers.failures and root_cause(workers.failures).weight and workers.running and not signals.received
-    ):
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return
-        workers.wait(left)
 
 
 def _in_foreground() -> bool:

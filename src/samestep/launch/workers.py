@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from samestep.base import env
 from samestep.base.place import Place
-from samestep.launch.failure import Failure
+from samestep.launch.failure import Failure, root_cause
 from samestep.launch.hosting import Ending, leave
 from samestep.launch.job import STDERR
 from samestep.launch.orphans import die_with_parent, end_all, family
@@ -27,6 +27,8 @@ from samestep.launch.output import Stream
 
 _LENGTH_BYTES = 8
 _POLL_S = 0.05
+_CAUSE_S = 1.0
+"""How long a failure that looks like another's consequence waits for the other."""
 HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -58,8 +60,11 @@ class Report:
     result: Any = None
 
 
-Entry = Callable[[Start], Report]
-"""Runs in the forked worker and says how that ended; one that replaces the process does not return."""
+Entry = Callable[[Start, int], Report]
+"""Runs in the forked worker and says how that ended.
+
+One that replaces the process does not return; its second argument is where `send` may be called instead.
+"""
 
 
 @dataclass(slots=True)
@@ -171,9 +176,9 @@ class Workers:
             for stream in start.streams:
                 stream.attach()
             env.export(start.variables)
-            report = entry(start)
+            report = entry(start, word)
             code = report.ending.exit_code
-            _send(word, report)
+            send(word, report)
         except BaseException:  # noqa: BLE001 - a forked copy must never run the launcher's code
             sys.excepthook(*sys.exc_info())
         finally:
@@ -215,6 +220,18 @@ class Workers:
         new = [worker.failure for worker in self.all if worker.start.place.rank not in known]
         for failure in sorted((f for f in new if f is not None), key=lambda f: f.weight):
             self.failures.append(failure)
+
+    def await_cause(self, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Give the cause of what looks like a consequence a moment to be heard of.
+
+        Args:
+            give_up: asked whenever something happens; True ends the waiting.
+        """
+        deadline = time.monotonic() + _CAUSE_S
+        while self.failures and root_cause(self.failures).weight and self.running and not give_up():
+            if (left := deadline - time.monotonic()) <= 0:
+                return
+            self.wait(left)
 
     def signal(self, number: int) -> None:
         """Send a signal to the workers that run and have not said how they ended."""
@@ -269,7 +286,8 @@ def restore_signals(mask: set[int | signal.Signals]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _send(word: int, report: Report) -> None:
+def send(word: int, report: Report) -> None:
+    """Tell the launcher how this worker's program ended; `word` is closed."""
     payload = memoryview(_pickled(report))
     message = len(payload).to_bytes(_LENGTH_BYTES, "big") + payload
     view = memoryview(message)

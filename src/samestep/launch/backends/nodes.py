@@ -159,6 +159,9 @@ class _Agent(SimpleElasticAgent):
             self._workers.stop(death_sig, grace_s=self._job.grace_s)
             self._end_round()
 
+    def _record_worker_events(self, result: RunResult) -> None:
+        """Record nothing: torch's event log has no reader here."""
+
     def _end_round(self) -> None:
         if self._workers is not None:
             self._workers.close()

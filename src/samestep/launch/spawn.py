@@ -1,0 +1,114 @@
+"""``samestep.spawn``: a function on N workers of this host, in place of ``torch.multiprocessing.spawn``.
+
+The workers are, by what this process allows:
+
+========================================= ===========================================================
+this process                              the workers
+========================================= ===========================================================
+Linux, no device context, no threads      forked: torch is imported once; any function, any arguments
+a script that cannot be forked            fresh interpreters: function and arguments are pickled
+a notebook or prompt that cannot          threads of this process, on the CPU
+========================================= ===========================================================
+"""
+
+import signal
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from samestep.base.errors import UsageError, WorkerFailed
+from samestep.launch.backends.local import LOOPBACK, places, reserved_port
+from samestep.launch.failure import root_cause
+from samestep.launch.forking import forget_parent, fork_is_safe, release_compute_threads
+from samestep.launch.fresh import fresh_entry
+from samestep.launch.hosting import Ending, exited, told
+from samestep.launch.variables import Round, worker_variables
+from samestep.launch.workers import Entry, Report, Start, Workers
+from samestep.world.threads import run_ranks
+
+T = TypeVar("T")
+_GRACE_S = 5.0
+
+
+def spawn(fn: Callable[..., T], n: int, *args: Any) -> list[T]:
+    """Run ``fn(world, *args)`` on `n` workers of this host; return their results in rank order.
+
+    Each worker has joined the others: `world` is its World, and also what the public functions use that
+    take none. Results must be picklable.
+
+    Args:
+        fn: called once on each worker.
+        n: number of workers.
+        args: handed to `fn` behind the world.
+
+    Raises:
+        WorkerFailed: a worker failed; the message holds the traceback of the first. The others are stopped.
+        UsageError: `n` is less than 1.
+
+    Example:
+        >>> def total(world, start):
+        ...     return world.sum(start + world.place.rank)
+        >>> spawn(total, 2, 10)  # doctest: +SKIP
+        [21.0, 21.0]
+    """
+    if n < 1:
+        raise UsageError(f"spawn({getattr(fn, '__name__', fn)}, {n}): there must be at least one worker.")
+    if fork_is_safe() and release_compute_threads():
+        return _in_processes(_forked_entry(fn, args), n)
+    if _is_interactive():
+        return run_ranks(fn, n, *args)
+    with fresh_entry(call, fn, args) as entry:
+        return _in_processes(entry, n)
+
+
+def call(fn: Callable[..., Any], args: Sequence[Any]) -> Report:
+    """In a worker whose variables are set: join the others and call `fn`."""
+    from samestep.world.join import join
+
+    try:
+        with join() as world:
+            result = fn(world, *args)
+    except SystemExit as stop:
+        return Report(ending=exited(stop))
+    except BaseException as error:  # noqa: BLE001 - raised again in the parent
+        return Report(ending=told(error))
+    return Report(ending=Ending(), result=result)
+
+
+def _forked_entry(fn: Callable[..., Any], args: Sequence[Any]) -> Entry:
+    def entry(_start: Start, _word: int) -> Report:
+        forget_parent()
+        return call(fn, args)
+
+    return entry
+
+
+def _in_processes(entry: Entry, n: int) -> list[Any]:
+    workers = Workers()
+    with reserved_port() as port:
+        this = Round(run_id=uuid.uuid4().hex[:8], restarts=0, max_restarts=0, master=(LOOPBACK, port))
+        quiet = {"SAMESTEP_BANNER": "0"}
+        starts = [Start(place=place, variables=worker_variables(place, this) | quiet) for place in places(n)]
+        try:
+            workers.start(starts, entry)
+            while workers.running and not workers.failures:
+                workers.wait()
+            workers.await_cause()
+        finally:
+            workers.stop(signal.SIGTERM, grace_s=_GRACE_S)
+            workers.close()
+    if workers.failures:
+        cause = root_cause(workers.failures)
+        raise WorkerFailed(f"{cause.describe(n)}\n{cause.traceback}".rstrip(), exit_code=cause.code)
+    return [_result(worker.report, worker.start.place.rank, n) for worker in workers.all]
+
+
+def _result(report: Report | None, rank: int, size: int) -> Any:
+    if report is None:
+        raise WorkerFailed(f"rank {rank} of {size} ended without a result: something in it called os._exit.")
+    return report.result
+
+
+def _is_interactive() -> bool:
+    return not hasattr(sys.modules["__main__"], "__file__")
