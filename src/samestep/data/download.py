@@ -49,7 +49,7 @@ def fetch(file: PublishedFile, mirrors: Sequence[str], folder: Path) -> Path:
             "be written, or pass --data-dir DIR."
         ) from None
     try:
-        return path if path.exists() else _download(file, mirrors, path)
+        return _download(file, mirrors, path)  # finds what another process has fetched meanwhile
     finally:
         lock.release()
 
