@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from samestep.base.place import Place
     from samestep.data.sampler import UnpaddedSampler
     from samestep.data.shard import shard
+    from samestep.launch.spawn import spawn
+    from samestep.replicas.replicate import accumulate, replicate
     from samestep.world.join import join
     from samestep.world.world import World
-    from samestep.replicas.replicate import accumulate, replicate
 
 _HOMES = {
     "Error": "samestep.base.errors",
@@ -27,9 +28,10 @@ _HOMES = {
     "join": "samestep.world.join",
     "replicate": "samestep.replicas.replicate",
     "shard": "samestep.data.shard",
+    "spawn": "samestep.launch.spawn",
 }
 
-__all__ = ["Error", "Place", "UnpaddedSampler", "World", "accumulate", "join", "replicate", "shard"]
+__all__ = ["Error", "Place", "UnpaddedSampler", "World", "accumulate", "join", "replicate", "shard", "spawn"]
 
 
 def __getattr__(name: str) -> Any:

@@ -51,7 +51,8 @@ def claim_of(launcher: Launcher, env: Environment) -> Claim:
                 values[field], named[field] = value, name
                 break
     layout = env.get(launcher.layout, "")
-    others = [name for name in (launcher.layout, launcher.hosts, *launcher.job) if env.get(name)]
+    proof = next((group for group in launcher.proof if all(env.get(name) for name in group)), ())
+    others = [name for name in (launcher.layout, launcher.hosts, *launcher.job, *proof) if env.get(name)]
     names = dict.fromkeys([*named.values(), *others])
     return Claim(
         launcher=launcher,
@@ -151,6 +152,6 @@ def _half_set(claim: Claim, field: str) -> DetectionError:
 
 def _contradiction(claim: Claim, what: str) -> DetectionError:
     return DetectionError(
-        f"{what}; found {claim.shown()} (launcher: {claim.launcher.name}). Correct the values, or unset them and start "
-        "the ranks with samestep run, torchrun, srun or mpirun."
+        f"{what}; found {claim.shown()} (launcher: {claim.launcher.name}). Correct the values, or "
+        "unset them and start the ranks with samestep run, torchrun, srun or mpirun."
     )

@@ -83,6 +83,7 @@ INTEL_MPI = Launcher(
     local_rank=("MPI_LOCALRANKID",),
     local_size=("MPI_LOCALNRANKS",),
     echoes=("mpich",),
+    spoken_by=("slurm",),
     parent_is_job=True,
     address_hint=_HYDRA_HINT,
 )

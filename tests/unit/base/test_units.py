@@ -1,0 +1,49 @@
+"""Numbers as people read them."""
+
+import pytest
+
+from samestep.base.units import bytes_text, count_text, rate_text, seconds_text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (25 * 2**30, "25 GiB"),
+        (2**52, "4.1e+03 TiB"),
+    ],
+)
+def test_bytes_count_in_powers_of_1024(count, text):
+    assert bytes_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0"), (999, "999"), (1000, "1 k"), (999_999, "1 M"), (-1500, "-1.5 k")]
+)
+def test_counts_in_powers_of_1000(count, text):
+    assert count_text(count) == text
+
+
+def test_rates_name_what_they_count():
+    assert rate_text(12_345, "samples") == "12.3 k samples/s"
+    assert rate_text(7, "steps") == "7 steps/s"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (2e-9, "2 ns"),
+        (4.2e-6, "4.2 us"),
+        (0.0123, "12.3 ms"),
+        (59.4, "59.4 s"),
+        (59.7, "1 min 0 s"),
+        (3599.6, "1 h 0 min"),
+        (7384, "2 h 3 min"),
+    ],
+)
+def test_seconds_take_the_unit_that_suits_them(seconds, text):
+    assert seconds_text(seconds) == text
