@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from samestep import __version__
-from samestep.base.errors import Error
+from samestep.base.errors import Error, WorkerFailed
 
 VERBS: Mapping[str, str] = {
     "run": "Run a program on N workers.",
@@ -36,6 +36,9 @@ def run_command(arguments: Sequence[str]) -> int:
         code = application(verb)(list(arguments), prog_name="samestep", standalone_mode=False)
     except typer.TyperException as error:
         return _complain(error.format_message(), hint=_help_of(verb), code=2)
+    except WorkerFailed as error:  # its message holds the worker's own traceback
+        print(f"samestep: error: {error}", file=sys.stderr)
+        return error.exit_code
     except Error as error:
         return _complain(str(error), code=error.exit_code)
     except (KeyboardInterrupt, typer.Abort):

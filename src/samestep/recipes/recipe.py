@@ -14,7 +14,7 @@ class Recipe:
     """One built-in training."""
 
     name: str
-    """What ``samestep train`` calls it, and what its data set is called."""
+    """What ``samestep train`` calls it, and the name of its data set."""
     model: Callable[[ImageSet], nn.Module]
     """Returns an untrained network for images like these."""
     settings: Settings

@@ -17,7 +17,7 @@ def convnet(images: ImageSet) -> nn.Module:
 DIGITS = Recipe(
     name="digits",
     model=convnet,
-    settings=Settings(epochs=15, batch_size=64, lr=0.1, schedule="one-cycle", weight_decay=5e-4),
+    settings=Settings(epochs=10, batch_size=64, lr=0.1, schedule="one-cycle", weight_decay=5e-4),
 )
 
 MNIST = Recipe(
