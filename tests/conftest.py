@@ -4,9 +4,13 @@ import multiprocessing
 import os
 import threading
 
+import hypothesis
 import pytest
 import torch
 import torch.distributed as dist
+
+hypothesis.settings.register_profile("samestep", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("samestep")
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +32,7 @@ def leaves_no_trace():
 
 
 def _user_set(environment):
-    """Return the variables but for pytest's own and those torch sets on its first compilation or optimizer."""
+    """Return the variables but for pytest's own and the one torch sets with its first optimizer."""
     own = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
     return {name: value for name, value in environment.items() if name not in own}
 
