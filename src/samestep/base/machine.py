@@ -6,7 +6,6 @@ import socket
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from math import floor
 from pathlib import Path
 
@@ -78,6 +77,8 @@ def machine() -> Machine:
 
 def package_version(name: str) -> str:
     """Return the version of an installed package, or ``not installed``."""
+    from importlib.metadata import PackageNotFoundError, version  # 20 ms that a rank need not wait for
+
     try:
         return version(name)
     except PackageNotFoundError:

@@ -209,16 +209,15 @@ def _seat_from(verdict: bytes, place: Place) -> Seat:
 
 def _wait(store: Store, key: str, timeout_s: float, *, waiting_for: str) -> None:
     """Return once `key` is posted. Asks rather than blocks, so that Ctrl-C is heard."""
-    deadline = monotonic() + timeout_s
-    pause, pause_s = Event(), 0.0005
+    begin, pause = monotonic(), Event()
     try:
         while not store.check([key]):
-            if monotonic() > deadline:
+            waited = monotonic() - begin
+            if waited > timeout_s:
                 raise PeerLost(
                     f"{waiting_for} did not come within {timeout_s:.0f} s. "
                     "Did it start, and does it reach rank 0?"
                 )
-            pause.wait(pause_s)
-            pause_s = min(2 * pause_s, 0.25)
+            pause.wait(min(max(0.0005, waited / 10), 0.25))  # at most a tenth later than need be
     except RuntimeError as error:  # torch's, where the store is gone
         raise PeerLost(f"rank 0 left while this rank waited for {waiting_for} ({error}).") from error

@@ -10,10 +10,11 @@ from socket import gethostname
 import torch
 import torch.distributed as dist
 
+from samestep import __version__
 from samestep.base import env
 from samestep.base.env import Environment
 from samestep.base.errors import Error, WorldError
-from samestep.base.machine import CpuShare, cpu_share, package_version
+from samestep.base.machine import CpuShare, cpu_share
 from samestep.base.place import Place
 from samestep.world.banner import describe
 from samestep.world.compute_threads import Threads, threads_per_rank
@@ -26,8 +27,8 @@ from samestep.world.solo import SoloWorld
 from samestep.world.store import Store, open_store
 from samestep.world.world import World
 
-# Packages whose versions must be equal on all ranks.
-_ALIKE = ("samestep", "torch")
+# What must be equal on all ranks.
+_VERSIONS = {"samestep": __version__, "torch": torch.__version__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +133,7 @@ def _seated(store: Store, wishes: _Wishes, detected: Detected, cpu: CpuShare) ->
         assumed=detected.assumed,
         host=gethostname(),
         cpus=cpu.allowed,
-        versions={package: package_version(package) for package in _ALIKE},
+        versions=_VERSIONS,
     )
     try:
         choice = choose_device(facts_here(wishes.device), detected.place, asked=wishes.device)

@@ -15,7 +15,6 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from itertools import count
 from time import monotonic
 
 from samestep.base.errors import DetectionError, PeerLost
@@ -97,10 +96,11 @@ def await_listener(address: str, port: int, *, timeout_s: float) -> None:
     Raises:
         PeerLost: nothing did within `timeout_s`.
     """
-    deadline = monotonic() + timeout_s
+    begin = monotonic()
     pause = threading.Event()
-    for attempt in count():
-        left = deadline - monotonic()
+    while True:
+        waited = monotonic() - begin
+        left = timeout_s - waited
         try:
             with socket.create_connection((address, port), timeout=max(0.1, min(5.0, left))):
                 return
@@ -111,7 +111,7 @@ def await_listener(address: str, port: int, *, timeout_s: float) -> None:
                     "that host, did it fail before it joined, or does a firewall close the port? Set "
                     "MASTER_ADDR and MASTER_PORT to say where it is."
                 ) from error
-        pause.wait(min(0.01 * 2**attempt, 0.5))
+        pause.wait(min(max(0.005, waited / 10), 0.5))  # at most a tenth later than need be
 
 
 def _address(detected: Detected) -> str:
