@@ -35,7 +35,7 @@ def fresh_entry(call: Call, fn: Callable[..., Any], args: Sequence[Any]) -> Iter
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise UsageError(
                 f"this process cannot be forked (a device is in use, or threads run), and {fn!r} with its "
-                f"arguments cannot be pickled for fresh ones: {error}. Use a function of a module's top level."
+                f"arguments cannot be pickled for fresh ones: {error}. Use a module's top-level function."
             ) from error
         payload.flush()
 

@@ -161,7 +161,8 @@ def _parsed(file: Path, *, is_script: bool) -> ast.Module | None:
         if not is_script:
             return None  # Python will say so, should the script ever import it
         where = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        raise UsageError(f"{file}{where} is not Python that can be read: {error}.") from None
+        why = error.msg if isinstance(error, SyntaxError) else error
+        raise UsageError(f"{file}{where} is not Python that can be read: {why}.") from None
     except OSError as error:
         if not is_script:
             return None

@@ -1,0 +1,119 @@
+"""Who starts whom: the launcher's tasks are the workers, unless more workers are asked for."""
+
+import pytest
+
+from samestep.base.errors import UsageError
+from samestep.base.place import Place
+from samestep.launch.job import Job, Nodes, Program
+from samestep.launch.plan import Join, Spawn, plan
+from samestep.world.detect import Detected
+
+ALONE = Detected(place=Place())
+
+
+def job(**changes):
+    return Job(program=Program(target="train.py"), **changes)
+
+
+def found(tasks, nodes=1, node=0, **more):
+    local = tasks // nodes
+    place = Place(rank=node * local, size=tasks, local_size=local, node=node, nodes=nodes, launcher="slurm")
+    return Detected(place=place, launcher="slurm", master_addr="host0", master_port=1234, **more)
+
+
+@pytest.mark.parametrize(
+    ("changes", "local"), [({}, 1), ({"workers": 4}, 4), ({"per_node": 3}, 3), ({"workers": 1}, 1)]
+)
+def test_without_a_launcher_workers_are_started_here(changes, local):
+    assert plan(job(**changes), ALONE) == Spawn(local=local, nodes=Nodes())
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 8])
+@pytest.mark.parametrize("asked", ["absent", "equal"])
+def test_the_launchers_tasks_are_the_workers(tasks, asked):
+    decided = plan(job(workers=tasks if asked == "equal" else None), found(tasks))
+
+    assert isinstance(decided, Join)
+    assert decided.place.size == tasks
+    assert decided.master == ("host0", 1234)
+
+
+def test_a_per_node_number_that_fits_the_tasks_joins():
+    assert isinstance(plan(job(per_node=2), found(4, nodes=2)), Join)
+
+
+def test_one_task_per_node_spawns_its_share():
+    decided = plan(job(workers=8), found(2, nodes=2, node=1))
+
+    assert decided == Spawn(local=4, nodes=Nodes(count=2, rank=1, endpoint="host0:1234"))
+    assert decided.size == 8
+
+
+def test_one_task_on_one_node_spawns_all():
+    assert plan(job(workers=8), found(1)) == Spawn(local=8, nodes=Nodes())
+
+
+def test_an_address_of_six_groups_is_told_from_its_port():
+    there = found(2, nodes=2)
+    six = Detected(place=there.place, launcher="slurm", master_addr="fe80::1", master_port=7)
+    decided = plan(job(workers=4), six)
+
+    assert isinstance(decided, Spawn)
+    assert decided.nodes.endpoint == "[fe80::1]:7"
+
+
+@pytest.mark.parametrize(("asked", "tasks", "nodes"), [(3, 4, 1), (8, 4, 1), (2, 4, 2), (3, 2, 2), (1, 2, 1)])
+def test_any_other_number_is_an_error_with_both(asked, tasks, nodes):
+    with pytest.raises(UsageError, match=rf"{asked} workers .* {tasks} task"):
+        plan(job(workers=asked), found(tasks, nodes=nodes))
+
+
+def test_nodes_without_a_meeting_place_are_refused():
+    nowhere = Detected(place=found(2, nodes=2).place, launcher="openmpi")
+    with pytest.raises(UsageError, match="MASTER_ADDR"):
+        plan(job(workers=4), nowhere)
+
+
+def test_nodes_given_by_hand_are_believed():
+    nodes = Nodes(count=2, rank=1, endpoint="a:1")
+    assert plan(job(per_node=2, nodes=nodes), ALONE) == Spawn(local=2, nodes=nodes)
+    assert plan(job(workers=4, nodes=nodes), ALONE) == Spawn(local=2, nodes=nodes)
+    assert plan(job(nodes=nodes), ALONE) == Spawn(local=1, nodes=nodes)
+
+
+def test_the_node_rank_comes_from_the_launcher_if_not_given():
+    decided = plan(job(per_node=2, nodes=Nodes(count=2, endpoint="a:1")), found(2, nodes=2, node=1))
+    assert isinstance(decided, Spawn)
+    assert decided.nodes.rank == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"nodes": Nodes(count=2)}, "--master-addr"),
+        ({"nodes": Nodes(count=2, endpoint="a:1")}, "--node-rank"),
+        ({"workers": 3, "nodes": Nodes(count=2, rank=0, endpoint="a:1")}, "-n 3"),
+        ({"max_restarts": 1, "nodes": Nodes(count=2, rank=0, endpoint="a:1")}, "--rdzv-backend c10d"),
+    ],
+)
+def test_nodes_that_could_not_work_are_refused(changes, words):
+    with pytest.raises(UsageError, match=words):
+        plan(job(**changes), ALONE)
+
+
+@pytest.mark.parametrize(
+    ("decided", "line"),
+    [
+        (Spawn(local=2, nodes=Nodes()), "spawn: 2 worker(s) here"),
+        (
+            Spawn(local=2, nodes=Nodes(count=3, rank=1, endpoint="a:1")),
+            "spawn: 2 worker(s) here, 6 = 3 nodes x 2, this is node 1, meeting at a:1 (static)",
+        ),
+        (
+            Join(place=Place(rank=1, size=2, local_rank=1, local_size=2, launcher="mpich"), master=None),
+            "join: this task is rank 1 of 2 (local rank 1 of 2 on node 0 of 1), started by mpich",
+        ),
+    ],
+)
+def test_a_plan_can_be_read(decided, line):
+    assert decided.describe() == line
