@@ -41,3 +41,9 @@ def test_a_batch_smaller_than_the_world_is_refused_with_both_numbers():
 
 def test_the_dtype_is_torchs():
     assert settings(dtype="float64").torch_dtype is torch.float64
+
+
+def test_small_shares_are_told_before_the_user_waits_for_them():
+    assert settings(batch_size=64).advice(1) is None
+    assert settings(batch_size=64).advice(4) is None
+    assert "64 samples per step on 8 workers is 8 for each" in settings(batch_size=64).advice(8)

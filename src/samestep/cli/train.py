@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from samestep.base import env
-from samestep.cli.running import act, decide
+from samestep.cli.running import act, decide, tell
 from samestep.launch.job import Job, Program
 from samestep.launch.plan import Spawn
 
@@ -97,6 +97,8 @@ def train(
     order = take_order(recipe, settings, workers=decision.size, out=out, data_dir=data_dir, subset=subset)
     if decision.size > 1 and isinstance(decision.plan, Spawn):
         prepare(order)
+        if (advice := order.settings.advice(decision.size)) is not None:
+            tell(advice)
         raise typer.Exit(act(decision))
     with join(threads=threads) as world:
         result = cook(world, order)

@@ -18,6 +18,10 @@ CHOICES = {
 """What each named choice may be."""
 
 
+SMALL_SHARE = 16
+"""Samples per worker and step below which the cost of a step hardly depends on their number."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The settings of one training; none of them depends on the number of workers."""
@@ -68,6 +72,17 @@ class Settings:
                 f"--batch-size {self.batch_size} is the global batch, and {workers} workers share it: "
                 f"some would never see a sample. Use a batch size of {workers} or more, or fewer workers."
             )
+
+    def advice(self, workers: int) -> str | None:
+        """Return what to know about this batch size on so many workers before waiting for it, if anything."""
+        share = self.batch_size / workers
+        if workers == 1 or share >= SMALL_SHARE:
+            return None
+        return (
+            f"{self.batch_size} samples per step on {workers} workers is {share:.3g} for each: most of a step "
+            "will be overhead and exchange. Fewer workers may be as fast; a larger --batch-size is faster, and "
+            "another training."
+        )
 
     @property
     def torch_dtype(self) -> torch.dtype:
