@@ -11,10 +11,9 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from samestep.base.errors import UsageError
-from samestep.replicas.global_norm import GlobalNorm, combine, local_moments
+from samestep.replicas.global_norm import GlobalNorm, combine, local_moments, per_channel
 from samestep.replicas.redirect import Undo, redirect
 from samestep.replicas.running import BatchNorm, Tracked
 from samestep.world.world import World
@@ -62,11 +61,13 @@ def _local_forward(module: BatchNorm, batch: Tensor, *, tracked: Tracked | None)
         if tracked is not None and module.training:
             tracked.seen = True
         return BatchNorm.forward(module, batch)
-    # No samples: no statistics either (torch's would be NaN), but the steps are counted as elsewhere.
+    # No samples: no statistics either (torch's would be NaN), but the step is counted as elsewhere.
     _check_input(module, batch)
     _count(module)
-    zeros = torch.zeros(module.num_features, dtype=batch.dtype, device=batch.device)
-    return functional.batch_norm(batch, zeros, zeros + 1, module.weight, module.bias, eps=module.eps)
+    if not module.affine:
+        return batch.clone()
+    # In the graph, so that the gradients are zeros; torch's own backward divides by the size 0 and crashes.
+    return batch * per_channel(module.weight, batch) + per_channel(module.bias, batch)
 
 
 def _global_forward(module: BatchNorm, batch: Tensor, *, world: World) -> Tensor:

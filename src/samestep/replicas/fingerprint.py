@@ -5,9 +5,9 @@ weights of 64, on the tensor's own device::
 
     hash(tensor) = sum over i of  bits[i] * weight[i]   modulo 2^64
 
-An odd weight has an inverse, so a change in one place always changes the sum; changes in several escape with a
-chance of about 2^-32. (With 64-bit integers two flipped signs would cancel: 2^63 * (odd + odd) is 0.) Bits, not
-values: NaN equals NaN, and 0.0 differs from -0.0.
+An odd weight has an inverse, so a change in one place always changes the sum; changes in several escape
+with a chance of about 2^-32. (With 64-bit integers two flipped signs would cancel: 2^63 * (odd + odd) is 0.)
+Bits, not values: NaN equals NaN, and 0.0 differs from -0.0.
 """
 
 from collections import Counter

@@ -96,11 +96,7 @@ def _fused(
     """Return the gradients by torch's kernels for fixed statistics, corrected for what the sums add."""
     count, mean, var = moments
     invstd = torch.rsqrt(var + ctx.eps)
-    ones = torch.ones_like(mean)
-    fixed = {"save_mean": None, "save_invstd": None, "train": False}
-    _, d_weight, d_bias = torch.ops.aten.native_batch_norm_backward(
-        grad, batch, ones, mean, var, **fixed, eps=ctx.eps, output_mask=[False, True, True]
-    )
+    d_weight, d_bias = _own_sums(grad, batch, (mean, var), ctx.eps)
     if not ctx.needs_input_grad[0]:
         return None, d_weight, d_bias
     sums = torch.cat([d_bias, d_weight])
@@ -108,7 +104,21 @@ def _fused(
     scale = invstd if weight is None else invstd * weight
     by_g, by_g_xhat = (-sums / count).chunk(2)
     d_batch = _normalise(batch, (mean, var), by_g_xhat * scale, by_g * scale, ctx.eps)
-    return d_batch.addcmul_(grad, _per_channel(scale, grad).to(grad.dtype)), d_weight, d_bias
+    return d_batch.addcmul_(grad, per_channel(scale, grad).to(grad.dtype)), d_weight, d_bias
+
+
+def _own_sums(
+    grad: Tensor, batch: Tensor, statistics: tuple[Tensor, Tensor], eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return sum(g xhat) and sum(g) over this rank's share, (C,) each."""
+    mean, var = statistics
+    if batch.numel() == 0:  # torch's kernel divides by the size and ends the process
+        return torch.zeros_like(mean), torch.zeros_like(mean)
+    fixed = {"save_mean": None, "save_invstd": None, "train": False}
+    _, by_xhat, plain = torch.ops.aten.native_batch_norm_backward(
+        grad, batch, torch.ones_like(mean), mean, var, **fixed, eps=eps, output_mask=[False, True, True]
+    )
+    return by_xhat, plain
 
 
 def _differentiable(
@@ -119,13 +129,13 @@ def _differentiable(
     values, g = batch.to(_precision(batch)), grad.to(_precision(grad))
 
     def total(tensor: Tensor) -> Tensor:
-        return _per_channel(_sum_over_ranks(tensor.sum(dims), world), batch)
+        return per_channel(_sum_over_ranks(tensor.sum(dims), world), batch)
 
     count = total(torch.ones_like(values))
     centred = values - total(values) / count
     invstd = torch.rsqrt(total(centred**2) / count + eps)
     xhat = centred * invstd
-    scale = invstd if weight is None else invstd * _per_channel(weight, batch)
+    scale = invstd if weight is None else invstd * per_channel(weight, batch)
     d_batch = scale * (g - total(g) / count - xhat * total(g * xhat) / count)
     return d_batch.to(batch.dtype), (g * xhat).sum(dims), g.sum(dims)
 
@@ -170,6 +180,6 @@ def _all_but_channels(batch: Tensor) -> list[int]:
     return [dim for dim in range(batch.dim()) if dim != 1]
 
 
-def _per_channel(values: Tensor, batch: Tensor) -> Tensor:
+def per_channel(values: Tensor, batch: Tensor) -> Tensor:
     """Return `values` (C,) in a shape that multiplies channel by channel: (1, C, 1, ...)."""
     return values.view(1, -1, *[1] * (batch.dim() - 2))

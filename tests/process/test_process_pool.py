@@ -1,0 +1,88 @@
+"""The pool that other tests stand on: it answers in order, and says clearly who failed."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from support.process_pool import ProcessPool, RankFailed
+
+
+def sum_of_ranks(world, factor):
+    total = torch.tensor([float(world.place.rank * factor)])
+    world.all_reduce(total)
+    return world.place.rank, total.item(), os.getpid()
+
+
+def fail_on(world, rank):
+    if world.place.rank == rank:
+        raise KeyError("the culprit")
+    world.barrier()
+
+
+def raise_local_class(world):
+    class Unknown(Exception):
+        pass
+
+    raise Unknown("cannot travel")
+
+
+def die_on(world, rank):
+    if world.place.rank == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    world.barrier()
+
+
+def never_answer(world, rank):
+    if world.place.rank == rank:
+        signal.pause()
+
+
+def threads(world):
+    return torch.get_num_threads()
+
+
+def test_results_come_in_rank_order_from_processes_that_are_kept(processes):
+    first, second = processes.run(sum_of_ranks, 2, 10), processes.run(sum_of_ranks, 2, 100)
+    assert [result[:2] for result in first] == [(0, 10.0), (1, 10.0)]
+    assert [result[:2] for result in second] == [(0, 100.0), (1, 100.0)]
+    assert [result[2] for result in first] == [result[2] for result in second]
+
+
+def test_each_rank_computes_on_one_thread(processes):
+    assert processes.run(threads, 2) == [1, 1]
+
+
+@pytest.fixture
+def own_pool():
+    """A pool for tests that break it."""
+    pool = ProcessPool(timeout_s=20)
+    yield pool
+    pool.close()
+
+
+def test_an_error_keeps_its_type_and_tells_rank_and_traceback(own_pool):
+    with pytest.raises(KeyError, match="the culprit") as caught:
+        own_pool.run(fail_on, 2, 1)
+    assert "on rank 1 of 2" in str(caught.value.__cause__)
+    assert "in fail_on" in str(caught.value.__cause__)
+    assert [result[0] for result in own_pool.run(sum_of_ranks, 2, 1)] == [0, 1]  # a new group
+
+
+def test_an_error_that_cannot_travel_goes_as_its_traceback(own_pool):
+    with pytest.raises(RankFailed, match="cannot travel"):
+        own_pool.run(raise_local_class, 1)
+
+
+def test_a_dead_rank_is_reported(own_pool):
+    with pytest.raises((RankFailed, RuntimeError)) as caught:
+        own_pool.run(die_on, 2, 1)
+    assert "rank" in f"{caught.value} {caught.value.__cause__}"
+
+
+def test_a_silent_rank_is_reported_within_the_deadline():
+    pool = ProcessPool(timeout_s=1)
+    with pytest.raises(RankFailed, match=r"ranks \[0\] of 1 gave no answer in 1 s"):
+        pool.run(never_answer, 1, 0)
+    pool.close()

@@ -1,0 +1,141 @@
+"""Replicas on real processes over Gloo."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from samestep.replicas.replicate import SYNCHRONISERS, replicate
+from support.replica_cases import assert_equal_gradients, gradients, network, plain, samples, share_of
+
+
+def conv_net():
+    """The tutorials' network, small: batch norm, pooling and one linear layer, in double precision."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 5, padding=2),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 6, 5, padding=2),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(6 * 2 * 2, 10),
+    ).double()
+
+
+def train(model, *, rank=0, size=1, steps=30):
+    """Train with momentum, weight decay and clipping on this rank's shares; return the weights on the way.
+
+    Every tenth batch has one sample: all ranks but one go without.
+    """
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
+    generator = torch.Generator().manual_seed(1)
+    states = []
+    for step in range(steps):
+        count = 1 if step % 10 == 3 else 11
+        images = torch.randn(count, 1, 8, 8, generator=generator, dtype=torch.float64)
+        labels = torch.randint(0, 10, (count,), generator=generator)
+        start, stop = -(-count * rank // size), -(-count * (rank + 1) // size)
+        scores = model(images[start:stop])
+        loss = functional.cross_entropy(scores, labels[start:stop]) if stop > start else scores.sum()
+        optimizer.zero_grad()
+        (loss * ((stop - start) * size / count)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % 10 == 9:
+            states.append(copy.deepcopy(model.state_dict()))
+    return states
+
+
+def train_rank(world, sync, batch_norm):
+    model = conv_net()
+    options = {"sync": sync, "batch_norm": batch_norm, "bucket_bytes": 2000, "check_every": 7}
+    with replicate(model, world, **options) as replicas:
+        states = train(model, rank=world.place.rank, size=world.place.size)
+        replicas.check()
+    return states
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("sync", SYNCHRONISERS)
+def test_training_with_global_batch_norm_is_the_serial_training(processes, sync, size):
+    expected = train(conv_net())
+    ranks = processes.run(train_rank, size, sync, "global")
+    for states in ranks:
+        torch.testing.assert_close(states, expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(states, ranks[0], rtol=0, atol=0)
+    assert list(ranks[-1][0]) == list(conv_net().state_dict())
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_synchronisers_train_alike_and_leave_equal_bits(processes, size):
+    found = {sync: processes.run(train_rank, size, sync, "local") for sync in SYNCHRONISERS}
+    for ranks in found.values():
+        for states in ranks:
+            torch.testing.assert_close(states, ranks[0], rtol=0, atol=0)
+            torch.testing.assert_close(states, found["reference"][0], rtol=1e-10, atol=1e-10)
+
+
+def accumulate_rank(world, sync):
+    model, (inputs, weight) = network(), share_of(world, samples(), [4, 3])
+    with replicate(model, world, sync=sync) as replicas:
+        with replicas.accumulate():
+            plain(model, inputs, weight)
+            alone = gradients(model)
+        plain(model, inputs + 1, weight)
+        return alone, gradients(model), list(model.state_dict())
+
+
+@pytest.mark.parametrize("sync", SYNCHRONISERS)
+def test_accumulated_gradients_are_exchanged_once(processes, sync):
+    model = network()
+    plain(model, samples(), 1.0)
+    plain(model, samples() + 1, 1.0)
+    (alone_0, found_0, keys), (alone_1, found_1, _) = processes.run(accumulate_rank, 2, sync)
+    assert not alone_0["0.weight"].equal(alone_1["0.weight"])
+    for found in (found_0, found_1):
+        assert_equal_gradients(found, gradients(model))
+    assert keys == list(model.state_dict())
+
+
+def half_rank(world, dtype):
+    model, (inputs, weight) = network(dtype=dtype), share_of(world, samples(), [4, 3])
+    with replicate(model, world, bucket_bytes=80) as replicas:
+        for _ in range(3):
+            model.zero_grad()
+            plain(model, inputs.to(dtype), weight)
+        replicas.check()
+    return gradients(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_gloo_carries_the_dtypes_that_models_have(processes, dtype):
+    model = network(dtype=dtype)
+    plain(model, samples().to(dtype), 1.0)
+    for found in processes.run(half_rank, 2, dtype):
+        assert_equal_gradients(found, gradients(model), tolerance=8 * torch.finfo(dtype).eps)
+
+
+def ddp_trace(world):
+    """Calls of a forward hook of the model, while and after torch's DDP is attached."""
+    model, calls = network(), []
+    model.register_forward_hook(lambda *_: calls.append("hook"))
+    with replicate(model, world, sync="ddp") as replicas:
+        plain(model, samples(), 1.0)
+        exposed = replicas.exposed_s
+        with torch.no_grad():
+            model.eval()(samples())
+    model(samples())
+    return calls, exposed, "forward" in vars(model)
+
+
+def test_ddp_runs_the_models_own_hooks_once_and_leaves_no_trace(processes):
+    for calls, exposed, redirected in processes.run(ddp_trace, 2):
+        assert calls == ["hook"] * 3
+        assert exposed is None
+        assert not redirected

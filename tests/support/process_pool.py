@@ -1,0 +1,175 @@
+"""A kept pool of rank processes, for tests that need real ones.
+
+A fork server imports torch once; each world size gets its processes and one Gloo group on first use, and
+keeps them for the whole session. After that a test costs what it computes: some milliseconds.
+"""
+
+import multiprocessing
+import os
+import pickle
+import socket
+import time
+import traceback
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+
+PRELOAD = [
+    "torch",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.optim",
+    "torch._dynamo",  # seconds; the first optimizer step of a process would load it
+    "samestep.replicas.replicate",
+    "pytest",
+]
+# A process has one fork server, which loads nothing any more once somebody has started it: so, at import.
+multiprocessing.set_forkserver_preload(PRELOAD)
+
+
+class RankFailed(AssertionError):
+    """A rank raised, died, or did not answer; says which one, and what it said."""
+
+
+class ProcessPool:
+    """Rank processes by world size.
+
+    Args:
+        timeout_s: how long a call may take before its pool is killed.
+    """
+
+    def __init__(self, *, timeout_s=60.0):
+        self._timeout_s = timeout_s
+        self._context = multiprocessing.get_context("forkserver")
+        self._ranks = {}
+
+    def run(self, fn, size, *args):
+        """Return ``[fn(world, *args)]`` of all ranks, in rank order.
+
+        `fn` is a module-level function. Where ranks fail, the error of the one that failed first is raised
+        here: its own type where that can travel, with rank and remote traceback as the cause.
+        """
+        ranks = self._ranks.get(size) or self._start(size)
+        message = pickle.dumps((fn, args))
+        for _, pipe in ranks:
+            pipe.send_bytes(message)
+        return self._collect(ranks, size)
+
+    def close(self):
+        """End all ranks."""
+        for size in list(self._ranks):
+            for process, pipe in self._ranks.pop(size):
+                pipe.close()  # a rank ends when nobody can ask it any more
+                process.join(5)
+                _kill(process)
+
+    def _start(self, size):
+        port = _free_port()
+        ranks = []
+        for rank in range(size):
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(
+                target=_serve, args=(theirs, rank, size, port, self._timeout_s), name=f"rank {rank} of {size}"
+            )
+            process.start()
+            theirs.close()
+            ranks.append((process, ours))
+        self._ranks[size] = ranks
+        return ranks
+
+    def _collect(self, ranks, size):
+        answers, failures = {}, []
+        pending = {pipe: (rank, process) for rank, (process, pipe) in enumerate(ranks)}
+        deadline = time.monotonic() + self._timeout_s
+        while pending:
+            ready = wait(list(pending), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                silent = sorted(rank for rank, _ in pending.values())
+                failures.append(
+                    RankFailed(f"ranks {silent} of {size} gave no answer in {self._timeout_s:g} s")
+                )
+            for pipe in ready:
+                rank, process = pending.pop(pipe)
+                answer = _receive(pipe, process, rank, size)
+                if isinstance(answer, BaseException):
+                    failures.append(answer)
+                else:
+                    (answers[rank],) = answer
+            if failures:
+                # The others may be waiting for the one that failed: nothing of this group is of use.
+                self._discard(size)
+                raise failures[0]
+        return [answers[rank] for rank in range(size)]
+
+    def _discard(self, size):
+        for process, pipe in self._ranks.pop(size):
+            pipe.close()
+            _kill(process)
+
+
+def _kill(process):
+    if process.is_alive():
+        process.kill()
+    process.join()
+    process.close()
+
+
+def _receive(pipe, process, rank, size):
+    """Return the rank's answer in a tuple of one, or the exception to raise."""
+    try:
+        answer, error, trace = pickle.loads(pipe.recv_bytes())
+    except (EOFError, ConnectionError):
+        process.join(5)
+        return RankFailed(f"rank {rank} of {size} died without an answer, exit code {process.exitcode}")
+    if trace is None:
+        return (answer,)
+    story = RankFailed(f"on rank {rank} of {size}:\n{trace}")
+    if error is None:
+        return story
+    error.__cause__ = story
+    return error
+
+
+def _free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _serve(pipe: Connection, rank, size, port, timeout_s):
+    """Be one rank: join, then answer calls until the other end is closed."""
+    import torch
+    import torch.distributed as dist
+
+    from samestep.base.place import Place
+    from samestep.world.process_group import ProcessGroupWorld
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://127.0.0.1:{port}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    place = Place(rank=rank, size=size, local_rank=rank, local_size=size, launcher="process pool")
+    world = ProcessGroupWorld(place, torch.device("cpu"))
+    while True:
+        try:
+            fn, args = pickle.loads(pipe.recv_bytes())
+        except (EOFError, ConnectionError):
+            os._exit(0)  # the session is over; the interpreter would take 0.4 s to end
+        pipe.send_bytes(_answer(fn, world, args))
+
+
+def _answer(fn, world, args):
+    """Return the pickled ``(result, error, traceback)``; the error only where it can travel."""
+    try:
+        return pickle.dumps((fn(world, *args), None, None))
+    except BaseException as error:
+        trace = traceback.format_exc()
+        try:
+            message = pickle.dumps((None, error, trace))
+            pickle.loads(message)
+        except Exception:
+            return pickle.dumps((None, None, trace))
+        return message
