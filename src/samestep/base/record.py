@@ -4,26 +4,24 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from platform import node, platform, python_version
 from typing import Any
+
+from samestep.base.machine import machine
 
 SCHEMA = 1
 """The version of every record's form; told in each record as ``schema``."""
 
 
 def provenance() -> dict[str, Any]:
-    """Return what a reader must know to judge a record: when, where, and with which versions it was made."""
+    """Return what a reader must know to judge a record: when, by which command, on what machine."""
     return {
         "schema": SCHEMA,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "host": node(),
-        "platform": platform(),
-        "python": python_version(),
-        "versions": {name: _version(name) for name in ("samestep", "torch", "numpy")},
         "command": sys.argv,
+        "machine": asdict(machine()),
     }
 
 
@@ -37,10 +35,3 @@ def write_json(path: Path, record: Mapping[str, Any]) -> None:
 def json_line(record: Mapping[str, Any]) -> str:
     """Return `record` as one line of JSON, its newline included."""
     return json.dumps(record) + "\n"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -79,9 +79,9 @@ class Settings:
         if workers == 1 or share >= SMALL_SHARE:
             return None
         return (
-            f"{self.batch_size} samples per step on {workers} workers is {share:.3g} for each: most of a step "
-            "will be overhead and exchange. Fewer workers may be as fast; a larger --batch-size is faster, and "
-            "another training."
+            f"{self.batch_size} samples per step on {workers} workers is {share:.3g} for each: most of a "
+            "step will be overhead and exchange. Fewer workers may be as fast; a larger --batch-size is "
+            "faster, and another training."
         )
 
     @property
