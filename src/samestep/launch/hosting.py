@@ -46,7 +46,8 @@ def host(program: Program) -> Ending:
     """Run a script or module to its end and say how it ended; nothing is printed about an error."""
     try:
         module, code = _main_module(program)
-        sys.modules["__main__"] = module
+        # The second name is what multiprocessing's children call it in what they send back.
+        sys.modules["__main__"] = sys.modules["__mp_main__"] = module
         exec(code, module.__dict__)  # noqa: S102 - running the user's program is the point
     except SystemExit as stop:
         return exited(stop)

@@ -1,0 +1,204 @@
+"""``samestep run`` when something fails: it is told once, nobody waits, and nothing is left behind."""
+
+import os
+import signal
+from textwrap import dedent
+
+import pytest
+
+from support.commands import await_end_of, finish, lines, samestep, shared_memory, start
+
+# Each worker prints the processes it consists of: itself, two loader workers and a resource tracker; and
+# then trains until it is ended.
+ENDLESS = """\
+    import os, sys, torch, torch.distributed as dist
+    from multiprocessing import resource_tracker, shared_memory
+    from torch.utils.data import DataLoader, TensorDataset
+
+    dist.init_process_group("gloo")
+    segment = shared_memory.SharedMemory(create=True, size=1 << 16)
+    data = TensorDataset(torch.arange(1 << 20))
+    batches = iter(DataLoader(data, batch_size=4, num_workers=2))
+    next(batches)
+    pids = [os.getpid(), resource_tracker._resource_tracker._pid, *(w.pid for w in batches._workers)]
+    os.write(1, (" ".join(map(str, pids)) + "\\n").encode())
+    for batch, in batches:
+        dist.all_reduce(batch)
+    """
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text):
+        file = tmp_path / "prog.py"
+        file.write_text(dedent(text))
+        return file
+
+    return write
+
+
+@pytest.fixture
+def endless(script, tmp_path):
+    """Start a run that does not end by itself; yield it, its workers' processes and its own TMPDIR."""
+    own, segments = tmp_path / "tmp", shared_memory()
+    own.mkdir()
+    process = start("run", "-n", 2, script(ENDLESS), TMPDIR=str(own))
+    try:
+        pids = [[int(pid) for pid in line.split()] for line in lines(process, 2)]
+        yield process, pids
+        assert await_end_of(pid for worker in pids for pid in worker) == []
+        assert shared_memory() - segments == set()
+        assert list(own.glob("torchelastic_*")) == []
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
+def test_a_signal_to_the_launcher_leaves_nothing_behind(endless, number, code):
+    process, _ = endless
+    process.send_signal(number)
+    ended = finish(process)
+
+    assert ended.code == code
+    # A loader worker's thread may complain about its parent; the run itself has one thing to say.
+    assert "samestep: rank" not in ended.err
+    assert f"ended by signal {number:d}" in ended.err
+
+
+def test_the_keyboard_reaches_launcher_and_workers_at_once(endless):
+    process, _ = endless
+    os.killpg(process.pid, signal.SIGINT)
+
+    assert finish(process).code == 130
+
+
+def test_workers_die_with_a_launcher_that_is_killed(endless):
+    process, _ = endless
+    process.kill()
+
+    assert finish(process).code == -signal.SIGKILL
+
+
+def test_a_worker_killed_ends_the_run(endless):
+    process, pids = endless
+    os.kill(pids[1][0], signal.SIGKILL)
+    ended = finish(process)
+
+    assert ended.code == 137
+    assert f"pid {pids[1][0]}) was killed by signal 9 (SIGKILL)" in ended.err
+    assert "all_reduce" not in ended.err, "the other's lost connection is not news"
+
+
+def test_an_exception_is_told_once_from_the_users_first_line(script):
+    prog = script(
+        """\
+        import torch, torch.distributed as dist
+
+        def step():
+            raise ValueError("no such step")
+
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 1:
+            step()
+        dist.all_reduce(torch.ones(1))
+        """
+    )
+    ended = samestep("run", "-n", 2, prog)
+    told = [line.removeprefix("[rank1]: ") for line in ended.err.splitlines()]
+
+    assert ended.code == 1
+    begin = told.index("Traceback (most recent call last):")
+    assert told[begin + 1] == f'  File "{prog}", line 8, in <module>'
+    assert ended.err.count("Traceback") == 1
+    assert ended.err.count("no such step") == 2  # the line of the program, and the error
+    assert told[-1].startswith("samestep: rank 1 of 2 ")
+    assert "ValueError" in told[-1]
+
+
+def test_all_workers_start_afresh_after_one_was_killed(script):
+    prog = script(
+        """\
+        import os, signal, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        if attempt == "0" and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.all_reduce(total)
+        os.write(1, f"{attempt} {dist.get_rank()} {total.item()}\\n".encode())
+        """
+    )
+    ended = samestep("run", "-n", 2, "--max-restarts", 1, prog)
+
+    assert ended.code == 0, ended.err
+    assert sorted(ended.out.splitlines()) == ["1 0 4.0", "1 1 4.0"]
+    assert "SIGKILL" in ended.err
+
+
+def test_restarts_come_to_an_end(script):
+    prog = script("import torch.distributed as dist\ndist.init_process_group('gloo')\nraise SystemExit(5)\n")
+    ended = samestep("run", "-n", 2, "--max-restarts", 1, prog)
+
+    assert ended.code == 5
+    assert ended.err.count("exit code 5") == 2
+
+
+def test_spawn_returns_results_and_raises_the_first_failure(tmp_path):
+    file = tmp_path / "spawning.py"
+    file.write_text(dedent(SPAWNING))
+    ended = samestep("run", file)
+
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines() == [
+        "[(0, 21.0), (1, 21.0)]",
+        "WorkerFailed 1 rank 1",
+        "threads [0, 1]",
+        "again",
+    ]
+    assert "Traceback" not in ended.err
+
+
+SPAWNING = """\
+    import sys, threading, torch, samestep
+
+    def total(world, start):
+        torch.randn(300, 300) @ torch.randn(300, 300)
+        return world.place.rank, world.sum(start + world.place.rank)
+
+    def fails(world):
+        if world.place.rank == 1:
+            raise ValueError("boom")
+        world.barrier()
+
+    if __name__ == "__main__":
+        # Leaves OpenMP's threads waiting, which a forked child must not count on.
+        torch.set_num_threads(2)
+        torch.randn(500, 500) @ torch.randn(500, 500)
+        base = 10
+        print(samestep.spawn(lambda world, start: total(world, start + base), 2, 0))
+        try:
+            samestep.spawn(fails, 2)
+        except samestep.Error as error:
+            text = str(error)
+            assert "ValueError: boom" in text and "launch/spawn.py" not in text, text
+            print(type(error).__name__, error.exit_code, text[:6])
+        stop = threading.Event()
+        waiting = threading.Thread(target=stop.wait)
+        waiting.start()
+        main = sys.modules["__main__"]
+        file = main.__dict__.pop("__file__")
+        print("threads", samestep.spawn(lambda world: world.place.rank, 2))
+        main.__file__ = file
+        try:
+            samestep.spawn(lambda world: None, 2)
+        except samestep.Error as error:
+            assert "pickled" in str(error)
+        stop.set()
+        waiting.join()
+        print("again")
+"""

@@ -1,0 +1,312 @@
+"""``samestep run``: programs run on every worker as they would in a fresh interpreter under torchrun."""
+
+import json
+from textwrap import dedent
+
+import pytest
+
+from support.commands import finish, samestep, start
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text, name="prog.py"):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(dedent(text))
+        return file
+
+    return write
+
+
+def said(ended):
+    """Return what each worker printed as one object a line, in rank order."""
+    # Two workers' lines may share one: print writes text and line end apart.
+    objects = ended.out.replace("}{", "}\n{").split("\n")
+    return sorted((json.loads(line) for line in objects if line), key=lambda one: one["rank"])
+
+
+def test_workers_meet_and_find_everything_as_in_a_fresh_interpreter(script, tmp_path):
+    prog = script(
+        """\
+        import atexit, json, os, pathlib, pickle, random, sys
+        import numpy, torch, torch.distributed as dist
+
+        class Local: pass
+
+        rank = int(os.environ["RANK"])
+        atexit.register(lambda: pathlib.Path(__file__).with_name(f"left_{rank}").touch())
+        dist.init_process_group("gloo")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        draws = [numpy.random.rand(), random.random()]
+        print(json.dumps({
+            "rank": rank, "argv": sys.argv, "path": sys.path[0], "file": __file__, "name": __name__,
+            "pickled": type(pickle.loads(pickle.dumps(Local()))).__module__, "total": total.item(),
+            "draws": draws, "threads": torch.get_num_threads(),
+            "restarts": os.environ["TORCHELASTIC_RESTART_COUNT"],
+            "module": sys.modules["__main__"].Local is Local,
+        }))
+        dist.destroy_process_group()
+        """
+    )
+    ended = samestep("run", "--nproc_per_node", 2, "--threads", 1, prog, "--flag", "-n", "3", "--", "a b")
+
+    assert ended.code == 0, ended.err
+    workers = said(ended)
+    assert [worker["total"] for worker in workers] == [2.0, 2.0]
+    for worker in workers:
+        assert worker["argv"] == [str(prog), "--flag", "-n", "3", "--", "a b"]
+        assert worker["path"] == str(tmp_path)
+        assert worker["file"] == str(prog)
+        assert (worker["name"], worker["pickled"], worker["module"]) == ("__main__", "__main__", True)
+        assert (worker["threads"], worker["restarts"]) == (1, "0")
+        assert (tmp_path / f"left_{worker['rank']}").exists(), "atexit handlers did not run"
+    assert not set(workers[0]["draws"]) & set(workers[1]["draws"]), "workers share a random state"
+    assert len(ended.err.splitlines()) == 2, ended.err
+
+
+def test_a_module_of_a_package_runs_and_its_exit_code_is_the_runs(script, tmp_path):
+    script("", "pkg/__init__.py")
+    script("CODE = 7", "pkg/codes.py")
+    script(
+        """\
+        import json, os, sys
+        import torch.distributed as dist
+        from .codes import CODE
+
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        print(json.dumps({"rank": rank, "argv": sys.argv[1:], "spec": __spec__.name}), flush=True)
+        dist.barrier()
+        sys.exit(CODE if rank == 1 else 0)
+        """,
+        "pkg/tool.py",
+    )
+    ended = samestep("run", "-n", 2, "-m", "pkg.tool", "-x", PYTHONPATH=str(tmp_path))
+
+    assert ended.code == 7
+    assert said(ended) == [{"rank": rank, "argv": ["-x"], "spec": "pkg.tool"} for rank in (0, 1)]
+    assert "rank 1 of 2" in ended.err
+    assert "exit code 7" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_any_executable_gets_torchruns_variables():
+    text = 'echo "$RANK/$WORLD_SIZE $LOCAL_RANK $GROUP_RANK $MASTER_ADDR ${MASTER_PORT:+port} $1"'
+    ended = samestep("run", "-n", 2, "--no-python", "sh", "-c", text, "name", "an argument")
+
+    assert ended.code == 0, ended.err
+    assert sorted(ended.out.splitlines()) == [f"{r}/2 {r} 0 127.0.0.1 port an argument" for r in (0, 1)]
+
+
+def test_a_class_of_the_script_reaches_spawned_processes(script):
+    prog = script(
+        """\
+        import json, multiprocessing, os
+
+        class Item:
+            def __init__(self, value): self.value = value
+
+        def work(item): return Item(item.value + 1)
+
+        if __name__ == "__main__":
+            import torch.distributed as dist
+            dist.init_process_group("gloo")
+            with multiprocessing.get_context("forkserver").Pool(1) as pool:
+                (item,) = pool.map(work, [Item(1)])
+            print(json.dumps({"rank": dist.get_rank(), "value": item.value}))
+        """
+    )
+    # Processes beside a process group look like workers started by hand.
+    ended = samestep("run", "-n", 2, "--mode", "native", prog)
+
+    assert ended.code == 0, ended.err
+    assert said(ended) == [{"rank": 0, "value": 2}, {"rank": 1, "value": 2}]
+
+
+def test_a_script_that_spawns_is_started_once_and_left_to_it(script):
+    prog = script(
+        """\
+        import json, os
+        import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+        def main(rank, path):
+            dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+            total = torch.ones(1)
+            dist.all_reduce(total)
+            print(json.dumps({"rank": rank, "total": total.item()}), flush=True)
+            dist.destroy_process_group()
+
+        if __name__ == "__main__":
+            assert "RANK" not in os.environ
+            mp.start_processes(main, args=(__file__ + ".store",), nprocs=2, start_method="fork")
+        """
+    )
+    ended = samestep("run", "-n", 2, prog)
+
+    assert ended.code == 0, ended.err
+    assert said(ended) == [{"rank": 0, "total": 2.0}, {"rank": 1, "total": 2.0}]
+    assert "started once" in ended.err
+
+
+def test_a_serial_script_is_refused_for_several_workers_and_runs_on_one(script):
+    prog = script("import sys; print('ran', *sys.argv[1:])")
+
+    refused = samestep("run", "-n", 2, prog, "-v")
+    assert (refused.code, refused.out) == (2, "")
+    assert len(refused.err.splitlines()) == 1
+    assert "serial script" in refused.err
+    assert "samestep.join()" in refused.err
+
+    ran = samestep("run", "-n", 1, prog, "-v")
+    assert (ran.code, ran.out) == (0, "ran -v\n")
+
+
+def test_workers_that_never_met_are_called_silent_copies(script):
+    prog = script(
+        """\
+        import os, torch.distributed as dist
+        if "NEVER" in os.environ:
+            dist.init_process_group("gloo")
+        """
+    )
+    ended = samestep("run", "-n", 2, prog)
+
+    assert ended.code == 1
+    assert "2 silent copies" in ended.err
+    assert samestep("run", "-n", 2, "--mode", "native", prog).code == 0
+
+
+def test_output_is_kept_by_rank_and_shown_with_it(script, tmp_path):
+    prog = script(
+        """\
+        import sys, torch.distributed as dist
+        dist.init_process_group("gloo")
+        print("out", dist.get_rank())
+        print("err", dist.get_rank(), file=sys.stderr)
+        dist.barrier()
+        assert dist.get_rank() == 0, "rank 1 fails"
+        """
+    )
+    logs = tmp_path / "logs"
+    ended = samestep("run", "-n", 2, "--log-dir", logs, "--tee", 1, "-r", 2, "--rdzv-id", "me", prog)
+
+    assert ended.code == 1
+    assert sorted(ended.out.splitlines()) == ["[rank0]: out 0", "[rank1]: out 1"]
+    folder = logs / "me" / "attempt_0"
+    for rank in (0, 1):
+        assert (folder / str(rank) / "stdout.log").read_text() == f"out {rank}\n"
+        assert (folder / str(rank) / "stderr.log").read_text().startswith(f"err {rank}\n")
+    assert "rank 1 fails" in (folder / "1" / "stderr.log").read_text()
+    assert "err 0" not in ended.err
+    assert ended.err.count("AssertionError: rank 1 fails") == 1
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_two_launchers_on_one_host_are_two_nodes(script, backend):
+    prog = script(
+        """\
+        import json, os, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        node = int(os.environ["GROUP_RANK"])
+        print(json.dumps({"rank": dist.get_rank(), "node": node, "total": total.item()}))
+        dist.destroy_process_group()
+        """
+    )
+    port = free_port()
+    meet = {
+        "static": ["--master-addr", "127.0.0.1", "--master-port", port],
+        "c10d": ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "two"],
+    }[backend]
+    both = [
+        start("run", "--nnodes", 2, "--node-rank", node, "--nproc-per-node", 1, *meet, prog)
+        for node in (1, 0)
+    ]
+    ended = [finish(one) for one in both]
+
+    assert [one.code for one in ended] == [0, 0], "\n".join(one.err for one in ended)
+    everyone = sorted((json.loads(one.out) for one in ended), key=lambda one: one["rank"])
+    assert everyone == [{"rank": 0, "node": 0, "total": 2.0}, {"rank": 1, "node": 1, "total": 2.0}]
+
+
+def free_port():
+    import socket
+
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        return asked.getsockname()[1]
+
+
+def test_a_dry_run_prints_the_plan_and_starts_nothing(script):
+    prog = script("import torch.distributed as dist\ndist.init_process_group()\nraise SystemExit('ran')")
+    ended = samestep("run", "-n", 4, "--dry-run", "--max-restarts", 2, prog, "-n", "3")
+
+    assert ended.code == 0
+    assert "spawn: 4 worker(s) here" in ended.out
+    assert f"{prog} -n 3" in ended.out
+    assert "up to 2" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["absent.py"], "absent.py does not exist"),
+        (["-n", "0", "PROG"], "-n 0"),
+        (["-n", "two", "PROG"], "-n"),
+        (["-n", "2", "-m", "no.such.module"], "no.such.module"),
+        (["--no-python", "no-such-command"], "no-such-command"),
+        (["--log-dir", "/proc/none", "PROG"], "/proc/none"),
+        (["-r", "1", "PROG"], "--log-dir"),
+        (["--tee", "9", "PROG"], "--tee"),
+        (["--nproc-per-node", "gpus", "PROG"], "gpus"),
+        (["--nnodes", "1:4", "PROG"], "--nnodes 1:4"),
+        (["--nnodes", "2", "PROG"], "--master-addr"),
+        (["--mode", "other", "PROG"], "--mode"),
+        (["--no-such-flag", "PROG"], "--no-such-flag"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(script, capsys, arguments, words):
+    from samestep.cli.main import run_command
+
+    prog = script("import torch.distributed as dist\ndist.init_process_group()")
+    code = run_command(["run", *(str(prog) if word == "PROG" else word for word in arguments)])
+
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert words in err
+
+
+def test_a_task_of_another_launcher_joins(script):
+    prog = script(
+        """\
+        import json, os, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        print(json.dumps({"rank": dist.get_rank(), "total": total.item()}))
+        """
+    )
+    port = str(free_port())
+    tasks = [
+        start(
+            "run",
+            prog,
+            OMPI_COMM_WORLD_RANK=str(rank),
+            OMPI_COMM_WORLD_SIZE="2",
+            OMPI_COMM_WORLD_LOCAL_RANK=str(rank),
+            OMPI_COMM_WORLD_LOCAL_SIZE="2",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=port,
+        )
+        for rank in (0, 1)
+    ]
+    ended = [finish(task) for task in tasks]
+
+    assert [one.code for one in ended] == [0, 0], "\n".join(one.err for one in ended)
+    assert [json.loads(one.out) for one in ended] == [{"rank": r, "total": 2.0} for r in (0, 1)]
+    assert "2 workers started by openmpi" in ended[0].err
+    assert "workers" not in ended[1].err

@@ -1,0 +1,82 @@
+"""Runs the command line as a user does: another process, its output, what it leaves behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+DEADLINE_S = 60.0
+
+_LAUNCHERS = ("SLURM", "OMPI_", "PMI", "TORCHELASTIC", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "OMP_NUM")
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Return this environment without any launcher's variables."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
+    return plain | changes
+
+
+def start(*arguments: object, **changes: str) -> subprocess.Popen[str]:
+    """Start ``samestep ARGUMENTS``; its output can be read line by line."""
+    command = [sys.executable, "-m", "samestep", *map(str, arguments)]
+    pipe = subprocess.PIPE
+    # A session of its own: a signal meant for it cannot reach the tests.
+    return subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, env=environment(**changes), start_new_session=True
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> Ended:
+    """Wait for the end of a started command."""
+    try:
+        out, err = process.communicate(timeout=DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        raise AssertionError(f"still running after {DEADLINE_S:g} s\n{out}\n{err}") from None
+    return Ended(process.returncode, out, err)
+
+
+def samestep(*arguments: object, **changes: str) -> Ended:
+    """Run ``samestep ARGUMENTS`` to its end."""
+    return finish(start(*arguments, **changes))
+
+
+def lines(process: subprocess.Popen[str], count: int) -> list[str]:
+    """Return the next `count` lines that a started command prints."""
+    return [process.stdout.readline().rstrip("\n") for _ in range(count)]
+
+
+def await_end_of(pids: Iterable[int], *, deadline_s: float = 15.0) -> list[int]:
+    """Wait until none of the processes runs any more; return those that still do at the deadline."""
+    end = time.monotonic() + deadline_s
+    left = set(pids)
+    while left and time.monotonic() < end:
+        left = {pid for pid in left if _runs(pid)}
+        time.sleep(0.02)
+    return sorted(left)
+
+
+def shared_memory() -> set[str]:
+    """Return the names of the segments there are."""
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
