@@ -1,0 +1,68 @@
+"""MNIST by real processes: the same steps at 1, 2 and 3 workers, and every test image counted once."""
+
+import functools
+from itertools import chain
+
+import pytest
+import torch
+
+from samestep.data.loader import Loader
+from samestep.data.registry import load
+from samestep.models.convnet import ConvNet
+from samestep.sharding.position import Position
+from samestep.world.solo import SoloWorld
+from support.data import shared_data
+from support.training import largest_difference, settings, train
+
+SAMPLES = 400
+
+
+def mnist(data_dir):
+    train_set, test_set = (load("mnist", split, data_dir=data_dir) for split in ("train", "test"))
+    return train_set.subset(SAMPLES), test_set
+
+
+def train_mnist(world, data_dir, batch_norm):
+    """Train one epoch; return losses, weights and the score of the whole test set."""
+    chosen = settings(epochs=1, batch_size=64, batch_norm="global")
+    memory = train(world, chosen, functools.partial(ConvNet, batch_norm=batch_norm), mnist(data_dir))
+    return memory.losses, memory.state, (memory.result.correct, memory.result.total)
+
+
+def samples_of_each_step(world, data_dir):
+    """Return the set of samples that all ranks together train on in each step of two epochs."""
+    loader = Loader(mnist(data_dir)[0], batch_size=64, place=world.place)
+    steps = [batch.ids.tolist() for epoch in range(2) for batch in loader.epoch(Position(3, epoch))]
+    gathered = world.all_gather_objects(steps)
+    return [sorted(chain.from_iterable(parts)) for parts in zip(*gathered, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def serial():
+    """The runs of one worker, by (folder, batch norm)."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield functools.cache(functools.partial(train_mnist, SoloWorld()))
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("batch_norm", [True, False], ids=["global batch norm", "no batch norm"])
+def test_the_loss_curve_is_the_serial_one_and_all_test_images_count(processes, serial, size, batch_norm):
+    data_dir = shared_data("mnist")
+    losses, weights, score = serial(data_dir, batch_norm)
+
+    for rank_losses, rank_weights, rank_score in processes.run(train_mnist, size, data_dir, batch_norm):
+        assert rank_losses == pytest.approx(losses, rel=0, abs=1e-10)
+        assert largest_difference(rank_weights, weights) < 1e-10
+        assert rank_score == score
+    assert score[1] == 10_000
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_each_step_trains_on_the_serial_samples(processes, size):
+    data_dir = shared_data("mnist")
+    serial_steps = samples_of_each_step(SoloWorld(), data_dir)
+
+    assert processes.run(samples_of_each_step, size, data_dir) == [serial_steps] * size
+    assert sorted(chain.from_iterable(serial_steps[: len(serial_steps) // 2])) == list(range(SAMPLES))
