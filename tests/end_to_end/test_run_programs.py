@@ -280,6 +280,18 @@ def test_wrong_input_is_one_line_and_exit_code_2(script, capsys, arguments, word
     assert words in err
 
 
+def test_a_script_that_spawns_is_not_started_by_each_task_of_a_launcher(script, capsys, monkeypatch):
+    from samestep.cli.main import run_command
+
+    for name, value in (("RANK", "0"), ("SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_SIZE", "2")):
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    monkeypatch.setenv("MASTER_PORT", "1234")
+    prog = script("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)")
+
+    assert run_command(["run", str(prog)]) == 2
+    assert "start them in each" in capsys.readouterr().err
+
+
 def test_a_task_of_another_launcher_joins(script):
     prog = script(
         """\

@@ -9,7 +9,7 @@ from typing import NoReturn
 from samestep.base import env
 from samestep.base.errors import UsageError, WorkerFailed
 from samestep.base.machine import cpu_share
-from samestep.launch.forking import fork_is_safe
+from samestep.launch.forking import fork_is_safe, release_compute_threads
 from samestep.launch.hosting import host, leave
 from samestep.launch.job import Job, Program
 from samestep.launch.plan import Join, Plan, Spawn, plan
@@ -98,6 +98,7 @@ def decide(
     if decision.size > 1 and script is not None and script.kind == "serial":
         raise UsageError(_refusal(job.program, decision.size))
     if decision.alone:
+        _refuse_copies_of_launchers(decision)
         return decision
     return replace(decision, threads=_threads(settled, found, environment, threads))
 
@@ -168,6 +169,7 @@ def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
     hosted = job.program.kind != "executable" and fork_is_safe()
     if hosted:
         _import_once()
+        hosted = release_compute_threads()
     if several:
         from samestep.launch.backends import nodes
 
@@ -179,11 +181,7 @@ def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
 
 
 def _import_once() -> None:
-    """Load what every worker needs before they are forked; nothing is computed here.
-
-    A process that has run a tensor operation in threads must not be forked: its children would wait for
-    threads that they do not have.
-    """
+    """Load what every worker needs before they are forked; nothing is computed here."""
     import torch.distributed  # noqa: F401
 
 
@@ -205,6 +203,18 @@ def _look_at(program: Program) -> Recognised:
     here = str(Path.cwd())
     file = source_of(program.target, [here, *sys.path[1:]])
     return Recognised("native") if file is None else recognise(file, root=Path(here))
+
+
+def _refuse_copies_of_launchers(decision: Decision) -> None:
+    """Refuse to start a script in several places that starts workers in each."""
+    several_nodes = isinstance(decision.plan, Spawn) and decision.plan.nodes.count > 1
+    if several_nodes or (isinstance(decision.plan, Join) and decision.size > 1):
+        script = decision.script
+        raise UsageError(
+            f"{decision.job.program.target} starts its own workers ({script.evidence if script else ''}), but it "
+            "would be started in several places here, and start them in each. Start it in one place, or say "
+            "--mode native if it can be one of several workers too."
+        )
 
 
 def _threads(settled: Plan, found: Detected, environment: Mapping[str, str], asked: int | None) -> Threads:

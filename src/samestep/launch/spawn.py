@@ -11,7 +11,6 @@ a notebook or prompt that cannot          threads of this process, on the CPU
 ========================================= ===========================================================
 """
 
-import signal
 import sys
 import uuid
 from collections.abc import Callable, Sequence
@@ -28,7 +27,6 @@ from samestep.launch.workers import Entry, Report, Start, Workers
 from samestep.world.threads import run_ranks
 
 T = TypeVar("T")
-_GRACE_S = 5.0
 
 
 def spawn(fn: Callable[..., T], n: int, *args: Any) -> list[T]:
@@ -85,19 +83,16 @@ def _forked_entry(fn: Callable[..., Any], args: Sequence[Any]) -> Entry:
 
 
 def _in_processes(entry: Entry, n: int) -> list[Any]:
-    workers = Workers()
-    with reserved_port() as port:
+    with reserved_port() as port, Workers() as workers:
         this = Round(run_id=uuid.uuid4().hex[:8], restarts=0, max_restarts=0, master=(LOOPBACK, port))
         quiet = {"SAMESTEP_BANNER": "0"}
-        starts = [Start(place=place, variables=worker_variables(place, this) | quiet) for place in places(n)]
-        try:
-            workers.start(starts, entry)
-            while workers.running and not workers.failures:
-                workers.wait()
-            workers.await_cause()
-        finally:
-            workers.stop(signal.SIGTERM, grace_s=_GRACE_S)
-            workers.close()
+        workers.start(
+            [Start(place=place, variables=worker_variables(place, this) | quiet) for place in places(n)],
+            entry,
+        )
+        while workers.running and not workers.failures:
+            workers.wait()
+        workers.await_cause()
     if workers.failures:
         cause = root_cause(workers.failures)
         raise WorkerFailed(f"{cause.describe(n)}\n{cause.traceback}".rstrip(), exit_code=cause.code)

@@ -12,6 +12,7 @@ import selectors
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from samestep.launch.output import Stream
 
 _LENGTH_BYTES = 8
 _POLL_S = 0.05
+_POLITE_S = 5.0
 _CAUSE_S = 1.0
 """How long a failure that looks like another's consequence waits for the other."""
 HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -112,7 +114,7 @@ class Worker:
 
 
 class Workers:
-    """The workers of one round on this node.
+    """The workers of one round on this node; leaving the block they are used in ends them.
 
     Args:
         wakeup: a file descriptor that becomes readable when `wait` should return early.
@@ -126,6 +128,15 @@ class Workers:
         self._wakeup = wakeup
         if wakeup is not None:
             self._selector.register(wakeup, selectors.EVENT_READ)
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave nothing behind, whatever ended the block."""
+        if self.running:
+            self.stop(signal.SIGTERM, grace_s=_POLITE_S)
+        self.close()
 
     @property
     def running(self) -> list[Worker]:
@@ -146,7 +157,10 @@ class Workers:
         launcher = os.getpid()
         # A signal between fork and the child's own handlers would be taken by ours, and lost.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
-        pid = os.fork()
+        with warnings.catch_warnings():
+            # Python 3.12 warns of any other thread; `fork_is_safe` knows which ones matter.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
         if pid == 0:
             self._become_worker(start, entry, word, launcher, blocked)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

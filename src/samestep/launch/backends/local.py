@@ -33,7 +33,7 @@ def run(job: Job, *, local: int, tell: Tell, hosted: bool = True, alone: bool = 
     entry = entry_of(job.program, hosted=hosted)
     with signals_noted() as signals:
         for restarts in range(job.max_restarts + 1):
-            with reserved_port() as port:
+            with reserved_port() as port, Workers(wakeup=signals.wakeup) as workers:
                 this = Round(
                     run_id=job.run_id,
                     restarts=restarts,
@@ -41,12 +41,10 @@ def run(job: Job, *, local: int, tell: Tell, hosted: bool = True, alone: bool = 
                     master=(LOOPBACK, port),
                     role=job.role,
                 )
-                workers = Workers(wakeup=signals.wakeup)
                 workers.start(
                     [] if signals.received else starts(job, places(local), this, alone=alone), entry
                 )
                 outcome = supervise(workers, signals, grace_s=job.grace_s)
-                workers.close()
             tell(outcome, job.max_restarts - restarts)
             if outcome.cause is None:
                 break

@@ -1,0 +1,59 @@
+"""The examples run as their first lines say, and the twins print the same losses."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from support.commands import samestep
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(scope="module")
+def serial(tmp_path_factory):
+    """Return what serial.py prints on one worker, and the weights it saves."""
+    folder = tmp_path_factory.mktemp("serial")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        ended = samestep("run", "-n", 1, EXAMPLES / "serial.py")
+    assert ended.code == 0, ended.err
+    return ended.out, torch.load(folder / "model.pt")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_joined_twin_prints_the_serial_losses_and_saves_the_serial_weights(
+    workers, serial, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    printed, weights = serial
+
+    ended = samestep("run", "-n", workers, EXAMPLES / "joined.py")
+
+    assert ended.code == 0, ended.err
+    assert len(re.findall(r"loss \d+\.\d{9},", printed)) == 3
+    assert ended.out == printed
+    joined = torch.load(tmp_path / "model.pt")
+    assert list(joined) == list(weights)
+    for name, expected in weights.items():
+        torch.testing.assert_close(joined[name], expected, rtol=1e-10, atol=1e-10)
+
+
+def test_a_serial_script_is_refused_on_two_workers_and_the_twin_is_the_way_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    ended = samestep("run", "-n", 2, EXAMPLES / "serial.py")
+
+    assert ended.code == 2
+    assert ended.out == ""
+    assert "samestep.join()" in ended.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("workers", "total"), [(1, 0), (2, 1)])
+def test_a_script_with_its_own_torch_distributed_runs_as_it_is(workers, total):
+    ended = samestep("run", "-n", workers, EXAMPLES / "torch_distributed.py")
+
+    assert ended.code == 0, ended.err
+    assert f"add up to {total}\n" in ended.out
+    assert ended.out.endswith(f"all {workers} hold the same weights: True\n")
