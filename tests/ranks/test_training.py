@@ -98,3 +98,13 @@ def test_the_schedule_steps_once_per_global_batch():
 def test_more_workers_than_samples_in_a_batch_are_refused_before_work():
     with pytest.raises(UsageError, match=r"--batch-size 2 .* 3 workers"):
         run_ranks(train, 3, settings(batch_size=2))
+
+
+def test_the_exchange_is_told_apart_from_backward():
+    def phases(world):
+        return train(world, settings(epochs=1)).result.step_s
+
+    assert phases(SoloWorld())["exposed_sync"] == 0
+    for step_s in run_ranks(phases, 2):
+        assert step_s["exposed_sync"] > 0
+        assert step_s["backward"] > 0

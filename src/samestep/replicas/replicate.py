@@ -153,6 +153,17 @@ class Replicas:
         """
         return 0.0 if self._synchroniser is None else self._synchroniser.exposed_s
 
+    def when_exchange_begins(self, call: Callable[[], None]) -> bool:
+        """Have `call` called whenever this rank's backward is through and only the exchange is waited for.
+
+        Returns:
+            whether that can be seen: not in a world of one, which has no exchange, nor under ``ddp``.
+        """
+        if self._synchroniser is None or self._synchroniser.exposed_s is None:
+            return False
+        self._synchroniser.exchange_begins = call
+        return True
+
     @contextmanager
     def accumulate(self) -> Iterator[None]:
         """See `samestep.accumulate`."""

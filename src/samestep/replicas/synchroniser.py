@@ -60,6 +60,8 @@ class Synchroniser(ABC):
         self._backward: backward.Backward | None = None
         self._leads = False
         self._handles: list[RemovableHandle] = []
+        self.exchange_begins: Callable[[], None] | None = None
+        """Called when this rank's backward is through and only the exchange is waited for."""
 
     def attach(self) -> None:
         """Listen to the parameters."""
@@ -98,6 +100,8 @@ class Synchroniser(ABC):
 
     def finish(self) -> None:
         """Exchange; see `backward.Listener`."""
+        if self.exchange_begins is not None:
+            self.exchange_begins()
         started = time.perf_counter()
         with torch.no_grad():
             self._exchange()

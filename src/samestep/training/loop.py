@@ -94,12 +94,13 @@ class Training:
         return result
 
     def _step(self, replicas: Replicas) -> Step:
-        schedule = build_schedule(self.optimizer, self.settings, steps=self.steps)
+        seen = replicas.when_exchange_begins(lambda: self.clock.mark("backward"))
         return Step(
             model=self.model,
             optimizer=self.optimizer,
-            schedule=schedule,
+            schedule=build_schedule(self.optimizer, self.settings, steps=self.steps),
             clock=self.clock,
+            after_gradients="exposed_sync" if seen else "backward",
         )
 
     def _epochs(self, step: Step, sink: Sink, display: Display) -> tuple[float, Score]:
