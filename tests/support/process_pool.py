@@ -10,6 +10,7 @@ import pickle
 import socket
 import time
 import traceback
+import warnings
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 
@@ -143,6 +144,7 @@ def _serve(pipe: Connection, rank, size, port, timeout_s):
     from samestep.base.place import Place
     from samestep.world.process_group import ProcessGroupWorld
 
+    warnings.simplefilter("error")  # as pytest does
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",

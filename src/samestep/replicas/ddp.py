@@ -54,7 +54,6 @@ class Ddp(Synchroniser):
         self._ddp: DistributedDataParallel | None = DistributedDataParallel(
             Body(model),
             device_ids=None if device.type == "cpu" else [device],
-            broadcast_buffers=False,  # running statistics are averaged here; the rest must not drift
             bucket_cap_mb=self._job.bucket_bytes / (1 << 20),
             init_sync=False,  # replicate() has compared and broadcast everything
         )
