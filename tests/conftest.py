@@ -11,6 +11,8 @@ import torch.distributed as dist
 
 hypothesis.settings.register_profile("samestep", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("samestep")
+# Ranks that are threads would each start threads of their own, and wait for each other's.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
