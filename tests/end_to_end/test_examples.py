@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from support.commands import samestep
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -1,0 +1,185 @@
+"""What the documentation lists is what the code has."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import samestep
+from samestep.base import errors
+from samestep.base.machine import Machine
+from samestep.base.place import Place
+from samestep.base.record import provenance
+from samestep.cli.main import VERBS
+from samestep.launch.variables import Round, worker_variables
+from samestep.measure.clock import HostClock
+from samestep.recipes.book import RECIPES
+from samestep.replicas.replicate import SYNCHRONISERS
+from samestep.training.journal import WINDOW, Journal
+from samestep.training.result import Result
+from samestep.training.settings import CHOICES, SMALL_SHARE, Settings
+from samestep.world.launchers import LAUNCHERS
+from samestep.world.solo import SoloWorld
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def section(page: str, heading: str) -> str:
+    """Return the text of `page` below `heading`, up to the next heading of any level."""
+    text = (DOCS / page).read_text()
+    assert f"\n{heading}\n" in text
+    return re.split(r"\n#+ ", text.split(f"\n{heading}\n", 1)[1], maxsplit=1)[0]
+
+
+def cells(text: str) -> list[list[str]]:
+    """Return the rows of the first table in `text`, its head left out."""
+    rows = [line.strip("| \n").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    return rows[2:]
+
+
+def named(text: str) -> list[str]:
+    """Return what stands in backticks in the first column of the first table in `text`."""
+    return [row[0].strip("`") for row in cells(text)]
+
+
+def test_every_verb_is_in_the_readme():
+    readme = (ROOT / "README.md").read_text()
+
+    for verb in VERBS:
+        assert f"`samestep {verb}" in readme
+
+
+def test_no_verb_is_in_the_readme_that_there_is_not():
+    verbs = re.findall(r"(?:`|\$ |    )samestep ([a-z]+)", (ROOT / "README.md").read_text())
+
+    assert set(verbs) == set(VERBS)
+
+
+def test_every_public_name_has_its_place_in_the_reference():
+    page = (DOCS / "reference" / "index.md").read_text()
+
+    assert set(re.findall(r"^::: samestep\.(\w+)$", page, re.MULTILINE)) == set(samestep.__all__)
+
+
+def test_every_field_of_the_metrics_is_described_and_no_other():
+    clock = HostClock(now=iter(range(100)).__next__)
+    journal = Journal(SoloWorld(), clock)
+    clock.start()
+    clock.mark("data")
+    clock.step_done()
+    journal.note(epoch=1, count=4, lr=0.1, loss=torch.tensor(1.0))
+    (row,) = journal.flush()
+
+    assert named(section("guide/training.md", "### metrics.jsonl")) == list(row)
+    assert f"windows of {WINDOW} steps" in section("guide/training.md", "### metrics.jsonl")
+
+
+def test_every_field_of_the_result_is_described_and_no_other():
+    fields = [field.name for field in dataclasses.fields(Result)]
+
+    assert named(section("guide/training.md", "### result.json")) == [*fields, "provenance"]
+
+
+def test_the_provenance_of_a_result_is_described():
+    row = cells(section("guide/training.md", "### result.json"))[-1][-1]
+    machine = [field.name for field in dataclasses.fields(Machine)]
+
+    assert sorted(re.findall(r"`(\w+)`", row)) == sorted([*provenance(), *machine])
+
+
+def test_every_key_of_the_configuration_is_described():
+    said = re.findall(r"`(\w+)`", section("guide/training.md", "### config.toml"))
+
+    assert said == ["recipe", "train_samples", *(field.name for field in dataclasses.fields(Settings))]
+
+
+@pytest.mark.parametrize("column", [0, 1])
+def test_the_options_and_what_the_recipes_set_are_described(column):
+    recipe = list(RECIPES.values())[column]
+
+    rows = {
+        row[0].strip("`"): row[2 + column].strip("| ")
+        for row in cells(section("guide/training.md", "## Options"))
+    }
+
+    for flag, value in list(rows.items())[1:]:
+        assert value == str(getattr(recipe.settings, flag.strip("-").replace("-", "_")))
+
+
+def test_every_choice_of_a_setting_is_described():
+    text = section("guide/training.md", "## Options")
+
+    for name, choices in CHOICES.items():
+        (row,) = (line for line in text.splitlines() if f"`--{name.replace('_', '-')}`" in line)
+        assert all(f"`{choice}`" in row for choice in choices)
+
+
+def test_the_synchronisers_are_described():
+    assert [row[0].split("`")[1] for row in cells(section("guide/gradients.md", "## Synchronisers"))] == list(
+        dict.fromkeys(["bucketed", *SYNCHRONISERS])
+    )
+
+
+def test_the_bound_of_small_shares_is_the_one_in_the_code():
+    assert f"fewer than {SMALL_SHARE} samples" in (DOCS / "concepts" / "small-shares.md").read_text()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
+def test_every_variable_of_a_launcher_is_in_its_row(launcher):
+    rows = cells(section("guide/environment.md", "## Which launcher decides"))
+    _, proof, *places = next(row for row in rows if row[0] == launcher.name)
+    local_size = launcher.local_size or tuple(filter(None, [launcher.layout]))
+
+    assert re.findall(r"`(\w+)`", proof) == [name for names in launcher.proof for name in names]
+    assert [tuple(re.findall(r"`(\w+)`", cell)) for cell in places] == [
+        launcher.rank,
+        launcher.size,
+        launcher.local_rank,
+        local_size,
+        launcher.node,
+        launcher.nodes,
+    ]
+
+
+def test_the_launchers_are_listed_innermost_first():
+    rows = cells(section("guide/environment.md", "## Which launcher decides"))
+
+    assert [row[0] for row in rows] == [launcher.name for launcher in LAUNCHERS]
+
+
+def test_every_variable_of_a_worker_is_listed():
+    text = section("guide/launching.md", "## What a worker finds")
+
+    for name in worker_variables(Place(), Round(run_id="r", restarts=0, max_restarts=0, master=("h", 1))):
+        assert f"`{name}`" in text
+
+
+def test_the_tree_of_errors_is_the_one_in_the_code():
+    tree = (DOCS / "guide" / "errors.md").read_text().split("## ")[0]
+    classes = [
+        value
+        for value in vars(errors).values()
+        if isinstance(value, type) and issubclass(value, errors.Error)
+    ]
+
+    parents = []  # (indentation, name) on the way down to the current line
+    for indent, name in re.findall(r"^( +)(?:samestep\.)?([A-Z]\w+)", tree, re.MULTILINE):
+        parents = [(depth, above) for depth, above in parents if depth < len(indent)]
+        if name != "Exception":
+            assert getattr(errors, name).__bases__[0].__name__ == parents[-1][1]
+            classes.remove(getattr(errors, name))
+        parents.append((len(indent), name))
+
+    assert not classes
+
+
+def test_the_changes_that_the_first_page_shows_are_those_of_the_example():
+    shown = re.findall(r"```python\n(.*?)```", (DOCS / "start.md").read_text(), re.DOTALL)
+    example = (ROOT / "examples" / "joined.py").read_text().splitlines()
+
+    lines = [line for block in shown for line in block.splitlines() if line]
+    assert len(shown) >= 6
+    assert [line for line in lines if line not in example] == []
