@@ -26,11 +26,14 @@ class Passenger(Protocol):
 
     numel: int
 
-    def load(self, slot: Tensor) -> None:
-        """Write this rank's numbers into `slot`, of shape (numel,)."""
+    def board(self, seat: Tensor) -> None:
+        """Travel in `seat`, of shape (numel,), from now on."""
 
-    def unload(self, slot: Tensor) -> None:
-        """Take over the means from `slot`, of shape (numel,)."""
+    def load(self) -> None:
+        """Write this rank's numbers into the seat."""
+
+    def unload(self) -> None:
+        """Take over the averages from the seat."""
 
 
 def average_later(world: World, flat: Tensor) -> Pending:
@@ -64,7 +67,9 @@ class Bucket:
         sizes += [len(sizes), passenger.numel if passenger is not None else 0]
         dtype, device = kind
         self._flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
-        *slots, self._used, self._seat = torch.split(self._flat, sizes)
+        *slots, self._used, seat = torch.split(self._flat, sizes)
+        if passenger is not None:
+            passenger.board(seat)
         self._slots = [
             slot.view(real(parameter).shape) for slot, parameter in zip(slots, self._parameters, strict=True)
         ]
@@ -85,7 +90,7 @@ class Bucket:
             self._used.fill_(1)
         copy_all(slots, grads)
         if self._passenger is not None:
-            self._passenger.load(self._seat)
+            self._passenger.load()
         self._pending = average_later(self._world, self._flat)
 
     def wait(self) -> None:
@@ -106,7 +111,7 @@ class Bucket:
                 parameter.grad = torch.empty_like(parameter)
                 real(parameter.grad).copy_(self._slots[index])
         if self._passenger is not None:
-            self._passenger.unload(self._seat)
+            self._passenger.unload()
 
     def _present(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the gradients that are there, and their slots."""

@@ -36,7 +36,7 @@ class RunningStatistics:
 
     ::
 
-        slot   | mean 0 | var 0 | mean 1 | var 1 | ... | seen 0 | seen 1 | ... |
+        seat   | mean 0 | var 0 | mean 1 | var 1 | ... | seen 0 | seen 1 | ... |
 
     A rank that has seen no samples contributes nothing, and its weight neither: the result is the average
     over the others. Where nobody has, as in evaluation mode, the statistics keep their bits.
@@ -51,29 +51,34 @@ class RunningStatistics:
         owners = torch.arange(len(tracked)).repeat_interleave(2)  # (buffers,)
         self._owner = owners.repeat_interleave(torch.tensor(self._sizes)).to(buffers[0].device)  # (values,)
 
-    def load(self, slot: Tensor) -> None:
-        """See `Passenger.load`."""
-        values, seen = slot[: -len(self._tracked)], slot[-len(self._tracked) :]
-        copy_all(list(torch.split(values, self._sizes)), self._buffers())
-        if all(tracked.seen for tracked in self._tracked):
-            seen.fill_(1)
-        else:
-            seen.copy_(torch.tensor([float(tracked.seen) for tracked in self._tracked]))
-            values.masked_fill_(seen[self._owner] == 0, 0)  # never 0 * NaN
+    def board(self, seat: Tensor) -> None:
+        """See `Passenger.board`."""
+        self._values, self._seen = torch.split(seat, [sum(self._sizes), len(self._tracked)])
+        self._slots = list(torch.split(self._values, self._sizes))
 
-    def unload(self, slot: Tensor) -> None:
+    def load(self) -> None:
+        """See `Passenger.load`."""
+        copy_all(self._slots, self._buffers())
+        if self._all_seen():
+            self._seen.fill_(1)
+        else:
+            self._seen.copy_(torch.tensor([float(tracked.seen) for tracked in self._tracked]))
+            self._values.masked_fill_(self._seen[self._owner] == 0, 0)  # never 0 * NaN
+
+    def unload(self) -> None:
         """See `Passenger.unload`."""
-        values, seen = slot[: -len(self._tracked)], slot[-len(self._tracked) :]
-        means = torch.split(values / seen[self._owner], self._sizes)
-        if all(tracked.seen for tracked in self._tracked):
-            taken = list(range(len(self._tracked)))
-        else:  # only now is a look at the flags needed; it makes a device wait
-            taken = [index for index, weight in enumerate(seen.tolist()) if weight > 0]
+        self._values.div_(self._seen[self._owner])
         buffers = self._buffers()
-        rows = [row for index in taken for row in (2 * index, 2 * index + 1)]
-        copy_all([buffers[row] for row in rows], [means[row] for row in rows])
+        if self._all_seen():
+            copy_all(buffers, self._slots)
+        else:  # only now is a look at the flags needed; it makes a device wait
+            rows = [row for row, seen in enumerate(self._seen.repeat_interleave(2).tolist()) if seen]
+            copy_all([buffers[row] for row in rows], [self._slots[row] for row in rows])
         for tracked in self._tracked:
             tracked.seen = False
+
+    def _all_seen(self) -> bool:
+        return all(tracked.seen for tracked in self._tracked)
 
     def _buffers(self) -> list[Tensor]:
         return [buffer for tracked in self._tracked for buffer in tracked.buffers()]
@@ -91,7 +96,8 @@ def average_statistics(world: World, statistics: Sequence[RunningStatistics]) ->
     """Average running statistics in messages of their own."""
     for passenger in statistics:
         dtype, device = passenger.kind
-        slot = torch.zeros(passenger.numel, dtype=dtype, device=device)
-        passenger.load(slot)
-        average_later(world, slot).wait()
-        passenger.unload(slot)
+        seat = torch.zeros(passenger.numel, dtype=dtype, device=device)
+        passenger.board(seat)
+        passenger.load()
+        average_later(world, seat).wait()
+        passenger.unload()
