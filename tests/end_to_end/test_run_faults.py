@@ -21,7 +21,7 @@ ENDLESS = """\
     batches = iter(DataLoader(data, batch_size=4, num_workers=2))
     next(batches)
     pids = [os.getpid(), resource_tracker._resource_tracker._pid, *(w.pid for w in batches._workers)]
-    os.write(1, (" ".join(map(str, pids)) + "\\n").encode())
+    os.write(1, (" ".join([segment.name, *map(str, pids)]) + "\\n").encode())
     for batch, in batches:
         dist.all_reduce(batch)
     """
@@ -40,19 +40,29 @@ def script(tmp_path):
 @pytest.fixture
 def endless(script, tmp_path):
     """Start a run that does not end by itself; yield it, its workers' processes and its own TMPDIR."""
-    own, segments = tmp_path / "tmp", shared_memory()
+    own = tmp_path / "tmp"
     own.mkdir()
     process = start("run", "-n", 2, script(ENDLESS), TMPDIR=str(own))
     try:
-        pids = [[int(pid) for pid in line.split()] for line in lines(process, 2)]
+        said = [line.split() for line in lines(process, 2)]
+        pids = [[int(pid) for pid in worker[1:]] for worker in said]
+        assert {worker[0] for worker in said} <= shared_memory()
         yield process, pids
         assert await_end_of(pid for worker in pids for pid in worker) == []
-        assert shared_memory() - segments == set()
+        assert (
+            shared_memory_of({pid for worker in pids for pid in worker}, {worker[0] for worker in said}) == []
+        )
         assert list(own.glob("torchelastic_*")) == []
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
+
+
+def shared_memory_of(pids, names):
+    """Return what is left of the named segments, and of those torch names after a process."""
+    prefixes = tuple(f"torch_{pid}_" for pid in pids)
+    return sorted(name for name in shared_memory() if name in names or name.startswith(prefixes))
 
 
 @pytest.mark.parametrize(

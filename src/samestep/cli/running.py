@@ -209,11 +209,11 @@ def _refuse_copies_of_launchers(decision: Decision) -> None:
     """Refuse to start a script in several places that starts workers in each."""
     several_nodes = isinstance(decision.plan, Spawn) and decision.plan.nodes.count > 1
     if several_nodes or (isinstance(decision.plan, Join) and decision.size > 1):
-        script = decision.script
+        why = decision.script.evidence if decision.script else ""
         raise UsageError(
-            f"{decision.job.program.target} starts its own workers ({script.evidence if script else ''}), but it "
-            "would be started in several places here, and start them in each. Start it in one place, or say "
-            "--mode native if it can be one of several workers too."
+            f"{decision.job.program.target} starts its own workers ({why}), but "
+            "it would be started in several places here, and start them in each. Start it in one place, "
+            "or say --mode native if it can be one of several workers too."
         )
 
 

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 
 from samestep.base.errors import UsageError
 from samestep.launch.hosting import leave
-from samestep.launch.workers import Entry, Report, Start, send
+from samestep.launch.report import Report, send
+from samestep.launch.workers import Entry, Start
 
 _START = "from samestep.launch.fresh import main; main({payload}, {word})"
 

@@ -7,7 +7,8 @@ from contextlib import suppress
 
 from samestep.launch.hosting import Ending, host
 from samestep.launch.job import Program
-from samestep.launch.workers import Entry, Report, Start
+from samestep.launch.report import Report
+from samestep.launch.workers import Entry, Start
 
 _OTHER_WAYS = ("samestep.world.join", "mpi4py", "horovod", "ray", "jax")
 """Ways for processes to meet that leave no trace in torch.distributed, or not the one looked for."""

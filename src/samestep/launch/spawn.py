@@ -22,8 +22,9 @@ from samestep.launch.failure import root_cause
 from samestep.launch.forking import forget_parent, fork_is_safe, release_compute_threads
 from samestep.launch.fresh import fresh_entry
 from samestep.launch.hosting import Ending, exited, told
+from samestep.launch.report import Report
 from samestep.launch.variables import Round, worker_variables
-from samestep.launch.workers import Entry, Report, Start, Workers
+from samestep.launch.workers import Entry, Start, Workers
 from samestep.world.threads import run_ranks
 
 T = TypeVar("T")

@@ -7,7 +7,6 @@ as they do for any program. The kernel kills them should the launcher itself be 
 
 import gc
 import os
-import pickle
 import selectors
 import signal
 import sys
@@ -16,7 +15,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from samestep.base import env
 from samestep.base.place import Place
@@ -25,8 +24,8 @@ from samestep.launch.hosting import Ending, leave
 from samestep.launch.job import STDERR
 from samestep.launch.orphans import die_with_parent, end_all, family
 from samestep.launch.output import Stream
+from samestep.launch.report import Report, received, send
 
-_LENGTH_BYTES = 8
 _POLL_S = 0.05
 _POLITE_S = 5.0
 _CAUSE_S = 1.0
@@ -47,19 +46,6 @@ class Start:
     place: Place
     variables: Mapping[str, str]
     streams: Sequence[Stream] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What a worker says when its program has ended, before it leaves.
-
-    Args:
-        ending: how the program ended.
-        result: anything else it hands back.
-    """
-
-    ending: Ending
-    result: Any = None
 
 
 Entry = Callable[[Start, int], Report]
@@ -88,9 +74,8 @@ class Worker:
             while chunk := os.read(self.reports, 1 << 16):
                 self._received += chunk
             more = False
-        length = int.from_bytes(self._received[:_LENGTH_BYTES], "big")
-        if self.report is None and length and len(self._received) >= _LENGTH_BYTES + length:
-            self.report = pickle.loads(self._received[_LENGTH_BYTES:])  # noqa: S301 - our own child's
+        if self.report is None:
+            self.report = received(self._received)
         return more
 
     @property
@@ -298,23 +283,3 @@ def restore_signals(mask: set[int | signal.Signals]) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def send(word: int, report: Report) -> None:
-    """Tell the launcher how this worker's program ended; `word` is closed."""
-    payload = memoryview(_pickled(report))
-    message = len(payload).to_bytes(_LENGTH_BYTES, "big") + payload
-    view = memoryview(message)
-    while view:
-        view = view[os.write(word, view) :]
-    os.close(word)
-
-
-def _pickled(report: Report) -> bytes:
-    try:
-        return pickle.dumps(report)
-    except Exception as error:  # noqa: BLE001 - whatever pickling user data raises is told instead
-        what = f"a worker's result of type {type(report.result).__name__} cannot be pickled: {error}\n"
-        return pickle.dumps(
-            Report(ending=Ending(exit_code=1, error=type(error).__name__, message=what, traceback=what))
-        )

@@ -17,7 +17,7 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
@@ -59,7 +59,7 @@ def run(job: Job, *, local: int, nodes: Nodes, tell: Tell, hosted: bool = True) 
             agent.run()
         except SignalException as interrupt:
             return Outcome(interrupted_by=interrupt.sigval)
-        except (RuntimeError, ConnectionError, TimeoutError) as error:
+        except (RendezvousError, RuntimeError, OSError) as error:
             raise WorldError(
                 f"the {nodes.count} nodes did not meet at {nodes.endpoint} ({nodes.backend}): {error} "
                 "Start the launcher on every node, with the same address."
