@@ -40,6 +40,14 @@ def test_the_joined_twin_prints_the_serial_losses_and_saves_the_serial_weights(
         torch.testing.assert_close(joined[name], expected, rtol=1e-10, atol=1e-10)
 
 
+def test_the_documentation_shows_what_the_examples_print(serial):
+    printed, _ = serial
+
+    for page in ("README.md", "docs/start.md"):
+        shown = re.findall(r"^    (epoch \d: loss .*)$", (EXAMPLES.parent / page).read_text(), re.MULTILINE)
+        assert shown == printed.splitlines() * 2
+
+
 def test_a_serial_script_is_refused_on_two_workers_and_the_twin_is_the_way_out(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 

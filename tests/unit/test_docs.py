@@ -183,3 +183,11 @@ def test_the_changes_that_the_first_page_shows_are_those_of_the_example():
     lines = [line for block in shown for line in block.splitlines() if line]
     assert len(shown) >= 6
     assert [line for line in lines if line not in example] == []
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS.rglob("*.md")], ids=lambda page: page.name)
+def test_shown_output_names_the_line_of_the_example(page):
+    example = (ROOT / "examples" / "joined.py").read_text().splitlines()
+
+    for line in re.findall(r"joined\.py:(\d+) samestep\.join", page.read_text()):
+        assert "samestep.join()" in example[int(line) - 1]
