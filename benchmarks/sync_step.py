@@ -1,6 +1,6 @@
 """How much does a synchroniser cost a training step, against torch's DDP.
 
-Run: ``python benchmarks/sync_step.py [--rounds 200] [--ranks 2]``. Ranks of one thread each train the
+Run: ``python benchmarks/sync_step.py [--rounds 200] [--ranks 2] [--only bucketed]``. Ranks of one thread each train the
 tutorials' ConvNet over Gloo; all variants take turns, a few steps each, in the same processes, so that a busy
 machine is busy for all of them. Prints the median step and its ratio to torch's DDP with its defaults.
 """
@@ -53,13 +53,15 @@ def variants(world: ProcessGroupWorld, batch: int) -> dict[str, Step]:
     return {**steps, "bucketed, global batch norm": step_of(model, model, batch)}
 
 
-def rank_main(rank: int, size: int, port: int, rounds: int) -> None:
+def rank_main(rank: int, size: int, port: int, rounds: int, only: str | None) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
     world = ProcessGroupWorld(Place(rank=rank, size=size), torch.device("cpu"))
     for batch in (16, 64):
         steps = variants(world, batch)
+        if only is not None:
+            steps = {name: steps[name] for name in ("torch DDP", only)}
         seconds = measure(steps, world, rounds)
         if rank == 0:
             report(seconds, batch, size)
@@ -98,11 +100,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--only", help="one variant, beside torch DDP")
     options = parser.parse_args()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.spawn(rank_main, args=(options.ranks, port, options.rounds), nprocs=options.ranks)
+    mp.spawn(rank_main, args=(options.ranks, port, options.rounds, options.only), nprocs=options.ranks)
 
 
 if __name__ == "__main__":
