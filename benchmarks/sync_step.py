@@ -1,7 +1,7 @@
 """How much does a synchroniser cost a training step, against torch's DDP.
 
-Run: ``python benchmarks/sync_step.py [--rounds 200] [--ranks 2] [--only bucketed]``. Ranks of one thread each train the
-tutorials' ConvNet over Gloo; all variants take turns, a few steps each, in the same processes, so that a busy
+Run: ``python benchmarks/sync_step.py [--rounds 200] [--ranks 2] [--only bucketed]``. Ranks of one
+thread each train the tutorials' ConvNet over Gloo; all variants take turns, a few steps each, in the same processes, so that a busy
 machine is busy for all of them. Prints the median step and its ratio to torch's DDP with its defaults.
 """
 

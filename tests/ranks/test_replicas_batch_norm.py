@@ -319,7 +319,7 @@ def test_local_statistics_of_micro_batches_are_averaged_once():
     def on_rank(world):
         model = build()
         inputs, weight = share_of(world, batch(SHAPES[2]), [4, 3])
-        with replicate(model, world) as replicas:
+        with replicate(model, world, batch_norm="local") as replicas:
             with replicas.accumulate():
                 loss_of(model, inputs, weight).backward()
             loss_of(model, inputs + 1, weight).backward()
@@ -352,7 +352,7 @@ def test_frozen_statistics_keep_their_bits(batch_norm):
 def test_a_rank_that_contributes_nothing_counts_the_step():
     def on_rank(world):
         model = build()
-        with replicate(model, world) as replicas:
+        with replicate(model, world, batch_norm="local") as replicas:
             if world.place.is_main:
                 loss_of(model, batch(SHAPES[2]), 2.0).backward()
             else:
