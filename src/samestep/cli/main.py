@@ -85,5 +85,7 @@ def _help_of(verb: str | None) -> str:
 def _complain(message: str, *, code: int, hint: str = "") -> int:
     """Print one line on stderr and return the exit code."""
     line = " ".join(message.split())
-    print(f"samestep: error: {line}" + (f" See: {hint}" if hint else ""), file=sys.stderr)
+    if hint:
+        line = f"{line.rstrip('.')}. See: {hint}"
+    print(f"samestep: error: {line}", file=sys.stderr)
     return code

@@ -105,15 +105,17 @@ def decide(
 
 def banner(decision: Decision) -> list[str]:
     """Return the two lines that say what was found and decided."""
-    each = "" if decision.threads is None else f", {_counted(decision.threads.count, 'thread')} each"
+    if decision.alone:
+        return [*decision.found.notes, _what(decision)]
+    each = "" if decision.threads is None else f", {_counted(decision.threads.count, 'thread')}"
+    each += " each" if each and decision.size > 1 else ""
     if isinstance(decision.plan, Join):
         where = f"started by {decision.found.launcher}"
     elif decision.plan.nodes.count > 1:
         where = f"= {decision.plan.nodes.count} nodes x {decision.plan.local}"
     else:
         where = "on this node"
-    notes = list(decision.found.notes)
-    return [f"{_counted(decision.size, 'worker')} {where}{each}", *notes, _what(decision)]
+    return [f"{_counted(decision.size, 'worker')} {where}{each}", *decision.found.notes, _what(decision)]
 
 
 def dry_run(decision: Decision) -> list[str]:

@@ -35,6 +35,10 @@ def train(
         float | None, typer.Option(help="Learning rate; the schedule's peak.", rich_help_panel=_SETTINGS)
     ] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd, adamw.", rich_help_panel=_SETTINGS)] = None,
+    momentum: Annotated[float | None, typer.Option(help="Of SGD.", rich_help_panel=_SETTINGS)] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option(help="Of either optimizer.", rich_help_panel=_SETTINGS)
+    ] = None,
     schedule: Annotated[
         str | None, typer.Option(help="constant, cosine, one-cycle.", rich_help_panel=_SETTINGS)
     ] = None,
@@ -73,6 +77,8 @@ def train(
         "batch_size": batch_size,
         "lr": lr,
         "optimizer": optimizer,
+        "momentum": momentum,
+        "weight_decay": weight_decay,
         "schedule": schedule,
         "batch_norm": batch_norm,
         "sync": sync,

@@ -85,6 +85,7 @@ def _retrieve(address: str, file: PublishedFile, path: Path) -> str | None:
     """Download to `path`, through a temporary file beside it; return what went wrong, in a few words."""
     import pooch
 
+    pooch.get_logger().setLevel(logging.WARNING)  # its lines of progress would stand among the program's own
     try:
         pooch.retrieve(
             address,

@@ -27,7 +27,7 @@ class Round:
 
 
 def worker_variables(place: Place, this: Round) -> dict[str, str]:
-    """Return torchrun's variables for the worker at `place`."""
+    """Return torchrun's variables for the worker at `place`, and the one that tells who we are."""
     host, port = this.master
     return {
         "RANK": str(place.rank),
@@ -42,6 +42,7 @@ def worker_variables(place: Place, this: Round) -> dict[str, str]:
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": this.run_id,
+        "SAMESTEP_RUN_ID": this.run_id,
         "TORCHELASTIC_RESTART_COUNT": str(this.restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(this.max_restarts),
         "TORCHELASTIC_USE_AGENT_STORE": str(this.store_is_served),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from samestep.base.env import Environment
 from samestep.base.errors import UsageError
 from samestep.base.machine import CpuShare
-from samestep.world.launchers import TORCHELASTIC
+from samestep.world.launchers import SAMESTEP, TORCHELASTIC
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,8 @@ def threads_per_rank(
     text = env.get("OMP_NUM_THREADS", "").strip()
     if text:
         count = _outer_level(text)
+        if launcher == SAMESTEP.name:
+            return Threads(count, "as samestep's launcher has shared them out")
         if launcher == TORCHELASTIC.name and count == 1 and local_size > 1:
             return Threads(1, "OMP_NUM_THREADS=1, which torchrun sets unless you did")
         return Threads(count, f"OMP_NUM_THREADS={text}")

@@ -2,10 +2,12 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from socket import gethostname
+from types import TracebackType
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -43,7 +45,31 @@ class _Wishes:
     master: tuple[str, int] | None
 
 
-@contextmanager
+class Joining(AbstractContextManager[World]):
+    """A job about to be joined: ``with`` enters it and gives the World.
+
+    Args:
+        wishes: what the caller asked for.
+    """
+
+    def __init__(self, wishes: _Wishes) -> None:
+        self._context = _joining(wishes)
+
+    def __enter__(self) -> World:
+        return self._context.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._context.__exit__(kind, error, trace)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"join() has no .{name} before it is entered. Put the training inside "
+            "`with samestep.join() as world:`, which also leaves the job at the end."
+        )
+
+
 def join(
     *,
     backend: str | None = None,
@@ -52,7 +78,7 @@ def join(
     timeout_s: float = 600.0,
     place: Place | None = None,
     master: tuple[str, int] | None = None,
-) -> Iterator[World]:
+) -> Joining:
     """Join the other ranks of this job for the duration of a block.
 
     The launcher is recognised from its variables; device and threads are bound before the ranks
@@ -67,8 +93,8 @@ def join(
         place: where this rank stands, instead of what the launcher says.
         master: host and port of rank 0, instead of what the launcher says.
 
-    Yields:
-        the world of this rank; its tensors go on ``world.device``.
+    Returns:
+        a context manager that gives the world of this rank; its tensors go on ``world.device``.
 
     Raises:
         UsageError: the variables, the device or the back end do not allow it; all ranks raise.
@@ -79,9 +105,15 @@ def join(
         ...     world.place.describe()
         'rank 0 of 1 (local rank 0 of 1 on node 0 of 1)'
     """
-    wishes = _Wishes(
-        backend=backend, device=device, threads=threads, timeout_s=timeout_s, place=place, master=master
+    return Joining(
+        _Wishes(
+            backend=backend, device=device, threads=threads, timeout_s=timeout_s, place=place, master=master
+        )
     )
+
+
+@contextmanager
+def _joining(wishes: _Wishes) -> Iterator[World]:
     world = adopt() if dist.is_available() and dist.is_initialized() else _joined(wishes, env.snapshot())
     try:
         with entered(world):

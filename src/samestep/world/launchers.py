@@ -4,7 +4,7 @@ A launcher is one row. Adding one adds a row here and a recording to the tests; 
 knows a launcher's variables.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 Names: TypeAlias = tuple[str, ...]
@@ -57,6 +57,14 @@ TORCHELASTIC = Launcher(
     nodes=("GROUP_WORLD_SIZE",),
     job=("TORCHELASTIC_RUN_ID",),
     echoes=("environment",),
+)
+
+# samestep's own launcher speaks torchrun's language, so that programs written for that one run under it.
+SAMESTEP = replace(
+    TORCHELASTIC,
+    name="samestep",
+    proof=(("SAMESTEP_RUN_ID", "TORCHELASTIC_RUN_ID", "RANK"),),
+    echoes=("torchrun", "environment"),
 )
 
 # OMPI_COMM_WORLD_NODE_RANK is the rank *on* its node, not the number of the node: of no use here.
@@ -142,7 +150,7 @@ ENVIRONMENT = Launcher(
     silent_means_alone=True,
 )
 
-LAUNCHERS = (TORCHELASTIC, OPEN_MPI, INTEL_MPI, MPICH, PMIX, SLURM, ENVIRONMENT)
+LAUNCHERS = (SAMESTEP, TORCHELASTIC, OPEN_MPI, INTEL_MPI, MPICH, PMIX, SLURM, ENVIRONMENT)
 """Innermost first: of several that are found, the first started this process."""
 
 BY_NAME = {launcher.name: launcher for launcher in LAUNCHERS}

@@ -20,6 +20,7 @@ def test_workers_find_torchruns_variables():
         "MASTER_ADDR": "host",
         "MASTER_PORT": "1234",
         "TORCHELASTIC_RUN_ID": "abc",
+        "SAMESTEP_RUN_ID": "abc",
         "TORCHELASTIC_RESTART_COUNT": "1",
         "TORCHELASTIC_MAX_RESTARTS": "2",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
