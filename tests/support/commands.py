@@ -13,7 +13,18 @@ import psutil
 
 DEADLINE_S = 60.0
 
-_LAUNCHERS = ("SLURM", "OMPI_", "PMI", "TORCHELASTIC", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "OMP_NUM")
+_LAUNCHERS = (
+    "SLURM",
+    "OMPI_",
+    "PMI",
+    "TORCHELASTIC",
+    "MASTER_",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "OMP_NUM",
+    "SAMESTEP_RUN",
+)
 
 
 @dataclass(frozen=True)

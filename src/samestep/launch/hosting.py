@@ -15,10 +15,11 @@ from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
+from traceback import walk_tb
 from types import CodeType, ModuleType, TracebackType
 from typing import NoReturn
 
-from samestep.base.errors import Error
+from samestep.base.errors import Error, UsageError
 from samestep.launch.job import Program
 
 INTERRUPTED = 130
@@ -72,9 +73,17 @@ def leave(exit_code: int) -> NoReturn:
 
 
 def told(error: BaseException) -> Ending:
-    """Return how an exception ends a program, with the report that Python (or a hook of its) prints."""
+    """Return how an exception ends a program, with the report that Python (or a hook of its) prints.
+
+    A `UsageError` is told in one line: what is wrong is what samestep was given, not the program.
+    """
     text = io.StringIO()
     visible = _user_frames(error.__traceback__)
+    if isinstance(error, UsageError):
+        line = f"samestep: error: {' '.join(str(error).split())} ({_calling_line(visible)})\n"
+        return Ending(
+            exit_code=error.exit_code, error=type(error).__name__, message=str(error), traceback=line
+        )
     with redirect_stderr(text):
         sys.excepthook(type(error), error.with_traceback(visible), visible)
     code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
@@ -94,6 +103,17 @@ def _user_frames(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(own):
         trace = trace.tb_next
     return trace
+
+
+def _calling_line(trace: TracebackType | None) -> str:
+    """Return where the user's code called samestep, as ``file:line``."""
+    ours = str(Path(__file__).parents[1])
+    place = "outside of any file"
+    for frame, line in walk_tb(trace):
+        if frame.f_code.co_filename.startswith(ours):
+            break
+        place = f"{frame.f_code.co_filename}:{line}"
+    return place
 
 
 def _main_module(program: Program) -> tuple[ModuleType, CodeType]:
