@@ -87,6 +87,7 @@ def test_the_config_reproduces_the_run_and_the_checkpoint_holds_its_weights(runs
         (["mnist", "--data-dir", "."], "train-images-idx3-ubyte"),
         (["digits", "--out", "file/run"], "cannot write to the output folder file/run"),
         (["digits", "--sync", "magic"], "--sync 'magic'"),
+        (["digits", "--optimizer", "adamw", "--momentum", "0.5"], "--momentum is SGD's"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, capsys):

@@ -6,9 +6,14 @@ import pytest
 import torch
 
 from samestep.base.errors import UsageError
+from samestep.data.loader import Loader
+from samestep.measure.clock import HostClock
+from samestep.training.evaluate import evaluate
+from samestep.training.loop import Training
+from samestep.training.progress import Silent
 from samestep.world.solo import SoloWorld
 from samestep.world.threads import run_ranks
-from support.training import convnet, digits, largest_difference, plain_loop, settings, train
+from support.training import Memory, convnet, digits, largest_difference, plain_loop, settings, train
 
 WITHOUT_NORM = functools.partial(convnet, batch_norm=False)
 
@@ -108,3 +113,45 @@ def test_the_exchange_is_told_apart_from_backward():
     for step_s in run_ranks(phases, 2):
         assert step_s["exposed_sync"] > 0
         assert step_s["backward"] > 0
+
+
+def test_what_is_done_between_steps_is_no_part_of_a_step():
+    class Slow(Memory):
+        def steps(self, rows):
+            super().steps(rows)
+            clock.now += 1000.0
+
+    class Clock:
+        now = 0.0
+
+        def __call__(self):
+            self.now += 0.001
+            return self.now
+
+    clock = Clock()
+    sets = digits(samples=120)
+    training = Training(
+        convnet,
+        train_set=sets[0],
+        test_set=sets[1],
+        settings=settings(epochs=1, batch_size=2),
+        world=SoloWorld(),
+    )
+    training.clock = training.journal._clock = HostClock(now=clock)
+    memory = Slow()
+    training.run(memory, Silent())
+
+    assert len(memory.rows) == 60  # more than one window of steps
+    assert all(row["data"] == pytest.approx(0.001) for row in memory.rows)
+
+
+def test_evaluation_leaves_every_module_in_its_mode():
+    _, test_set = digits()
+    model = convnet()
+    model.layer1.eval()
+    loader = Loader(test_set, batch_size=50, shuffle=False)
+
+    score = evaluate(model, loader.epoch(), total=101, world=SoloWorld())
+
+    assert score.total == 101
+    assert [model.training, model.layer1.training, model.layer2.training] == [True, False, True]

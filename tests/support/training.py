@@ -21,9 +21,10 @@ class Memory:
     def steps(self, rows):
         self.rows.extend(rows)
 
-    def finish(self, model, result):
+    def finish(self, model, result, position):
         self.state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         self.result = result
+        self.position = position
 
     @property
     def losses(self):

@@ -3,7 +3,9 @@
 import json
 
 import pytest
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from samestep.base.errors import CheckpointError
@@ -65,14 +67,43 @@ def test_a_missing_file_a_foreign_folder_and_a_later_format_are_refused(tmp_path
         load(tmp_path)
 
 
-def test_a_failure_while_writing_keeps_the_old_folder_and_leaves_no_draft(tmp_path):
-    folder = save(model(), tmp_path / "c", state={"step": 1})
-
-    with pytest.raises(FileNotFoundError), whole_or_absent(folder) as draft:
+def test_a_failure_while_writing_leaves_neither_a_folder_nor_a_draft(tmp_path):
+    with pytest.raises(FileNotFoundError), whole_or_absent(tmp_path / "c") as draft:
         (draft / "half").write_text((draft / "missing").read_text())
 
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_is_never_written_over(tmp_path):
+    folder = save(model(), tmp_path / "c", state={"step": 1})
+
+    with pytest.raises(CheckpointError, match="it exists already"):
+        save(model(), folder, state={"step": 2})
+
     assert load(folder)[1]["step"] == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+def test_a_disk_that_fills_up_is_a_checkpoint_error_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_args, **_options):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+
+    with pytest.raises(CheckpointError, match="No space left"):
+        save(model(), tmp_path / "c", state={})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_state_that_is_no_tensor_is_named(tmp_path):
+    class Counting(nn.Module):
+        def get_extra_state(self):
+            return {"calls": 3}
+
+        def set_extra_state(self, state):
+            pass
+
+    with pytest.raises(CheckpointError, match="_extra_state in the state dict is a dict"):
+        save(Counting(), tmp_path / "c", state={})
 
 
 def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path):

@@ -20,6 +20,8 @@ def settings(**changes):
         ({"lr": float("nan")}, "--lr nan"),
         ({"lr": float("inf")}, "--lr inf"),
         ({"seed": -1}, "--seed -1"),
+        ({"seed": 2**63}, "--seed 9223372036854775808 is too large"),
+        ({"weight_decay": float("nan")}, "--weight-decay nan"),
         ({"sync": "magic"}, "--sync 'magic' is not one of bucketed"),
         ({"batch_norm": "none"}, "--batch-norm 'none'"),
         ({"optimizer": "adam"}, "--optimizer 'adam'"),

@@ -1,6 +1,7 @@
 """Runs and measurements as data at rest: JSON a machine can read back, whole or absent."""
 
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -26,12 +27,26 @@ def provenance() -> dict[str, Any]:
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
-    """Write `record` to `path`; a reader finds the old file or the new one, never half of one."""
+    """Write `record` to `path`, over several lines, as `json_line` does on one.
+
+    A reader finds the old file or the new one, never half of one.
+    """
     draft = path.with_name(f".{path.name}.draft-{os.getpid()}")
-    draft.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    draft.write_text(json.dumps(_finite(record), indent=2, allow_nan=False) + "\n", encoding="utf-8")
     draft.replace(path)
 
 
 def json_line(record: Mapping[str, Any]) -> str:
-    """Return `record` as one line of JSON, its newline included."""
-    return json.dumps(record) + "\n"
+    """Return `record` as one line of JSON, its newline included; a number that is not finite is null."""
+    return json.dumps(_finite(record), allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    """Return `value` with null for each NaN and infinity, which JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,5 +1,6 @@
 """Writing files so that a reader finds the old one or the new one, never half of one."""
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterator
@@ -12,8 +13,13 @@ def whole_or_absent(folder: Path) -> Iterator[Path]:
     """Yield a draft folder that becomes `folder` when the block ends well, and is removed when it does not.
 
     The draft stands beside `folder`, on the same file system; its files are flushed to disk before it
-    gets its name. An earlier `folder` is replaced.
+    gets its name.
+
+    Raises:
+        FileExistsError: there is a `folder` already. It is not replaced: two renames cannot be one.
     """
+    if folder.exists():
+        raise FileExistsError(errno.EEXIST, "it exists already", str(folder))
     draft = folder.with_name(f".{folder.name}.draft-{os.getpid()}")
     remove(draft)
     draft.mkdir(parents=True)
@@ -22,7 +28,6 @@ def whole_or_absent(folder: Path) -> Iterator[Path]:
         for path in sorted(draft.iterdir()):
             flush(path)
         flush(draft)
-        remove(folder)
         draft.rename(folder)
         flush(folder.parent)
     finally:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from samestep.base.errors import CheckpointError
@@ -28,15 +29,17 @@ def save(model: nn.Module, folder: Path, *, state: Mapping[str, Any]) -> Path:
 
     Args:
         model: its state dict is written on the CPU, tied tensors once per name.
-        folder: becomes the checkpoint, whole, or is left as it was.
+        folder: becomes the checkpoint, whole, or stays absent; must not exist.
         state: where the training stood; anything JSON can hold.
 
     Raises:
-        CheckpointError: the folder cannot be written.
+        CheckpointError: the folder cannot be written, or the model has state that is no tensor.
     """
-    weights = {
-        name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()
-    }
+    contents = model.state_dict()
+    if odd := [name for name, value in contents.items() if not isinstance(value, Tensor)]:
+        kind = type(contents[odd[0]]).__name__
+        raise CheckpointError(f"{odd[0]} in the state dict is a {kind}, not a tensor: it cannot be saved.")
+    weights = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in contents.items()}
     try:
         with whole_or_absent(folder) as draft:
             safetensors.torch.save_file(weights, draft / "model.safetensors")
@@ -45,10 +48,8 @@ def save(model: nn.Module, folder: Path, *, state: Mapping[str, Any]) -> Path:
             (draft / "manifest.json").write_text(
                 json.dumps({"format": FORMAT, "sha256": hashes}, indent=2) + "\n"
             )
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot write the checkpoint {folder}: {error}. What was there is unchanged."
-        ) from error
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot write the checkpoint {folder}: {error}.") from error
     return folder
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from samestep.base.errors import UsageError
 from samestep.data.image_set import ImageSet
 from samestep.data.registry import load
 from samestep.recipes.book import find
@@ -63,6 +64,8 @@ def take_order(
     """
     found = find(recipe)
     settings = replace(found.settings, **changes)
+    if settings.optimizer == "adamw" and "momentum" in changes:
+        raise UsageError("--momentum is SGD's; adamw has none. Leave it out, or use --optimizer sgd.")
     settings.check_workers(workers)
     train_set = load(found.name, "train", data_dir=data_dir)
     return Order(

@@ -1,6 +1,7 @@
 """Evaluation in which every sample counts exactly once."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -36,7 +37,7 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], *, total: int, world: W
     """Score `model` on this rank's shares of `batches` and add up over all ranks.
 
     Args:
-        model: put into evaluation mode, and back into the mode it was in.
+        model: put into evaluation mode, and each of its modules back into the mode it was in.
         batches: this rank's shares; may all be empty.
         total: samples in the data set.
         world: sums the counts.
@@ -45,18 +46,26 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], *, total: int, world: W
         OutOfStep: the ranks together did not count each of the `total` samples once.
     """
     sums = torch.zeros(3, dtype=torch.float64, device=world.device)  # correct, counted, loss
-    was_training = model.training
-    model.eval()
-    with torch.inference_mode():
+    with _evaluating(model), torch.inference_mode():
         for batch in batches:
             if len(batch.labels):
                 scores = model(batch.images)
                 sums[0] += (scores.argmax(1) == batch.labels).sum()
                 sums[1] += len(batch.labels)
                 sums[2] += F.cross_entropy(scores, batch.labels, reduction="sum")
-    model.train(was_training)
     world.all_reduce(sums)
     correct, counted, loss_sum = sums.tolist()
     if counted != total:
         raise OutOfStep(f"evaluation counted {counted:.0f} samples of a data set of {total}")
     return Score(correct=int(correct), total=total, loss_sum=loss_sum)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -1,5 +1,6 @@
 """The metrics of every step, gathered in windows so that the hot loop never waits for one."""
 
+from array import array
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -38,7 +39,7 @@ class Journal:
         self._world = world
         self._clock = clock
         self._window: list[_Entry] = []
-        self._phases: list[Phases] = []
+        self._phases = {name: array("d") for name in PHASES}
         self._loss_sum = 0.0
         self._loss_count = 0
         self.steps = 0
@@ -62,7 +63,8 @@ class Journal:
         self._world.all_reduce(losses)
         losses /= self._world.place.size
         timed = self._clock.drain()
-        self._phases += timed
+        for name, lengths in self._phases.items():
+            lengths.extend(phases[name] for phases in timed)
         rows = [
             _row(self.steps + k + 1, entry, loss, phases)
             for k, (entry, loss, phases) in enumerate(zip(window, losses.tolist(), timed, strict=True))
@@ -71,7 +73,6 @@ class Journal:
         for entry, row in zip(window, rows, strict=True):
             self._loss_sum += row["loss"] * entry.count
             self._loss_count += entry.count
-        self._clock.start()
         return rows
 
     def take_mean_loss(self) -> float:
@@ -82,7 +83,7 @@ class Journal:
 
     def median_phases(self) -> dict[str, float]:
         """Return the median seconds of each phase over all steps of this rank."""
-        return {name: median(step[name] for step in self._phases) for name in PHASES}
+        return {name: median(lengths) for name, lengths in self._phases.items()}
 
 
 def _row(step: int, entry: _Entry, loss: float, phases: Phases) -> dict[str, Any]:

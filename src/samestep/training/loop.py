@@ -90,7 +90,7 @@ class Training:
             world_size=world.place.size,
             step_s=self.journal.median_phases(),
         )
-        sink.finish(self.model, result)
+        sink.finish(self.model, result, Position(settings.seed, settings.epochs))
         return result
 
     def _step(self, replicas: Replicas) -> Step:
@@ -136,3 +136,4 @@ class Training:
         if rows:
             sink.steps(rows)
             display.advance(step=self.journal.steps, loss=rows[-1]["loss"])
+        self.clock.start()  # what this took is no part of the next step

@@ -11,15 +11,17 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 import tomli_w
 from torch import nn
 
-from samestep.base.errors import UsageError
+from samestep.base.errors import Error, UsageError
 from samestep.base.record import json_line, provenance, write_json
 from samestep.checkpoint.save import save
+from samestep.sharding.position import Position
 from samestep.training.result import Result
 
 _OURS = {"config.toml", "metrics.jsonl", "result.json", "checkpoints"}
@@ -31,8 +33,8 @@ class Sink(Protocol):
     def steps(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Take one row per step."""
 
-    def finish(self, model: nn.Module, result: Result) -> None:
-        """Take the trained model and the result; the run is over."""
+    def finish(self, model: nn.Module, result: Result, position: Position) -> None:
+        """Take the trained model, the result and where the training stands in its data; the run is over."""
 
 
 class Nowhere:
@@ -41,7 +43,7 @@ class Nowhere:
     def steps(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """See `Sink.steps`."""
 
-    def finish(self, model: nn.Module, result: Result) -> None:
+    def finish(self, model: nn.Module, result: Result, position: Position) -> None:
         """See `Sink.finish`."""
 
 
@@ -83,16 +85,20 @@ class RunFolder:
 
     def steps(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append one line per step to ``metrics.jsonl``."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as stream:
-            stream.writelines(json_line(row) for row in rows)
+        path = self.path / "metrics.jsonl"
+        try:
+            with path.open("a", encoding="utf-8") as stream:
+                stream.writelines(json_line(row) for row in rows)
+        except OSError as error:
+            raise Error(f"cannot write to {path}: {error.strerror}. The run ends here.") from error
 
-    def finish(self, model: nn.Module, result: Result) -> None:
+    def finish(self, model: nn.Module, result: Result, position: Position) -> None:
         """Write the final checkpoint, then ``result.json``."""
         checkpoints = self.path / "checkpoints"
         checkpoints.mkdir(exist_ok=True)
         save(
             model,
             checkpoints / f"step-{result.steps}",
-            state={"step": result.steps, "epochs": result.epochs, "weights_sha256": result.weights_sha256},
+            state={"step": result.steps, **asdict(position), "weights_sha256": result.weights_sha256},
         )
         write_json(self.path / "result.json", {**result.as_dict(), "provenance": provenance()})

@@ -56,8 +56,10 @@ class Settings:
             ("weight_decay", 0),
             ("momentum", 0),
         ):
-            if (found := getattr(self, name)) < least:
+            if not (found := getattr(self, name)) >= least:  # NaN is refused as well
                 raise UsageError(f"{_flag(name)} {found} is too small; use {least} or more.")
+        if self.seed >= 2**63:
+            raise UsageError(f"--seed {self.seed} is too large; use less than 2**63.")
         if not 0 < self.lr < float("inf"):
             raise UsageError(f"--lr {self.lr} is no learning rate; use a positive number.")
 

@@ -18,12 +18,13 @@ _generator = threading.Lock()  # ranks that are threads share the one generator 
 def seeded(seed: int) -> Iterator[None]:
     """Draw from torch's CPU generator as if it had just been seeded; the caller's state is put back."""
     with _generator:
-        before = torch.get_rng_state()
-        torch.manual_seed(seed)
+        generator = torch.default_generator
+        before = generator.get_state()
+        generator.manual_seed(seed)
         try:
             yield
         finally:
-            torch.set_rng_state(before)
+            generator.set_state(before)
 
 
 def build_model(make: Callable[[], nn.Module], settings: Settings, device: torch.device) -> nn.Module:
