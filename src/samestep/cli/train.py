@@ -1,6 +1,5 @@
 """``samestep train``: a built-in recipe on N workers."""
 
-import json
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from samestep.base import env
+from samestep.base.record import json_line
 from samestep.cli.running import act, decide, tell
 from samestep.launch.job import Job, Program
 from samestep.launch.plan import Spawn
@@ -108,7 +108,8 @@ def train(
         raise typer.Exit(act(decision))
     with join(threads=threads) as world:
         result = cook(world, order)
-    world.print(json.dumps(result.as_dict()) if as_json else f"{result.summary()}\nrun folder: {order.out}")
+    told = json_line(result.as_dict()).rstrip() if as_json else f"{result.summary()}\nrun folder: {order.out}"
+    world.print(told)
 
 
 def _arguments(recipe: str, options: Mapping[str, Any], *, as_json: bool) -> tuple[str, ...]:
