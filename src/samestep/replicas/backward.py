@@ -11,7 +11,9 @@ Both go through the attribute ``torch.autograd.backward``, so that is what is re
 somebody watches, and put back afterwards.
 """
 
+import ctypes
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -117,12 +119,30 @@ def _ending(original: Callable[..., None]) -> Callable[..., None]:
 # checkpoints run on a GPU. Objects stashed there travel along; a threading.local would not.
 
 
+class _Slot:
+    """What a thread and its device threads see; stashed once, and only its content is changed."""
+
+    backward: Backward | None = None
+
+
 def _remember(backward: Backward | None) -> None:
-    torch._C._stash_obj_in_tls(_KEY, backward)  # noqa: SLF001
+    if not torch._C._is_key_in_tls(_KEY):  # noqa: SLF001
+        _stash(_Slot())
+    _slot().backward = backward
 
 
 def _recall() -> Backward | None:
-    if not torch._C._is_key_in_tls(_KEY):  # noqa: SLF001
-        return None
-    found: Backward | None = torch._C._get_obj_in_tls(_KEY)  # noqa: SLF001
-    return found
+    return _slot().backward if torch._C._is_key_in_tls(_KEY) else None  # noqa: SLF001
+
+
+def _slot() -> _Slot:
+    slot: _Slot = torch._C._get_obj_in_tls(_KEY)  # noqa: SLF001
+    return slot
+
+
+def _stash(slot: _Slot) -> None:
+    before = sys.getrefcount(slot)
+    torch._C._stash_obj_in_tls(_KEY, slot)  # noqa: SLF001
+    if sys.getrefcount(slot) == before:
+        # Torch up to 2.6 takes no reference, and yet gives one up when the thread ends: this is the one.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(slot))
