@@ -38,7 +38,7 @@ def main(world: samestep.World) -> None:
     ).to(device)
     # 3. The replicas: begun equal; every backward ends with averaged gradients. Batch norm takes its
     #    statistics over the global batch, as the serial script does.
-    samestep.replicate(model, batch_norm="global")
+    samestep.replicate(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
     # 4. The data: BATCH_SIZE stays the size of the global batch, of which each worker gets its share.
