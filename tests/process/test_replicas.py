@@ -103,6 +103,53 @@ def test_accumulated_gradients_are_exchanged_once(processes, sync):
     assert keys == list(model.state_dict())
 
 
+class Interrupted(nn.Module):
+    """Layers of which the last have left when backward fails at `fails`."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.last = nn.Linear(16, 64), nn.Linear(64, 2000), nn.Linear(2000, 400)
+        self.fails = False
+
+    def forward(self, inputs):
+        hidden = self.first(inputs)
+        if self.fails:
+            hidden.register_hook(_fail)
+        return self.last(self.second(hidden))
+
+
+def _fail(_):
+    raise ZeroDivisionError
+
+
+def interrupted_rank(world):
+    model, inputs = Interrupted(), torch.full((2, 16), 1.0 + world.place.rank)
+    rounds = []
+    with replicate(model, world, bucket_bytes=1 << 18):
+        for step in range(8):
+            model.zero_grad()
+            model.fails = bool(step % 2)
+            try:
+                model(inputs).pow(2).mean().backward()
+            except ZeroDivisionError:
+                model.fails = False
+                model.zero_grad()
+                model(inputs * 3).pow(2).mean().backward()
+            rounds.append(gradients(model))
+    return rounds
+
+
+def test_what_a_failed_backward_has_sent_does_not_reach_the_next_gradients(processes):
+    model = Interrupted()
+    inputs = torch.tensor([1.0, 2.0]).repeat_interleave(2).unsqueeze(1).expand(4, 16)
+    for rounds in processes.run(interrupted_rank, 2):
+        for step, found in enumerate(rounds):
+            model.zero_grad()
+            model(inputs * (3 if step % 2 else 1)).pow(2).mean().backward()
+            assert_equal_gradients(found, gradients(model), tolerance=1e-4)
+
+
 def half_rank(world, dtype):
     model, (inputs, weight) = network(dtype=dtype), share_of(world, samples(), [4, 3])
     with replicate(model, world, bucket_bytes=80) as replicas:

@@ -1,10 +1,13 @@
 """Buckets leave during backward, in the same order on all ranks, and only where that is safe."""
 
+import pytest
+
 from samestep.replicas.replicate import replicate
 from samestep.world.threads import run_ranks
 from support.replica_cases import (
     assert_equal_gradients,
     gradients,
+    mean_loss,
     network,
     plain,
     samples,
@@ -75,6 +78,32 @@ def test_a_gradient_that_changes_after_it_left_is_sent_again():
     run(model, samples(), 1.0)
     for found in run_ranks(on_rank, 2):
         assert_equal_gradients(found, gradients(model))
+
+
+def test_what_a_failed_backward_has_sent_does_not_reach_the_next_gradients():
+    def run(model, inputs, weight):
+        plain(model, inputs, weight)
+        hidden = model[:3](inputs)
+        hidden.register_hook(fail)
+        with pytest.raises(ZeroDivisionError):
+            mean_loss(model[3:](hidden), weight).backward()  # the last layer has left by then
+        model.zero_grad()
+        plain(model, inputs + 1, weight)
+
+    def on_rank(world):
+        model = network()
+        with replicate(model, world, bucket_bytes=TINY):
+            run(model, *share_of(world, samples(), [4, 3]))
+        return gradients(model)
+
+    model = network()
+    run(model, samples(), 1.0)
+    for found in run_ranks(on_rank, 2):
+        assert_equal_gradients(found, gradients(model))
+
+
+def fail(_):
+    raise ZeroDivisionError
 
 
 def test_the_wait_at_the_end_of_backward_is_measured():

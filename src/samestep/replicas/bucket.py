@@ -99,6 +99,11 @@ class Bucket:
         self._pending.wait()
         self._pending = None
 
+    def settle(self) -> None:
+        """Wait where the bucket is still under way; its buffer may be overwritten then."""
+        if self._pending is not None:
+            self.wait()
+
     def unload(self) -> None:
         """Give the averages to the parameters."""
         grads, slots = self._present()

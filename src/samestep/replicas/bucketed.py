@@ -44,6 +44,8 @@ class Bucketed(Synchroniser):
         self._overlap: bool | None = None if self._job.may_overlap else False  # None: not known yet
 
     def _begin(self) -> None:
+        for bucket in self._buckets:
+            bucket.settle()  # left by a backward that ended in an error
         self._awaited = [set(indices) for indices in self._members]
         self._num_sent = 0
         self._repeated = False
@@ -81,6 +83,7 @@ class Bucketed(Synchroniser):
         for bucket in self._buckets:
             bucket.wait()
             bucket.unload()
+        self._num_sent = 0
         if self._overlap is None:
             self._overlap = self._nobody_repeats()
         elif self._stale:

@@ -16,7 +16,6 @@ from torch import Tensor
 from samestep.base.errors import OutOfStep, PeerLost
 from samestep.base.place import Place
 from samestep.world.current import entered
-from samestep.world.solo import Finished
 from samestep.world.world import DerivedWorld, Op, Pending
 
 T = TypeVar("T")
@@ -90,6 +89,7 @@ class ThreadWorld(DerivedWorld):
         self.place = place
         self.device = torch.device("cpu")
         self._hub = hub
+        self._begun: deque[Later] = deque()
 
     def send(self, tensor: Tensor, *, to: int) -> None:
         """See `World.send`."""
@@ -111,9 +111,15 @@ class ThreadWorld(DerivedWorld):
         _overwrite(tensor, total)
 
     def all_reduce_later(self, tensor: Tensor) -> Pending:
-        """See `World.all_reduce_later`; done before it returns."""
-        self.all_reduce(tensor)
-        return Finished()
+        """See `World.all_reduce_later`; reads and writes `tensor` as late as it may."""
+        self._begun.append(Later(self, tensor))
+        return self._begun[-1]
+
+    def finish_through(self, last: "Later") -> None:
+        """Do what was begun, in the order in which it was, up to `last`."""
+        while last in self._begun:
+            begun = self._begun.popleft()
+            self.all_reduce(begun.tensor)
 
     def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
         """See `World.broadcast`."""
@@ -175,6 +181,22 @@ class ThreadWorld(DerivedWorld):
                 f"rank {self.place.rank} has a tensor of {wanted}, rank {rank} has {found}: "
                 "the ranks are not in the same collective"
             )
+
+
+class Later:
+    """An all-reduce that has begun.
+
+    Nothing happens to its tensor before somebody waits. A real back end works at any moment in between;
+    the last one is that which shows a buffer that was touched too early.
+    """
+
+    def __init__(self, world: ThreadWorld, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self._world = world
+
+    def wait(self) -> None:
+        """See `Pending.wait`."""
+        self._world.finish_through(self)
 
 
 def _overwrite(tensor: Tensor, value: Tensor) -> None:
