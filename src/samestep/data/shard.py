@@ -1,10 +1,9 @@
 """A DataLoader of this rank's slices of global batches."""
 
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -15,6 +14,7 @@ from torch.utils.data import (
 )
 
 from samestep.base.errors import UsageError
+from samestep.data.empty import empty_batch
 from samestep.data.sampler import ShareBatchSampler
 from samestep.sharding.plan import Plan
 from samestep.sharding.position import Position
@@ -37,8 +37,9 @@ _KEPT = (
 class ShardedLoader(DataLoader[Any]):
     """A DataLoader whose batches are this rank's shares of global batches; made by `shard`.
 
-    All ranks make the same number of steps. A rank that has no sample in a short last batch gets tensors
-    of length 0. While a batch is in use, `weight`, `global_count` and `position` speak of it.
+    All ranks make the same number of steps. A rank that has no sample in a short last batch gets a batch of
+    the same form and of length 0. While a batch is in use, `weight`, `global_count` and `position` speak of
+    it.
     """
 
     weight: float = 1.0
@@ -52,7 +53,10 @@ class ShardedLoader(DataLoader[Any]):
         """Where the run stands once the batch in use is done."""
         collate = options.pop("collate_fn", None) or default_collate
         super().__init__(
-            dataset, batch_sampler=self._shares, collate_fn=_Collate(collate, dataset), **options
+            dataset,
+            batch_sampler=self._shares,
+            collate_fn=_Collate(collate, dataset, probe=plan.ends_empty),
+            **options,
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its private class
@@ -171,26 +175,17 @@ def _shuffles(loader: DataLoader[Any]) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Collate:
     """Collates samples; of no samples it makes a batch of length 0, in the form of sample 0."""
 
     collate: Callable[[list[Any]], Any]
     dataset: Dataset[Any]
+    probe: bool
+    """Whether a batch of none will be needed: then the first batch shows that it can be made."""
 
     def __call__(self, samples: list[Any]) -> Any:
-        return self.collate(samples) if samples else _emptied(self.collate([self.dataset[0]]))
-
-
-def _emptied(value: Any) -> Any:
-    """Return the batch `value` without its samples: tensors of length 0, lists of none."""
-    if isinstance(value, torch.Tensor):
-        return value[:0] if value.ndim else value
-    if isinstance(value, Mapping):
-        return {key: _emptied(part) for key, part in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(_emptied, value))
-    if isinstance(value, list | tuple):
-        holds_batches = any(isinstance(part, torch.Tensor | Mapping | list | tuple) for part in value)
-        return type(value)(map(_emptied, value)) if holds_batches else type(value)()
-    return value
+        if samples and self.probe:
+            self.probe = False
+            empty_batch(self.collate, samples[0])
+        return self.collate(samples) if samples else empty_batch(self.collate, self.dataset[0])

@@ -51,6 +51,12 @@ class Plan:
         full, rest = divmod(self.count, self.batch_size)
         return full + (rest > 0 and not self.drop_last)
 
+    @property
+    def ends_empty(self) -> bool:
+        """Whether a whole epoch ends with a batch of which this rank takes no sample."""
+        last = self.count % self.batch_size
+        return 0 < last <= self.place.rank and not self.drop_last
+
     def order(self, position: Position) -> NDArray[np.int64]:
         """Return all sample ids in the order of `position`'s epoch, the same on every rank."""
         return epoch_order(self.count, seed=position.seed, epoch=position.epoch, shuffle=self.shuffle)

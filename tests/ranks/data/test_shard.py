@@ -100,6 +100,43 @@ def test_a_rank_without_samples_gets_the_batch_in_form_but_of_length_0():
     assert [part.shape for part in batch["list"]] == [(0,), (0,)]
 
 
+def test_a_detection_loop_counts_each_image_once_also_where_a_rank_has_none():
+    def count(world):
+        data = numbers(4)
+        loader = samestep.shard(data, batch_size=3, collate_fn=lambda b: tuple(zip(*b)), world=world)  # noqa: B905
+        return [len(images) for images, _ in loader]
+
+    assert run_ranks(count, 3) == [[1, 1], [1, 0], [1, 0]]
+
+
+class Graphs:
+    """A batch whose class says nothing about its samples."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+
+def test_a_batch_of_none_that_cannot_be_made_is_refused_before_the_first_step():
+    def first(world):
+        loader = samestep.shard(numbers(4), batch_size=3, collate_fn=Graphs, world=world)
+        if world.place.rank > 0:
+            with pytest.raises(UsageError, match=r"gives a .*Graphs.* drop_last=True"):
+                next(iter(loader))
+        else:
+            assert len(next(iter(loader)).samples) == 1
+
+    run_ranks(first, 3)
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 5}, {"batch_size": 3, "drop_last": True}])
+def test_a_job_in_which_every_rank_has_samples_never_asks_for_a_batch_of_none(options):
+    def lengths(world):
+        loader = samestep.shard(numbers(7), collate_fn=Graphs, world=world, **options)
+        return [len(batch.samples) for batch in loader]
+
+    assert all(all(rank) for rank in run_ranks(lengths, 2))
+
+
 def test_a_run_saved_on_two_ranks_goes_on_with_three():
     def begin(world):
         loader = samestep.shard(numbers(22), batch_size=6, shuffle=True, seed=1, world=world)

@@ -1,0 +1,106 @@
+"""A batch of no samples, in the form of the batches that a collate function makes."""
+
+from collections import UserDict
+from collections.abc import Callable
+from copy import copy, deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from samestep.base.errors import UsageError
+
+
+def empty_batch(collate: Callable[[list[Any]], Any], sample: Any) -> Any:
+    """Return what `collate` would make of no samples.
+
+    The batches of 2 and of 4 copies of `sample` are compared; what grows is carried on to 0::
+
+                                    2 samples           4 samples       none
+        stacked images              (2, 3, 8, 8)        (4, 3, 8, 8)    (0, 3, 8, 8)
+        sequence first              (5, 2)              (5, 4)          (5, 0)
+        tuple(zip(*samples))        ((a, a), (b, b))    ...             ((), ())
+        offsets of flat samples     [0, 5, 10]          (5,)            [0]
+        a count                     2                   4               0
+        anything else               "text"              "text"          "text"
+
+    Not of 1 and 2: some functions squeeze a batch of 1, others make pairs.
+
+    Raises:
+        UsageError: the batch is neither tensors, arrays nor lists, tuples and dicts of them, or nothing in
+            it grows with the samples.
+    """
+    two, four = (collate([deepcopy(sample) for _ in range(count)]) for count in (2, 4))
+    carry = _Carry()
+    empty = carry(two, four)
+    if not carry.grows:
+        raise _unclear(f"a {_name(two)} that is as long for 2 samples as for 4")
+    return empty
+
+
+class _Carry:
+    """Carries what grows from a batch of 2 samples to one of 4 on to a batch of none."""
+
+    grows = False
+    """Whether anything grew so far."""
+
+    def __call__(self, two: Any, four: Any) -> Any:
+        if type(two) is not type(four):
+            raise _unclear(f"a {_name(two)} of 2 samples but a {_name(four)} of 4")
+        if isinstance(two, Tensor | np.ndarray):
+            return self._array(two, four)
+        if isinstance(two, list | tuple):
+            return self._sequence(two, four)
+        if isinstance(two, dict | UserDict) and two.keys() == four.keys():
+            changed = copy(two)  # keeps the class, and what it holds besides
+            changed.update({key: self(two[key], four[key]) for key in two})
+            return changed
+        if isinstance(two, int | np.integer):
+            return type(two)(0) if four == 2 * two else two
+        if two is four or isinstance(two, str | bytes | float | complex):
+            return two
+        raise _unclear(f"a {_name(two)}")
+
+    def _array(self, two: Any, four: Any) -> Any:
+        if isinstance(two, Tensor) and (two.is_nested or two.layout != torch.strided):
+            raise _unclear("a nested or sparse tensor")
+        if two.ndim != four.ndim:
+            raise _unclear(f"{two.ndim} dimensions for 2 samples but {four.ndim} for 4")
+        if two.shape == four.shape:
+            doubled = _counts(two) and bool((four == 2 * two).all())
+            return two - two if doubled else two
+        self.grows = True
+        return two[tuple(slice(_at_none(a, b)) for a, b in zip(two.shape, four.shape, strict=True))]
+
+    def _sequence(self, two: Any, four: Any) -> Any:
+        if len(two) != len(four):
+            self.grows = True
+            return two[: _at_none(len(two), len(four))]
+        parts = map(self, two, four)
+        return type(two)(*parts) if hasattr(two, "_fields") else type(two)(parts)
+
+
+def _at_none(two: int, four: int) -> int:
+    """Return the length for no samples, on the line through the lengths for 2 and for 4."""
+    return max(0, 2 * two - four)
+
+
+def _counts(array: Any) -> bool:
+    """Return whether `array` holds integers, such as how many samples each step has."""
+    if isinstance(array, Tensor):
+        return not (array.is_floating_point() or array.is_complex() or array.dtype == torch.bool)
+    return bool(array.dtype.kind in "iu")
+
+
+def _unclear(found: str) -> UsageError:
+    return UsageError(
+        "a short last batch leaves this worker without samples, and a batch of none cannot be made: the "
+        f"collate function gives {found}. Use drop_last=True, a batch size whose last batch has a sample for "
+        "every worker, or a collate function that gives tensors, arrays, lists, tuples or dicts."
+    )
+
+
+def _name(value: Any) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
