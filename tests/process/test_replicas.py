@@ -8,7 +8,16 @@ from torch import nn
 from torch.nn import functional
 
 from samestep.replicas.replicate import SYNCHRONISERS, replicate
-from support.replica_cases import assert_equal_gradients, gradients, network, plain, samples, share_of
+from support.replica_cases import (
+    assert_equal_gradients,
+    gradients,
+    network,
+    plain,
+    samples,
+    share_of,
+    two_models,
+    two_models_rank,
+)
 
 
 def conv_net():
@@ -148,6 +157,15 @@ def test_what_a_failed_backward_has_sent_does_not_reach_the_next_gradients(proce
             model.zero_grad()
             model(inputs * (3 if step % 2 else 1)).pow(2).mean().backward()
             assert_equal_gradients(found, gradients(model), tolerance=1e-4)
+
+
+@pytest.mark.parametrize("sync", ["reference", "bucketed"])
+def test_several_models_are_exchanged_in_one_order_whichever_backward_reaches_first(processes, sync):
+    models = [network(0), network(1)]
+    two_models(models, samples(), 1.0)
+    for found in processes.run(two_models_rank, 3, sync):
+        for one, model in zip(found, models, strict=True):
+            assert_equal_gradients(one, gradients(model))
 
 
 def half_rank(world, dtype):

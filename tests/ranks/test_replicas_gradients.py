@@ -20,6 +20,8 @@ from support.replica_cases import (
     plain,
     samples,
     share_of,
+    two_models,
+    two_models_rank,
 )
 
 SYNCS = [name for name in SYNCHRONISERS if name != "ddp"]  # torch's DDP needs processes
@@ -271,6 +273,14 @@ def test_two_models_in_one_backward(sync):
 
     for found in run_ranks(on_rank, 2):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_several_models_are_exchanged_in_one_order_whichever_backward_reaches_first(sync):
+    models = [network(0), network(1)]
+    two_models(models, samples(), 1.0)
+    for found in run_ranks(two_models_rank, 3, sync):
+        for one, model in zip(found, models, strict=True):
+            assert_equal_gradients(one, gradients(model))
 
 
 def test_a_rank_that_cannot_run_the_model_contributes_nothing(sync):

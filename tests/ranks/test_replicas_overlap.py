@@ -1,6 +1,7 @@
 """Buckets leave during backward, in the same order on all ranks, and only where that is safe."""
 
 import pytest
+from torch import nn
 
 from samestep.replicas.replicate import replicate
 from samestep.world.threads import run_ranks
@@ -53,6 +54,42 @@ def test_full_buckets_leave_before_backward_has_reached_the_first_layer():
 def test_the_first_exchange_sends_nothing_early():
     for events in run_ranks(events_of_backward, 2, plain, 1):
         assert events.index("first layer") == 0
+
+
+def test_of_several_models_only_the_first_to_be_replicated_sends_early():
+    def on_rank(world):
+        diary, models, early = Diary(world), [network(0), network(1)], []
+        with replicate(models[0], diary, bucket_bytes=TINY), replicate(models[1], diary, bucket_bytes=TINY):
+            for model in models:
+                next(model.parameters()).register_hook(lambda _: diary.events.append("first layer"))
+                plain(model, samples(), 1.0)
+                diary.events.clear()
+                plain(model, samples(), 1.0)
+                early.append("sent" in diary.events[: diary.events.index("first layer")])
+        return early
+
+    assert run_ranks(on_rank, 2) == [[True, False]] * 2
+
+
+def test_nothing_leaves_early_beside_a_batch_norm_that_exchanges_in_backward():
+    class Synchronised(nn.SyncBatchNorm):
+        """Without its exchange, which wants a GPU."""
+
+        forward = nn.BatchNorm1d.forward
+
+    def on_rank(world):
+        diary = Diary(world)
+        model = nn.Sequential(nn.Linear(3, 5), Synchronised(5), nn.Linear(5, 5), nn.Linear(5, 2)).double()
+        next(model.parameters()).register_hook(lambda _: diary.events.append("first layer"))
+        with replicate(model, diary, bucket_bytes=TINY):
+            for _ in range(2):
+                diary.events.clear()
+                plain(model, samples(), 1.0)
+        return diary.events
+
+    for events in run_ranks(on_rank, 2):
+        assert events[0] == "first layer"
+        assert "sent" in events
 
 
 def test_nothing_leaves_early_where_a_gradient_changes_twice():

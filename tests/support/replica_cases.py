@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from samestep.replicas.replicate import replicate
+
 
 def network(seed=0, dtype=torch.float64):
     """Three layers with a branch that only `branching` uses; equal for equal seeds."""
@@ -94,6 +96,31 @@ def shared_reentrant_checkpoint(model, inputs, weight):
 
 def unused_layer(model, inputs, weight):
     mean_loss(model[:3](inputs), weight).backward()
+
+
+def two_models(models, inputs, weight, *, reverse=False):
+    """One loss of two models of equal shapes; the last one to be called is the first that backward reaches."""
+    order = [1, 0] if reverse else [0, 1]
+    outputs = {row: models[row](inputs) for row in order}
+    (mean_loss(outputs[0], weight) + 3 * mean_loss(outputs[1], weight)).backward()
+
+
+def two_models_rank(world, sync):
+    """Gradients of two models that the ranks reach in different orders; the last rank has no samples."""
+    models = [network(0), network(1)]
+    handles = [replicate(model, world, sync=sync, bucket_bytes=80) for model in models]
+    inputs, weight = share_of(world, samples(), [4, 3, 0])
+    for _ in range(3):
+        for model in models:
+            model.zero_grad()
+        if len(inputs):
+            two_models(models, inputs, weight, reverse=len(inputs) == 3)
+        else:
+            for handle in handles:
+                handle.contribute_nothing()
+    for handle in handles:
+        handle.detach()
+    return [gradients(model) for model in models]
 
 
 CASES = [

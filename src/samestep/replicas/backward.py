@@ -41,15 +41,13 @@ class Backward:
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
 
-    def join(self, listener: Listener) -> bool:
-        """Take part; return whether `listener` is the first to do so."""
+    def join(self, listener: Listener) -> None:
+        """Take part."""
         self._listeners.append(listener)
-        return self._listeners[0] is listener
 
     def finish(self) -> None:
-        """Let the listeners work: the first to join, then the others in their order."""
-        first, others = self._listeners[:1], self._listeners[1:]
-        for listener in [*first, *sorted(others, key=lambda other: other.order)]:
+        """Let the listeners work, in their order."""
+        for listener in sorted(self._listeners, key=lambda one: one.order):
             listener.finish()
 
 

@@ -19,7 +19,7 @@ class Bucketed(Synchroniser):
 
     Ranks must send in one order, whichever parameters each of them uses. So a bucket leaves early only when
     it is full and all before it have left; a bucket that carries running statistics waits for the end; and of
-    several models in one backward only the first sends early.
+    several models only the first to be replicated sends early.
 
     Where graphs are nested and share parameters (a block under reentrant checkpointing, used twice), a
     gradient can change after its bucket has left. The first exchange sends nothing early and finds out, for

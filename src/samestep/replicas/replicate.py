@@ -138,7 +138,7 @@ class Replicas:
                 parameters=self._parameters,
                 statistics=by_kind(tracked),
                 bucket_bytes=bucket_bytes,
-                may_overlap=local or not norms,
+                may_overlap=sync != "ddp" and (local or not norms) and not _has_sync_batch_norm(model),
                 exchanged=self._exchanged,
             )
             self._synchroniser = SYNCHRONISERS[sync](job)
@@ -253,6 +253,10 @@ def _handle(target: "Replicas | nn.Module") -> Replicas:
     if target not in _replicated:
         raise UsageError(f"this {type(target).__name__} has not been replicated: call replicate(model) first")
     return _replicated[target]
+
+
+def _has_sync_batch_norm(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
 
 
 def _buffers_to_check(model: nn.Module, norms: Mapping[str, BatchNorm], mode: BatchNormMode) -> set[str]:

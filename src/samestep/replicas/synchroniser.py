@@ -3,6 +3,7 @@
 import itertools
 import time
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,11 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from samestep.base.place import Place
 from samestep.replicas import backward
 from samestep.replicas.running import RunningStatistics
 from samestep.world.world import World
 
-_attached = itertools.count()
+_orders = itertools.count()
+_attached: dict[Place, dict[int, bool]] = defaultdict(dict)
+"""The synchronisers attached on each rank of this process: by order, whether they may overlap."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +58,7 @@ class Synchroniser(ABC):
     """Seconds the last exchange kept the caller of backward waiting; None where it cannot be seen."""
 
     def __init__(self, job: Job) -> None:
-        self.order = next(_attached)
+        self.order = next(_orders)
         self._job = job
         self._accumulating = 0
         self._backward: backward.Backward | None = None
@@ -75,11 +79,12 @@ class Synchroniser(ABC):
             handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             self._handles.append(handle)
             parameter.requires_grad_(not frozen)
+        _attached[self._job.world.place][self.order] = self._job.may_overlap
         backward.watch()
 
     def detach(self) -> None:
         """Stop listening."""
-        if self._handles:
+        if _attached[self._job.world.place].pop(self.order, None) is not None:
             backward.unwatch()
         while self._handles:
             self._handles.pop().remove()
@@ -115,9 +120,19 @@ class Synchroniser(ABC):
         current = backward.under_way()
         if current is not self._backward:  # also where the last one ended in an error and left its state
             self._backward = current
-            self._leads = current.join(self)
+            current.join(self)
+            self._leads = self._may_lead()
             self._begin()
         self._gradient_ready(index)
+
+    def _may_lead(self) -> bool:
+        """Return whether gradients may leave during backward: nobody else's exchange can come before.
+
+        Models are exchanged in the order in which they were replicated, whichever of them a rank's backward
+        reaches first; so only the first one knows.
+        """
+        attached = dict(_attached[self._job.world.place])
+        return self.order == min(attached, default=None) and all(attached.values())
 
     def _begin(self) -> None:  # noqa: B027 - most have nothing to prepare
         """Prepare for the first gradient of a backward."""
