@@ -16,7 +16,7 @@ from samestep.launch.plan import Join, Plan, Spawn, plan
 from samestep.launch.programs import become, has_met
 from samestep.launch.supervisor import Outcome
 from samestep.launch.variables import joined_variables
-from samestep.source.modules import source_of
+from samestep.source.modules import own_folders, source_of
 from samestep.source.recognise import Recognised, recognise
 from samestep.world.compute_threads import Threads, threads_per_rank
 from samestep.world.detect import Detected, detect
@@ -200,11 +200,12 @@ def _run_here(decision: Decision, join: Join) -> NoReturn:
 
 
 def _look_at(program: Program) -> Recognised:
+    here, path = Path.cwd(), sys.path[1:]  # the first is this command's own folder
     if program.kind == "script":
-        return recognise(Path(program.target))
-    here = str(Path.cwd())
-    file = source_of(program.target, [here, *sys.path[1:]])
-    return Recognised("native") if file is None else recognise(file, root=Path(here))
+        file = Path(program.target)
+        return recognise(file, roots=[file.parent, *own_folders(path), here])
+    module = source_of(program.target, [str(here), *path])
+    return Recognised("native") if module is None else recognise(module, roots=[here, *own_folders(path)])
 
 
 def _refuse_copies_of_launchers(decision: Decision) -> None:

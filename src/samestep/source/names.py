@@ -1,14 +1,17 @@
-"""Full names of what a module calls, whatever it calls them by."""
+"""Full names of what a module uses, whatever it calls them by."""
 
 import ast
 from collections.abc import Iterator
+
+_MEANINGS = 8
+"""What one name is followed to at most; a name that is bound more often is nobody's launcher."""
 
 
 class Names:
     """What the names in one module stand for.
 
-    Follows ``import a.b as c``, ``from a import b as c``, ``from a import *`` and ``c = a.b``, wherever
-    they stand; a name that is bound twice stands for the last one.
+    Follows ``import a.b as c``, ``from a import b as c``, ``from a import *``, ``c = a.b`` and ``c = a.b()``,
+    wherever they stand. A name that is bound twice stands for both: which one counts where is not asked.
 
     >>> names = Names(ast.parse("import torch.distributed as dist"))
     >>> list(names.full(ast.parse("dist.barrier").body[0].value))
@@ -16,7 +19,7 @@ class Names:
     """
 
     def __init__(self, tree: ast.Module) -> None:
-        self._bound: dict[str, str] = {}
+        self._bound: dict[str, list[str]] = {}
         self._starred: list[str] = []
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
@@ -24,54 +27,77 @@ class Names:
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 self._import_from(node, node.module)
         for node in ast.walk(tree):
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                self._assign(node.targets[0].id, node.value)
+            for target, value in assigned(node):
+                if isinstance(target, ast.Name):
+                    for name in list(self.full(value)):
+                        self._bind(target.id, name)
 
     def full(self, node: ast.expr) -> Iterator[str]:
-        """Yield the full names that a dotted expression may have; none for any other expression."""
+        """Yield the full names that a dotted expression may have; none for any other expression.
+
+        What a call returns goes by the name of what was called.
+        """
         parts: list[str] = []
-        while isinstance(node, ast.Attribute):
-            parts.append(node.attr)
-            node = node.value
+        while isinstance(node, (ast.Attribute, ast.Call)):
+            if isinstance(node, ast.Attribute):
+                parts.append(node.attr)
+            node = node.value if isinstance(node, ast.Attribute) else node.func
         if not isinstance(node, ast.Name):
             return
         rest = [*reversed(parts)]
-        if node.id in self._bound:
-            yield ".".join([self._bound[node.id], *rest])
-        else:
-            for module in self._starred:
-                yield ".".join([module, node.id, *rest])
+        for start in self._bound.get(node.id) or [f"{module}.{node.id}" for module in self._starred]:
+            yield ".".join([start, *rest])
 
     def _import(self, node: ast.Import) -> None:
         for alias in node.names:
             first = alias.name.partition(".")[0]
-            self._bound[alias.asname or first] = alias.name if alias.asname else first
+            self._bind(alias.asname or first, alias.name if alias.asname else first)
 
     def _import_from(self, node: ast.ImportFrom, module: str) -> None:
         for alias in node.names:
             if alias.name == "*":
                 self._starred.append(module)
             else:
-                self._bound[alias.asname or alias.name] = f"{module}.{alias.name}"
+                self._bind(alias.asname or alias.name, f"{module}.{alias.name}")
 
-    def _assign(self, target: str, value: ast.expr) -> None:
-        for name in self.full(value):
-            self._bound[target] = name
+    def _bind(self, target: str, name: str) -> None:
+        known = self._bound.setdefault(target, [])
+        if name not in known and len(known) < _MEANINGS:
+            known.append(name)
 
 
-def called_names(tree: ast.Module, names: Names, *, is_main: bool) -> Iterator[tuple[str, int]]:
-    """Yield the full name and the line of each call, in the order of the text.
+def assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield the targets of an assignment of any form, each with the value; none for another node."""
+    if isinstance(node, ast.Assign):
+        yield from ((target, node.value) for target in node.targets)
+    elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+        yield node.target, node.value
+
+
+def running(tree: ast.Module, *, is_main: bool) -> list[ast.AST]:
+    """Return the nodes of what may run.
 
     Args:
         tree: the module.
-        names: what its names stand for.
         is_main: whether it runs as ``__main__``; if not, its ``if __name__ == "__main__":`` does not run.
     """
     body = [node for node in tree.body if is_main or not _is_main_guard(node)]
-    calls = [node for top in body for node in ast.walk(top) if isinstance(node, ast.Call)]
-    for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset)):
-        for name in names.full(call.func):
-            yield name, call.lineno
+    return [node for top in body for node in ast.walk(top)]
+
+
+def used_names(nodes: list[ast.AST], names: Names) -> Iterator[tuple[str, int]]:
+    """Yield the full name and the line of what is called, decorates or is derived from, in order."""
+    uses: list[ast.expr] = []
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            uses.append(node.func)
+        elif isinstance(node, ast.ClassDef):
+            uses += [*node.bases, *node.decorator_list]
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            uses += node.decorator_list
+    for use in sorted(uses, key=lambda use: (use.lineno, use.col_offset)):
+        for name in names.full(use):
+            yield name, use.lineno
 
 
 def _is_main_guard(node: ast.stmt) -> bool:

@@ -1,36 +1,62 @@
-"""The modules beside a script that it imports."""
+"""The modules of the user's own that a script imports."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from samestep.source.modules import editable_folder
 
-def neighbours(tree: ast.Module, file: Path, root: Path) -> Iterator[Path]:
-    """Yield the files below `root` that `file` imports; installed packages are not followed.
+
+class Neighbours:
+    """Where the imports of a program's modules lead; installed packages are not followed.
 
     Args:
-        tree: the parsed `file`.
-        file: where it stands, for relative imports.
-        root: where absolute imports are looked for.
+        roots: where absolute imports are looked for; the first that has the module counts.
+        known: packages that are judged by their names, and not followed beyond the first root.
     """
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield from _files(root, alias.name)
-        elif isinstance(node, ast.ImportFrom):
-            base = root if not node.level else file.parents[min(node.level, len(file.parents)) - 1]
-            module = node.module or ""
-            yield from _files(base, module)
-            for alias in node.names:
-                yield from _files(base, f"{module}.{alias.name}" if module else alias.name, only_last=True)
+
+    def __init__(self, roots: Sequence[Path], known: frozenset[str]) -> None:
+        self._roots = roots
+        self._known = known
+        self._editable: dict[str, Path | None] = {}
+
+    def of(self, tree: ast.Module, file: Path) -> Iterator[Path]:
+        """Yield the files that `file`, parsed as `tree`, imports."""
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    yield from self._absolute(alias.name)
+            elif isinstance(node, ast.ImportFrom):
+                module = node.module or ""
+                names = [f"{module}.{alias.name}" if module else alias.name for alias in node.names]
+                if node.level:
+                    base = file.parents[min(node.level, len(file.parents)) - 1]
+                    found = [*_files(base, module), *(one for name in names for one in _files(base, name))]
+                    yield from dict.fromkeys(found)
+                else:
+                    yield from dict.fromkeys(one for name in names for one in self._absolute(name))
+
+    def _absolute(self, name: str) -> list[Path]:
+        top = name.partition(".")[0]
+        roots = self._roots[:1] if top in self._known else self._roots
+        for root in roots:
+            if files := _files(root, name):
+                return files
+        return [] if top in self._known else self._from_editable(top, name)
+
+    def _from_editable(self, top: str, name: str) -> list[Path]:
+        if top not in self._editable:
+            self._editable[top] = editable_folder(top)
+        folder = self._editable[top]
+        return [] if folder is None else _files(folder, name)
 
 
-def _files(base: Path, name: str, *, only_last: bool = False) -> Iterator[Path]:
-    """Yield the files of a dotted name below `base`: the packages on the way, and the module itself."""
+def _files(base: Path, name: str) -> list[Path]:
+    """Return the files of a dotted name below `base`: the packages on the way, and the module itself."""
     parts = [part for part in name.split(".") if part.isidentifier()]
-    for depth in range(len(parts) if only_last else 1, len(parts) + 1):
+    files = []
+    for depth in range(1, len(parts) + 1):
         path = base.joinpath(*parts[:depth])
-        for candidate in (path.with_suffix(".py"), path / "__init__.py"):
-            if candidate.is_file():
-                yield candidate
-                break
+        candidates = (path.with_suffix(".py"), path / "__init__.py")
+        files += [candidate for candidate in candidates if candidate.is_file()][:1]
+    return files

@@ -3,7 +3,7 @@
 ======== ===================================================== ============================
 kind     the script, or a module beside it                     so it is
 ======== ===================================================== ============================
-spawns   starts its own workers (`torch.multiprocessing.spawn`) started once, and left to it
+spawns   starts its own workers, each with a rank it sets itself started once, and left to it
 native   sets up `torch.distributed` or uses what does         started on every worker
 serial   neither                                               one worker's work
 ======== ===================================================== ============================
@@ -11,48 +11,52 @@ serial   neither                                               one worker's work
 
 import ast
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from samestep.base.errors import UsageError
-from samestep.source.names import Names, called_names
-from samestep.source.neighbours import neighbours
+from samestep.source.names import Names, running, used_names
+from samestep.source.neighbours import Neighbours
+from samestep.source.own_rank import BY_HAND, sets_rank
 
 Kind: TypeAlias = Literal["native", "spawns", "serial"]
 
 MAX_FILES = 300
-"""Modules beside the script that are followed; what is not found in so many is taken to be absent."""
+"""Modules that are followed; what is not found in so many is taken to be absent."""
 
-# A name ends in a dot where anything below it counts.
-SPAWNS = (
-    "torch.multiprocessing.spawn",
-    "torch.multiprocessing.start_processes",
-    "torch.distributed.launcher.",
-    "torch.distributed.run.",
+# Anything below a name counts as well.
+LAUNCHES = (
+    "torch.distributed.launcher",
+    "torch.distributed.run",
     "samestep.spawn",
     "accelerate.notebook_launcher",
     "accelerate.debug_launcher",
     "detectron2.engine.launch",
     "ray.train.torch.TorchTrainer",
-    "ray.train.lightning.",
-    "torchrunx.",
+    "ray.train.lightning",
+    "torchrunx",
 )
-STARTS_PROCESSES = (
+NUMBERED = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
+"""Ways to start processes that are told a number; unless another says the rank, it is theirs."""
+
+PROCESSES = (
     "torch.multiprocessing.Process",
     "multiprocessing.Process",
-    "torch.multiprocessing.get_context",
-    "multiprocessing.get_context",
+    "torch.multiprocessing.get_context.Process",
+    "multiprocessing.get_context.Process",
 )
-"""Ways to start processes for any purpose; with a process group set up by hand they are its workers."""
+"""Ways to start processes for any purpose; they are workers where the script says their ranks."""
 
-BY_HAND = ("torch.distributed.init_process_group", "torch.distributed.distributed_c10d.init_process_group")
 NATIVE = (
     *BY_HAND,
     "torch.distributed.init_device_mesh",
     "torch.distributed.device_mesh.init_device_mesh",
-    "torch.distributed.fsdp.",
+    "torch.distributed.rpc.init_rpc",
+    "torch.distributed.fsdp",
+    "torch.distributed._composable",
+    "torch.distributed.elastic.multiprocessing.errors.record",
     "torch.nn.parallel.DistributedDataParallel",
     "torch.nn.parallel.distributed.DistributedDataParallel",
     "samestep.join",
@@ -69,22 +73,29 @@ NATIVE = (
     "deepspeed.initialize",
     "deepspeed.init_distributed",
     "horovod.torch.init",
+    "horovod.tensorflow.init",
+    "horovod.tensorflow.keras.init",
+    "horovod.keras.init",
     "composer.Trainer",
     "composer.trainer.Trainer",
-    "ignite.distributed.",
+    "ignite.distributed",
     "transformers.Trainer",
     "transformers.Seq2SeqTrainer",
-    "trl.",
+    "transformers.trainer.Trainer",
+    "transformers.trainer_seq2seq.Seq2SeqTrainer",
+    "trl",
     "timm.utils.init_distributed_device",
     "mmengine.runner.Runner",
     "mmengine.dist.init_dist",
     "colossalai.launch_from_torch",
-    "fairscale.nn.",
-    "megatron.",
-    "torchtitan.",
+    "fairscale.nn",
+    "megatron",
+    "torchtitan",
     "jax.distributed.initialize",
-    "mpi4py.",
+    "mpi4py",
 )
+
+_KNOWN = frozenset(name.partition(".")[0] for name in (*LAUNCHES, *NUMBERED, *PROCESSES, *NATIVE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,44 +122,54 @@ class Recognised:
     evidence: Evidence | None = None
 
 
-def recognise(script: Path, *, root: Path | None = None) -> Recognised:
-    """Say what `script` is, from its text and that of the modules beside it; nothing is run.
+def recognise(script: Path, *, roots: Sequence[Path] = ()) -> Recognised:
+    """Say what `script` is, from its text and that of the modules it imports; nothing is run.
+
+    Which processes are workers is judged cautiously: a native script that is taken to start its own would
+    run on one worker only. A script that cannot be judged is native.
 
     Args:
         script: the file that runs as ``__main__``.
-        root: where its imports are looked for; by default beside it.
+        roots: folders of the user's own code where its imports are looked for; by default beside it.
 
     Raises:
         UsageError: the script is not text that Python can read.
     """
-    native: Evidence | None = None
-    processes: Evidence | None = None
-    by_hand = False
-    for evidence in _calls(script, root or script.parent):
-        if _is_one_of(evidence.name, SPAWNS):
-            return Recognised("spawns", evidence)
-        if processes is None and _is_one_of(evidence.name, STARTS_PROCESSES):
-            processes = evidence
-        if _is_one_of(evidence.name, NATIVE):
-            by_hand = by_hand or evidence.name in BY_HAND
-            native = native or evidence
-    if by_hand and processes is not None:
+    native, numbered, processes = None, None, None
+    by_hand, own_ranks = False, False
+    try:
+        for file, tree in _modules(script, roots or [script.parent]):
+            names, nodes = Names(tree), running(tree, is_main=file is script)
+            own_ranks = own_ranks or sets_rank(nodes, names)
+            for name, line in used_names(nodes, names):
+                use = Evidence(file, line, name)
+                if _is_one_of(name, LAUNCHES):
+                    return Recognised("spawns", use)
+                numbered = numbered or (use if _is_one_of(name, NUMBERED) else None)
+                processes = processes or (use if _is_one_of(name, PROCESSES) else None)
+                native = native or (use if _is_one_of(name, NATIVE) else None)
+                by_hand = by_hand or _is_one_of(name, BY_HAND)
+    except (RecursionError, MemoryError):  # an expression too long or too deep for Python's own parser
+        return Recognised("native")
+    if numbered and (own_ranks or not by_hand):
+        return Recognised("spawns", numbered)
+    if processes and own_ranks and by_hand:
         return Recognised("spawns", processes)
     return Recognised("native", native) if native else Recognised("serial")
 
 
-def _calls(script: Path, root: Path) -> Iterator[Evidence]:
-    """Yield what is called by full name, in the script first and then in its neighbours, nearest first."""
+def _modules(script: Path, roots: Sequence[Path]) -> Iterator[tuple[Path, ast.Module]]:
+    """Yield the script and then the modules of the user's own that it imports, nearest first."""
     waiting = deque([script])
     seen = {script.resolve()}
+    neighbours = Neighbours(roots, _KNOWN)
     while waiting:
         file = waiting.popleft()
         tree = _parsed(file, is_script=file is script)
         if tree is None:
             continue
-        for name, line in called_names(tree, Names(tree), is_main=file is script):
-            yield Evidence(file, line, name)
-        for neighbour in neighbours(tree, file, root):
+        yield file, tree
+        for neighbour in neighbours.of(tree, file):
             if len(seen) < MAX_FILES and neighbour.resolve() not in seen:
                 seen.add(neighbour.resolve())
                 waiting.append(neighbour)
@@ -170,4 +191,4 @@ def _parsed(file: Path, *, is_script: bool) -> ast.Module | None:
 
 
 def _is_one_of(name: str, table: tuple[str, ...]) -> bool:
-    return any(name.startswith(entry) if entry.endswith(".") else name == entry for entry in table)
+    return any(name == entry or name.startswith(f"{entry}.") for entry in table)

@@ -1,11 +1,13 @@
 """What a script is, from its text."""
 
+import sys
 from textwrap import dedent
 
 import pytest
 
 from samestep.base.errors import UsageError
 from samestep.source.recognise import recognise
+from support.editable import Editable
 
 NATIVE = {
     "module": "import torch.distributed\ntorch.distributed.init_process_group('gloo')",
@@ -28,6 +30,16 @@ NATIVE = {
     "ignite": "import ignite.distributed as idist\nwith idist.Parallel('gloo') as p: p.run(f)",
     "transformers": "from transformers import Trainer\nTrainer()",
     "mesh": "from torch.distributed.device_mesh import init_device_mesh\ninit_device_mesh('cpu', (2,))",
+    "called through": "from mmengine.runner import Runner\nRunner.from_cfg({})",
+    "class method": "import pytorch_lightning as pl\npl.Trainer.from_argparse_args(args)",
+    "derived": "from transformers.trainer import Trainer\nclass My(Trainer): pass\nMy().train()",
+    "decorated": "from torch.distributed.elastic.multiprocessing.errors import record\n@record\ndef f(): ...",
+    "horovod tf": "import horovod.tensorflow as hvd\nhvd.init()",
+    "rpc": "import torch.distributed.rpc as rpc\nrpc.init_rpc('a')",
+    "composable": "from torch.distributed._composable.fsdp import fully_shard\nfully_shard(model)",
+    "annotated": "import torch.distributed as d\nf: object = d.init_process_group\nf()",
+    "assigned twice": "import torch.distributed as d\na = b = d.init_process_group\na()",
+    "bound again": "import torch.distributed as dist, m\ndist.init_process_group()\ndef f(): dist = m.dist",
     "mpi": "from mpi4py import MPI\nMPI.COMM_WORLD.Get_rank()",
 }
 SPAWNS = {
@@ -38,9 +50,26 @@ SPAWNS = {
     "ours": "import samestep\nsamestep.spawn(main, 2)",
     "notebook": "from accelerate import notebook_launcher\nnotebook_launcher(f)",
     "with a group": "import torch.multiprocessing as mp, torch.distributed as d\n"
-    "def f(): d.init_process_group()\nmp.spawn(f)",
+    "def f(r): d.init_process_group('gloo', rank=r)\nmp.spawn(f)",
     "by hand": "import torch.distributed as d\nfrom torch.multiprocessing import Process\n"
-    "def f(): d.init_process_group()\nProcess(target=f).start()",
+    "def f(r): d.init_process_group('gloo', 'file:///s', None, 2, r)\nProcess(target=f).start()",
+    "by variables": "import os, torch.distributed as d, multiprocessing as mp\n"
+    "def f(r):\n    os.environ['RANK'] = str(r)\n    d.init_process_group()\n"
+    "ctx = mp.get_context('spawn')\nctx.Process(target=f, args=(0,)).start()",
+}
+WITH_HELPERS = {
+    "context": "mp.get_context('forkserver')",
+    "process": "mp.Process(target=load).start()",
+    "of a context": "mp.get_context('fork').Process(target=load).start()",
+    "derived": "class Loader(mp.Process): pass\nLoader().start()",
+    "spawned": "import torch\ntorch.multiprocessing.spawn(load)",
+}
+GROUPS = {
+    "by the launcher": "d.init_process_group('nccl')",
+    "rank as told": "d.init_process_group('nccl', rank=int(os.environ['RANK']), world_size=2)",
+    "rank as told before": "rank = int(os.getenv('RANK', 0))\nd.init_process_group('nccl', rank=rank)",
+    "translated": "os.environ['RANK'] = os.environ['SLURM_PROCID']\nd.init_process_group('nccl')",
+    "default port": "os.environ.setdefault('MASTER_PORT', '29500')\nd.init_process_group('nccl')",
 }
 SERIAL = {
     "nothing": "print('hello')",
@@ -73,6 +102,17 @@ def test_a_script_that_joins_its_peers_is_native(tmp_path, text):
 @pytest.mark.parametrize("text", SPAWNS.values(), ids=SPAWNS)
 def test_a_script_that_starts_its_own_workers_spawns(tmp_path, text):
     assert recognise(written(tmp_path, text)).kind == "spawns"
+
+
+@pytest.mark.parametrize("helper", WITH_HELPERS.values(), ids=WITH_HELPERS)
+@pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
+def test_processes_of_a_script_whose_rank_the_launcher_says_are_helpers(tmp_path, group, helper):
+    text = f"import os, multiprocessing as mp, torch.distributed as d\n{group}\n{helper}\n"
+    assert recognise(written(tmp_path, text)).kind == "native"
+
+
+def test_a_script_too_long_to_be_judged_is_native(tmp_path):
+    assert recognise(written(tmp_path, f"x = {'+'.join(['1'] * 20_000)}\n")).kind == "native"
 
 
 @pytest.mark.parametrize("text", SERIAL.values(), ids=SERIAL)
@@ -121,7 +161,32 @@ def test_relative_imports_are_followed_from_where_they_stand(tmp_path):
     written(tmp_path, "import torch.distributed as d\ndef go(): d.init_process_group()", "pkg/shared.py")
     script = written(tmp_path, "from .sub.tool import go\ngo()", "pkg/__main__.py")
 
-    assert recognise(script, root=tmp_path).kind == "native"
+    assert recognise(script, roots=[tmp_path]).kind == "native"
+
+
+def test_imports_are_looked_for_in_further_folders_too_and_the_first_counts(tmp_path):
+    written(tmp_path, "import torch.distributed as d\ndef go(): d.init_process_group()", "lib/mine/go.py")
+    script = written(tmp_path, "from mine import go\ngo.go()", "tools/train.py")
+
+    assert recognise(script).kind == "serial"
+    assert recognise(script, roots=[script.parent, tmp_path / "lib"]).kind == "native"
+
+    written(tmp_path, "def go(): pass", "tools/mine/go.py")
+    assert recognise(script, roots=[script.parent, tmp_path / "lib"]).kind == "serial"
+
+
+def test_packages_known_by_name_are_not_read_where_they_are_installed(tmp_path):
+    written(tmp_path, "import torch.distributed as d\nd.init_process_group()", "lib/samestep/__init__.py")
+    script = written(tmp_path, "import samestep", "tools/train.py")
+
+    assert recognise(script, roots=[script.parent, tmp_path / "lib"]).kind == "serial"
+
+
+def test_an_editable_install_is_followed_to_its_source(tmp_path, monkeypatch):
+    written(tmp_path, "import torch.distributed as d\nd.init_process_group()", "src/mine/__init__.py")
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Editable("mine", tmp_path / "src")])
+
+    assert recognise(written(tmp_path, "import mine")).kind == "native"
 
 
 def test_modules_that_import_each_other_are_read_once(tmp_path):
