@@ -119,8 +119,7 @@ class UnpaddedSampler(Sampler[int]):
 
     def __len__(self) -> int:
         """Return this rank's samples of a whole epoch."""
-        plan = self._shares.plan
-        return sum(len(plan.share(step)) for step in plan.steps(Position()))
+        return self._shares.plan.local_count
 
     def __iter__(self) -> Iterator[int]:
         return chain.from_iterable(self._shares)

@@ -39,7 +39,7 @@ class ShardedLoader(DataLoader[Any]):
 
     All ranks make the same number of steps. A rank that has no sample in a short last batch gets a batch of
     the same form and of length 0. While a batch is in use, `weight`, `global_count` and `position` speak of
-    it.
+    it. ``len`` is the steps of a whole epoch, also where the next pass resumes one; see `remaining`.
     """
 
     weight: float = 1.0
@@ -49,8 +49,7 @@ class ShardedLoader(DataLoader[Any]):
 
     def __init__(self, dataset: Dataset[Any], plan: Plan, *, seed: int, **options: Any) -> None:
         self._shares = ShareBatchSampler(plan, seed=seed)
-        self.position = Position(seed)
-        """Where the run stands once the batch in use is done."""
+        self._after: Position | None = None  # where the run stands after the batch in use, if one is
         collate = options.pop("collate_fn", None) or default_collate
         super().__init__(
             dataset,
@@ -62,29 +61,55 @@ class ShardedLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its private class
         plan = self._shares.plan
         steps = plan.steps(self._shares.upcoming)
-        for step, batch in zip(steps, super().__iter__(), strict=True):
-            self.weight = plan.weight(step)
-            self.global_count = step.count
-            self.position = step.after
-            yield batch
+        mine = None
+        try:
+            for step, batch in zip(steps, super().__iter__(), strict=True):
+                self.weight = plan.weight(step)
+                self.global_count = step.count
+                mine = self._after = step.after
+                yield batch
+        finally:
+            if self._after is mine:  # else another pass has begun meanwhile
+                self._after = None
+
+    @property
+    def position(self) -> Position:
+        """Where the run stands once the batch in use is done; between passes, where the next begins."""
+        return self._shares.upcoming if self._after is None else self._after
+
+    @property
+    def remaining(self) -> int:
+        """Steps from `position` to the end of its epoch: between passes, the steps of the next one."""
+        return self._shares.plan.remaining(self.position)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be `epoch`; without this, each pass is the epoch after the one before."""
+        """Let the next pass be `epoch`; without this, each pass is the epoch after the one before.
+
+        An epoch that `load_state_dict` is about to resume is still resumed.
+        """
         self._shares.set_epoch(epoch)
+        self._after = None
 
     def state_dict(self) -> dict[str, int]:
-        """Return where the run stands once the batch in use is done; good at any number of ranks."""
+        """Return `position`, for a checkpoint; good at any number of ranks.
+
+        Within a pass, a resumed run goes on with the batch after the one in use. A pass left with
+        ``break`` is over, as with any DataLoader: the next pass, here and in a resumed run, is the next
+        epoch. To resume the rest of a broken epoch, take the state before ``break``.
+        """
         return asdict(self.position)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next pass begin where `state` says, which may be the middle of an epoch.
 
+        That pass is as long as `remaining` says. ``len`` stays that of a whole epoch, as schedules over
+        ``epochs * len(loader)`` steps need it; a bar begins at ``len(loader) - loader.remaining``.
+
         Raises:
             UsageError: that lies beyond the end of this data set.
         """
-        position = Position(**state)
-        self._shares.begin_at(position)
-        self.position = position
+        self._shares.begin_at(Position(**state))
+        self._after = None
 
 
 def shard(

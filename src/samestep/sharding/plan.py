@@ -11,6 +11,7 @@ from samestep.base.place import Place
 from samestep.sharding.batches import GlobalBatch, batches
 from samestep.sharding.order import epoch_order
 from samestep.sharding.position import Position
+from samestep.sharding.share import share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +49,19 @@ class Plan:
 
     def __len__(self) -> int:
         """Return the steps of a whole epoch, the same on every rank."""
-        full, rest = divmod(self.count, self.batch_size)
+        return self.remaining(Position())
+
+    def remaining(self, position: Position) -> int:
+        """Return the steps from `position` to the end of its epoch, the same on every rank."""
+        full, rest = divmod(max(self.count - position.samples, 0), self.batch_size)
         return full + (rest > 0 and not self.drop_last)
+
+    @property
+    def local_count(self) -> int:
+        """Samples that this rank takes in a whole epoch."""
+        full, rest = divmod(self.count, self.batch_size)
+        last = 0 if self.drop_last else rest
+        return full * self._take(self.batch_size) + self._take(last)
 
     @property
     def ends_empty(self) -> bool:
@@ -83,3 +95,7 @@ class Plan:
     def weight(self, batch: GlobalBatch) -> float:
         """Return what this rank's mean over its share of `batch` weighs."""
         return batch.weight(self.place.rank, self.place.size)
+
+    def _take(self, count: int) -> int:
+        """Return how many of `count` samples this rank takes."""
+        return len(share(count, self.place.rank, self.place.size))

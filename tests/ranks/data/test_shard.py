@@ -140,9 +140,10 @@ def test_a_job_in_which_every_rank_has_samples_never_asks_for_a_batch_of_none(op
 def test_a_run_saved_on_two_ranks_goes_on_with_three():
     def begin(world):
         loader = samestep.shard(numbers(22), batch_size=6, shuffle=True, seed=1, world=world)
-        for _ in zip(range(2), loader, strict=False):
-            pass
-        return loader.state_dict()
+        for step, _ in enumerate(loader, start=1):
+            if step == 2:
+                return loader.state_dict()
+        raise AssertionError("the epoch has 4 steps")
 
     def resume(world):
         loader = samestep.shard(numbers(22), batch_size=6, shuffle=True, world=world)
@@ -157,6 +158,54 @@ def test_a_run_saved_on_two_ranks_goes_on_with_three():
     resumed = run_ranks(resume, 3)
     assert joined([rank[0] for rank in resumed]) == first[2:]
     assert joined([rank[1] for rank in resumed]) == second
+
+
+def test_the_state_says_what_the_next_pass_will_be_whenever_none_is_active():
+    loader = samestep.shard(numbers(22), batch_size=6, world=SoloWorld())
+
+    def stands():
+        return loader.state_dict()["epoch"], loader.state_dict()["samples"]
+
+    loader.set_epoch(3)
+    assert stands() == (3, 0)
+    for _ in loader:
+        assert stands() == (3, 6)
+        break
+    assert stands() == (4, 0)
+    steps_of(loader)
+    assert stands() == (5, 0)
+    loader.load_state_dict({"seed": 0, "epoch": 7, "samples": 12})
+    assert stands() == (7, 12)
+
+
+def test_a_resumed_run_has_the_passes_of_the_live_one_also_after_a_break():
+    def make():
+        return samestep.shard(numbers(22), batch_size=6, shuffle=True, world=SoloWorld())
+
+    live, resumed = make(), make()
+    for _ in live:
+        break
+    resumed.load_state_dict(live.state_dict())
+    assert steps_of(resumed) == steps_of(live)
+
+
+def test_a_pass_that_ends_late_does_not_disturb_the_one_after_it():
+    loader = samestep.shard(numbers(22), batch_size=6, world=SoloWorld())
+    first, second = iter(loader), iter(loader)
+    next(first)
+    next(second)
+    first.close()
+    assert loader.state_dict() == {"seed": 0, "epoch": 1, "samples": 6}
+
+
+def test_the_length_is_that_of_an_epoch_and_what_remains_is_told():
+    loader = samestep.shard(numbers(22), batch_size=6, world=SoloWorld())
+    assert (len(loader), loader.remaining) == (4, 4)
+    loader.load_state_dict({"seed": 0, "epoch": 0, "samples": 12})
+    assert (len(loader), loader.remaining) == (4, 2)
+    left = [loader.remaining for _ in loader]
+    assert left == [1, 4]  # once the last batch is used, the run stands at the next epoch
+    assert (len(loader), loader.remaining) == (4, 4)
 
 
 def test_each_pass_is_the_next_epoch_also_after_a_break():
@@ -247,6 +296,12 @@ def test_a_sampler_for_training_gives_the_share_of_each_global_batch(size):
 def test_the_state_after_the_last_step_is_the_next_epoch():
     sampler = samestep.UnpaddedSampler(numbers(22), batch_size=6, world=SoloWorld())
     assert sampler.state_dict(epoch=4, steps=4) == {"seed": 0, "epoch": 5, "samples": 0}
+
+
+def test_the_length_of_a_sampler_is_told_without_walking_the_steps(monkeypatch):
+    sampler = samestep.UnpaddedSampler(numbers(22), batch_size=6, world=SoloWorld())
+    monkeypatch.setattr(Plan, "steps", None)
+    assert len(sampler) == 22
 
 
 def test_a_sampler_that_would_leave_ranks_out_of_step_is_refused():

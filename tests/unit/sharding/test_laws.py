@@ -94,6 +94,18 @@ def test_the_order_of_an_old_run_is_the_order_of_today():
     assert epoch_order(4, seed=1, epoch=2, shuffle=False).tolist() == [0, 1, 2, 3]
 
 
+@given(counts, st.integers(9, 80), sizes, st.booleans(), st.data())
+def test_lengths_are_told_without_walking_the_steps(count, batch_size, size, drop_last, data):
+    drop_last = drop_last and count >= batch_size
+    position = Position(samples=data.draw(st.integers(0, count)))
+    for plan in plans(count, batch_size, size, drop_last=drop_last):
+        shares = [plan.share(step) for step in plan.steps(Position())]
+        assert len(plan) == len(shares)
+        assert plan.remaining(position) == len(list(plan.steps(position)))
+        assert plan.local_count == sum(map(len, shares))
+        assert plan.ends_empty == (not shares[-1])
+
+
 @given(counts, st.integers(1, 80), sizes, seeds)
 def test_each_sample_is_used_exactly_once_an_epoch(count, batch_size, size, seed):
     steps = epoch(count, batch_size, size, Position(seed))
