@@ -40,6 +40,8 @@ def has_met(size: int) -> bool:
     """
     if size == 1 or any(name in sys.modules for name in _OTHER_WAYS):
         return True
+    if getattr(sys.modules.get("torch.distributed.rpc"), "_init_counter", 0):
+        return True
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None:
         return False
