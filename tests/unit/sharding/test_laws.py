@@ -1,5 +1,6 @@
 """The laws of sharding, at any number of workers."""
 
+import hashlib
 import math
 from itertools import chain
 
@@ -10,7 +11,7 @@ from hypothesis import given
 
 from samestep.base.errors import UsageError
 from samestep.base.place import Place
-from samestep.sharding.order import epoch_order
+from samestep.sharding.order import _sorting, epoch_order
 from samestep.sharding.plan import Plan
 from samestep.sharding.position import Position
 from samestep.sharding.share import share, weight
@@ -81,6 +82,25 @@ def test_an_order_is_a_permutation_and_a_pure_function(count, seed, number):
     np.testing.assert_array_equal(order, epoch_order(count, seed=seed, epoch=number))
 
 
+words = st.sampled_from([0, 1, 2, 3, 256, 257, 2**63, 2**63 + 1, 2**64 - 2, 2**64 - 1]) | seeds
+
+
+@given(st.lists(words, max_size=60))
+def test_words_are_sorted_stably_also_where_only_their_low_bits_differ(drawn):
+    drawn = np.array(drawn, dtype=np.uint64)
+    expected = np.argsort(drawn, kind="stable")
+    np.testing.assert_array_equal(_sorting(drawn), expected)
+
+
+def test_the_order_of_many_samples_is_that_of_their_words():
+    """So many that the high bits of some words are equal."""
+    count, seed, number = 2**20, 3, 4
+    drawn = np.random.Philox(key=np.array([seed, number], dtype=np.uint64)).random_raw(count) >> np.uint64(8)
+    high = np.sort(drawn >> np.uint64(21))
+    assert (high[1:] == high[:-1]).any()
+    np.testing.assert_array_equal(_sorting(drawn), np.argsort(drawn, kind="stable"))
+
+
 def test_orders_differ_between_epochs_and_seeds():
     orders = {
         tuple(epoch_order(50, seed=seed, epoch=number).tolist()) for seed in range(5) for number in range(5)
@@ -92,6 +112,8 @@ def test_the_order_of_an_old_run_is_the_order_of_today():
     """Checkpoints count on it: a change here breaks resuming, and must be a decision."""
     assert epoch_order(10, seed=1, epoch=2).tolist() == [4, 2, 0, 6, 1, 5, 9, 8, 7, 3]
     assert epoch_order(4, seed=1, epoch=2, shuffle=False).tolist() == [0, 1, 2, 3]
+    many = hashlib.sha256(epoch_order(100_000, seed=1, epoch=2).astype("<i8").tobytes()).hexdigest()
+    assert many == "372ebad23bd1399df1094e3ae7a735d80d319d1c4a4486b0d52dc4003d5601da"
 
 
 @given(counts, st.integers(9, 80), sizes, st.booleans(), st.data())
