@@ -134,6 +134,12 @@ def shard(
     The samples of a step, and their number, do not depend on the number of ranks: `batch_size` is the
     *global* batch. The weight is 1.0 but where shares are uneven.
 
+    A short last batch may leave a rank without samples. Its mean loss is NaN, with a gradient of 0: the step
+    is right, but ``total += loss.item() * len(labels)`` makes that rank's sum NaN for good. Sum over samples
+    instead, which gives 0 for none::
+
+        total += F.cross_entropy(model(images), labels, reduction="sum").item()
+
     Args:
         data: a data set, or the serial script's DataLoader, whose settings are kept.
         batch_size: samples per step over all ranks.

@@ -1,9 +1,11 @@
 """The public helpers, on worlds of threads: steps in lockstep, nothing padded, nothing lost."""
 
+import math
 from collections import namedtuple
 
 import pytest
 import torch
+from torch.nn.functional import mse_loss
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -74,6 +76,22 @@ def test_weighted_losses_average_to_the_global_mean(size):
     for means in run_ranks(on_each_rank, size):
         assert [count for _, count in means] == [count for _, count in expected]
         assert [mean for mean, _ in means] == pytest.approx([mean for mean, _ in expected], abs=1e-12)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_sum_over_samples_is_exact_also_on_a_rank_without_any(size):
+    """The idiom that the documentation of `shard` shows, and the one it warns of."""
+
+    def on_each_rank(world):
+        total = poisoned = 0.0
+        for values, targets in samestep.shard(numbers(7), batch_size=3, world=world):
+            total += mse_loss(values.double(), targets.double(), reduction="sum").item()
+            poisoned += mse_loss(values.double(), targets.double()).item() * len(values)
+        return world.sum(total), poisoned
+
+    results = run_ranks(on_each_rank, size)
+    assert {total for total, _ in results} == {sum((9 * i) ** 2 for i in range(7))}
+    assert [math.isnan(poisoned) for _, poisoned in results] == [rank > 0 for rank in range(size)]
 
 
 Pair = namedtuple("Pair", ["number", "name"])
