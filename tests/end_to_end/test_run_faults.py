@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from textwrap import dedent
 
 import pytest
@@ -231,3 +233,27 @@ def test_wrong_input_to_samestep_in_a_program_is_one_line_that_names_the_calling
     assert said.startswith("samestep: error: no-such-host.invalid, the host of rank 0, cannot be resolved")
     assert said.endswith(f"({file}:3)")
     assert "Traceback" not in ended.err
+
+
+ADOPTING = """\
+    import os, psutil, subprocess
+    from samestep.launch.orphans import adopt_orphans, end_all
+
+    adopt_orphans()
+    said = subprocess.run(["sh", "-c", "sleep 60 >&2 & echo $!"], stdout=subprocess.PIPE, check=True).stdout
+    assert psutil.Process(int(said)).ppid() == os.getpid()
+    if (pid := os.fork()) == 0:  # as a worker is forked from the launcher
+        own = subprocess.Popen(["sleep", "60"])
+        end_all([], ended=set())
+        spared = own.poll() is None
+        own.kill()
+        os._exit(0 if spared else 3)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, "a worker ended its own child"
+    end_all([], ended=set())
+    assert not psutil.pid_exists(int(said))
+    """
+
+
+def test_orphans_end_with_who_adopted_them_and_with_nobody_forked_from_it(script):
+    ended = subprocess.run([sys.executable, script(ADOPTING)], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr

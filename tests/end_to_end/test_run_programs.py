@@ -322,3 +322,17 @@ def test_a_task_of_another_launcher_joins(script):
     assert [json.loads(one.out) for one in ended] == [{"rank": r, "total": 2.0} for r in (0, 1)]
     assert "2 workers started by openmpi" in ended[0].err
     assert "workers" not in ended[1].err
+
+
+def test_a_group_made_with_a_store_has_met(script):
+    prog = script(
+        """\
+        import os, torch.distributed as dist
+        rank, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
+        store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+        dist.barrier()
+        dist.destroy_process_group()
+        """
+    )
+    assert samestep("run", "-n", 2, prog).code == 0

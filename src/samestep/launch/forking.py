@@ -33,12 +33,24 @@ def release_compute_threads(maps: Path = Path("/proc/self/maps")) -> bool:
     A forked child inherits the belief in OpenMP's threads but not the threads, and waits for them for
     ever at its first operation. Here they are started again when they are needed.
     """
-    loaded = {line.split()[-1] for line in maps.read_text().splitlines() if "/" in line}
-    for path in sorted(path for path in loaded if "omp" in Path(path).name and ".so" in path):
-        pause = getattr(ctypes.CDLL(path), "omp_pause_resource_all", None)
+    for path in sorted(_loaded_files(maps.read_text())):
+        name = Path(path).name
+        if "omp" not in name or ".so" not in name:
+            continue
+        try:
+            library = ctypes.CDLL(path)
+        except OSError:  # replaced or removed since it was loaded
+            return False
+        pause = getattr(library, "omp_pause_resource_all", None)
         if pause is None or pause(_PAUSE_HARD) != 0:
             return False
     return True
+
+
+def _loaded_files(maps: str) -> set[str]:
+    """Return the paths in a process's memory map: the sixth field of a line, which may contain spaces."""
+    fields = (line.split(maxsplit=5) for line in maps.splitlines())
+    return {field[5].removesuffix(" (deleted)") for field in fields if len(field) == 6 and "/" in field[5]}
 
 
 def forget_parent() -> None:

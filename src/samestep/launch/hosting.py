@@ -91,9 +91,12 @@ def told(error: BaseException) -> Ending:
 
 
 def exited(stop: SystemExit) -> Ending:
-    """Return what `sys.exit` asked for: a number is the code, any other value is printed."""
+    """Return what `sys.exit` asked for: a number is the code, any other value is printed.
+
+    Of a number the system keeps the last eight bits: -1 is 255, and 256 is a success.
+    """
     if stop.code is None or isinstance(stop.code, int):
-        return Ending(exit_code=stop.code or 0)
+        return Ending(exit_code=(stop.code or 0) & 0xFF)
     return Ending(exit_code=1, error="SystemExit", message=str(stop.code), traceback=f"{stop.code}\n")
 
 

@@ -26,9 +26,9 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 @dataclass
 class _Adopted:
-    """Whether this process takes in orphans: then all its descendants are its workers'."""
+    """Which process takes in orphans: all its descendants are its workers'. Not so for one forked from it."""
 
-    yes: bool = False
+    by: int | None = None
 
 
 _ADOPTED = _Adopted()
@@ -37,7 +37,7 @@ _ADOPTED = _Adopted()
 def adopt_orphans() -> None:
     """Become the parent of whatever a worker leaves behind, so that it can be found and ended."""
     if _LIBC is not None:
-        _ADOPTED.yes = _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+        _ADOPTED.by = os.getpid() if _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0 else None
 
 
 def die_with_parent(parent: int) -> None:
@@ -73,7 +73,7 @@ def end_all(started: "list[psutil.Process]", *, ended: Set[int]) -> None:
     import psutil
 
     left = {process.pid: process for process in started}
-    if _ADOPTED.yes:
+    if _ADOPTED.by == os.getpid():
         left |= {process.pid: process for process in psutil.Process().children(recursive=True)}
     for process in left.values():
         with suppress(psutil.Error):

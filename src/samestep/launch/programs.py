@@ -45,8 +45,10 @@ def has_met(size: int) -> bool:
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None:
         return False
-    # The one trace that a group leaves after it is destroyed; unlike a patched function it cannot be missed.
-    return getattr(c10d, "_default_pg_init_method", "unknown") is not None or bool(c10d.is_initialized())
+    # What a group leaves after it is destroyed; unlike a patched function these cannot be missed. One
+    # made with `store=` has no method, but the hook that puts the rank before each line of a traceback.
+    method = getattr(c10d, "_default_pg_init_method", "unknown")
+    return method is not None or bool(c10d.is_initialized()) or sys.excepthook is not sys.__excepthook__
 
 
 def become(program: Program) -> Report:
