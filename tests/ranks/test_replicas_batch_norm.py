@@ -21,9 +21,14 @@ def batch(shape, step=0, dtype=torch.float64):
     return (torch.randn(shape, generator=generator, dtype=torch.float64) * 3 + 5).to(dtype)
 
 
-def build(dims=2, *, dtype=torch.float64, **options):
-    """A batch norm between channel-wise layers, so that its input needs a gradient."""
+def build(dims=2, *, dtype=torch.float64, no_longer=None, **options):
+    """A batch norm between channel-wise layers, so that its input needs a gradient.
+
+    `no_longer` names a flag that is set to False after construction.
+    """
     norm = NORMS[dims](3, **options)
+    if no_longer:
+        setattr(norm, no_longer, False)
     if norm.affine:
         with torch.no_grad():
             norm.weight.copy_(torch.tensor([0.5, -1.0, 2.0]))
@@ -96,6 +101,7 @@ def test_global_batch_norm_trains_as_in_serial(dims, shares):
         {"track_running_stats": False},
         {"affine": False},
         {"affine": False, "track_running_stats": False},
+        {"no_longer": "track_running_stats"},
     ],
     ids=str,
 )
@@ -253,16 +259,52 @@ def test_large_means_do_not_cost_precision():
     torch.testing.assert_close(run_ranks(on_rank, 2)[0], model.running_var, rtol=1e-4, atol=0)
 
 
-def test_a_batch_norm_with_a_forward_of_its_own_is_refused():
-    class Odd(nn.BatchNorm1d):
-        def forward(self, inputs):
-            return super().forward(inputs) + 1
+class Odd(nn.BatchNorm1d):
+    """A batch norm with an activation, as some libraries have it."""
 
+    def forward(self, inputs):
+        return super().forward(inputs).relu()
+
+
+def with_own_forward(form):
+    """A batch norm whose forward is its class's or its own, and what it has been called with."""
+    if form == "class":
+        return Odd(3).double()
+    norm = nn.BatchNorm1d(3).double()
+    torchs = norm.forward
+    norm.forward = lambda inputs: torchs(inputs).relu()
+    return norm
+
+
+@pytest.mark.parametrize("form", ["class", "instance"])
+def test_a_batch_norm_with_a_forward_of_its_own_is_refused_where_it_would_be_replaced(form):
     def on_rank(world):
-        with pytest.raises(UsageError, match=r"norm \(Odd\) is a batch norm with a forward of its own"):
-            replicate(nn.ModuleDict({"norm": Odd(2)}), world, batch_norm="global")
+        with pytest.raises(UsageError, match=r"norm \(\w+\) is a batch norm with a forward of its own"):
+            replicate(nn.ModuleDict({"norm": with_own_forward(form)}), world, batch_norm="global")
 
     run_ranks(on_rank, 2)
+
+
+@pytest.mark.parametrize("form", ["class", "instance"])
+def test_a_forward_of_its_own_runs_under_local_batch_norm(form):
+    inputs = batch(SHAPES[1])
+    expected = with_own_forward(form)
+    wanted = torch.cat([expected(inputs[:4]), expected(inputs[4:])])
+
+    def on_rank(world):
+        norm = with_own_forward(form)
+        with replicate(norm, world, batch_norm="local") as replicas:
+            outputs = norm(share_of(world, inputs, [4, 3])[0])
+            outputs.sum().backward()
+            replicas.check()
+            with pytest.raises(UsageError, match="contribute_nothing"):
+                norm(inputs[:0])
+        return outputs.detach(), norm.running_mean.clone()
+
+    ranks = run_ranks(on_rank, 2)
+    assert_state(torch.cat([outputs for outputs, _ in ranks]), wanted.detach())
+    assert ranks[0][1].equal(ranks[1][1])
+    assert ranks[0][1].ne(0).all()
 
 
 def test_who_cannot_run_forward_is_told_that_global_batch_norm_needs_it():
@@ -380,3 +422,103 @@ def test_statistics_of_another_dtype_travel_alone():
 
     first, second = run_ranks(on_rank, 2)
     assert first.equal(second)
+
+
+def test_all_ranks_count_the_same_steps_where_a_batch_norm_runs_twice():
+    def on_rank(world):
+        model = build()
+        with replicate(model, world, batch_norm="local") as replicas:
+            if world.place.is_main:
+                (loss_of(model, batch(SHAPES[2]), 1.0) + loss_of(model, batch(SHAPES[2]), 1.0)).backward()
+            else:
+                replicas.contribute_nothing()
+            replicas.check()
+        return model["norm"].num_batches_tracked.item()
+
+    assert run_ranks(on_rank, 2) == [2, 2]
+
+
+def test_an_empty_share_keeps_its_dtype_under_local_batch_norm():
+    def on_rank(world):
+        norm = nn.BatchNorm2d(3)
+        with replicate(norm, world, batch_norm="local"):
+            outputs = norm(share_of(world, batch(SHAPES[2], dtype=torch.bfloat16), [7, 0])[0])
+            outputs.sum().backward()
+        return outputs.dtype, norm.weight.grad.dtype
+
+    assert run_ranks(on_rank, 2) == [(torch.bfloat16, torch.float32)] * 2
+
+
+def test_a_share_of_one_value_is_told_about_global_batch_norm():
+    def on_rank(world):
+        norm = nn.BatchNorm1d(3)
+        with (
+            replicate(norm, world, batch_norm="local"),
+            pytest.raises(UsageError, match=r"share of the batch is \[1, 3\]. Use batch_norm='global'"),
+        ):
+            norm(batch((1, 3), dtype=torch.float32))
+
+    run_ranks(on_rank, 2)
+
+
+def test_the_check_averages_statistics_of_forwards_without_backward():
+    """As they are taken anew after weights have been averaged."""
+
+    def on_rank(world):
+        model = build()
+        with replicate(model, world, batch_norm="local") as replicas:
+            with torch.no_grad():
+                model["norm"](share_of(world, batch(SHAPES[2]), [4, 3])[0])
+            alone = model["norm"].running_var.clone()
+            replicas.check()
+            found = model["norm"].running_var.clone()
+            loss_of(model, batch(SHAPES[2]), 1.0).backward()  # the buckets still carry them
+            replicas.check()
+        return alone, found, model["norm"].num_batches_tracked.item()
+
+    ranks = run_ranks(on_rank, 2)
+    for _, found, steps in ranks:
+        assert_state(found, (ranks[0][0] + ranks[1][0]) / 2)
+        assert steps == 2
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_graph_with_local_batch_norm_can_be_kept_for_a_second_backward(training):
+    def on_rank(world):
+        model = build()
+        model["norm"].train(training)
+        with replicate(model, world, batch_norm="local"):
+            loss = loss_of(model, *share_of(world, batch(SHAPES[2]), [4, 3]))
+            loss.backward(retain_graph=True)
+            once = model["norm"].weight.grad.clone()
+            loss.backward()
+        return once, model["norm"].weight.grad
+
+    for once, twice in run_ranks(on_rank, 2):
+        assert_state(twice, 2 * once)
+
+
+# instance norm
+
+
+@pytest.mark.parametrize("batch_norm", ["local", "global"])
+@pytest.mark.parametrize("shares", [[3, 3], [6, 0]], ids=str)
+def test_running_statistics_of_instance_norm_are_the_serial_ones(shares, batch_norm):
+    def make():
+        return nn.Sequential(Scale(), nn.InstanceNorm1d(3, affine=True, track_running_stats=True)).double()
+
+    def run(model, inputs, weight):
+        outputs = model(inputs)
+        (outputs.tanh().mean() * weight if len(inputs) else outputs.sum()).backward()
+        return model[0].weight.grad, model[1].weight.grad, dict(model[1].named_buffers())
+
+    inputs = batch((6, 3, 5))
+    expected = run(make(), inputs, 1.0)
+
+    def on_rank(world):
+        model = make()
+        with replicate(model, world, batch_norm=batch_norm, check_every=1):
+            return run(model, *share_of(world, inputs, shares))
+
+    for found in run_ranks(on_rank, 2):
+        assert_state(found, expected)

@@ -177,9 +177,12 @@ def test_a_copy_and_a_pickle_are_plain_models():
             torch.save(model, saved)
             copied = copy.deepcopy(model).eval()
             assert copied[1].forward.__self__ is copied[1]
-        for other in (loaded, copied):
-            torch.testing.assert_close(other.state_dict(), model.state_dict())
-        loaded[1](torch.ones(3, 2, 4, 4, dtype=torch.float64))  # alone: takes part in nothing
+            for other in (loaded, copied):
+                torch.testing.assert_close(other.state_dict(), model.state_dict())
+                if world.place.is_main:  # alone: takes part in nothing
+                    other[1].train()(torch.ones(3, 2, 4, 4, dtype=torch.float64))
+                    assert other[1].num_batches_tracked == 1
+        copied[1].train()(torch.ones(3, 2, 4, 4, dtype=torch.float64))
         world.barrier()
 
     run_ranks(on_rank, 2)

@@ -3,71 +3,108 @@
 `local`: each rank's share. Fast, and a different training from the serial one, as everywhere.
 `global`: the global batch, forward and backward. The serial result, for two small exchanges per layer.
 
-Either way the module stays what it is; calls of it are redirected.
+Either way the module stays what it is; calls of it are redirected. So are those of instance norm, which is
+local by nature but may keep running statistics.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from samestep.base.errors import UsageError
 from samestep.replicas.global_norm import GlobalNorm, combine, local_moments, per_channel
-from samestep.replicas.redirect import Undo, redirect
-from samestep.replicas.running import BatchNorm, Tracked
+from samestep.replicas.redirect import Forward, Undo, original_forward, redirect
+from samestep.replicas.running import BatchNorm, InstanceNorm, Norm, Tracked
 from samestep.world.world import World
 
 
 def batch_norms(model: nn.Module) -> dict[str, BatchNorm]:
-    """Return the batch norms of `model`, by name.
+    """Return the batch norms of `model`, by name; without SyncBatchNorm, which is global already."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
+    }
 
-    Raises:
-        UsageError: one of them has a forward of its own, of which nothing can be promised.
-    """
-    found = {}
-    for name, module in model.named_modules():
-        if not isinstance(module, BatchNorm) or isinstance(module, nn.SyncBatchNorm):
-            continue  # SyncBatchNorm is global already
-        if type(module).forward is not BatchNorm.forward:
+
+def instance_norms(model: nn.Module) -> dict[str, InstanceNorm]:
+    """Return the instance norms of `model`, by name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, InstanceNorm)}
+
+
+def refuse_own_forward(modules: Mapping[str, BatchNorm]) -> None:
+    """Raise UsageError where a forward other than torch's would be replaced."""
+    for name, module in modules.items():
+        if not _has_torchs_forward(module):
             raise UsageError(
                 f"{name or 'the model'} ({type(module).__name__}) is a batch norm with a forward of its own, "
-                "whose statistics samestep cannot share. Use torch's BatchNorm, or rename the class's base."
+                "which cannot run over the global batch. Use torch's BatchNorm, or batch_norm='local'."
             )
-        found[name] = module
-    return found
 
 
-def track(modules: dict[str, BatchNorm]) -> list[Tracked]:
-    """Return those of the batch norms that keep running statistics."""
-    return [Tracked(module) for module in modules.values() if module.running_mean is not None]
+def track(modules: Mapping[str, Norm]) -> dict[str, Tracked]:
+    """Return those of the norms that keep running statistics."""
+    return {name: Tracked(module) for name, module in modules.items() if module.running_mean is not None}
 
 
-def keep_local(modules: dict[str, BatchNorm], tracked: list[Tracked]) -> list[Undo]:
+def keep_local(modules: Iterable[Norm], tracked: Iterable[Tracked]) -> list[Undo]:
     """Let each rank normalise its own share, an empty one too."""
     trackers = {one.module: one for one in tracked}
-    return [
-        redirect(module, partial(_local_forward, tracked=trackers.get(module))) for module in modules.values()
-    ]
+    undo = []
+    for module in modules:
+        own = None if _has_torchs_forward(module) else original_forward(module)
+        undo.append(redirect(module, partial(_local_forward, own=own, tracked=trackers.get(module))))
+    return undo
 
 
-def make_global(modules: dict[str, BatchNorm], world: World) -> list[Undo]:
+def make_global(modules: Iterable[BatchNorm], world: World) -> list[Undo]:
     """Let all ranks normalise with the statistics of the global batch."""
-    return [redirect(module, partial(_global_forward, world=world)) for module in modules.values()]
+    return [redirect(module, partial(_global_forward, world=world)) for module in modules]
 
 
-def _local_forward(module: BatchNorm, batch: Tensor, *, tracked: Tracked | None) -> Tensor:
-    if batch.numel() or not _uses_batch_statistics(module):
-        if tracked is not None and module.training:
-            tracked.seen = True
-        return BatchNorm.forward(module, batch)
-    # No samples: no statistics either (torch's would be NaN), but the step is counted as elsewhere.
+def _local_forward(
+    module: Norm, batch: Tensor, *args: Any, own: Forward | None, tracked: Tracked | None, **kwargs: Any
+) -> Tensor:
+    if batch.numel() == 0 and _uses_batch_statistics(module):
+        if own is not None:
+            raise UsageError(
+                f"{type(module).__name__} has a forward of its own, which cannot run on this rank's empty "
+                f"share {list(batch.shape)}. Call contribute_nothing() there, in place of the model."
+            )
+        return _normalise_nothing(module, batch)
+    if isinstance(module, BatchNorm) and _uses_batch_statistics(module) and _is_single(batch):
+        raise UsageError(
+            f"batch norm in training needs more than one value per channel, and this rank's share of the "
+            f"batch is {list(batch.shape)}. Use batch_norm='global', which normalises over the global batch, "
+            "or a larger batch."
+        )
+    forward = partial(type(module).forward, module) if own is None else own
+    result: Tensor = forward(batch, *args, **kwargs)
+    if tracked is not None and _tracks(module):
+        tracked.seen += 1
+    return result
+
+
+def _normalise_nothing(module: Norm, batch: Tensor) -> Tensor:
+    """Return an empty share as the layer would; its statistics are left alone (torch's would be NaN)."""
     _check_input(module, batch)
-    _count(module)
     if not module.affine:
         return batch.clone()
     # In the graph, so that the gradients are zeros; torch's own backward divides by the size 0 and crashes.
-    return batch * per_channel(module.weight, batch) + per_channel(module.bias, batch)
+    scaled = batch * per_channel(module.weight, batch) + per_channel(module.bias, batch)
+    return scaled.to(batch.dtype)
+
+
+def _is_single(batch: Tensor) -> bool:
+    return batch.dim() > 1 and batch.numel() == batch.shape[1]
+
+
+def _has_torchs_forward(module: Norm) -> bool:
+    known = (BatchNorm.forward, InstanceNorm.forward)
+    return type(module).forward in known and "forward" not in vars(module)
 
 
 def _global_forward(module: BatchNorm, batch: Tensor, *, world: World) -> Tensor:
@@ -82,7 +119,7 @@ def _global_forward(module: BatchNorm, batch: Tensor, *, world: World) -> Tensor
             f"{int(count.item())} (this rank's share: {list(batch.shape)}). Use a larger batch, or eval()."
         )
     momentum = _count(module)
-    if module.training and module.running_mean is not None and module.running_var is not None:
+    if _tracks(module) and module.running_mean is not None and module.running_var is not None:
         unbiased = var * (count / (count - 1))
         module.running_mean.lerp_(mean.to(module.running_mean.dtype), momentum)
         module.running_var.lerp_(unbiased.to(module.running_var.dtype), momentum)
@@ -90,17 +127,21 @@ def _global_forward(module: BatchNorm, batch: Tensor, *, world: World) -> Tensor
     return normalise(batch, module.weight, module.bias, (count, mean, var), module.eps, world)
 
 
-def _check_input(module: BatchNorm, batch: Tensor) -> None:
+def _check_input(module: Norm, batch: Tensor) -> None:
     module._check_input_dim(batch)  # type: ignore[no-untyped-call]  # noqa: SLF001 - as forward begins
 
 
-def _uses_batch_statistics(module: BatchNorm) -> bool:
+def _uses_batch_statistics(module: Norm) -> bool:
     return module.training or module.running_mean is None
+
+
+def _tracks(module: Norm) -> bool:
+    return module.training and module.track_running_stats
 
 
 def _count(module: BatchNorm) -> float:
     """Count a training step, as torch does; return the weight of its statistics in the running ones."""
-    if module.training and module.track_running_stats and module.num_batches_tracked is not None:
+    if _tracks(module) and module.num_batches_tracked is not None:
         module.num_batches_tracked.add_(1)
         if module.momentum is None:  # cumulative average
             return 1.0 / float(module.num_batches_tracked)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
+from weakref import ref
 
 from torch import nn
 
@@ -19,21 +20,37 @@ def original_forward(module: nn.Module) -> Forward:
 def redirect(module: nn.Module, replacement: Forward) -> Undo:
     """Make calls of `module` run ``replacement(module, ...)``; return what undoes it.
 
-    Keys, class and hooks of the module stay as they are. A deep copy is redirected too, bound to the
-    copy; a pickled module comes back plain, because a bound method is pickled by its name, which is made
-    to be ``forward``.
+    Keys, class and hooks of the module stay as they are. What is redirected is this module alone, and only
+    until it is undone: a deep copy takes the forward along, and runs there what it would run without. A
+    pickled module comes back plain, because a bound method is pickled by its name, which is made to be
+    ``forward``. The undoing does not keep the module alive.
     """
     own = vars(module).get("forward")
+    if isinstance(own, MethodType) and own.__self__ is module:
+        before: Forward | None = own.__func__
+        bound = True
+    else:
+        before, bound = own, False
+    here, attached = ref(module), True
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return replacement(self, *args, **kwargs)
+        if attached and self is here():
+            return replacement(self, *args, **kwargs)
+        if before is None:
+            return type(self).forward(self, *args, **kwargs)
+        return before(self, *args, **kwargs) if bound else before(*args, **kwargs)
 
     vars(module)["forward"] = MethodType(forward, module)
 
     def undo() -> None:
-        if own is None:
-            vars(module).pop("forward", None)
+        nonlocal attached
+        attached = False
+        found = here()
+        if found is None:
+            return
+        if before is None:
+            vars(found).pop("forward", None)
         else:
-            vars(module)["forward"] = own
+            vars(found)["forward"] = MethodType(before, found) if bound else before
 
     return undo

@@ -1,6 +1,6 @@
 """Replicas of one model on all ranks: begun equal, kept equal, and checked."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Literal, TypeAlias
@@ -10,13 +10,20 @@ from torch import Tensor, nn
 
 from samestep.base.errors import UsageError
 from samestep.replicas.agreement import broadcast_values, refuse_differing, refuse_unfit
-from samestep.replicas.batch_norm import batch_norms, keep_local, make_global, track
+from samestep.replicas.batch_norm import (
+    batch_norms,
+    instance_norms,
+    keep_local,
+    make_global,
+    refuse_own_forward,
+    track,
+)
 from samestep.replicas.bucketed import Bucketed
 from samestep.replicas.ddp import Ddp
 from samestep.replicas.fingerprint import check_alike
 from samestep.replicas.plan import MEBIBYTE
 from samestep.replicas.reference import Reference
-from samestep.replicas.running import BatchNorm, by_kind
+from samestep.replicas.running import Norm, average_statistics, by_kind
 from samestep.replicas.synchroniser import Job, Synchroniser
 from samestep.world.current import current
 from samestep.world.world import World
@@ -122,21 +129,25 @@ class Replicas:
         assert model is not None
         if self._world.place.size == 1:
             return
-        norms = batch_norms(model)
+        norms, local = batch_norms(model), batch_norm == "local"
+        if not local:
+            refuse_own_forward(norms)
         refuse_differing(self._world, model)
         broadcast_values(self._world, model)
+        shared: dict[str, Norm] = {**instance_norms(model), **(norms if local else {})}
+        tracked = track(shared)
         self._parameters: dict[str, Tensor] = dict(model.named_parameters())
-        self._checked_buffers = _buffers_to_check(model, norms, batch_norm)
+        self._checked_buffers = _buffers_to_check(model, tracked)
+        self._statistics = by_kind(tracked.values())
         with ExitStack() as undo:
-            tracked = track(norms) if batch_norm == "local" else []
-            local = batch_norm == "local"
-            for restore in keep_local(norms, tracked) if local else make_global(norms, self._world):
+            redirected = keep_local(shared.values(), tracked.values())
+            for restore in redirected + ([] if local else make_global(norms.values(), self._world)):
                 undo.callback(restore)
             job = Job(
                 world=self._world,
                 model=self._model,
                 parameters=self._parameters,
-                statistics=by_kind(tracked),
+                statistics=self._statistics,
                 bucket_bytes=bucket_bytes,
                 may_overlap=sync != "ddp" and (local or not norms) and not _has_sync_batch_norm(model),
                 exchanged=self._exchanged,
@@ -187,28 +198,30 @@ class Replicas:
         model = self._model()
         if self._synchroniser is None or model is None:
             return
-        training = [norm for norm in batch_norms(model).values() if norm.training]
-        if training and self.batch_norm == "global":
+        if self.batch_norm == "global" and any(norm.training for norm in batch_norms(model).values()):
             raise UsageError(
                 "with batch_norm='global' every forward is an exchange that all ranks take part in: "
                 "run the model on an empty batch, of shape (0, ...), in place of contribute_nothing()"
             )
-        for norm in training:
-            if norm.num_batches_tracked is not None:
-                norm.num_batches_tracked.add_(1)  # as on the ranks that run forward
         self._synchroniser.contribute()
 
     def check(self) -> None:
         """Compare the bits of all parameters and buffers between the ranks, now.
 
-        Running statistics of local batch norm and buffers that are not saved are left out. Costs one pass
-        over the weights: 3 to 4 ns per element and some 50 us per tensor on one CPU core, 0.5 ms for the
-        tutorials' ConvNet (measured).
+        Buffers that are not saved are left out, and so are running statistics that each rank takes over its
+        own share (local batch norm, instance norm); those are averaged first, where forwards without a
+        backward have changed them. Costs one pass over the weights: 3 to 4 ns per element and some 50 us
+        per tensor on one CPU core, 0.5 ms for the tutorials' ConvNet (measured).
 
         Raises:
             OutOfStep: the replicas have drifted apart; names ranks and the first tensor.
             UsageError: parameters were added or replaced since `replicate`.
         """
+        if self._synchroniser is not None:
+            average_statistics(self._world, self._statistics)
+        self._compare()
+
+    def _compare(self) -> None:
         model = self._model()
         if self._synchroniser is None or model is None:
             return
@@ -241,7 +254,7 @@ class Replicas:
     def _exchanged(self) -> None:
         self._num_exchanges += 1
         if self._check_every and self._num_exchanges % self._check_every == 0:
-            self.check()
+            self._compare()
 
 
 _replicated: "WeakKeyDictionary[nn.Module, Replicas]" = WeakKeyDictionary()
@@ -259,9 +272,7 @@ def _has_sync_batch_norm(model: nn.Module) -> bool:
     return any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
 
 
-def _buffers_to_check(model: nn.Module, norms: Mapping[str, BatchNorm], mode: BatchNormMode) -> set[str]:
+def _buffers_to_check(model: nn.Module, tracked: Iterable[str]) -> set[str]:
     """Return the names of the buffers that must be equal: saved ones, but for local running statistics."""
-    saved = set(model.state_dict(keep_vars=True))
-    if mode == "local":
-        saved -= {f"{name}.{kind}".lstrip(".") for name in norms for kind in ("running_mean", "running_var")}
-    return saved
+    local = {f"{name}.{kind}".lstrip(".") for name in tracked for kind in ("running_mean", "running_var")}
+    return set(model.state_dict(keep_vars=True)) - local

@@ -1,8 +1,8 @@
-"""Running statistics of batch norms, kept equal on all ranks.
+"""Running statistics of norms over each rank's share, kept equal on all ranks.
 
-With `local` batch norm each rank's running statistics follow its own samples. They are moving averages,
-linear in what they average; so the average of the ranks' statistics is the moving average of the ranks'
-averaged batch statistics, and it may be taken once per exchange.
+With `local` batch norm, and with instance norm always, each rank's running statistics follow its own samples.
+They are moving averages, linear in what they average; so the average of the ranks' statistics is the moving
+average of the ranks' averaged batch statistics, and it may be taken once per exchange.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,75 +10,109 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from samestep.base.errors import UsageError
 from samestep.replicas.bucket import Kind, average_later, copy_all, kind_of
 from samestep.world.world import World
 
 BatchNorm = nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - the only name of what they share
+InstanceNorm = nn.modules.instancenorm._InstanceNorm  # noqa: SLF001
+Norm = nn.modules.batchnorm._NormBase  # noqa: SLF001 - of both
 
 
 class Tracked:
-    """A batch norm with running statistics, and whether it has seen samples since the last exchange."""
+    """A norm with running statistics, and how often it has seen samples since the last exchange."""
 
-    def __init__(self, module: BatchNorm) -> None:
+    def __init__(self, module: Norm) -> None:
         self.module = module
-        self.seen = False
+        self.seen = 0
 
     def buffers(self) -> list[Tensor]:
-        """Return the statistics; read anew each time, because ``model.to`` replaces buffers."""
+        """Return the statistics; read anew each time, because ``model.to`` replaces buffers.
+
+        As `data`, so that a graph that is kept for a second backward does not mind when they change.
+        """
         mean, var = self.module.running_mean, self.module.running_var
         assert mean is not None
         assert var is not None
-        return [mean, var]
+        return [mean.data, var.data]
+
+    def counter(self) -> Tensor | None:
+        """Return the number of training steps, where the module counts them; instance norm does not."""
+        count = self.module.num_batches_tracked if isinstance(self.module, BatchNorm) else None
+        return None if count is None else count.data
 
 
 class RunningStatistics:
-    """The running statistics of batch norms of one kind, as a passenger of the gradients' exchange.
+    """The running statistics of norms of one kind, as a passenger of the gradients' exchange.
 
     ::
 
-        seat   | mean 0 | var 0 | mean 1 | var 1 | ... | seen 0 | seen 1 | ... |
+        seat   | mean 0 | var 0 | mean 1 | var 1 | ... | seen 0 | seen 1 | ... | steps 0 | steps 1 | ... |
 
     A rank that has seen no samples contributes nothing, and its weight neither: the result is the average
-    over the others. Where nobody has, as in evaluation mode, the statistics keep their bits.
+    over the others. Where nobody has, as in evaluation mode, the statistics keep their bits. The steps, so
+    many forwards since the last exchange, are averaged in the same way and rounded: all count alike.
     """
 
     def __init__(self, tracked: Sequence[Tracked]) -> None:
         self._tracked = tracked
         buffers = self._buffers()
         self.kind: Kind = kind_of(buffers[0])
+        self.seat: Tensor | None = None
         self._sizes = [buffer.numel() for buffer in buffers]
-        self.numel = sum(self._sizes) + len(tracked)
+        self.numel = sum(self._sizes) + 2 * len(tracked)
         owners = torch.arange(len(tracked)).repeat_interleave(2)  # (buffers,)
         self._owner = owners.repeat_interleave(torch.tensor(self._sizes)).to(buffers[0].device)  # (values,)
+        self._loaded: list[int] | None = None
 
     def board(self, seat: Tensor) -> None:
         """See `Passenger.board`."""
-        self._values, self._seen = torch.split(seat, [sum(self._sizes), len(self._tracked)])
+        self.seat = seat
+        self._values, self._tail = torch.split(seat, [sum(self._sizes), 2 * len(self._tracked)])
         self._slots = list(torch.split(self._values, self._sizes))
 
     def load(self) -> None:
         """See `Passenger.load`."""
-        copy_all(self._slots, self._buffers())
-        if self._all_seen():
-            self._seen.fill_(1)
-        else:
-            self._seen.copy_(torch.tensor([float(tracked.seen) for tracked in self._tracked]))
-            self._values.masked_fill_(self._seen[self._owner] == 0, 0)  # never 0 * NaN
+        buffers = self._buffers()
+        if kind_of(buffers[0]) != self.kind:
+            raise UsageError(
+                f"running statistics were {self.kind[0]} when replicate() was called and are "
+                f"{buffers[0].dtype} now. Change dtype and device of a model before replicate()."
+            )
+        copy_all(self._slots, buffers)
+        steps = [tracked.seen for tracked in self._tracked]
+        if steps != self._loaded:  # else the device has them already; to send them makes it wait
+            dtype, device = self.kind
+            self._loaded = steps
+            self._mine = torch.tensor([*map(bool, steps), *steps], dtype=dtype).to(device)
+        self._tail.copy_(self._mine)
+        if not all(steps):
+            self._values.masked_fill_(self._tail[self._owner] == 0, 0)  # never 0 * NaN
 
     def unload(self) -> None:
         """See `Passenger.unload`."""
-        self._values.div_(self._seen[self._owner])
+        weights, steps = self._tail.chunk(2)  # (tracked,) each
+        weight = weights[self._owner]  # (values,)
+        self._values.div_(weight)
         buffers = self._buffers()
-        if self._all_seen():
-            copy_all(buffers, self._slots)
-        else:  # only now is a look at the flags needed; it makes a device wait
-            rows = [row for row, seen in enumerate(self._seen.repeat_interleave(2).tolist()) if seen]
-            copy_all([buffers[row] for row in rows], [self._slots[row] for row in rows])
+        if not all(tracked.seen for tracked in self._tracked):
+            # Chosen on the device; a look at the weights would make it wait.
+            now = torch.cat([buffer.reshape(-1) for buffer in buffers])
+            self._values.copy_(torch.where(weight > 0, self._values, now))
+        copy_all(buffers, self._slots)
+        self._count(torch.nan_to_num(steps / weights).round())  # NaN where nobody has seen samples
         for tracked in self._tracked:
-            tracked.seen = False
+            tracked.seen = 0
 
-    def _all_seen(self) -> bool:
-        return all(tracked.seen for tracked in self._tracked)
+    def _count(self, steps: Tensor) -> None:
+        """Let all ranks have counted `steps`, (tracked,), since the last exchange."""
+        missing = (steps - self._mine.chunk(2)[1]).long().unbind()
+        counters = [tracked.counter() for tracked in self._tracked]
+        pairs = [
+            (counter, more) for counter, more in zip(counters, missing, strict=True) if counter is not None
+        ]
+        if pairs:
+            torch._foreach_add_([counter for counter, _ in pairs], [more for _, more in pairs])
 
     def _buffers(self) -> list[Tensor]:
         return [buffer for tracked in self._tracked for buffer in tracked.buffers()]
@@ -96,8 +130,10 @@ def average_statistics(world: World, statistics: Sequence[RunningStatistics]) ->
     """Average running statistics in messages of their own."""
     for passenger in statistics:
         dtype, device = passenger.kind
-        seat = torch.zeros(passenger.numel, dtype=dtype, device=device)
+        seat, before = torch.zeros(passenger.numel, dtype=dtype, device=device), passenger.seat
         passenger.board(seat)
         passenger.load()
         average_later(world, seat).wait()
         passenger.unload()
+        if before is not None:  # in its bucket
+            passenger.board(before)
