@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.commands import samestep
+
 SOURCE = Path(__file__).parents[2] / "src"
 LAUNCHERS_OWN = ("SLURM_", "OMPI_", "PMI", "MPI_", "TORCHELASTIC_")
 
@@ -108,3 +110,23 @@ def test_an_unresolvable_master_is_refused_before_anything_starts(start):
     for (_, err), code in outcomes:
         assert code == 1
         assert "no-such-host.invalid, the host of rank 0, cannot be resolved" in err
+
+
+@pytest.mark.parametrize(("banner", "told"), [(None, ["cpu, gloo"]), ("0", [])])
+def test_under_samestep_run_the_ranks_say_device_and_back_end_once(tmp_path, banner, told):
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import os, samestep\n"
+        "with samestep.join(device='cpu') as world:\n"
+        "    world.print(os.environ.get('SAMESTEP_BANNER'))\n"
+    )
+    ended = samestep(
+        "run", "-n", 2, "--threads", 1, path, **({} if banner is None else {"SAMESTEP_BANNER": banner})
+    )
+
+    assert ended.code == 0, ended.err
+    assert ended.out == f"{banner}\n"
+    launcher, *ranks = ended.err.splitlines()
+    assert launcher == "samestep: 2 workers on this node, 1 thread each"
+    assert "joins its peers itself" in ranks[0]
+    assert ranks[1:] == [f"samestep: {line}" for line in told]

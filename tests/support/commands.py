@@ -24,6 +24,7 @@ _LAUNCHERS = (
     "LOCAL_",
     "OMP_NUM",
     "SAMESTEP_RUN",
+    "SAMESTEP_THREADS",
 )
 
 

@@ -150,7 +150,6 @@ def run(
     if not isinstance(decision.plan, Join) or decision.plan.place.is_main:
         for line in banner(decision):
             tell(line)
-        env.export({"SAMESTEP_BANNER": "0"})  # said once is enough
     code = act(decision)
     # The interpreter would take 0.4 s to take torch apart.
     leave(code)

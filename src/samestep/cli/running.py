@@ -18,7 +18,8 @@ from samestep.launch.supervisor import Outcome
 from samestep.launch.variables import joined_variables
 from samestep.source.modules import own_folders, source_of
 from samestep.source.recognise import Recognised, recognise
-from samestep.world.compute_threads import Threads, threads_per_rank
+from samestep.world.banner import threads_text
+from samestep.world.compute_threads import Threads, guess_sharing, thread_variables, threads_per_rank
 from samestep.world.detect import Detected, detect
 from samestep.world.rendezvous import choose
 
@@ -39,7 +40,8 @@ class Decision:
         plan: who starts whom.
         found: who started this process.
         script: what the script is; None for an executable, or where the user says what it is.
-        threads: compute threads of each worker; None where the program brings its own workers.
+        threads: compute threads of each worker; None where the program settles them: it brings its own
+            workers, or joins another launcher's, which compare their processors.
         guarded: whether workers that never meet are an error.
     """
 
@@ -59,6 +61,11 @@ class Decision:
     def alone(self) -> bool:
         """Whether the program starts its own workers."""
         return self.script is not None and self.script.kind == "spawns"
+
+    @property
+    def told_by_join(self) -> bool:
+        """Whether `samestep.join` in the program will say how many workers there are, and what each has."""
+        return isinstance(self.plan, Join) and self.script is not None and self.script.joins
 
 
 def decide(
@@ -100,22 +107,29 @@ def decide(
     if decision.alone:
         _refuse_copies_of_launchers(decision)
         return decision
+    if decision.told_by_join and threads is None:
+        return decision
     return replace(decision, threads=_threads(settled, found, environment, threads))
 
 
 def banner(decision: Decision) -> list[str]:
-    """Return the two lines that say what was found and decided."""
-    if decision.alone:
+    """Return the lines that say what was found and decided."""
+    if decision.alone or decision.told_by_join:
         return [*decision.found.notes, _what(decision)]
-    each = "" if decision.threads is None else f", {_counted(decision.threads.count, 'thread')}"
-    each += " each" if each and decision.size > 1 else ""
+    return [headline(decision), *decision.found.notes, _what(decision)]
+
+
+def headline(decision: Decision) -> str:
+    """Return the line that says how many workers there will be."""
+    threads = decision.threads
+    each = "" if threads is None else f", {threads_text(threads, each=decision.size > 1)}"
     if isinstance(decision.plan, Join):
         where = f"started by {decision.found.launcher}"
     elif decision.plan.nodes.count > 1:
         where = f"= {decision.plan.nodes.count} nodes x {decision.plan.local}"
     else:
         where = "on this node"
-    return [f"{_counted(decision.size, 'worker')} {where}{each}", *decision.found.notes, _what(decision)]
+    return f"{decision.size} worker{'' if decision.size == 1 else 's'} {where}{each}"
 
 
 def dry_run(decision: Decision) -> list[str]:
@@ -124,6 +138,8 @@ def dry_run(decision: Decision) -> list[str]:
     lines = [decision.plan.describe(), f"program: {' '.join(job.program.command(sys.executable))}"]
     if decision.threads is not None:
         lines.append(f"threads: {decision.threads.count} each ({decision.threads.reason})")
+    elif decision.told_by_join:
+        lines.append("threads: as samestep.join finds the workers' processors shared")
     lines.append(f"script: {_what(decision)}")
     if job.max_restarts:
         lines.append(f"restarts: up to {job.max_restarts}, each with a fresh store and port")
@@ -136,7 +152,7 @@ def act(decision: Decision) -> int:
     """Run the job to its end and return the exit code of the run."""
     if decision.threads is not None:
         # Read when torch and NumPy are loaded, here or in a fresh interpreter.
-        env.export({"OMP_NUM_THREADS": str(decision.threads.count)})
+        env.export(thread_variables(decision.threads))
     if isinstance(decision.plan, Join):
         _run_here(decision, decision.plan)
     outcome = _spawn(decision, decision.plan)
@@ -226,8 +242,7 @@ def _threads(settled: Plan, found: Detected, environment: Mapping[str, str], ask
         local = sharing = settled.local
     else:
         local = settled.place.local_size
-        # A launcher that leaves each task all processors has bound none of them.
-        sharing = local if len(cpu.allowed) == cpu.machine else 1
+        sharing = guess_sharing(environment, cpu, local_size=local)
     return threads_per_rank(
         environment, cpu, local_size=local, sharing=sharing, launcher=found.launcher, asked=asked
     )
@@ -255,7 +270,3 @@ def _refusal(program: Program, size: int) -> str:
         "data; or say --mode native if it does so in a way that cannot be seen. A later release runs serial "
         "scripts data-parallel as they are."
     )
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -9,7 +9,7 @@ import typer
 
 from samestep.base import env
 from samestep.base.record import json_line
-from samestep.cli.running import act, decide, tell
+from samestep.cli.running import act, decide, headline, tell
 from samestep.launch.job import Job, Program
 from samestep.launch.plan import Spawn
 
@@ -105,6 +105,7 @@ def train(
         prepare(order)
         if (advice := order.settings.advice(decision.size)) is not None:
             tell(advice)
+        tell(headline(decision))
         raise typer.Exit(act(decision))
     with join(threads=threads) as world:
         result = cook(world, order)

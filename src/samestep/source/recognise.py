@@ -116,10 +116,17 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Recognised:
-    """What a script is, and the first call that shows it (none shows that it is serial)."""
+    """What a script is.
+
+    Args:
+        kind: see above.
+        evidence: the first call that shows it; none shows that it is serial.
+        joins: whether it calls `samestep.join`.
+    """
 
     kind: Kind
     evidence: Evidence | None = None
+    joins: bool = False
 
 
 def recognise(script: Path, *, roots: Sequence[Path] = ()) -> Recognised:
@@ -136,7 +143,7 @@ def recognise(script: Path, *, roots: Sequence[Path] = ()) -> Recognised:
         UsageError: the script is not text that Python can read.
     """
     native, numbered, processes = None, None, None
-    by_hand, own_ranks = False, False
+    by_hand, own_ranks, joins = False, False, False
     try:
         for file, tree in _modules(script, roots or [script.parent]):
             names, nodes = Names(tree), running(tree, is_main=file is script)
@@ -149,13 +156,14 @@ def recognise(script: Path, *, roots: Sequence[Path] = ()) -> Recognised:
                 processes = processes or (use if _is_one_of(name, PROCESSES) else None)
                 native = native or (use if _is_one_of(name, NATIVE) else None)
                 by_hand = by_hand or _is_one_of(name, BY_HAND)
+                joins = joins or name == "samestep.join"
     except (RecursionError, MemoryError):  # an expression too long or too deep for Python's own parser
         return Recognised("native")
     if numbered and (own_ranks or not by_hand):
         return Recognised("spawns", numbered)
     if processes and own_ranks and by_hand:
         return Recognised("spawns", processes)
-    return Recognised("native", native) if native else Recognised("serial")
+    return Recognised("native", native, joins) if native else Recognised("serial")
 
 
 def _modules(script: Path, roots: Sequence[Path]) -> Iterator[tuple[Path, ast.Module]]:

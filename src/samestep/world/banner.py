@@ -25,9 +25,31 @@ def describe(detected: Detected, *, device: str, backend: str | None, threads: T
         _launcher(detected),
         device,
         backend or "",
-        _threads(detected, threads),
+        threads_text(threads, each=detected.place.size > 1),
     ]
     return ", ".join(part for part in parts if part)
+
+
+def describe_rest(*, device: str, backend: str, threads: Threads | None) -> str:
+    """Return what `samestep run` could not say before the workers were started.
+
+    Args:
+        device: kind of device.
+        backend: what carries the messages.
+        threads: of each rank, if not those that were told.
+
+    >>> describe_rest(device="cuda", backend="nccl", threads=None)
+    'cuda, nccl'
+    """
+    more = "" if threads is None else f", {threads_text(threads, each=True)}"
+    return f"{device}, {backend}{more}"
+
+
+def threads_text(threads: Threads, *, each: bool) -> str:
+    """Return a number of threads in words; `each` where there are several ranks."""
+    count = "1 thread" if threads.count == 1 else f"{threads.count} threads"
+    why = f" ({threads.reason})" if threads.reason.startswith("OMP_NUM_THREADS") else ""
+    return f"{count}{' each' if each else ''}{why}"
 
 
 def _workers(place: Place) -> str:
@@ -45,10 +67,3 @@ def _launcher(detected: Detected) -> str:
         return ""
     name = f"slurm step {detected.job}" if detected.launcher == "slurm" else detected.launcher
     return " in ".join([name, *detected.outer])
-
-
-def _threads(detected: Detected, threads: Threads) -> str:
-    count = "1 thread" if threads.count == 1 else f"{threads.count} threads"
-    each = " each" if detected.place.size > 1 else ""
-    why = f" ({threads.reason})" if threads.reason.startswith("OMP_NUM_THREADS") else ""
-    return f"{count}{each}{why}"

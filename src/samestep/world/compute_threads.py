@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 
-from samestep.base.env import Environment
+from samestep.base.env import Environment, integer
 from samestep.base.errors import UsageError
 from samestep.base.machine import CpuShare
-from samestep.world.launchers import SAMESTEP, TORCHELASTIC
+from samestep.world.launchers import TORCHELASTIC
+
+_TOLD = "SAMESTEP_THREADS"
+"""What `samestep run` set ``OMP_NUM_THREADS`` to, and why: a user's own number looks the same otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,8 @@ def threads_per_rank(
     text = env.get("OMP_NUM_THREADS", "").strip()
     if text:
         count = _outer_level(text)
-        if launcher == SAMESTEP.name:
-            return Threads(count, "as samestep's launcher has shared them out")
+        if (told := told_threads(env)) is not None and told.count == count:
+            return told
         if launcher == TORCHELASTIC.name and count == 1 and local_size > 1:
             return Threads(1, "OMP_NUM_THREADS=1, which torchrun sets unless you did")
         return Threads(count, f"OMP_NUM_THREADS={text}")
@@ -59,6 +62,31 @@ def threads_per_rank(
         count = min(count, int(cpu.quota / local_size))
     owner = "one rank" if sharing == 1 else f"{sharing} ranks"
     return Threads(max(1, count), f"{cpu.usable} usable cores for {owner}, limited by {cpu.limited_by}")
+
+
+def thread_variables(threads: Threads) -> dict[str, str]:
+    """Return the variables that tell a program, and samestep in it, how many threads to compute with.
+
+    A user's own ``OMP_NUM_THREADS`` stays as it is.
+    """
+    told = {_TOLD: f"{threads.count} {threads.reason}"}
+    own = threads.reason.startswith("OMP_NUM_THREADS")
+    return told if own else {"OMP_NUM_THREADS": str(threads.count), **told}
+
+
+def told_threads(env: Environment) -> Threads | None:
+    """Return what `thread_variables` told this process, if they did."""
+    count, _, reason = env.get(_TOLD, "").partition(" ")
+    return Threads(int(count), reason) if count.isdecimal() else None
+
+
+def guess_sharing(env: Environment, cpu: CpuShare, *, local_size: int) -> int:
+    """Guess how many ranks share this one's processors; ranks that join compare their masks and know.
+
+    Only where this rank has fewer processors than its job has on this host were they divided before.
+    """
+    of_job = integer(env, "SLURM_CPUS_ON_NODE")
+    return 1 if of_job is not None and len(cpu.allowed) < of_job else local_size
 
 
 def _outer_level(text: str) -> int:

@@ -92,6 +92,8 @@ def given(place: Place, env: Environment) -> Detected:
 def _found(launcher: Launcher, env: Environment) -> bool:
     if not any(all(env.get(name) for name in names) for names in launcher.proof):
         return False
+    if len({env.get(name) for name in launcher.equal}) > 1:
+        return False
     return launcher is not SLURM or _is_task_step(env["SLURM_STEP_ID"])
 
 

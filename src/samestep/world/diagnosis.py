@@ -6,11 +6,11 @@ Everything comes in as facts, so that any launcher's situation can be examined f
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from samestep.base.env import Environment, integer
+from samestep.base.env import Environment
 from samestep.base.errors import UsageError
 from samestep.base.machine import CpuShare, Machine
 from samestep.world import rendezvous
-from samestep.world.compute_threads import Threads, threads_per_rank
+from samestep.world.compute_threads import Threads, guess_sharing, threads_per_rank
 from samestep.world.detect import Detected, detect
 from samestep.world.device import Choice, DeviceFacts, choose_backend, choose_device
 from samestep.world.launchers import OPEN_MPI, TORCHELASTIC
@@ -89,7 +89,7 @@ def diagnose(
         env,
         machine.cpu,
         local_size=detected.place.local_size,
-        sharing=_sharing(env, detected, machine.cpu),
+        sharing=guess_sharing(env, machine.cpu, local_size=detected.place.local_size),
         launcher=detected.launcher,
     )
     on_cpu = choice is not None and choice.kind == "cpu"
@@ -118,13 +118,6 @@ def _backend(detected: Detected, choice: Choice, available: Callable[[str], bool
     if detected.place.size == 1:
         return None
     return choose_backend(choice.kind, asked=None, available=available)
-
-
-def _sharing(env: Environment, detected: Detected, cpu: CpuShare) -> int:
-    """Guess how many ranks share this one's processors; ranks that join compare their masks and know."""
-    of_job = integer(env, "SLURM_CPUS_ON_NODE")
-    bound_alone = of_job is not None and len(cpu.allowed) < of_job
-    return 1 if bound_alone else detected.place.local_size
 
 
 def _about_threads(

@@ -18,12 +18,13 @@ from samestep.base.env import Environment
 from samestep.base.errors import Error, WorldError
 from samestep.base.machine import CpuShare, cpu_share
 from samestep.base.place import Place
-from samestep.world.banner import describe
-from samestep.world.compute_threads import Threads, threads_per_rank
+from samestep.world.banner import describe, describe_rest
+from samestep.world.compute_threads import Threads, threads_per_rank, told_threads
 from samestep.world.current import entered
 from samestep.world.detect import Detected, detect, given
 from samestep.world.device import Choice, available_here, bind, choose_backend, choose_device, facts_here
 from samestep.world.handshake import Card, Seat, meet, withdraw
+from samestep.world.launchers import SAMESTEP
 from samestep.world.process_group import ProcessGroupWorld, adopt
 from samestep.world.solo import SoloWorld
 from samestep.world.store import Store, open_store
@@ -206,5 +207,9 @@ def _announce(
     """Say on stderr, once, what was found and decided; `SAMESTEP_BANNER=0` keeps it quiet."""
     if not detected.place.is_main or environment.get("SAMESTEP_BANNER") == "0":
         return
-    line = describe(detected, device=choice.kind, backend=backend, threads=threads)
+    if detected.launcher == SAMESTEP.name and backend is not None:  # which has told the rest
+        other = None if threads == told_threads(environment) else threads
+        line = describe_rest(device=choice.kind, backend=backend, threads=other)
+    else:
+        line = describe(detected, device=choice.kind, backend=backend, threads=threads)
     sys.stderr.write("".join(f"samestep: {text}\n" for text in (line, *detected.notes)))

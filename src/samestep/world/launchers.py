@@ -18,6 +18,7 @@ class Launcher:
     Args:
         name: what people call it.
         proof: it started this process if all variables of one of these groups are set.
+        equal: variables that must have one value, so that no other launcher has written one of them since.
         layout: variable that holds the number of ranks on each node, like ``3,1`` or ``2(x2)``.
         hosts: variable that holds the node list, like ``node[0-1]``.
         job: variables that together are unique to this job; empty where the launcher gives it no name.
@@ -36,6 +37,7 @@ class Launcher:
     local_size: Names = ()
     node: Names = ()
     nodes: Names = ()
+    equal: Names = ()
     layout: str = ""
     hosts: str = ""
     job: Names = ()
@@ -64,6 +66,7 @@ SAMESTEP = replace(
     TORCHELASTIC,
     name="samestep",
     proof=(("SAMESTEP_RUN_ID", "TORCHELASTIC_RUN_ID", "RANK"),),
+    equal=("SAMESTEP_RUN_ID", "TORCHELASTIC_RUN_ID"),
     echoes=("torchrun", "environment"),
 )
 

@@ -111,6 +111,16 @@ def test_processes_of_a_script_whose_rank_the_launcher_says_are_helpers(tmp_path
     assert recognise(written(tmp_path, text)).kind == "native"
 
 
+def test_whether_a_script_calls_join_is_known_whatever_it_does_first(tmp_path):
+    text = (
+        "import samestep\nfrom torch.nn.parallel import DistributedDataParallel as D\nD(m)\nsamestep.join()"
+    )
+    found = recognise(written(tmp_path, text))
+
+    assert (found.evidence.line, found.joins) == (3, True)
+    assert not recognise(written(tmp_path, "import torch.distributed as d\nd.init_process_group()")).joins
+
+
 def test_a_script_too_long_to_be_judged_is_native(tmp_path):
     assert recognise(written(tmp_path, f"x = {'+'.join(['1'] * 20_000)}\n")).kind == "native"
 

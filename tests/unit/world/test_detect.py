@@ -52,6 +52,11 @@ def test_a_step_without_tasks_is_a_single_process(step):
     assert detect(environment).place == Place()
 
 
+def test_torchrun_inside_a_worker_of_samestep_is_torchrun():
+    environment = recording("samestep_one_host_rank1").environment | {"TORCHELASTIC_RUN_ID": "another"}
+    assert detect(environment).launcher == "torchrun"
+
+
 def test_a_batch_script_with_room_for_tasks_is_told_about_srun():
     (note,) = detect(recording("slurm_sbatch_script").environment).notes
     assert "4 tasks" in note

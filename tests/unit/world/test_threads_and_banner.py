@@ -5,8 +5,14 @@ import pytest
 from samestep.base.errors import UsageError
 from samestep.base.machine import CpuShare
 from samestep.base.place import Place
-from samestep.world.banner import describe
-from samestep.world.compute_threads import Threads, threads_per_rank
+from samestep.world.banner import describe, describe_rest
+from samestep.world.compute_threads import (
+    Threads,
+    guess_sharing,
+    thread_variables,
+    threads_per_rank,
+    told_threads,
+)
 from samestep.world.detect import Detected, detect
 
 
@@ -62,6 +68,31 @@ def test_no_threads_at_all_are_refused():
         threads_per_rank({}, cpus(8), local_size=1, sharing=1, asked=0)
 
 
+@pytest.mark.parametrize(
+    ("text", "count"), [(None, 4), ("3", 3), ("3,1", 3)], ids=["shared out", "the user's", "nested"]
+)
+def test_a_worker_is_told_whose_number_of_threads_it_has(text, count):
+    env = {} if text is None else {"OMP_NUM_THREADS": text}
+    settled = threads_per_rank(env, cpus(8), local_size=2, sharing=2)
+    env |= thread_variables(settled)
+
+    assert settled.count == count
+    assert env["OMP_NUM_THREADS"] == (text or "4")
+    assert threads_per_rank(env, cpus(8), local_size=2, sharing=2) == settled == told_threads(env)
+
+
+def test_a_number_of_threads_that_the_script_sets_is_not_the_launchers():
+    env = thread_variables(Threads(4, "8 usable cores for 2 ranks")) | {"OMP_NUM_THREADS": "2"}
+    threads = threads_per_rank(env, cpus(8), local_size=2, sharing=2, launcher="samestep")
+    assert threads == Threads(2, "OMP_NUM_THREADS=2")
+
+
+@pytest.mark.parametrize(("cpus_of_job", "sharing"), [(None, 4), ("8", 4), ("32", 1)])
+def test_ranks_share_unless_their_launcher_gave_each_a_part(cpus_of_job, sharing):
+    env = {} if cpus_of_job is None else {"SLURM_CPUS_ON_NODE": cpus_of_job}
+    assert guess_sharing(env, cpus(8, machine=64), local_size=4) == sharing
+
+
 EIGHT = Threads(8, "64 usable cores for 8 ranks")
 
 
@@ -94,3 +125,8 @@ def test_the_banner_says_what_was_found_and_decided(place, more, line):
 def test_the_banner_says_whose_number_of_threads_it_is():
     line = describe(detect({}), device="cpu", backend=None, threads=Threads(1, "OMP_NUM_THREADS=1"))
     assert line == "1 worker, cpu, 1 thread (OMP_NUM_THREADS=1)"
+
+
+def test_under_samesteps_launcher_only_the_rest_is_said():
+    assert describe_rest(device="cpu", backend="gloo", threads=None) == "cpu, gloo"
+    assert describe_rest(device="cpu", backend="gloo", threads=EIGHT) == "cpu, gloo, 8 threads each"

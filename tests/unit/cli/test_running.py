@@ -1,0 +1,63 @@
+"""What ``samestep run`` decides about a job, and what it says before."""
+
+import pytest
+
+from samestep.base.machine import CpuShare
+from samestep.cli import running
+from samestep.cli.running import banner, decide, dry_run
+from samestep.launch.job import Job, Program
+from support.recordings import recording
+
+TASKS = {
+    f"OMPI_COMM_WORLD_{name}": value
+    for name, value in (("RANK", "0"), ("SIZE", "4"), ("LOCAL_RANK", "0"), ("LOCAL_SIZE", "4"))
+} | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234"}
+JOINS = "import samestep\nwith samestep.join() as world: pass"
+NATIVE = "import torch.distributed as dist\ndist.init_process_group('gloo')"
+
+
+@pytest.fixture(autouse=True)
+def _a_share_of_a_big_machine(monkeypatch):
+    share = CpuShare(allowed=tuple(range(8)), cores=8, machine=64)
+    monkeypatch.setattr(running, "cpu_share", lambda: share)
+
+
+@pytest.fixture
+def settled(tmp_path):
+    def settle(text, environment, *, threads=None, **options):
+        file = tmp_path / "train.py"
+        file.write_text(text)
+        job = Job(program=Program(target=str(file)), **options)
+        return decide(job, mode="auto", threads=threads, master=None, environment=environment)
+
+    return settle
+
+
+def test_tasks_that_nobody_bound_share_the_processors(settled):
+    assert settled(NATIVE, TASKS).threads.count == 2
+
+
+def test_tasks_that_their_launcher_bound_have_processors_of_their_own(settled):
+    environment = recording("slurm_step_uneven_rank3").environment
+    environment = environment | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+
+    assert settled(NATIVE, environment | {"SLURM_CPUS_ON_NODE": "24"}).threads.count == 8
+    assert settled(NATIVE, environment | {"SLURM_CPUS_ON_NODE": "8"}).threads.count == 2
+
+
+def test_ranks_that_will_join_settle_their_threads_themselves_and_say_how_many_they_are(settled):
+    decision = settled(JOINS, TASKS)
+
+    assert decision.threads is None
+    (line,) = banner(decision)
+    assert "joins its peers itself" in line
+    assert "threads: as samestep.join finds" in "\n".join(dry_run(decision))
+    assert settled(JOINS, TASKS, threads=3).threads.count == 3
+
+
+def test_the_banner_says_whose_number_of_threads_it_is(settled):
+    first, _ = banner(settled(NATIVE, {"OMP_NUM_THREADS": "3"}, workers=2))
+    assert first == "2 workers on this node, 3 threads each (OMP_NUM_THREADS=3)"
+
+    first, _ = banner(settled(NATIVE, {}, workers=2))
+    assert first == "2 workers on this node, 4 threads each"
