@@ -1,6 +1,7 @@
 """From the flags of ``samestep run`` to a Job."""
 
 import shutil
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,11 +9,20 @@ from pathlib import Path
 from samestep.base.errors import UsageError
 from samestep.base.machine import cpu_share
 from samestep.launch.accelerators import workers_per_node
-from samestep.launch.job import Kind, Logs, Nodes, Program, Std
+from samestep.launch.job import Job, Kind, Logs, Nodes, Program, Std
 from samestep.launch.output import check_writable
+from samestep.launch.plan import Join, Plan
+from samestep.world.detect import LOOPBACK
 
 DEFAULT_PORT = 29500
 """torchrun's, for several nodes."""
+
+_OUTPUT_OF = {
+    "slurm": "srun --output=log_%t.txt",
+    "openmpi": "mpirun --output-filename DIR",
+    "torchrun": "torchrun --log-dir DIR --redirects 3",
+}
+"""How launchers keep their tasks' output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +79,16 @@ def nodes(meeting: Meeting) -> Nodes:
     count = _node_count(meeting.nnodes)
     if meeting.standalone and count > 1:
         raise UsageError(f"--standalone is a job on this node alone, but --nnodes is {count}.")
-    if count == 1:
-        return Nodes()
     options = _options(meeting.options)
     if meeting.backend not in ("", "static", "c10d"):
         raise UsageError(f"--rdzv-backend {meeting.backend} is not supported. Use c10d or static.")
+    if count == 1:
+        return _one_node(meeting)
+    if meeting.endpoint and (meeting.master_addr or meeting.master_port):
+        raise UsageError(
+            f"--rdzv-endpoint {meeting.endpoint} says where the nodes meet, and so does --master-addr or "
+            "--master-port. Give one of the two."
+        )
     if meeting.backend == "c10d":
         return Nodes(
             count=count,
@@ -90,11 +105,54 @@ def nodes(meeting: Meeting) -> Nodes:
     )
 
 
-def master(meeting: Meeting) -> tuple[str, int] | None:
-    """Return where the ranks meet under another launcher, if the flags say."""
-    if not meeting.master_addr:
-        return None
-    return meeting.master_addr, meeting.master_port or DEFAULT_PORT
+def refuse_unused(job: Job, settled: Plan, meeting: Meeting, *, launcher: str) -> None:
+    """Refuse flags that say something about workers or nodes which this plan does not have.
+
+    Raises:
+        UsageError: names the flag and what to use in its place.
+    """
+    if not isinstance(settled, Join):
+        given = meeting.master_addr if meeting.master_addr not in LOOPBACK else ""
+        if settled.nodes.count == 1 and (given or meeting.master_port):
+            flag = f"--master-addr {given}" if given else f"--master-port {meeting.master_port}"
+            raise UsageError(
+                f"{flag} is for several nodes. On one, samestep chooses a free port and tells the workers "
+                "(MASTER_ADDR, MASTER_PORT): leave it out, or give --nnodes."
+            )
+        return
+    tasks = f"the workers are the tasks that {launcher} started"
+    kept = _OUTPUT_OF.get(launcher, "your launcher's own flag for it")
+    flags = (
+        ("--log-dir", job.logs.folder, f"it handles their output. Use {kept}"),
+        ("--tee", not job.logs.tee.is_empty, f"it handles their output. Use {kept}"),
+        ("--redirects", not job.logs.redirects.is_empty, f"it handles their output. Use {kept}"),
+        ("--max-restarts", job.max_restarts, "only it can start them afresh. Have it requeue the job"),
+    )
+    for flag, value, instead in flags:
+        if value:
+            raise UsageError(
+                f"{flag} does nothing here: {tasks}, and {instead}; or start one task per node, and the "
+                "workers in it with -n."
+            )
+
+
+def master(meeting: Meeting) -> tuple[str | None, int | None]:
+    """Return the address and the port where the ranks meet under another launcher, where the flags say."""
+    return meeting.master_addr or None, meeting.master_port or (DEFAULT_PORT if meeting.master_addr else None)
+
+
+def _one_node(meeting: Meeting) -> Nodes:
+    host = _with_port(meeting.endpoint).rpartition(":")[0] if meeting.endpoint else ""
+    if host not in ("", *LOOPBACK, socket.gethostname()):
+        raise UsageError(
+            f"--rdzv-endpoint {meeting.endpoint} is where several nodes meet, but --nnodes is 1. Leave it "
+            "out, or give --nnodes."
+        )
+    if meeting.options:
+        raise UsageError(
+            f"--rdzv-conf {meeting.options} is for several nodes, but --nnodes is 1. Leave it out."
+        )
+    return Nodes(rank=meeting.node_rank)
 
 
 def _node_count(text: str) -> int:

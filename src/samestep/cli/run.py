@@ -144,6 +144,7 @@ def run(
         master=job_flags.master(meeting),
         environment=env.snapshot(),
     )
+    job_flags.refuse_unused(job, decision.plan, meeting, launcher=decision.found.launcher)
     if dry_run:
         print("\n".join(dry_run_of(decision)))
         return

@@ -73,7 +73,7 @@ def decide(
     *,
     mode: str,
     threads: int | None,
-    master: tuple[str, int] | None,
+    master: tuple[str | None, int | None] = (None, None),
     environment: Mapping[str, str],
 ) -> Decision:
     """Settle how `job` runs; nothing is started and torch is not imported.
@@ -82,7 +82,7 @@ def decide(
         job: what to run.
         mode: ``auto`` to look at the script, ``native`` to start it on every worker whatever it is.
         threads: compute threads of each worker, if the user said.
-        master: where the ranks meet, if the user said.
+        master: address and port where the ranks meet, each if the user said.
         environment: this process's variables.
 
     Raises:
@@ -90,8 +90,9 @@ def decide(
     """
     found = detect(environment)
     if found.place.size > 1 and job.nodes.count == 1:
-        host_of_all, port = choose(found, master=master)
-        found = replace(found, master_addr=host_of_all, master_port=port)
+        address, port = master[0] or found.master_addr, master[1] or found.master_port
+        address, port = choose(replace(found, master_addr=address, master_port=port))
+        found = replace(found, master_addr=address, master_port=port)
     settled = plan(job, found)
     script = _look_at(job.program) if mode == "auto" and job.program.kind != "executable" else None
     decision = Decision(

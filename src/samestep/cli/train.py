@@ -97,7 +97,6 @@ def train(
         Job(program=Program(target="samestep", kind="module", args=again), workers=workers),
         mode="native",
         threads=threads,
-        master=None,
         environment=env.snapshot(),
     )
     order = take_order(recipe, settings, workers=decision.size, out=out, data_dir=data_dir, subset=subset)

@@ -28,7 +28,7 @@ def settled(tmp_path):
         file = tmp_path / "train.py"
         file.write_text(text)
         job = Job(program=Program(target=str(file)), **options)
-        return decide(job, mode="auto", threads=threads, master=None, environment=environment)
+        return decide(job, mode="auto", threads=threads, environment=environment)
 
     return settle
 

@@ -1,0 +1,89 @@
+"""Flags of ``samestep run`` are used or refused, never ignored."""
+
+import pytest
+
+from samestep.base import env
+from samestep.cli.main import run_command
+
+TASK = {
+    "OMPI_COMM_WORLD_RANK": "0",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Run ``samestep run ... SCRIPT`` with `environment`; return its exit code, output and words."""
+    script = tmp_path / "train.py"
+    script.write_text("import torch.distributed as dist\ndist.init_process_group()")
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments, environment=None):
+        monkeypatch.setattr(env, "snapshot", lambda: dict(environment or {}))
+        code = run_command(["run", "--dry-run", *map(str, arguments), str(script)])
+        return code, *capsys.readouterr()
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("flags", "instead"),
+    [
+        (["--log-dir", "logs"], "mpirun --output-filename"),
+        (["--tee", "3"], "mpirun --output-filename"),
+        (["--log-dir", "logs", "--redirects", "1"], "mpirun --output-filename"),
+        (["--max-restarts", "2"], "requeue"),
+    ],
+)
+def test_flags_about_workers_are_refused_where_a_launcher_started_them(run, flags, instead):
+    code, out, err = run(*flags, environment=TASK | {"MASTER_PORT": "1234"})
+
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
+    assert f"{flags[0]} does nothing here: the workers are the tasks that openmpi started" in line
+    assert instead in line
+
+
+def test_a_port_alone_is_used_under_a_launcher(run, monkeypatch):
+    from samestep.cli import run as module
+
+    settled = []
+    monkeypatch.setattr(module, "dry_run_of", lambda decision: settled.append(decision.plan.master) or [])
+    assert run("--master-port", 4711, environment=TASK)[0] == 0
+    assert run("--master-port", 4711, environment=TASK | {"MASTER_ADDR": "::1", "MASTER_PORT": "1"})[0] == 0
+    assert run("--master-addr", "localhost", environment=TASK)[0] == 0
+    assert settled == [("127.0.0.1", 4711), ("::1", 4711), ("localhost", 29500)]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--master-port", 4711],
+        ["--master-addr", "node0"],
+        ["--node-rank", 7],
+        ["--rdzv-backend", "etcd"],
+        ["--rdzv-endpoint", "node0:29400"],
+        ["--rdzv-conf", "timeout=3"],
+        ["--nnodes", 2, "--rdzv-endpoint", "node0:1", "--master-port", 4711, "--node-rank", 0],
+    ],
+)
+def test_flags_of_several_nodes_are_refused_where_they_would_be_ignored(run, flags):
+    code, out, err = run(*flags)
+
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
+    assert f"{flags[-2]} {flags[-1]}" in line or "--master-port" in line
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--standalone"],
+        ["--node-rank", 0, "--master-addr", "127.0.0.1"],
+        ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"],
+    ],
+)
+def test_flags_that_one_node_fulfils_are_accepted(run, flags):
+    assert run(*flags)[0] == 0
