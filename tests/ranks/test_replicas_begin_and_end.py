@@ -54,6 +54,10 @@ def test_all_ranks_begin_with_the_values_of_rank_0():
             lambda rank: nn.Sequential(*[nn.Linear(2, 2)] * 1, *[nn.Linear(2, 2)] * rank),
             "1.weight .* too much",
         ),
+        (
+            lambda rank: nn.Linear(2, 3).requires_grad_(not rank),
+            r"weight \(float32 \[3, 2\]\) on rank 0 is weight \(float32 \[3, 2\], frozen\) on rank 1",
+        ),
         (lambda rank: nn.Linear(2, 3, bias=not rank), r"bias \(float32 \[3\]\) is missing on rank 1"),
     ],
 )

@@ -219,6 +219,20 @@ def test_a_model_of_mixed_dtypes(sync):
     assert_serial(parallel(plain, sync, [4, 3], build=Mixed), serial(plain, build=Mixed), tolerance=1e-5)
 
 
+def test_complex_gradients_that_are_conjugated_lazily(sync):
+    class Turn(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.turn = nn.Parameter(torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex128))
+
+    def turned(model, inputs, weight):
+        loss = (model.turn.conj() * inputs[:, :2] * (1 + 2j)).real.sum() * weight / max(len(inputs), 1)
+        loss.backward()
+        assert weight == 1.0 or not model.turn.grad.is_conj()
+
+    assert_serial(parallel(turned, sync, [4, 3], build=Turn), serial(turned, build=Turn))
+
+
 def test_a_large_half_precision_sum_does_not_overflow(sync):
     def build():
         return nn.Linear(1, 1, bias=False).half()

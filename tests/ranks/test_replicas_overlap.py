@@ -1,8 +1,10 @@
 """Buckets leave during backward, in the same order on all ranks, and only where that is safe."""
 
 import pytest
+import torch
 from torch import nn
 
+from samestep.base.errors import OutOfStep, UsageError
 from samestep.replicas.replicate import replicate
 from samestep.world.threads import run_ranks
 from support.replica_cases import (
@@ -141,6 +143,72 @@ def test_what_a_failed_backward_has_sent_does_not_reach_the_next_gradients():
 
 def fail(_):
     raise ZeroDivisionError
+
+
+def test_parameters_that_stay_frozen_leave_their_buckets_once_all_ranks_have_frozen_them():
+    """The last layer's bucket is the first to leave; with its bias frozen it is never full."""
+
+    def on_rank(world):
+        diary, model, early = Diary(world), network(), []
+        next(model.parameters()).register_hook(lambda _: diary.events.append("first layer"))
+        with replicate(model, diary, bucket_bytes=TINY) as replicas:
+            for step in range(40):
+                model[4].bias.requires_grad_(step < (2 if world.place.is_main else 14))
+                diary.events.clear()
+                plain(model, samples(), 1.0)
+                early.append("sent" in diary.events[: diary.events.index("first layer")])
+            model[4].bias.requires_grad_()
+            model.zero_grad()
+            plain(model, *share_of(world, samples(), [4, 3]))
+            replicas.check()
+        return early, gradients(model)
+
+    model = network()
+    plain(model, samples(), 1.0)
+    for early, found in run_ranks(on_rank, 2):
+        assert early[1]
+        assert not early[20]
+        assert early[39]
+        assert_equal_gradients(found, gradients(model))
+
+
+def test_parameters_unfrozen_on_one_rank_alone_are_reported_there():
+    def on_rank(world):
+        model = network()
+        model[0].requires_grad_(False)
+        with replicate(model, world):
+            plain(model, samples(), 1.0)
+            if world.place.is_main:
+                plain(model, samples(), 1.0)
+                return
+            model[0].requires_grad_()
+            with pytest.raises(OutOfStep, match=r"0\.weight, 0\.bias\) and not on all others"):
+                plain(model, samples(), 1.0)
+
+    run_ranks(on_rank, 2)
+
+
+def test_other_parameters_unfrozen_on_each_rank_are_reported_on_all():
+    def on_rank(world):
+        model = network().requires_grad_(False)
+        model[4].requires_grad_()
+        with replicate(model, world):
+            model[2 * world.place.rank].requires_grad_()
+            with pytest.raises(OutOfStep, match=r"frozen on this rank than on rank \d: 0\.bias, 0\.weight"):
+                plain(model, samples(), 1.0)
+
+    run_ranks(on_rank, 2)
+
+
+def test_a_dtype_changed_after_replicate_is_refused():
+    def on_rank(world):
+        model = network(dtype=torch.float32)
+        with replicate(model, world):
+            model.double()
+            with pytest.raises(UsageError, match=r"was torch.float32 when .* is torch.float64"):
+                plain(model, samples(), 1.0)
+
+    run_ranks(on_rank, 2)
 
 
 def test_the_wait_at_the_end_of_backward_is_measured():

@@ -10,7 +10,8 @@ from torch.nn.parameter import is_lazy
 from samestep.base.errors import OutOfStep, UsageError
 from samestep.world.world import World
 
-Signature: TypeAlias = list[tuple[str, tuple[int, ...], str]]
+Signature: TypeAlias = list[tuple[str, str, str]]
+"""Name, dtype and shape, and whether it is trained, of each tensor."""
 
 PIECE_BYTES = 64 << 20
 """Upper bound of a broadcast message, and of the memory it takes for a moment."""
@@ -40,7 +41,7 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def refuse_differing(world: World, model: nn.Module) -> None:
-    """Raise OutOfStep, on all ranks alike, unless all have the same names, shapes and dtypes."""
+    """Raise OutOfStep, on all ranks alike, unless all have the same names, shapes, dtypes and frozen ones."""
     mine = _signature(model)
     difference = _first_difference(world.broadcast_object(mine), mine)
     for rank, found in enumerate(world.all_gather_objects(difference)):
@@ -66,7 +67,14 @@ def broadcast_values(world: World, model: nn.Module) -> None:
 
 
 def _signature(model: nn.Module) -> Signature:
-    return [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named_tensors(model)]
+    return [
+        (
+            name,
+            f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}",
+            "frozen" if isinstance(tensor, nn.Parameter) and not tensor.requires_grad else "",
+        )
+        for name, tensor in named_tensors(model)
+    ]
 
 
 def _first_difference(theirs: Signature, mine: Signature) -> str | None:
@@ -79,8 +87,8 @@ def _first_difference(theirs: Signature, mine: Signature) -> str | None:
     return f"{_describe(*longer[min(len(theirs), len(mine))])} is {where}"
 
 
-def _describe(name: str, shape: tuple[int, ...], dtype: str) -> str:
-    return f"{name} ({dtype.removeprefix('torch.')} {list(shape)})"
+def _describe(name: str, form: str, frozen: str) -> str:
+    return f"{name} ({', '.join(filter(None, [form, frozen]))})"
 
 
 def _groups(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

@@ -2,11 +2,12 @@
 
 ::
 
-    flat   | grad 0 | grad 1 | ... | used 0 | used 1 | ... | passenger |
+    flat   | grad 0 | grad 1 | ... | used 0 | used 1 | ... | steady | passenger |
 
 ``used i`` is one where this rank has a gradient for parameter i. After the exchange it tells, without
 a message of its own, whether any rank has one: a parameter that none of them used keeps ``grad``
-None as in serial training, so that weight decay and momentum leave it alone.
+None as in serial training, so that weight decay and momentum leave it alone. ``steady`` is one unless this
+rank wants other buckets; only a rank that does looks whether it is alone.
 """
 
 from collections.abc import Mapping
@@ -64,9 +65,9 @@ class Bucket:
         self._parameters = list(parameters.values())
         self._passenger = passenger
         sizes = [real(parameter).numel() for parameter in self._parameters]
-        sizes += [len(sizes), passenger.numel if passenger is not None else 0]
-        dtype, device = kind
-        self._flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
+        sizes += [len(sizes) + 1, passenger.numel if passenger is not None else 0]
+        self._dtype, device = kind
+        self._flat = torch.zeros(sum(sizes), dtype=self._dtype, device=device)
         *slots, self._used, seat = torch.split(self._flat, sizes)
         if passenger is not None:
             passenger.board(seat)
@@ -76,14 +77,13 @@ class Bucket:
         self._missing: list[int] = []
         self._pending: Pending | None = None
 
-    def send(self) -> None:
+    def send(self, *, steady: bool = True) -> None:
         """Copy the gradients that are there into the buffer and begin to average it."""
         grads, slots = self._present()
         self._missing = [i for i, parameter in enumerate(self._parameters) if parameter.grad is None]
-        if self._missing:
-            self._used.copy_(
-                torch.tensor([float(parameter.grad is not None) for parameter in self._parameters])
-            )
+        if self._missing or not steady:
+            used = [parameter.grad is not None for parameter in self._parameters]
+            self._used.copy_(torch.tensor([*used, steady], dtype=torch.float32))
             for index in self._missing:
                 self._slots[index].zero_()
         else:
@@ -118,16 +118,23 @@ class Bucket:
         if self._passenger is not None:
             self._passenger.unload()
 
+    def anyone_steady(self) -> bool:
+        """Return whether any rank sent `steady`; between `wait` and the next `send`."""
+        return self._used[-1].item() > 0
+
     def _present(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the gradients that are there, and their slots."""
         grads, slots = [], []
         for name, parameter, slot in zip(self._names, self._parameters, self._slots, strict=True):
-            grad = parameter.grad
+            grad = dense_gradient(name, parameter)
             if grad is None:
                 continue
-            if grad.layout is not torch.strided:
-                raise sparse_gradient(name)
-            grads.append(real(grad))
+            if grad.dtype is not self._dtype:
+                raise UsageError(
+                    f"{name} was {self._dtype} when replicate() was called and its gradient is {grad.dtype} "
+                    "now. Change the dtype of a model before replicate()."
+                )
+            grads.append(grad)
             slots.append(slot)
         return grads, slots
 
@@ -148,9 +155,20 @@ def real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def sparse_gradient(name: str) -> UsageError:
-    """Return the error for a gradient that has no fixed size."""
-    return UsageError(
-        f"the gradient of {name} is sparse, which has another size on every rank and cannot be averaged "
-        "in place. Build its layer with sparse=False."
-    )
+def dense_gradient(name: str, parameter: Tensor) -> Tensor | None:
+    """Return the gradient, as real numbers that can be written to.
+
+    Raises:
+        UsageError: the gradient is sparse.
+    """
+    grad = parameter.grad
+    if grad is None:
+        return None
+    if grad.layout is not torch.strided:
+        raise UsageError(
+            f"the gradient of {name} is sparse, which has another size on every rank and cannot be averaged "
+            "in place. Build its layer with sparse=False."
+        )
+    if grad.is_complex() and (grad.is_conj() or grad.is_neg()):  # not carried out yet: no real view of it
+        parameter.grad = grad = grad.resolve_conj().resolve_neg()
+    return real(grad)

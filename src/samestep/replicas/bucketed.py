@@ -8,6 +8,9 @@ from samestep.base.errors import OutOfStep
 from samestep.replicas.layout import lay_out
 from samestep.replicas.synchroniser import Job, Synchroniser
 
+PATIENCE = 10
+"""Exchanges in which a parameter stays frozen before its bucket is laid out without it."""
+
 
 class Bucketed(Synchroniser):
     """Asynchronous all-reduces of buckets, overlapped with backward.
@@ -25,11 +28,15 @@ class Bucketed(Synchroniser):
     gradient can change after its bucket has left. The first exchange sends nothing early and finds out, for
     all ranks, whether that happens. Should it begin later, those buckets are sent again, which is right
     because averaging starts from ``p.grad`` anew, and from then on nothing leaves early.
+
+    Buckets are laid out anew, by all ranks at once, where parameters have been unfrozen, and where some have
+    stayed frozen for a while, whose bucket can never be full.
     """
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self._lock = threading.Lock()  # gradients of several devices arrive on several threads
+        self._parameters = list(job.parameters.values())
         self._plan()
         self._begin()
 
@@ -41,6 +48,8 @@ class Bucketed(Synchroniser):
         self._frozen = {
             name: parameter for name, parameter in self._job.parameters.items() if not parameter.requires_grad
         }
+        self._idle: list[int] = []
+        self._num_idle = 0
         self._overlap: bool | None = None if self._job.may_overlap else False  # None: not known yet
 
     def _begin(self) -> None:
@@ -49,6 +58,7 @@ class Bucketed(Synchroniser):
         self._awaited = [set(indices) for indices in self._members]
         self._num_sent = 0
         self._repeated = False
+        self._steady = True
         self._stale: set[int] = set()
 
     def _gradient_ready(self, index: int) -> None:
@@ -71,15 +81,23 @@ class Bucketed(Synchroniser):
                 bucket = self._buckets[self._num_sent]
                 if self._awaited[self._num_sent] or bucket.has_passenger:
                     return
-                bucket.send()
+                self._send(self._num_sent)
                 self._num_sent += 1
 
+    def _send(self, row: int) -> None:
+        """Send a bucket; the last one tells whether this rank is content with its plan."""
+        if row == len(self._buckets) - 1:
+            self._steady = not self._unfrozen() and self._num_idle < PATIENCE
+            self._buckets[row].send(steady=self._steady)
+        else:
+            self._buckets[row].send()
+
     def _exchange(self) -> None:
-        for bucket in self._buckets[self._num_sent :]:
-            bucket.send()
+        for row in range(self._num_sent, len(self._buckets)):
+            self._send(row)
         for row in sorted(self._stale):
             self._buckets[row].wait()
-            self._buckets[row].send()
+            self._send(row)
         for bucket in self._buckets:
             bucket.wait()
             bucket.unload()
@@ -88,8 +106,19 @@ class Bucketed(Synchroniser):
             self._overlap = self._nobody_repeats()
         elif self._stale:
             self._overlap = False
-        if any(parameter.requires_grad for parameter in self._frozen.values()):
+        self._count_idle()
+        if not self._steady:
             self._replan()
+
+    def _count_idle(self) -> None:
+        """Count the exchanges in which the same parameters were waited for that are frozen now."""
+        awaited = sorted(index for indices in self._awaited for index in indices)
+        idle = [index for index in awaited if not self._parameters[index].requires_grad]
+        self._num_idle = self._num_idle + 1 if idle and idle == self._idle else 0
+        self._idle = idle
+
+    def _unfrozen(self) -> list[str]:
+        return [name for name, parameter in self._frozen.items() if parameter.requires_grad]
 
     def _nobody_repeats(self) -> bool:
         repeated = torch.tensor([float(self._repeated)], device=self._job.world.device)
@@ -97,16 +126,26 @@ class Bucketed(Synchroniser):
         return not repeated.item()
 
     def _replan(self) -> None:
-        """Take in the parameters that have been unfrozen; then exchange once more, with them."""
-        unfrozen = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
-        everywhere = self._job.world.all_gather_objects(unfrozen)
-        for rank, theirs in enumerate(everywhere):
-            if theirs != unfrozen:
+        """Lay out new buckets, where all ranks want them.
+
+        Parameters that have been unfrozen are exchanged at once, in the buckets that are laid out for them.
+        """
+        unfrozen = self._unfrozen()
+        if self._buckets[-1].anyone_steady():
+            if unfrozen:
                 raise OutOfStep(
-                    f"parameters were unfrozen on this rank ({', '.join(unfrozen)}) that are not the ones "
-                    f"unfrozen on rank {rank} ({', '.join(theirs) or 'none'}). Change requires_grad on "
-                    "all ranks at the same step."
+                    f"parameters were unfrozen on this rank ({', '.join(unfrozen)}) and not on all others. "
+                    "Change requires_grad on all ranks at the same step."
+                )
+            return  # frozen here only, or here first
+        trained = {name for name, parameter in self._job.parameters.items() if parameter.requires_grad}
+        for rank, theirs in enumerate(self._job.world.all_gather_objects(sorted(trained))):
+            if differing := sorted(trained.symmetric_difference(theirs)):
+                raise OutOfStep(
+                    f"other parameters are frozen on this rank than on rank {rank}: {', '.join(differing)}. "
+                    "Change requires_grad on all ranks at the same step."
                 )
         self._plan()
         self._begin()
-        self._exchange()
+        if unfrozen:
+            self._exchange()

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from samestep.replicas.bucket import Bucket, kind_of, real
@@ -29,7 +30,7 @@ class Laid:
 def lay_out(job: Job) -> list[Laid]:
     """Return buckets for the parameters that require gradients now, in the order in which they are sent.
 
-    The running statistics of a kind ride in its last bucket, or in one of their own.
+    At least one. The running statistics of a kind ride in its last bucket, or in one of their own.
     """
     members = [
         Member(index, name, parameter)
@@ -51,6 +52,9 @@ def lay_out(job: Job) -> list[Laid]:
         laid.append(Laid(content, [member.index for member in bucket]))
     alone = [statistics for statistics in job.statistics if statistics.kind not in last]
     laid += [Laid(Bucket(job.world, {}, kind=one.kind, passenger=one), []) for one in alone]
+    if not laid:  # a message nevertheless: it tells who has unfrozen parameters
+        kind = torch.get_default_dtype(), job.world.device
+        laid.append(Laid(Bucket(job.world, {}, kind=kind, passenger=None), []))
     return laid
 
 

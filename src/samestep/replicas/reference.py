@@ -2,7 +2,7 @@
 
 import torch
 
-from samestep.replicas.bucket import average_later, real, sparse_gradient
+from samestep.replicas.bucket import average_later, dense_gradient
 from samestep.replicas.running import average_statistics
 from samestep.replicas.synchroniser import Synchroniser
 
@@ -22,10 +22,10 @@ class Reference(Synchroniser):
                 continue  # no rank has a gradient: it stays None, as in serial training
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            if parameter.grad.layout is not torch.strided:
-                raise sparse_gradient(name)
+            grad = dense_gradient(name, parameter)
+            assert grad is not None
             # A buffer of its own: a gradient may be strided, and collectives want contiguous memory.
-            average = real(parameter.grad).contiguous()
+            average = grad.contiguous()
             average_later(world, average).wait()
-            real(parameter.grad).copy_(average)
+            grad.copy_(average)
         average_statistics(world, self._job.statistics)
