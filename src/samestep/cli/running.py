@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -170,26 +171,31 @@ def tell(text: str) -> None:
     print(f"samestep: {text}", file=sys.stderr, flush=True)
 
 
+def tell_end(decision: Decision, outcome: Outcome, restarts_left: int) -> None:
+    """Say how a round of workers failed, if it did."""
+    cause = outcome.cause
+    if cause is None:
+        return
+    words = cause.describe(decision.size)
+    if isinstance(decision.plan, Spawn) and decision.plan.nodes.count > 1 and cause.weight:
+        # Should no node have a better one, these words are all that is known of the cause.
+        said = " ".join(cause.message.split()).rstrip(".")
+        tell(f"{words}{said and f': {said}'}. If this follows from a failure on another node, see there.")
+        return
+    sys.stderr.write(cause.traceback)
+    others = "the others were stopped" if decision.size > 1 and not decision.alone else "the run is over"
+    again = f"; starting afresh, {restarts_left} more time(s) allowed" if restarts_left else ""
+    tell(f"{words}; {others}{again}.")
+
+
 def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
-    several = spawn.nodes.count > 1
-
-    def ended(outcome: Outcome, restarts_left: int) -> None:
-        if outcome.cause is None:
-            return
-        if several and outcome.cause.weight:
-            tell(f"{outcome.cause.describe(decision.size)}, as if after a failure on another node.")
-            return
-        sys.stderr.write(outcome.cause.traceback)
-        others = "the others were stopped" if decision.size > 1 and not decision.alone else "the run is over"
-        again = f"; starting afresh, {restarts_left} more time(s) allowed" if restarts_left else ""
-        tell(f"{outcome.cause.describe(decision.size)}; {others}{again}.")
-
+    ended = partial(tell_end, decision)
     job = decision.job
     hosted = job.program.kind != "executable" and fork_is_safe()
     if hosted:
         _import_once()
         hosted = release_compute_threads()
-    if several:
+    if spawn.nodes.count > 1:
         from samestep.launch.backends import nodes
 
         return nodes.run(job, local=spawn.local, nodes=spawn.nodes, tell=ended, hosted=hosted)

@@ -4,8 +4,10 @@ import pytest
 
 from samestep.base.machine import CpuShare
 from samestep.cli import running
-from samestep.cli.running import banner, decide, dry_run
-from samestep.launch.job import Job, Program
+from samestep.cli.running import banner, decide, dry_run, tell_end
+from samestep.launch.failure import Failure
+from samestep.launch.job import Job, Nodes, Program
+from samestep.launch.supervisor import Outcome
 from support.recordings import recording
 
 TASKS = {
@@ -61,3 +63,21 @@ def test_the_banner_says_whose_number_of_threads_it_is(settled):
 
     first, _ = banner(settled(NATIVE, {}, workers=2))
     assert first == "2 workers on this node, 4 threads each"
+
+
+def test_a_failure_that_may_follow_from_another_nodes_is_told_with_its_message(settled, capsys):
+    nodes = Nodes(count=2, rank=0, endpoint="node0:29500")
+    lost = Failure(
+        rank=1,
+        local_rank=1,
+        pid=7,
+        exit_code=1,
+        error="PeerLost",
+        message="rank 2 of 4 did not\ncome within 600 s.",
+        traceback="Traceback\n",
+    )
+    tell_end(settled(NATIVE, {}, nodes=nodes, workers=4), Outcome(cause=lost), 0)
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "rank 1 of 4" in line
+    assert "PeerLost (exit code 1): rank 2 of 4 did not come within 600 s." in line
