@@ -1,6 +1,8 @@
 """Replicas on real processes over Gloo."""
 
 import copy
+import gc
+from weakref import ref
 
 import pytest
 import torch
@@ -204,3 +206,18 @@ def test_ddp_runs_the_models_own_hooks_once_and_leaves_no_trace(processes):
         assert calls == ["hook"] * 3
         assert exposed is None
         assert not redirected
+
+
+def dropped_rank(world, sync):
+    original, model = torch.autograd.backward, network()
+    replicate(model, world, sync=sync)
+    plain(model, samples(), 1.0)
+    left = ref(model)
+    del model
+    gc.collect()
+    return left() is None, torch.autograd.backward is original
+
+
+@pytest.mark.parametrize("sync", SYNCHRONISERS)
+def test_a_dropped_model_is_freed_and_takes_its_hooks_along(processes, sync):
+    assert processes.run(dropped_rank, 2, sync) == [(True, True)] * 2

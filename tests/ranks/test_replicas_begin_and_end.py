@@ -4,6 +4,7 @@ import copy
 import gc
 import io
 import pickle
+from weakref import ref
 
 import pytest
 import torch
@@ -170,6 +171,19 @@ def test_a_dropped_model_takes_its_hooks_along():
     run_ranks(on_rank, 2)
     gc.collect()
     assert torch.autograd.backward is original
+
+
+@pytest.mark.parametrize("batch_norm", ["local", "global"])
+def test_a_model_that_is_one_batch_norm_is_freed_too(batch_norm):
+    def on_rank(world):
+        model = nn.BatchNorm1d(3)
+        replicate(model, world, batch_norm=batch_norm)
+        model(torch.ones(2, 3)).sum().backward()
+        return ref(model)
+
+    models = run_ranks(on_rank, 2)
+    gc.collect()
+    assert [model() for model in models] == [None, None]
 
 
 def test_a_copy_and_a_pickle_are_plain_models():

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import ref
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -51,26 +52,26 @@ class Ddp(Synchroniser):
         super().attach()
         model, device = self._job.model(), self._job.world.device
         assert model is not None
-        self._ddp: DistributedDataParallel | None = DistributedDataParallel(
+        ddp = DistributedDataParallel(
             Body(model),
             device_ids=None if device.type == "cpu" else [device],
             bucket_cap_mb=self._job.bucket_bytes / (1 << 20),
             init_sync=False,  # replicate() has compared and broadcast everything
         )
-        ddp = self._ddp
+        self._ddp = ref(ddp)  # it holds the model, and what is held here outlives a model that is dropped
         self._undo = redirect(model, lambda _, *args, **kwargs: ddp(*args, **kwargs))
 
     def detach(self) -> None:
         """See `Synchroniser.detach`."""
         super().detach()
         self._undo()
-        self._ddp = None
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
         """See `Synchroniser.accumulate`; the forward must run inside it too."""
-        assert self._ddp is not None
-        with super().accumulate(), self._ddp.no_sync():
+        ddp = self._ddp()
+        assert ddp is not None
+        with super().accumulate(), ddp.no_sync():
             yield
 
     def contribute(self) -> None:

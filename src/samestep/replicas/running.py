@@ -6,6 +6,7 @@ average of the ranks' averaged batch statistics, and it may be taken once per ex
 """
 
 from collections.abc import Iterable, Sequence
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -23,22 +24,31 @@ class Tracked:
     """A norm with running statistics, and how often it has seen samples since the last exchange."""
 
     def __init__(self, module: Norm) -> None:
-        self.module = module
+        self._module = ref(module)  # weak: it may be the model itself
         self.seen = 0
+
+    @property
+    def module(self) -> Norm:
+        """The norm, which outlives the exchanges of its model."""
+        module = self._module()
+        assert module is not None
+        return module
 
     def buffers(self) -> list[Tensor]:
         """Return the statistics; read anew each time, because ``model.to`` replaces buffers.
 
         As `data`, so that a graph that is kept for a second backward does not mind when they change.
         """
-        mean, var = self.module.running_mean, self.module.running_var
+        module = self.module
+        mean, var = module.running_mean, module.running_var
         assert mean is not None
         assert var is not None
         return [mean.data, var.data]
 
     def counter(self) -> Tensor | None:
         """Return the number of training steps, where the module counts them; instance norm does not."""
-        count = self.module.num_batches_tracked if isinstance(self.module, BatchNorm) else None
+        module = self.module
+        count = module.num_batches_tracked if isinstance(module, BatchNorm) else None
         return None if count is None else count.data
 
 
