@@ -1,6 +1,7 @@
 """``samestep doctor``: what was detected here, from which variables, and what follows."""
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -21,8 +22,8 @@ def doctor(
 ) -> int:
     """Say what was detected here, from which variables, and what follows; nothing is started.
 
-    Started as several ranks, only rank 0 speaks. Exits with 1 if something found will hurt a run, and
-    with 2 if the launcher's variables contradict each other.
+    Started as several ranks, rank 0 reports, and any other tells its own problems on stderr. Exits with 1
+    if something found will hurt a run, and with 2 if the launcher's variables contradict each other.
     """
     environment = env.snapshot()
     missing: list[Finding] = []
@@ -39,6 +40,9 @@ def doctor(
             print(json.dumps(_record(diagnosis, findings)))
         else:
             print("\n".join(_lines(diagnosis, facts, findings)))
+    else:
+        who = f"rank {diagnosis.detected.place.rank} on {diagnosis.machine.hostname}"
+        sys.stderr.write("".join(f"{who}: problem: {one.text}\n" for one in findings if one.hurts))
     return int(any(finding.hurts for finding in findings))
 
 

@@ -48,10 +48,9 @@ def program(target: str, args: list[str], *, module: bool, no_python: bool) -> P
     if module and no_python:
         raise UsageError("-m runs a Python module and --no-python an executable: give one of the two.")
     kind: Kind = "module" if module else "executable" if no_python else "script"
-    if kind == "script" and not Path(target).is_file():
-        what = "is a folder" if Path(target).is_dir() else "does not exist"
+    if kind == "script" and (wrong := _not_a_script(target)):
         raise UsageError(
-            f"{target} {what}. Give the path of a Python script, -m MODULE, or --no-python COMMAND."
+            f"{target} {wrong}. Give the path of a Python script, -m MODULE, or --no-python COMMAND."
         )
     if kind == "executable" and shutil.which(target) is None:
         raise UsageError(f"{target} is not an executable on the PATH, nor the path of one.")
@@ -139,6 +138,16 @@ def refuse_unused(job: Job, settled: Plan, meeting: Meeting, *, launcher: str) -
 def master(meeting: Meeting) -> tuple[str | None, int | None]:
     """Return the address and the port where the ranks meet under another launcher, where the flags say."""
     return meeting.master_addr or None, meeting.master_port or (DEFAULT_PORT if meeting.master_addr else None)
+
+
+def _not_a_script(target: str) -> str:
+    """Say in words why a path cannot be run as a script; nothing if it can."""
+    path = Path(target)
+    if target == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
+        return "can be read only once, and each worker reads the script: save it to a file"
+    if path.is_file():
+        return ""
+    return "is a folder" if path.is_dir() else "does not exist"
 
 
 def _one_node(meeting: Meeting) -> Nodes:

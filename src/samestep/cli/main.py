@@ -86,6 +86,6 @@ def _complain(message: str, *, code: int, hint: str = "") -> int:
     """Print one line on stderr and return the exit code."""
     line = " ".join(message.split())
     if hint:
-        line = f"{line.rstrip('.')}. See: {hint}"
+        line = f"{line}{'' if line.endswith(('.', '?', '!')) else '.'} See: {hint}"
     print(f"samestep: error: {line}", file=sys.stderr)
     return code

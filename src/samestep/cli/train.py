@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
+from signal import SIGINT
 from typing import Annotated, Any
 
 import typer
@@ -106,8 +107,13 @@ def train(
             tell(advice)
         tell(headline(decision))
         raise typer.Exit(act(decision))
-    with join(threads=threads) as world:
-        result = cook(world, order)
+    try:
+        with join(threads=threads) as world:
+            result = cook(world, order)
+    except KeyboardInterrupt:
+        if decision.size == 1:  # of several, the launcher says it
+            tell(f"ended by signal {SIGINT:d}.")
+        raise
     told = json_line(result.as_dict()).rstrip() if as_json else f"{result.summary()}\nrun folder: {order.out}"
     world.print(told)
 

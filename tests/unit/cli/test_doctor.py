@@ -1,6 +1,7 @@
 """``samestep doctor`` speaks once, for people or machines, and its exit code says whether it hurts."""
 
 import json
+import socket
 import sys
 
 import pytest
@@ -47,10 +48,25 @@ def test_contradictory_variables_are_one_line_and_exit_with_2(environment, capsy
     assert "WORLD_SIZE=2" in line
 
 
-def test_only_rank_0_speaks(environment, capsys):
-    environment(recording("torchrun_one_host_rank1").environment)
-    run_command(["doctor", "--no-devices"])
-    assert capsys.readouterr().out == ""
+def test_only_rank_0_reports_where_all_is_well(environment, capsys):
+    environment(recording("torchrun_one_host_rank1").environment | {"MASTER_ADDR": "127.0.0.1"})
+    assert run_command(["doctor", "--no-devices"]) == 0
+
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "")
+
+
+def test_a_problem_is_told_by_the_rank_that_has_it(environment, capsys):
+    rank1 = recording("torchrun_one_host_rank1").environment | {"MASTER_ADDR": "no-such-host.invalid"}
+    environment(rank1)
+    assert run_command(["doctor", "--no-devices"]) == 1
+
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    (line,) = shown.err.splitlines()
+    assert line.startswith(
+        f"rank 1 on {socket.gethostname()}: problem: no-such-host.invalid, the host of rank 0"
+    )
 
 
 def test_the_variables_that_decided_are_shown(environment, capsys):

@@ -1,0 +1,30 @@
+"""How an exception that ends a program is told."""
+
+import pytest
+
+from samestep.base.errors import PeerLost, UsageError
+from samestep.launch.hosting import host
+from samestep.launch.job import Program
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(UsageError, 2), (PeerLost, 1)], ids=["wrong input", "lost peer"]
+)
+def test_what_is_not_the_programs_fault_is_one_line_with_the_programs_line(
+    tmp_path, error, code, monkeypatch
+):
+    import sys
+
+    monkeypatch.setattr(sys, "argv", [*sys.argv])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("__main__", "__mp_main__"):
+        monkeypatch.setitem(sys.modules, name, sys.modules["__main__"])
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"from samestep.base.errors import {error.__name__}\n\nraise {error.__name__}('found\\nthis')"
+    )
+    ending = host(Program(target=str(script)))
+
+    assert ending.exit_code == code
+    assert ending.error == error.__name__
+    assert ending.traceback == f"samestep: error: found this ({script}:3)\n"
