@@ -1,6 +1,7 @@
 """``samestep run`` when something fails: it is told once, nobody waits, and nothing is left behind."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from textwrap import dedent
 
 import pytest
 
-from support.commands import await_end_of, finish, lines, samestep, shared_memory, start
+from support.commands import await_end_of, environment, finish, lines, samestep, shared_memory, start
 
 # Each worker prints the processes it consists of: itself, two loader workers and a resource tracker; and
 # then trains until it is ended.
@@ -257,3 +258,189 @@ ADOPTING = """\
 def test_orphans_end_with_who_adopted_them_and_with_nobody_forked_from_it(script):
     ended = subprocess.run([sys.executable, script(ADOPTING)], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_a_worker_is_alone_with_its_files_its_forks_and_its_orphans(script, tmp_path):
+    prog = script(
+        """\
+        import os, psutil, subprocess, sys, time
+        held = []
+        for fd in os.listdir("/proc/self/fd"):
+            try:
+                held += [os.readlink(f"/proc/self/fd/{fd}")] if int(fd) > 2 else []
+            except FileNotFoundError:  # the listing's own
+                pass
+        assert [file.split(":")[0] for file in held] == ["pipe"], f"more than the pipe for its report: {held}"
+
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+        if (pid := os.fork()) == 0:
+            sys.exit(3)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+        said = subprocess.run(["sh", "-c", "true >&2 & echo $!"], stdout=subprocess.PIPE, check=True).stdout
+        deadline = time.monotonic() + 20
+        while psutil.pid_exists(int(said)):
+            assert time.monotonic() < deadline, "the orphan stays a zombie"
+            time.sleep(0.02)
+        dist.barrier()
+        print("alone")
+        """
+    )
+    ended = samestep("run", "-n", 2, "--tee", 3, "--log-dir", tmp_path / "logs", prog)
+
+    assert ended.code == 0, ended.err
+    assert sorted(ended.out.splitlines()) == ["[rank0]: alone", "[rank1]: alone"]
+
+
+def test_a_hook_that_never_returns_takes_no_error_with_it(script):
+    prog = script(
+        """\
+        import os, sys, torch.distributed as dist
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 1:
+            sys.excepthook = lambda *error: os._exit(3)
+            raise ValueError("the cause")
+        dist.barrier()
+        """
+    )
+    ended = samestep("run", "-n", 2, prog)
+
+    assert ended.code == 3
+    assert ended.err.count("ValueError: the cause") == 1
+    assert "rank 1 of 2" in ended.err.splitlines()[-1]
+    assert "failed with ValueError (exit code 3)" in ended.err
+
+
+def test_a_worker_that_a_thread_keeps_from_leaving_is_asked_to_end(script):
+    prog = script(
+        """\
+        import os, pathlib, signal, threading, time, torch.distributed as dist
+        dist.init_process_group("gloo")
+        over = pathlib.Path(__file__).with_suffix(".over")
+
+        def linger():
+            while threading.main_thread().is_alive():
+                time.sleep(0.01)
+            over.touch()  # the program has ended and said so
+            threading.Event().wait()
+
+        def asked(*_):
+            os.write(1, b"asked")
+            os._exit(0)
+
+        if dist.get_rank() == 1:
+            signal.signal(signal.SIGTERM, asked)
+            threading.Thread(target=linger).start()
+        else:
+            while not over.exists():
+                time.sleep(0.01)
+            raise SystemExit(5)
+        """
+    )
+    ended = samestep("run", "-n", 2, prog)
+
+    assert (ended.code, ended.out) == (5, "asked"), ended.err
+
+
+SPAWNING_WITHOUT_PIDFD = """\
+    import os, samestep
+
+    def forbidden(pid, flags=0):
+        raise PermissionError(1, "Operation not permitted")
+
+    os.pidfd_open = forbidden
+
+    class Fussy:
+        def __reduce__(self):
+            return int, ("not a number",)
+
+    def result(world):
+        return Fussy() if world.place.rank == 1 else None
+
+    if __name__ == "__main__":
+        print(samestep.spawn(lambda world: world.place.rank, 2))
+        try:
+            samestep.spawn(result, 2)
+        except samestep.Error as error:
+            print(error)
+"""
+
+
+def test_workers_are_waited_for_where_the_system_does_not_tell_of_their_end(script):
+    command = [sys.executable, script(SPAWNING_WITHOUT_PIDFD)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
+    told = ended.stdout.splitlines()
+
+    assert ended.returncode == 0, ended.stderr
+    assert told[0] == "[0, 1]"
+    assert told[1].startswith("rank 1 of 2 ")
+    assert told[2].startswith("a worker's result of type Fussy cannot be unpickled: ValueError")
+
+
+def test_a_closed_stdout_is_no_error(script):
+    prog = script(
+        "import torch.distributed as dist\ndist.init_process_group('gloo')\nprint('unheard')\ndist.barrier()"
+    )
+    run = [sys.executable, "-m", "samestep", "run", "-n", "2", "--tee", "1", str(prog)]
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *run]
+    ended = subprocess.run(closed, capture_output=True, text=True, check=False, env=environment())
+
+    assert ended.returncode == 0, ended.stderr
+    assert (ended.stdout, ended.stderr.count("Traceback")) == ("", 0)
+
+
+# Makes the terminal named first its own, as a shell's is, and becomes the command.
+AT_THE_TERMINAL = "import os, sys; os.open(sys.argv[1], os.O_RDWR); os.execv(sys.argv[2], sys.argv[2:])"
+
+# Rank 0 takes its time over Ctrl-C and counts how often it is told; rank 1 just ends.
+INTERRUPTED = """\
+    import os, signal, time, torch.distributed as dist
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 0:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    os.write(1, b"ready\\n")
+    if dist.get_rank() == 0:
+        signal.sigwait([signal.SIGINT])
+        again = signal.sigtimedwait([signal.SIGINT], 0.5)
+        os.write(1, b"told twice" if again else b"told once")
+        os._exit(130)
+    while True:
+        time.sleep(0.01)
+    """
+
+
+@pytest.fixture
+def at_a_terminal(script):
+    """Start a run of two workers in the foreground of a terminal, its stdin elsewhere."""
+    keyboard, terminal = pty.openpty()
+    command = [sys.executable, "-c", AT_THE_TERMINAL, os.ttyname(terminal)]
+    command += [sys.executable, "-m", "samestep", "run", "-n", "2", str(script(INTERRUPTED))]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        start_new_session=True,
+    )
+    assert lines(process, 2) == ["ready", "ready"]
+    yield process, keyboard
+    os.close(keyboard)
+    os.close(terminal)
+
+
+def test_ctrl_c_at_a_terminal_reaches_each_worker_once(at_a_terminal):
+    process, keyboard = at_a_terminal
+    os.write(keyboard, b"\x03")
+    ended = finish(process)
+
+    assert (ended.code, ended.out) == (130, "told once"), ended.err
+
+
+def test_an_interrupt_for_the_launcher_alone_reaches_its_workers_too(at_a_terminal):
+    process, _ = at_a_terminal
+    process.send_signal(signal.SIGINT)
+    ended = finish(process)
+
+    assert (ended.code, ended.out) == (130, "told once"), ended.err

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from samestep.base.errors import UsageError
+from samestep.launch.child import Entry, Start
 from samestep.launch.hosting import leave
-from samestep.launch.report import Report, send
-from samestep.launch.workers import Entry, Start
+from samestep.launch.report import Report, Word
 
 _START = "from samestep.launch.fresh import main; main({payload}, {word})"
 
@@ -40,21 +40,22 @@ def fresh_entry(call: Call, fn: Callable[..., Any], args: Sequence[Any]) -> Iter
             ) from error
         payload.flush()
 
-        def entry(_start: Start, word: int) -> Report:
+        def entry(_start: Start, word: Word) -> Report:
             # Each worker reads with an offset of its own, through a file of its own.
             own = os.open(f"/proc/self/fd/{payload.fileno()}", os.O_RDONLY)
-            for fd in (own, word):
+            for fd in (own, word.fd):
                 os.set_inheritable(fd, True)  # noqa: FBT003 - no keyword there
-            os.execv(sys.executable, [sys.executable, "-c", _START.format(payload=own, word=word)])  # noqa: S606
+            os.execv(sys.executable, [sys.executable, "-c", _START.format(payload=own, word=word.fd)])  # noqa: S606
 
         yield entry
 
 
 def main(payload: int, word: int) -> None:
     """Be the fresh worker: import what the parent's ``__main__`` holds, call, report and leave."""
+    own = Word.of(word)
     with os.fdopen(payload, "rb") as file:
         multiprocessing.spawn.prepare(pickle.load(file))  # noqa: S301 - our own parent's
         call, fn, args = pickle.load(file)  # noqa: S301
     report: Report = call(fn, args)
-    send(word, report)
+    own.send(report)
     leave(report.ending.exit_code)

@@ -11,15 +11,16 @@ import io
 import os
 import sys
 import threading
+import traceback
+from collections.abc import Callable
 from contextlib import redirect_stderr, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from traceback import walk_tb
 from types import CodeType, ModuleType, TracebackType
 from typing import NoReturn
 
-from samestep.base.errors import Error, UsageError
+from samestep.base.errors import Error, UsageError, WorldError
 from samestep.launch.job import Program
 
 INTERRUPTED = 130
@@ -43,8 +44,15 @@ class Ending:
     traceback: str = ""
 
 
-def host(program: Program) -> Ending:
-    """Run a script or module to its end and say how it ended; nothing is printed about an error."""
+def host(program: Program, foretell: Callable[[Ending], None] | None = None) -> Ending:
+    """Run a script or module to its end and say how it ended.
+
+    Args:
+        program: what to run.
+        foretell: told how the program failed before a ``sys.excepthook`` of its own is called, which may
+            end the process or break. What that hook prints becomes the ending's traceback; without
+            `foretell` it is printed at once.
+    """
     try:
         module, code = _main_module(program)
         # The second name is what multiprocessing's children call it in what they send back.
@@ -53,8 +61,11 @@ def host(program: Program) -> Ending:
     except SystemExit as stop:
         return exited(stop)
     except BaseException as error:  # noqa: BLE001 - told to the launcher, whatever it is
-        return told(error)
-    return Ending()
+        failed = error
+    else:
+        return Ending()
+    # Out here, where an error of the program's hook has no context.
+    return _in_its_own_words(failed, told(failed), foretell)
 
 
 def leave(exit_code: int) -> NoReturn:
@@ -63,31 +74,66 @@ def leave(exit_code: int) -> NoReturn:
     Threads are waited for, atexit handlers run and streams are flushed: TensorBoard and wandb lose
     nothing. The rest takes 0.4 s with torch loaded and frees what the system frees anyway.
     """
-    with suppress(Exception):
-        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing does
-    atexit._run_exitfuncs()  # noqa: SLF001 - there is no public spelling
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()
-    os._exit(exit_code & 0xFF)
+    try:
+        # Ctrl-C ends each of these steps, and no more than that.
+        with suppress(BaseException):
+            threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing does
+        with suppress(BaseException):
+            atexit._run_exitfuncs()  # noqa: SLF001 - there is no public spelling
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(BaseException):
+                stream.flush()
+    finally:
+        os._exit(exit_code & 0xFF)
 
 
 def told(error: BaseException) -> Ending:
-    """Return how an exception ends a program, with the report that Python (or a hook of its) prints.
+    """Return how an exception ends a program, with the report that Python prints.
 
-    A `UsageError` is told in one line: what is wrong is what samestep was given, not the program.
+    A `UsageError` and a `WorldError` are told in one line: what samestep was given is wrong, or the ranks
+    could not talk; the program is not.
     """
-    text = io.StringIO()
     visible = _user_frames(error.__traceback__)
-    if isinstance(error, UsageError):
+    if isinstance(error, (UsageError, WorldError)):
         line = f"samestep: error: {' '.join(str(error).split())} ({_calling_line(visible)})\n"
         return Ending(
             exit_code=error.exit_code, error=type(error).__name__, message=str(error), traceback=line
         )
-    with redirect_stderr(text):
-        sys.excepthook(type(error), error.with_traceback(visible), visible)
+    text = "".join(traceback.format_exception(type(error), error, visible))
     code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
-    return Ending(exit_code=code, error=type(error).__name__, message=str(error), traceback=text.getvalue())
+    return Ending(exit_code=code, error=type(error).__name__, message=_message(error), traceback=text)
+
+
+def _in_its_own_words(
+    error: BaseException, ending: Ending, foretell: Callable[[Ending], None] | None
+) -> Ending:
+    """Let the program's own ``sys.excepthook`` report the error, as the interpreter would."""
+    if isinstance(error, (UsageError, WorldError)) or sys.excepthook is sys.__excepthook__:
+        return ending
+    visible = _user_frames(error.__traceback__)
+    text = io.TextIOWrapper(io.BytesIO(), errors="backslashreplace", write_through=True)
+    if foretell is not None:
+        foretell(ending)
+    try:
+        with redirect_stderr(sys.stderr if foretell is None else text):
+            sys.excepthook(type(error), error.with_traceback(visible), visible)
+    except SystemExit as stop:
+        ending = replace(ending, exit_code=exited(stop).exit_code)
+    except BaseException as another:  # noqa: BLE001 - told besides the error itself
+        broken = f"Error in sys.excepthook:\n{told(another).traceback}\nOriginal exception was:\n"
+        return replace(ending, traceback=_written(text) + broken + ending.traceback)
+    return replace(ending, traceback=_written(text))
+
+
+def _written(text: io.TextIOWrapper) -> str:
+    buffer = text.buffer
+    return buffer.getvalue().decode(text.encoding) if isinstance(buffer, io.BytesIO) else ""
+
+
+def _message(error: BaseException) -> str:
+    with suppress(Exception):  # its __str__ is the program's
+        return str(error)
+    return ""
 
 
 def exited(stop: SystemExit) -> Ending:
@@ -112,7 +158,7 @@ def _calling_line(trace: TracebackType | None) -> str:
     """Return where the user's code called samestep, as ``file:line``."""
     ours = str(Path(__file__).parents[1])
     place = "outside of any file"
-    for frame, line in walk_tb(trace):
+    for frame, line in traceback.walk_tb(trace):
         if frame.f_code.co_filename.startswith(ours):
             break
         place = f"{frame.f_code.co_filename}:{line}"

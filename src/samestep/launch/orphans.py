@@ -1,4 +1,4 @@
-"""No process is left behind: what workers started ends with them, and they with their launcher.
+"""No process is left behind: what stopped workers have started ends with them, and they with their launcher.
 
 Linux only; elsewhere daemonic workers of a DataLoader notice by themselves that their parent is gone.
 """
@@ -38,6 +38,22 @@ def adopt_orphans() -> None:
     """Become the parent of whatever a worker leaves behind, so that it can be found and ended."""
     if _LIBC is not None:
         _ADOPTED.by = os.getpid() if _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0 else None
+
+
+def reap(*, but: Set[int]) -> None:
+    """Take note of the ends of orphans that were adopted, so that they do not stay as zombies.
+
+    Args:
+        but: children whose ends somebody else waits for.
+    """
+    while _ADOPTED.by == os.getpid():
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if ended is None or ended.si_pid in but:
+            return
+        os.waitpid(ended.si_pid, 0)
 
 
 def die_with_parent(parent: int) -> None:

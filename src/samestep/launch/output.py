@@ -66,7 +66,7 @@ def check_writable(logs: Logs) -> None:
 
 @dataclass(slots=True)
 class Stream:
-    """One stream of one worker, from the launcher's side.
+    """One stream of one worker, from the launcher's side; `open` comes before all else.
 
     Args:
         number: 1 for stdout, 2 for stderr.
@@ -82,19 +82,22 @@ class Stream:
     _file: IO[bytes] | None = None
     _rest: bytearray = field(default_factory=bytearray)
 
-    @classmethod
-    def open(cls, number: int, target: Route) -> "Stream":
+    def open(self) -> None:
         """Open the file, and the pipe where one is needed."""
-        stream = cls(number, target)
-        if target.file is not None:
-            target.file.parent.mkdir(parents=True, exist_ok=True)
-            stream._file = target.file.open("ab", buffering=0)
-        if target.passes_through:
-            stream.read, stream.write = os.pipe()
-            os.set_blocking(stream.read, False)
-        elif stream._file is not None:
-            stream.write = stream._file.fileno()
-        return stream
+        if self.target.file is not None:
+            self.target.file.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.target.file.open("ab", buffering=0)
+        if self.target.passes_through:
+            self.read, self.write = os.pipe()
+            os.set_blocking(self.read, False)
+        elif self._file is not None:
+            self.write = self._file.fileno()
+
+    @property
+    def files(self) -> set[int]:
+        """The descriptors that are open for this stream."""
+        file = None if self._file is None or self._file.closed else self._file.fileno()
+        return {fd for fd in (self.read, self.write, file) if fd is not None}
 
     def attach(self) -> None:
         """In the worker: make this its stream."""
@@ -117,11 +120,12 @@ class Stream:
             return None
         if self._file is not None:
             self._file.write(chunk)
-        self._rest += chunk
         # A progress bar ends in a carriage return and would never become a line.
-        end = max(self._rest.rfind(b"\n"), self._rest.rfind(b"\r")) + 1
-        self._show(bytes(self._rest[:end]))
-        del self._rest[:end]
+        end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
+        if end:
+            self._show(bytes(self._rest) + chunk[:end])
+            self._rest.clear()
+        self._rest += chunk[end:]
         return len(chunk)
 
     def append(self, text: str) -> None:
@@ -134,10 +138,14 @@ class Stream:
 
         A process that the worker left behind may hold the other end open: what is there now is all.
         """
+        self.after_fork()
         if self.read is not None:
             while self.pump():
                 pass
-            self._show(bytes(self._rest))
+            # The next line on the console begins with another rank's mark.
+            end = b"\n" if self._rest and self.target.prefix else b""
+            self._show(bytes(self._rest) + end)
+            self._rest.clear()
             os.close(self.read)
             self.read = None
         if self._file is not None:
@@ -149,6 +157,7 @@ class Stream:
         prefix = self.target.prefix.encode()
         if prefix:
             lines = b"".join(prefix + line for line in lines.splitlines(keepends=True))
-        console = (sys.stdout if self.number == STDOUT else sys.stderr).buffer
-        console.write(lines)
-        console.flush()
+        console = sys.stdout if self.number == STDOUT else sys.stderr
+        if console is not None:  # as it is where the launcher was started with the stream closed
+            console.buffer.write(lines)
+            console.buffer.flush()

@@ -5,10 +5,10 @@ import signal
 import sys
 from contextlib import suppress
 
+from samestep.launch.child import Entry, Start
 from samestep.launch.hosting import Ending, host
 from samestep.launch.job import Program
-from samestep.launch.report import Report
-from samestep.launch.workers import Entry, Start
+from samestep.launch.report import Report, Word
 
 _OTHER_WAYS = ("samestep.world.join", "mpi4py", "horovod", "ray", "jax")
 """Ways for processes to meet that leave no trace in torch.distributed, or not the one looked for."""
@@ -22,11 +22,11 @@ def entry_of(program: Program, *, hosted: bool = True) -> Entry:
         hosted: whether Python code runs in the forked worker; otherwise a fresh interpreter takes its place.
     """
 
-    def run(start: Start, _word: int) -> Report:
+    def run(start: Start, word: Word) -> Report:
         if program.kind == "executable" or not hosted:
             return become(program)
         _draw_apart()
-        ending = host(program)
+        ending = host(program, word.foretell)
         return Report(ending=ending, result=has_met(start.place.size))
 
     return run

@@ -17,14 +17,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from samestep.base.errors import UsageError, WorkerFailed
-from samestep.launch.backends.local import LOOPBACK, places, reserved_port
+from samestep.launch.backends.local import places, reserved_port
+from samestep.launch.child import Entry, Start
+from samestep.launch.descriptors import ensure_standard
 from samestep.launch.failure import root_cause
 from samestep.launch.forking import forget_parent, fork_is_safe, release_compute_threads
 from samestep.launch.fresh import fresh_entry
 from samestep.launch.hosting import Ending, exited, told
-from samestep.launch.report import Report
+from samestep.launch.report import Report, Word
 from samestep.launch.variables import Round, worker_variables
-from samestep.launch.workers import Entry, Start, Workers
+from samestep.launch.workers import Workers
 from samestep.world.threads import run_ranks
 
 T = TypeVar("T")
@@ -76,7 +78,7 @@ def call(fn: Callable[..., Any], args: Sequence[Any]) -> Report:
 
 
 def _forked_entry(fn: Callable[..., Any], args: Sequence[Any]) -> Entry:
-    def entry(_start: Start, _word: int) -> Report:
+    def entry(_start: Start, _word: Word) -> Report:
         forget_parent()
         return call(fn, args)
 
@@ -84,8 +86,9 @@ def _forked_entry(fn: Callable[..., Any], args: Sequence[Any]) -> Entry:
 
 
 def _in_processes(entry: Entry, n: int) -> list[Any]:
-    with reserved_port() as port, Workers() as workers:
-        this = Round(run_id=uuid.uuid4().hex[:8], restarts=0, max_restarts=0, master=(LOOPBACK, port))
+    ensure_standard()
+    with reserved_port() as holder, Workers(private=[holder.fileno()]) as workers:
+        this = Round(run_id=uuid.uuid4().hex[:8], restarts=0, max_restarts=0, master=holder.getsockname())
         quiet = {"SAMESTEP_BANNER": "0"}
         workers.start(
             [Start(place=place, variables=worker_variables(place, this) | quiet) for place in places(n)],

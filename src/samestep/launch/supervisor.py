@@ -3,14 +3,14 @@
 import os
 import signal
 import socket
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
+from samestep.launch.child import HANDLED_SIGNALS
 from samestep.launch.failure import Failure, root_cause
-from samestep.launch.workers import HANDLED_SIGNALS, Workers
+from samestep.launch.workers import Workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,8 @@ class Signals:
     """The signals that asked the launcher to end, and a file descriptor that wakes its waiting."""
 
     wakeup: int
+    files: Sequence[int] = ()
+    """The descriptors that serve this, none of a worker's business."""
     received: list[int] = field(default_factory=list)
 
     def take(self, number: int, _frame: FrameType | None) -> None:
@@ -40,10 +42,9 @@ class Signals:
         self.received.append(number)
 
     @property
-    def forward(self) -> int | None:
-        """The signal to hand on, or None if the workers have it: a terminal sends Ctrl-C to them as well."""
-        number = self.received[0]
-        return None if number == signal.SIGINT and _in_foreground() else number
+    def are_shared(self) -> bool:
+        """Whether the workers may have the first signal too: a terminal sends Ctrl-C to them as well."""
+        return self.received[0] == signal.SIGINT and in_foreground()
 
 
 @contextmanager
@@ -52,17 +53,20 @@ def signals_noted() -> Iterator[Signals]:
     read, write = socket.socketpair()
     os.set_blocking(read.fileno(), False)
     os.set_blocking(write.fileno(), False)
-    signals = Signals(wakeup=read.fileno())
+    signals = Signals(wakeup=read.fileno(), files=(read.fileno(), write.fileno()))
     before = {number: signal.getsignal(number) for number in HANDLED_SIGNALS}
     waker = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, signals.take)
+    # Wakes the launcher for the orphans that it is to reap.
+    children = signal.signal(signal.SIGCHLD, lambda *_: None)
     try:
         yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        signal.signal(signal.SIGCHLD, children)
         signal.set_wakeup_fd(waker)
         read.close()
         write.close()
@@ -79,7 +83,12 @@ def conclude(workers: Workers, signals: Signals, *, grace_s: float) -> Outcome:
     """Say how the round ended, after stopping whatever still runs."""
     workers.await_cause(give_up=lambda: bool(signals.received))
     if signals.received:
-        workers.stop(signals.forward, grace_s=grace_s, hurry=lambda: len(signals.received) > 1)
+        workers.stop(
+            signals.received[0],
+            grace_s=grace_s,
+            hurry=lambda: len(signals.received) > 1,
+            first="nobody" if signals.are_shared else "all",
+        )
         return Outcome(interrupted_by=signals.received[0])
     if workers.failures:
         cause = root_cause(workers.failures)
@@ -90,7 +99,15 @@ def conclude(workers: Workers, signals: Signals, *, grace_s: float) -> Outcome:
     return Outcome(silent_copies=bool(said) and not any(said))
 
 
-def _in_foreground() -> bool:
-    with suppress(OSError, ValueError):
-        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    return False
+def in_foreground(terminal: str = "/dev/tty") -> bool:
+    """Return whether the keyboard's signals go to this process group, whatever its stdin is."""
+    try:
+        fd = os.open(terminal, os.O_RDONLY | os.O_NOCTTY)
+    except OSError:  # no controlling terminal
+        return False
+    try:
+        return os.tcgetpgrp(fd) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(fd)

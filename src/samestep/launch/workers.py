@@ -11,48 +11,26 @@ import selectors
 import signal
 import sys
 import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Literal
 
-from samestep.base import env
-from samestep.base.place import Place
+from samestep.base.errors import WorkerFailed
+from samestep.launch import descriptors, orphans
+from samestep.launch.child import HANDLED_SIGNALS, Entry, Heritage, Start, become_worker, fork, not_started
 from samestep.launch.failure import Failure, root_cause
-from samestep.launch.hosting import Ending, leave
+from samestep.launch.hosting import Ending
 from samestep.launch.job import STDERR
-from samestep.launch.orphans import die_with_parent, end_all, family
 from samestep.launch.output import Stream
-from samestep.launch.report import Report, received, send
+from samestep.launch.report import Report, received
 
 _POLL_S = 0.05
 _POLITE_S = 5.0
 _CAUSE_S = 1.0
 """How long a failure that looks like another's consequence waits for the other."""
-HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """What one worker is started with.
-
-    Args:
-        place: where it stands.
-        variables: put into its environment.
-        streams: where its output goes; empty for the launcher's own.
-    """
-
-    place: Place
-    variables: Mapping[str, str]
-    streams: Sequence[Stream] = ()
-
-
-Entry = Callable[[Start, int], Report]
-"""Runs in the forked worker and says how that ended.
-
-One that replaces the process does not return; its second argument is where `send` may be called instead.
-"""
+_SECOND_S = 1.0
+"""How long those who are not told to end at first are left alone."""
 
 
 @dataclass(slots=True)
@@ -74,19 +52,23 @@ class Worker:
             while chunk := os.read(self.reports, 1 << 16):
                 self._received += chunk
             more = False
-        if self.report is None:
-            self.report = received(self._received)
+        while (said := received(self._received)) is not None:
+            self.report = said
         return more
+
+    @property
+    def has_reported(self) -> bool:
+        """Whether its program has ended, and it only has to leave."""
+        return self.report is not None and self.report.final
 
     @property
     def failure(self) -> Failure | None:
         """How this worker failed, if it has; its word comes before its end."""
-        ending = self.report.ending if self.report else None
-        code = (ending.exit_code if ending else 0) or self.exit_code or 0
+        said = self.report.ending if self.report and self.report.ending.exit_code else Ending()
+        code = (said.exit_code if self.has_reported else 0) or self.exit_code or 0
         if code == 0:
             return None
         place = self.start.place
-        said = ending if ending and ending.exit_code else Ending()
         return Failure(
             rank=place.rank,
             local_rank=place.local_rank,
@@ -103,14 +85,17 @@ class Workers:
 
     Args:
         wakeup: a file descriptor that becomes readable when `wait` should return early.
+        private: file descriptors of this process that workers are not to have.
     """
 
-    def __init__(self, *, wakeup: int | None = None) -> None:
+    def __init__(self, *, wakeup: int | None = None, private: Iterable[int] = ()) -> None:
         self.all: list[Worker] = []
         self.failures: list[Failure] = []
         self._selector = selectors.DefaultSelector()
         self._watched_by_pid: dict[int, int] = {}
         self._wakeup = wakeup
+        self._private = frozenset(private)
+        self._limit: descriptors.Limit | None = None
         if wakeup is not None:
             self._selector.register(wakeup, selectors.EVENT_READ)
 
@@ -129,63 +114,67 @@ class Workers:
         return [worker for worker in self.all if worker.exit_code is None]
 
     def start(self, starts: Sequence[Start], entry: Entry) -> None:
-        """Fork one worker for each of `starts`; each runs `entry`."""
-        sys.stdout.flush()
-        sys.stderr.flush()
+        """Fork one worker for each of `starts`; each runs `entry`.
+
+        Raises:
+            WorkerFailed: the system did not allow as many.
+        """
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # as it is where this process was started with the stream closed
+                stream.flush()
+        self._limit = descriptors.make_room(len(starts))
         # Nothing imported so far is garbage: neither here nor in a child is it worth walking through again.
         gc.freeze()
         for start in starts:
             self._fork(start, entry)
 
     def _fork(self, start: Start, entry: Entry) -> None:
-        reports, word = os.pipe()
-        launcher = os.getpid()
-        # A signal between fork and the child's own handlers would be taken by ours, and lost.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
-        with warnings.catch_warnings():
-            # Python 3.12 warns of any other thread; `fork_is_safe` knows which ones matter.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-        if pid == 0:
-            self._become_worker(start, entry, word, launcher, blocked)
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        os.close(word)
-        os.set_blocking(reports, False)
+        # A signal between fork and the child's own handlers would be taken by ours, and lost; one before
+        # the worker is noted here would leave it behind.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
+        try:
+            self._add(start, entry, mask)
+        except OSError as error:
+            raise WorkerFailed(not_started(start, error)) from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def _add(self, start: Start, entry: Entry, mask: set[int | signal.Signals]) -> None:
+        with ExitStack() as undo:
+            for stream in start.streams:
+                undo.callback(stream.close)
+                stream.open()
+            reports, word = os.pipe()
+            undo.callback(os.close, reports)
+            private = {reports, self._selector.fileno(), *self._private, *self._files()}
+            had = Heritage(launcher=os.getpid(), mask=mask, private=private, limit=self._limit)
+            try:
+                pid = fork()
+                if pid == 0:
+                    become_worker(start, entry, word, had)
+            finally:
+                os.close(word)
+            undo.pop_all()
         self.all.append(Worker(start=start, pid=pid, reports=reports))
+        os.set_blocking(reports, False)
         self._selector.register(reports, selectors.EVENT_READ)
         for stream in start.streams:
             stream.after_fork()
             if stream.read is not None:
                 self._selector.register(stream.read, selectors.EVENT_READ, stream)
-        if hasattr(os, "pidfd_open"):
-            self._watched_by_pid[pid] = os.pidfd_open(pid)
-            self._selector.register(self._watched_by_pid[pid], selectors.EVENT_READ)
+        if (watch := _pidfd(pid)) is not None:
+            self._watched_by_pid[pid] = watch
+            self._selector.register(watch, selectors.EVENT_READ)
 
-    def _become_worker(
-        self, start: Start, entry: Entry, word: int, launcher: int, blocked: set[int | signal.Signals]
-    ) -> NoReturn:
-        """Turn the forked copy of the launcher into a worker, run it and leave."""
-        code = 1
-        try:
-            die_with_parent(launcher)
-            restore_signals(blocked)
-            self._selector.close()
-            for worker in self.all:
-                os.close(worker.reports)
-            for stream in start.streams:
-                stream.attach()
-            env.export(start.variables)
-            report = entry(start, word)
-            code = report.ending.exit_code
-            send(word, report)
-        except BaseException:  # noqa: BLE001 - a forked copy must never run the launcher's code
-            sys.excepthook(*sys.exc_info())
-        finally:
-            leave(code)
+    def _files(self) -> set[int]:
+        """The descriptors that the workers so far take here."""
+        streams = {fd for worker in self.all for stream in worker.start.streams for fd in stream.files}
+        return streams | {worker.reports for worker in self.running} | set(self._watched_by_pid.values())
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Return when something happened: a report, an end, a wake-up; or after `timeout_s`."""
-        if not hasattr(os, "pidfd_open") and (timeout_s is None or timeout_s > _POLL_S):
+        unwatched = any(worker.pid not in self._watched_by_pid for worker in self.running)
+        if unwatched and (timeout_s is None or timeout_s > _POLL_S):
             timeout_s = _POLL_S
         for key, _ in self._selector.select(timeout_s):
             if isinstance(key.data, Stream) and key.data.pump() == 0:
@@ -195,6 +184,7 @@ class Workers:
         # Who has died is asked of all at once: a rank that was killed is older news than the error it caused.
         for worker in self.running:
             self._look_after(worker)
+        orphans.reap(but={worker.pid for worker in self.running})
         self._note_failures()
 
     def _look_after(self, worker: Worker) -> None:
@@ -232,34 +222,58 @@ class Workers:
                 return
             self.wait(left)
 
-    def signal(self, number: int) -> None:
-        """Send a signal to the workers that run and have not said how they ended."""
-        for worker in self.running:
-            if worker.report is None or number == signal.SIGKILL:
+    def signal(self, number: int, to: Iterable[Worker] | None = None) -> None:
+        """Send a signal to those of `to`, or of all, that still run."""
+        for worker in self.all if to is None else to:
+            if worker.exit_code is None:
                 os.kill(worker.pid, number)
 
-    def stop(self, number: int | None, *, grace_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
+    def stop(
+        self,
+        number: int,
+        *,
+        grace_s: float,
+        hurry: Callable[[], bool] = lambda: False,
+        first: Literal["working", "all", "nobody"] = "working",
+    ) -> None:
         """End all workers and everything they started; kill those that take longer than `grace_s`.
 
         Args:
-            number: the signal that asks them to end; None if they have been asked already.
+            number: the signal that asks them to end.
             grace_s: how long they may take, in seconds.
             hurry: asked whenever something happens; True ends the patience.
+            first: who is sent the signal at once. ``working``: not those whose program has ended already,
+                who may finish their atexit handlers for a second. ``nobody``, where they may have it from
+                the keyboard: all, if none has done anything after a second.
         """
         noted = list(self.failures)
         pids = {worker.pid for worker in self.all}
-        started = family({worker.pid for worker in self.running})
-        if number is not None:
-            self.signal(number)
+        started = orphans.family({worker.pid for worker in self.running})
+        leaving = [worker for worker in self.running if worker.has_reported]
+        still = self._standing()
         deadline = time.monotonic() + grace_s
-        while self.running and not hurry() and (left := deadline - time.monotonic()) > 0:
-            self.wait(left)
+        if first != "nobody":
+            self.signal(number, None if first == "all" else [w for w in self.all if w not in leaving])
+        self._wait_until(min(time.monotonic() + _SECOND_S, deadline), hurry)
+        if first == "working":
+            self.signal(number, leaving)
+        elif first == "nobody" and self._standing() == still:
+            self.signal(number)
+        self._wait_until(deadline, hurry)
         self.signal(signal.SIGKILL)
         while self.running:
             self.wait()
         # What ended because it was told to did not fail.
         self.failures = noted
-        end_all(started, ended=pids)
+        orphans.end_all(started, ended=pids)
+
+    def _standing(self) -> list[tuple[bool, bool]]:
+        """What can be seen of each worker's progress towards its end."""
+        return [(worker.has_reported, worker.exit_code is None) for worker in self.all]
+
+    def _wait_until(self, deadline: float, hurry: Callable[[], bool]) -> None:
+        while self.running and not hurry() and (left := deadline - time.monotonic()) > 0:
+            self.wait(left)
 
     def close(self) -> None:
         """Let go of all files; the workers must have ended."""
@@ -271,15 +285,13 @@ class Workers:
                     self._forget(stream.read)
                 stream.close()
         self._selector.close()
+        descriptors.restore(self._limit)
+        self._limit = None
 
 
-def restore_signals(mask: set[int | signal.Signals]) -> None:
-    """In a forked worker: handle signals as a fresh interpreter does, and unblock them as before."""
-    signal.set_wakeup_fd(-1)
-    for number in HANDLED_SIGNALS:
-        # What the launcher was started to ignore (nohup, a job in the background) stays ignored.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+def _pidfd(pid: int) -> int | None:
+    """Return a descriptor that tells when the process has ended, where the system lets us have one."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):  # not Linux; before 5.3, or forbidden in this container
+        return None

@@ -6,12 +6,14 @@ from contextlib import contextmanager
 
 from samestep.base.place import Place
 from samestep.launch import output
+from samestep.launch.child import Start
+from samestep.launch.descriptors import ensure_standard
 from samestep.launch.job import STDERR, STDOUT, Job
 from samestep.launch.orphans import adopt_orphans
 from samestep.launch.programs import entry_of
 from samestep.launch.supervisor import Outcome, signals_noted, supervise
 from samestep.launch.variables import Round, worker_variables
-from samestep.launch.workers import Start, Workers
+from samestep.launch.workers import Workers
 
 LOOPBACK = "127.0.0.1"
 
@@ -29,16 +31,20 @@ def run(job: Job, *, local: int, tell: Tell, hosted: bool = True, alone: bool = 
         hosted: whether Python programs run in forked workers or in fresh interpreters.
         alone: start the one worker without a launcher's variables: it starts the others itself.
     """
+    ensure_standard()
     adopt_orphans()
     entry = entry_of(job.program, hosted=hosted)
     with signals_noted() as signals:
         for restarts in range(job.max_restarts + 1):
-            with reserved_port() as port, Workers(wakeup=signals.wakeup) as workers:
+            with (
+                reserved_port() as holder,
+                Workers(wakeup=signals.wakeup, private=[*signals.files, holder.fileno()]) as workers,
+            ):
                 this = Round(
                     run_id=job.run_id,
                     restarts=restarts,
                     max_restarts=job.max_restarts,
-                    master=(LOOPBACK, port),
+                    master=holder.getsockname(),
                     role=job.role,
                 )
                 workers.start(
@@ -52,7 +58,7 @@ def run(job: Job, *, local: int, tell: Tell, hosted: bool = True, alone: bool = 
 
 
 def starts(job: Job, here: list[Place], this: Round, *, alone: bool = False) -> list[Start]:
-    """Return what each worker of this node is started with, its output opened."""
+    """Return what each worker of this node is started with."""
     return [
         Start(
             place=place,
@@ -80,8 +86,8 @@ def places(local: int, *, node: int = 0, nodes: int = 1) -> list[Place]:
 
 
 @contextmanager
-def reserved_port() -> Iterator[int]:
-    """Hold a free port for rank 0 to listen on, so that nobody else is given it before.
+def reserved_port() -> Iterator[socket.socket]:
+    """Hold a free port of this host for rank 0 to listen on, so that nobody else is given it before.
 
     A socket that is bound but does not listen keeps others from being handed its port, and lets one that
     allows sharing the address (as torch's store does) listen there. Each round has a port, and so a
@@ -90,7 +96,7 @@ def reserved_port() -> Iterator[int]:
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind((LOOPBACK, 0))
-        yield holder.getsockname()[1]
+        yield holder
 
 
 def _streams(job: Job, place: Place, restarts: int) -> list[output.Stream]:
@@ -99,6 +105,4 @@ def _streams(job: Job, place: Place, restarts: int) -> list[output.Stream]:
         number: output.route(job.logs, folder, stream=number, rank=place.rank, local_rank=place.local_rank)
         for number in (STDOUT, STDERR)
     }
-    return [
-        output.Stream.open(number, target) for number, target in routes.items() if target != output.Route()
-    ]
+    return [output.Stream(number, target) for number, target in routes.items() if target != output.Route()]

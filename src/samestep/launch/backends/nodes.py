@@ -4,11 +4,15 @@ The agent's rendezvous and restart logic are torch's; the processes are ours, so
 end on several nodes exactly as they do on one.
 """
 
+import errno
+import re
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     SimpleElasticAgent,
@@ -25,13 +29,18 @@ from samestep.base import env
 from samestep.base.errors import WorldError
 from samestep.base.place import Place
 from samestep.launch.backends.local import Tell, starts
+from samestep.launch.child import HANDLED_SIGNALS
+from samestep.launch.descriptors import ensure_standard
 from samestep.launch.job import Job, Nodes
 from samestep.launch.orphans import adopt_orphans
 from samestep.launch.programs import entry_of
 from samestep.launch.supervisor import Outcome, Signals, conclude, signals_noted
 from samestep.launch.variables import Round
-from samestep.launch.workers import HANDLED_SIGNALS, Workers
+from samestep.launch.workers import Workers
 from samestep.world.rendezvous import resolve
+
+_IN_USE = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
+_OUT_OF_FILES = re.compile("EMFILE|ENFILE|too many open files", re.IGNORECASE)
 
 
 def run(job: Job, *, local: int, nodes: Nodes, tell: Tell, hosted: bool = True) -> Outcome:
@@ -52,6 +61,7 @@ def run(job: Job, *, local: int, nodes: Nodes, tell: Tell, hosted: bool = True) 
     resolve(host)
     # Each round gets a fresh store on a new port: keys of a dead round mislead the next.
     env.export({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+    ensure_standard()
     adopt_orphans()
     with signals_noted() as signals:
         agent = _Agent(_specification(job, local, nodes), job=job, signals=signals, tell=tell, hosted=hosted)
@@ -59,12 +69,26 @@ def run(job: Job, *, local: int, nodes: Nodes, tell: Tell, hosted: bool = True) 
             agent.run()
         except SignalException as interrupt:
             return Outcome(interrupted_by=interrupt.sigval)
-        except (RendezvousError, RuntimeError, OSError) as error:
-            raise WorldError(
-                f"the {nodes.count} nodes did not meet at {nodes.endpoint} ({nodes.backend}): {error} "
-                "Start the launcher on every node, with the same address."
-            ) from error
+        except (RendezvousError, DistError, OSError) as error:
+            raise WorldError(_not_met(error, nodes)) from error
     return agent.outcome
+
+
+def _not_met(error: Exception, nodes: Nodes) -> str:
+    """Return what kept the nodes from meeting, and what helps."""
+    said = str(error)
+    if getattr(error, "errno", None) == errno.EADDRINUSE or _IN_USE.search(said):
+        return (
+            f"something else listens at {nodes.endpoint} already, where {nodes.count} nodes were to meet. "
+            f"Give another port, on every node. ({said})"
+        )
+    apart = isinstance(error, (RendezvousError, DistError, ConnectionError, TimeoutError, socket.gaierror))
+    if not apart or _OUT_OF_FILES.search(said):
+        return f"this node could not take part in the meeting at {nodes.endpoint}: {said}."
+    return (
+        f"the {nodes.count} nodes did not meet at {nodes.endpoint} ({nodes.backend}): {said} "
+        "Start the launcher on every node, with the same address."
+    )
 
 
 def _specification(job: Job, local: int, nodes: Nodes) -> WorkerSpec:
@@ -133,7 +157,7 @@ class _Agent(SimpleElasticAgent):
             )
             for worker in worker_group.workers
         ]
-        self._workers = Workers(wakeup=self._signals.wakeup)
+        self._workers = Workers(wakeup=self._signals.wakeup, private=self._signals.files)
         self._workers.start(starts(self._job, here, this), self._entry)
         return {worker.start.place.local_rank: worker.pid for worker in self._workers.all}
 
