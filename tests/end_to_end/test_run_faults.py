@@ -410,14 +410,14 @@ INTERRUPTED = """\
 
 
 @pytest.fixture
-def at_a_terminal(script):
-    """Start a run of two workers in the foreground of a terminal, its stdin elsewhere."""
+def at_a_terminal(script, request):
+    """Start a run of two workers in the foreground of a terminal; yield it and the keyboard."""
     keyboard, terminal = pty.openpty()
     command = [sys.executable, "-c", AT_THE_TERMINAL, os.ttyname(terminal)]
     command += [sys.executable, "-m", "samestep", "run", "-n", "2", str(script(INTERRUPTED))]
     process = subprocess.Popen(
         command,
-        stdin=subprocess.DEVNULL,
+        stdin=terminal if request.param == "stdin" else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -430,6 +430,7 @@ def at_a_terminal(script):
     os.close(terminal)
 
 
+@pytest.mark.parametrize("at_a_terminal", ["stdin elsewhere"], indirect=True)
 def test_ctrl_c_at_a_terminal_reaches_each_worker_once(at_a_terminal):
     process, keyboard = at_a_terminal
     os.write(keyboard, b"\x03")
@@ -438,6 +439,7 @@ def test_ctrl_c_at_a_terminal_reaches_each_worker_once(at_a_terminal):
     assert (ended.code, ended.out) == (130, "told once"), ended.err
 
 
+@pytest.mark.parametrize("at_a_terminal", ["stdin"], indirect=True)
 def test_an_interrupt_for_the_launcher_alone_reaches_its_workers_too(at_a_terminal):
     process, _ = at_a_terminal
     process.send_signal(signal.SIGINT)
