@@ -1,7 +1,7 @@
-"""samestep runs the PyTorch training script you already have on N workers.
+"""samestep runs PyTorch training on N workers with the steps and the result of one.
 
-The same steps, the same result, a measured speedup. The public names load lazily: importing
-``samestep`` never imports torch, so ``samestep --help`` answers at once on a login node.
+The public names load lazily: importing ``samestep`` never imports torch, so ``samestep --help`` answers
+at once on a login node.
 """
 
 from importlib import import_module

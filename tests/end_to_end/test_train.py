@@ -5,11 +5,15 @@ import subprocess
 import sys
 
 import pytest
-import tomllib
 
 from samestep.checkpoint.digest import weights_sha256
 from samestep.checkpoint.save import load
 from samestep.cli.main import run_command
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 SHORT = ("--epochs", "1", "--subset", "640", "--dtype", "float64")
 

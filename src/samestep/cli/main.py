@@ -33,7 +33,9 @@ def run_command(arguments: Sequence[str]) -> int:
     """
     verb = next((argument for argument in arguments if not argument.startswith("-")), None)
     try:
-        code = application(verb)(list(arguments), prog_name="samestep", standalone_mode=False)
+        # Called itself, the application would put a hook of its own in the way of a hosted program's errors.
+        command = typer.main.get_command(application(verb))
+        code = command(list(arguments), prog_name="samestep", standalone_mode=False)
     except typer.TyperException as error:
         return _complain(error.format_message(), hint=_help_of(verb), code=2)
     except WorkerFailed as error:  # its message holds the worker's own traceback
@@ -67,7 +69,7 @@ def _samestep(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version."),
 ) -> None:
-    """Run the PyTorch training script you already have on N workers: same steps, same result."""
+    """Run PyTorch training on N workers, with the steps and the result of one."""
     if version:
         print(f"samestep {__version__}")
     elif context.invoked_subcommand is None:

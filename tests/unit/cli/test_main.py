@@ -1,6 +1,7 @@
 """The command line as a whole: an error is one line, an interruption is told."""
 
 import os
+import sys
 
 import torch
 
@@ -39,3 +40,9 @@ def test_a_script_that_can_be_read_only_once_is_refused_as_that(capsys):
     finally:
         os.close(end)
         os.close(other)
+
+
+def test_the_command_line_leaves_pythons_report_of_an_error_as_it_is(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    run_command(["--version"])
+    assert sys.excepthook is sys.__excepthook__
