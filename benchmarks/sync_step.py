@@ -11,6 +11,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -46,12 +47,17 @@ def variants(world: ProcessGroupWorld, batch: int) -> dict[str, Step]:
     steps = {}
     for name, model in models.items():
         if name not in {"alone", "torch DDP"}:
-            replicate(model, world, sync=name, batch_norm="local")
+            replicate(model, apart(world, name), sync=name, batch_norm="local")
         run = DistributedDataParallel(model) if name == "torch DDP" else model
         steps[name] = step_of(model, run, batch)
     model = ConvNet()
-    replicate(model, world, batch_norm="global")
+    replicate(model, apart(world, "global"), batch_norm="global")
     return {**steps, "bucketed, global batch norm": step_of(model, model, batch)}
+
+
+def apart(world: ProcessGroupWorld, name: str) -> ProcessGroupWorld:
+    """Return the same ranks as another job: of several models of one job only the first overlaps."""
+    return ProcessGroupWorld(replace(world.place, launcher=name), world.device)
 
 
 def rank_main(rank: int, size: int, port: int, rounds: int, only: str | None) -> None:

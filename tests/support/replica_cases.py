@@ -99,7 +99,7 @@ def unused_layer(model, inputs, weight):
 
 
 def two_models(models, inputs, weight, *, reverse=False):
-    """One loss of two models of equal shapes; the last one to be called is the first that backward reaches."""
+    """One loss of two models of equal shapes; backward reaches first the one that is called last."""
     order = [1, 0] if reverse else [0, 1]
     outputs = {row: models[row](inputs) for row in order}
     (mean_loss(outputs[0], weight) + 3 * mean_loss(outputs[1], weight)).backward()
