@@ -11,7 +11,7 @@ from samestep.base.env import Environment, integer
 from samestep.base.errors import DetectionError
 from samestep.base.place import Place
 from samestep.world.claim import Claim, claim_of, place_of
-from samestep.world.launchers import BY_NAME, LAUNCHERS, SLURM, Launcher
+from samestep.world.launchers import BY_NAME, ENVIRONMENT, LAUNCHERS, SLURM, Launcher
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -73,7 +73,7 @@ def detect(env: Environment) -> Detected:
         place=place,
         launcher=launcher.name,
         evidence=(*claim.evidence, *master),
-        outer=tuple(other.name for other in found if _is_outer(other, launcher, env)),
+        outer=tuple(other.name for other in found if _is_outer(other, claim, env)),
         assumed=assumed,
         master_addr=address,
         master_port=port,
@@ -120,13 +120,16 @@ def _innermost(found: list[Launcher], env: Environment) -> Claim:
     return first
 
 
-def _is_outer(other: Launcher, winner: Launcher, env: Environment) -> bool:
+def _is_outer(other: Launcher, deciding: Claim, env: Environment) -> bool:
+    winner = deciding.launcher
     if other is winner or other.name in winner.echoes or winner.name in other.spoken_by:
         return False
-    complete = ("rank", "size")
-    return LAUNCHERS.index(other) > LAUNCHERS.index(winner) and all(
-        any(env.get(name) for name in getattr(other, field)) for field in complete
-    )
+    if LAUNCHERS.index(other) < LAUNCHERS.index(winner):
+        return False
+    told = [next(filter(None, map(env.get, getattr(other, field))), None) for field in ("rank", "size")]
+    if other is ENVIRONMENT and told == [str(deciding.values.get(field)) for field in ("rank", "size")]:
+        return False  # a script or `samestep run` has put the same into torchrun's words
+    return all(told)
 
 
 def _job(launcher: Launcher, env: Environment) -> str:

@@ -52,6 +52,14 @@ def test_a_step_without_tasks_is_a_single_process(step):
     assert detect(environment).place == Place()
 
 
+def test_the_same_place_in_torchruns_words_is_no_launcher_around_it():
+    task = {f"OMPI_COMM_WORLD_{name}": "1" for name in ("RANK", "LOCAL_RANK")}
+    task |= {f"OMPI_COMM_WORLD_{name}": "2" for name in ("SIZE", "LOCAL_SIZE")}
+
+    assert detect(task | {"RANK": "1", "WORLD_SIZE": "2", "GROUP_RANK": "0"}).outer == ()
+    assert detect(task | {"RANK": "0", "WORLD_SIZE": "4"}).outer == ("environment",)
+
+
 def test_torchrun_inside_a_worker_of_samestep_is_torchrun():
     environment = recording("samestep_one_host_rank1").environment | {"TORCHELASTIC_RUN_ID": "another"}
     assert detect(environment).launcher == "torchrun"
