@@ -395,9 +395,9 @@ AT_THE_TERMINAL = "import os, sys; os.open(sys.argv[1], os.O_RDWR); os.execv(sys
 # Rank 0 takes its time over Ctrl-C and counts how often it is told; rank 1 just ends.
 INTERRUPTED = """\
     import os, signal, time, torch.distributed as dist
-    dist.init_process_group("gloo")
-    if dist.get_rank() == 0:
+    if os.environ["RANK"] == "0":  # before there are threads, which would take the signal
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    dist.init_process_group("gloo")
     os.write(1, b"ready\\n")
     if dist.get_rank() == 0:
         signal.sigwait([signal.SIGINT])
