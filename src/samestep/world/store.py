@@ -1,6 +1,7 @@
 """The key-value store through which the ranks of a job find each other."""
 
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from socket import gethostname
 
@@ -45,16 +46,23 @@ def open_store(
     connect_s = min(timeout_s, _CONNECT_S)
     if not serves:
         await_listener(address, port, timeout_s=connect_s)
+    connect = partial(
+        TCPStore,
+        address,
+        port,
+        detected.place.size,
+        is_master=serves,
+        timeout=timedelta(seconds=connect_s),
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
     try:
-        store = TCPStore(
-            address,
-            port,
-            detected.place.size,
-            is_master=serves,
-            timeout=timedelta(seconds=connect_s),
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
+        try:
+            store = connect()
+        except RuntimeError as error:
+            if "libuv" not in str(error):
+                raise
+            store = connect(use_libuv=False)  # distributions build torch without it; the protocol is the same
     except RuntimeError as error:
         raise _no_store(error, address, port, serves=serves) from error
     store.set_timeout(timedelta(seconds=timeout_s))
