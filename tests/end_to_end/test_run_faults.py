@@ -89,11 +89,26 @@ def test_the_keyboard_reaches_launcher_and_workers_at_once(endless):
     assert finish(process).code == 130
 
 
-def test_workers_die_with_a_launcher_that_is_killed(endless):
-    process, _ = endless
+def test_workers_die_with_a_launcher_that_is_killed(script):
+    # Workers only: what they have started (DataLoader's processes) looks after itself in such a case.
+    process = start(
+        "run",
+        "-n",
+        2,
+        script("""\
+            import os, torch, torch.distributed as dist
+
+            dist.init_process_group("gloo")
+            os.write(1, f"{os.getpid()}\\n".encode())
+            while True:
+                dist.all_reduce(torch.ones(4))
+            """),
+    )
+    pids = [int(line) for line in lines(process, 2)]
     process.kill()
 
     assert finish(process).code == -signal.SIGKILL
+    assert await_end_of(pids) == []
 
 
 def test_a_worker_killed_ends_the_run(endless):

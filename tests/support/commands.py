@@ -45,10 +45,15 @@ def start(*arguments: object, **changes: str) -> subprocess.Popen[str]:
     """Start ``samestep ARGUMENTS``; its output can be read line by line."""
     command = [sys.executable, "-m", "samestep", *map(str, arguments)]
     pipe = subprocess.PIPE
-    # A session of its own: a signal meant for it cannot reach the tests.
-    return subprocess.Popen(
-        command, stdout=pipe, stderr=pipe, text=True, env=environment(**changes), start_new_session=True
-    )
+    # Tests under nohup ignore SIGHUP, and what they start would too.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        # A session of its own: a signal meant for it cannot reach the tests.
+        return subprocess.Popen(
+            command, stdout=pipe, stderr=pipe, text=True, env=environment(**changes), start_new_session=True
+        )
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def finish(process: subprocess.Popen[str]) -> Ended:
