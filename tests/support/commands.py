@@ -45,15 +45,16 @@ def start(*arguments: object, **changes: str) -> subprocess.Popen[str]:
     """Start ``samestep ARGUMENTS``; its output can be read line by line."""
     command = [sys.executable, "-m", "samestep", *map(str, arguments)]
     pipe = subprocess.PIPE
-    # Tests under nohup ignore SIGHUP, and what they start would too.
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # Tests under nohup ignore SIGHUP, those of a background job SIGINT, and what they start would too.
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGINT)}
     try:
         # A session of its own: a signal meant for it cannot reach the tests.
         return subprocess.Popen(
             command, stdout=pipe, stderr=pipe, text=True, env=environment(**changes), start_new_session=True
         )
     finally:
-        signal.signal(signal.SIGHUP, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def finish(process: subprocess.Popen[str]) -> Ended:
