@@ -1,11 +1,14 @@
-"""Saving and loading the weights of a model: safetensors, serial keys, every byte accounted for.
+"""Writing a checkpoint: whole, every byte accounted for.
 
 A checkpoint is a folder::
 
     step-120/
-      model.safetensors   the state dict, with the serial script's keys
-      state.json          step, epoch, samples: where the training stood
-      manifest.json       the sha256 of the other files; written last
+      model.safetensors     the state dict, with the serial script's keys
+      optimizer.pt          state of optimizer, schedule and scaler, random state of each rank;
+                            torch.save's form, read with weights_only
+      average.safetensors   averaged weights; where the run keeps some
+      state.json            where the training stood: step, seed, epoch, samples, ...
+      manifest.json         size and sha256 of the others; written last
 """
 
 import json
@@ -13,80 +16,94 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-from safetensors import SafetensorError
+import torch
 from torch import Tensor, nn
 
 from samestep.base.errors import CheckpointError
-from samestep.checkpoint.files import sha256_of, whole_or_absent
+from samestep.checkpoint.files import Seal, SealedFile, whole_or_absent
+from samestep.checkpoint.manifest import (
+    AVERAGE,
+    FILES,
+    FORMAT,
+    MANIFEST,
+    MODEL,
+    OPTIMIZER,
+    STATE,
+    manifest_text,
+)
+from samestep.checkpoint.read import read
+from samestep.checkpoint.snapshot import Snapshot
+from samestep.checkpoint.stage import Stage
+from samestep.checkpoint.tensors import write_tensors
 
-FORMAT = 1
-"""The version of the layout above; a reader refuses a later one."""
 
-
-def save(model: nn.Module, folder: Path, *, state: Mapping[str, Any]) -> Path:
-    """Save the weights of `model` as checkpoint `folder`; called on one rank.
+def write(snapshot: Snapshot, folder: Path) -> Path:
+    """Write `snapshot` as checkpoint `folder`, at once; called on one rank.
 
     Args:
-        model: its state dict is written on the CPU, tied tensors once per name.
-        folder: becomes the checkpoint, whole, or stays absent; must not exist.
-        state: where the training stood; anything JSON can hold.
+        snapshot: tied weights are written once per name.
+        folder: becomes the checkpoint, whole, or stays as it is. A checkpoint of that name is replaced,
+            once the new one is on disk.
 
     Raises:
-        CheckpointError: the folder cannot be written, or the model has state that is no tensor.
+        CheckpointError: the folder cannot be written or is of something else, or the snapshot holds what
+            could not be read back.
     """
-    contents = model.state_dict()
-    if odd := [name for name, value in contents.items() if not isinstance(value, Tensor)]:
-        kind = type(contents[odd[0]]).__name__
-        raise CheckpointError(f"{odd[0]} in the state dict is a {kind}, not a tensor: it cannot be saved.")
-    weights = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in contents.items()}
+    stage = Stage()
+    staged = stage.take(snapshot)
+    stage.settle()
+    return write_staged(staged, folder)
+
+
+def write_staged(snapshot: Snapshot, folder: Path) -> Path:
+    """Write a snapshot that a `Stage` has taken; see `write`."""
     try:
+        refuse_foreign(folder)
         with whole_or_absent(folder) as draft:
-            safetensors.torch.save_file(weights, draft / "model.safetensors")
-            (draft / "state.json").write_text(json.dumps({"format": FORMAT, **state}, indent=2) + "\n")
-            hashes = {path.name: sha256_of(path) for path in sorted(draft.iterdir())}
-            (draft / "manifest.json").write_text(
-                json.dumps({"format": FORMAT, "sha256": hashes}, indent=2) + "\n"
-            )
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot write the checkpoint {folder}: {error}.") from error
+            seals = _write_files(snapshot, draft)
+            with SealedFile(draft / MANIFEST) as file:
+                file.write(manifest_text(seals).encode())
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise CheckpointError(f"cannot write the checkpoint {folder}: {why}.") from error
     return folder
 
 
-def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the weights and the state of checkpoint `folder`, every byte verified.
+def refuse_foreign(folder: Path) -> None:
+    """Refuse to replace or delete a folder that holds anything but a checkpoint.
 
     Raises:
-        CheckpointError: the folder is no whole, unchanged checkpoint of a known format.
+        CheckpointError: there is something in it that samestep did not write.
     """
-    manifest = _manifest(folder)
-    for name, expected in manifest["sha256"].items():
-        path = folder / name
-        if not path.is_file():
-            raise CheckpointError(f"{folder} is not whole: {name} is missing. Use an earlier checkpoint.")
-        if (found := sha256_of(path)) != expected:
-            raise CheckpointError(
-                f"{path} was damaged after it was saved: sha256 {found[:12]}..., saved as {expected[:12]}... "
-                "Use an earlier checkpoint."
-            )
-    state: dict[str, Any] = json.loads((folder / "state.json").read_text())
-    return safetensors.torch.load_file(folder / "model.safetensors"), state
+    if folder.is_dir() and (others := sorted({path.name for path in folder.iterdir()} - FILES)):
+        raise CheckpointError(
+            f"{folder} holds {', '.join(others[:4])}, which is no part of a checkpoint: it is left as it is. "
+            "Move it away."
+        )
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint, its form checked."""
-    path = folder / "manifest.json"
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder} is no checkpoint: its manifest cannot be read ({error})") from error
-    found = manifest.get("format") if isinstance(manifest, dict) else None
-    if found != FORMAT:
-        raise CheckpointError(
-            f"{path} has format {found!r}; this samestep reads format {FORMAT}. Update samestep."
-        )
-    if set(manifest.get("sha256", {})) != {"model.safetensors", "state.json"}:
-        raise CheckpointError(
-            f"{path} does not list model.safetensors and state.json: this is no whole checkpoint"
-        )
-    return manifest
+def _write_files(snapshot: Snapshot, draft: Path) -> dict[str, Seal]:
+    seals = {}
+    for name, weights in ((MODEL, snapshot.model), (AVERAGE, snapshot.average)):
+        if weights is not None:
+            with SealedFile(draft / name) as file:
+                write_tensors(file, weights)
+            seals[name] = file.seal
+    with SealedFile(draft / OPTIMIZER) as file:
+        torch.save(snapshot.optimizer, file)  # type: ignore[arg-type]  # it writes and flushes, no more
+    seals[OPTIMIZER] = file.seal
+    with SealedFile(draft / STATE) as file:
+        file.write((json.dumps({**snapshot.state, "format": FORMAT}, indent=2) + "\n").encode())
+    seals[STATE] = file.seal
+    return seals
+
+
+def save(model: nn.Module, folder: Path, *, state: Mapping[str, Any]) -> Path:
+    """Write the weights of `model` alone as checkpoint `folder`."""
+    return write(Snapshot(model.state_dict(), {}, state), folder)
+
+
+def load(folder: Path) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+    """Return the weights and the state of checkpoint `folder`; see `samestep.checkpoint.read.read`."""
+    snapshot = read(folder)
+    return snapshot.model, snapshot.state

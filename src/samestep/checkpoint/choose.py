@@ -1,0 +1,71 @@
+"""Which checkpoint to go on from: the newest that is whole."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from samestep.base.errors import CheckpointError
+from samestep.checkpoint.files import restore
+from samestep.checkpoint.manifest import MANIFEST
+from samestep.checkpoint.read import read
+from samestep.checkpoint.snapshot import Snapshot
+
+_NAME = re.compile(r"step-(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A checkpoint to go on from."""
+
+    path: Path
+    snapshot: Snapshot
+    refused: tuple[tuple[Path, str], ...] = ()
+    """Newer ones that could not be used, the newest first, each with the reason."""
+
+
+def folder_of(parent: Path, step: int) -> Path:
+    """Return where the checkpoint of a step lies among others."""
+    return parent / f"step-{step}"
+
+
+def steps_in(parent: Path) -> list[int]:
+    """Return the steps of which `parent` holds something that is called a checkpoint, the newest first."""
+    if not parent.is_dir():
+        return []
+    found = (_NAME.fullmatch(path.name) for path in parent.iterdir())
+    # Of step-7 and step-007 only the first is a name that samestep gives.
+    steps = {int(match[1]) for match in found if match and match[0] == f"step-{int(match[1])}"}
+    return sorted(steps, reverse=True)
+
+
+def newest_valid(folder: Path) -> Chosen:
+    """Return the newest usable checkpoint in `folder`, or the checkpoint that `folder` is, verified.
+
+    Raises:
+        CheckpointError: none is usable; tells each with its reason.
+    """
+    if (folder / MANIFEST).exists() or (_NAME.fullmatch(folder.name) and not steps_in(folder)):
+        return Chosen(folder, read(folder))
+    restore(folder)
+    refused: list[tuple[Path, str]] = []
+    for path in (folder_of(folder, step) for step in steps_in(folder)):
+        found = _read_as_named(path)
+        if isinstance(found, Snapshot):
+            return Chosen(path, found, tuple(refused))
+        refused.append((path, found))
+    if not refused:
+        raise CheckpointError(f"there is no checkpoint in {folder}: no folder is called step-N.")
+    reasons = " ".join(f"{path.name}: {reason}" for path, reason in refused)
+    raise CheckpointError(f"no checkpoint in {folder} can be used. {reasons}")
+
+
+def _read_as_named(path: Path) -> Snapshot | str:
+    """Return what a checkpoint among others holds, or why it cannot be used."""
+    try:
+        snapshot = read(path)
+    except CheckpointError as error:
+        return str(error)
+    step = snapshot.state.get("step")
+    if path.name != f"step-{step}":  # the newest is chosen by name
+        return f"{path} holds step {step}: it was renamed. Give it its own name again."
+    return snapshot

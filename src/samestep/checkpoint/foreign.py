@@ -1,0 +1,163 @@
+"""Reading weights that anybody has saved, in whatever they were wrapped."""
+
+import pickle
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from samestep.base.errors import CheckpointError
+from samestep.checkpoint.choose import newest_valid
+from samestep.checkpoint.fit import misfit
+
+WRAPPINGS = ("state_dict", "model_state_dict", "model_state", "model", "net", "network", "module")
+"""Names under which scripts save a state dict beside other things; the first that is there is taken."""
+_INSIDE = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""Parts of a name that torch's wrappers add, wherever a module was wrapped; no module has such a name."""
+_COUNTER = "num_batches_tracked"
+"""Batch norms saved before torch had it lack it; torch then leaves the model's own."""
+
+
+def load_state(
+    source: str | PathLike[str] | Mapping[str, Any], model: nn.Module | None = None
+) -> dict[str, Any]:
+    """Return the weights in anybody's checkpoint, with the serial script's keys; load them into `model`.
+
+    ::
+
+        samestep.load_state("resnet.pth", model)                # saved by whatever script
+        samestep.load_state("runs/a/checkpoints", model)        # the newest usable one of a run
+        weights = samestep.load_state("last.ckpt")              # {"conv1.weight": ..., ...}, on the CPU
+
+    Taken off are the prefixes that DistributedDataParallel and ``torch.compile`` leave (``module.``,
+    ``_orig_mod.``), repeated, nested, or within a name; with a model also one that all names share, such as
+    Lightning's ``model.``, if the names are the model's then. No code in the file is run.
+
+    Each rank reads for itself: call it before `replicate`, which gives all ranks what rank 0 has.
+
+    Args:
+        source: a file of ``torch.save`` or safetensors, a checkpoint of samestep or a folder of some, or
+            what such a file holds: a state dict, alone or within a dict under a usual name.
+        model: must have exactly these weights; bare, replicated, compiled or wrapped. It is not changed
+            where they do not fit.
+
+    Returns:
+        the state dict; with a model, under the model's own names.
+
+    Raises:
+        CheckpointError: there are no weights, they cannot be read without running code, or are those of
+            another model: names the first that are missing, unexpected or of another shape.
+    """
+    where = "the mapping" if isinstance(source, Mapping) else str(source)
+    contents = source if isinstance(source, Mapping) else _contents(Path(source))
+    found = _state_dict(contents, where)
+    weights = {serial: found[name] for name, serial in serial_names(found, where).items()}
+    return weights if model is None else _load_into(model, weights, where)
+
+
+def serial_names(names: Iterable[str], where: str = "the model") -> dict[str, str]:
+    """Return for each name of a state dict the one that the serial script has for it.
+
+    >>> serial_names(["module._orig_mod.conv.weight", "module.head._orig_mod.bias"])
+    {'module._orig_mod.conv.weight': 'conv.weight', 'module.head._orig_mod.bias': 'head.bias'}
+
+    Raises:
+        CheckpointError: two names would become one.
+    """
+    serial = {name: ".".join(part for part in name.split(".") if part not in _INSIDE) for name in names}
+    while serial and all(name.startswith("module.") for name in serial.values()):
+        serial = {name: short.removeprefix("module.") for name, short in serial.items()}
+    back: dict[str, str] = {}
+    for name, short in serial.items():
+        if back.setdefault(short, name) != name:
+            raise CheckpointError(f"{where} has both {back[short]} and {name}: which one is {short}?")
+    return serial
+
+
+def _load_into(model: nn.Module, weights: Mapping[str, Any], where: str) -> dict[str, Any]:
+    wanted = model.state_dict()
+    own = serial_names(wanted)
+    weights = _without_shared_prefix(weights, set(own.values()))
+    may_lack = {
+        name for name, serial in own.items() if serial not in weights and name.endswith(f".{_COUNTER}")
+    }
+    needed = {serial: wanted[name] for name, serial in own.items() if name not in may_lack}
+    if difference := misfit(weights, needed):
+        raise CheckpointError(f"{where} does not fit this {type(model).__name__}: {difference}.")
+    loaded = {name: weights[serial] for name, serial in own.items() if name not in may_lack}
+    model.load_state_dict(loaded)
+    return loaded
+
+
+def _without_shared_prefix(weights: Mapping[str, Any], wanted: set[str]) -> Mapping[str, Any]:
+    """Take off the first part of all names, if it is the same and the rest are the names wanted."""
+    first = next(iter(weights)).partition(".")[0] + "."
+    if any(not name.startswith(first) for name in weights):
+        return weights
+    rest = {name.removeprefix(first): tensor for name, tensor in weights.items()}
+    missing = {name for name in wanted - rest.keys() if not name.endswith(f".{_COUNTER}")}
+    return rest if not missing and rest.keys() <= wanted else weights
+
+
+def _contents(path: Path) -> Mapping[str, Any]:
+    if path.is_dir():
+        chosen = newest_valid(path)
+        warn_of_refused(chosen.refused)
+        return chosen.snapshot.model
+    try:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load(path.read_bytes())
+        contents = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no {path}.") from None
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(_not_plain(path, str(error))) from error
+    except Exception as error:  # a parser of foreign bytes may raise anything
+        reason = str(error).split("\n", 1)[0].rstrip(".")
+        raise CheckpointError(
+            f"{path} cannot be read as a checkpoint: {type(error).__name__}: {reason}."
+        ) from error
+    if isinstance(contents, Mapping):
+        return contents
+    raise CheckpointError(f"{path} holds a {type(contents).__name__}, not a state dict.")
+
+
+def warn_of_refused(refused: Iterable[tuple[Path, str]]) -> None:
+    """Tell that newer checkpoints were there, and why an older one is used."""
+    for path, reason in refused:
+        warnings.warn(f"{path.name} is not used: {reason}", stacklevel=3)
+
+
+def _not_plain(path: Path, told: str) -> str:
+    culprit = re.search(r"GLOBAL ([\w.]+)", told)
+    what = f"a {culprit[1]}" if culprit else "something"
+    return (
+        f"{path} is not read: it holds {what}, and more than tensors and plain values cannot be unpickled "
+        "without running its code. If you trust it: load_state(torch.load(..., weights_only=False))."
+    )
+
+
+def _state_dict(contents: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the state dict that `contents` is or wraps."""
+    for name in WRAPPINGS:
+        if isinstance(inner := contents.get(name), Mapping):
+            return _state_dict(inner, f"{where} under {name!r}")
+    # Beside the tensors there may be what a module saves as extra state, and a script's epoch or loss.
+    found = {
+        name: value
+        for name, value in contents.items()
+        if isinstance(name, str) and (isinstance(value, Tensor) or name.endswith("_extra_state"))
+    }
+    if not found:
+        names = ", ".join(map(repr, list(contents)[:6])) or "nothing"
+        raise CheckpointError(
+            f"{where} holds no state dict, alone or under {', '.join(WRAPPINGS)}; it has {names}. "
+            "Pass the part that is one."
+        )
+    return found

@@ -1,0 +1,75 @@
+"""The manifest of a checkpoint: the file that makes it one."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from samestep.base.errors import CheckpointError
+from samestep.checkpoint.files import Seal
+
+FORMAT = 1
+"""The version of the layout that `samestep.checkpoint.save` describes; a reader refuses a later one."""
+
+MODEL, OPTIMIZER, AVERAGE = "model.safetensors", "optimizer.pt", "average.safetensors"
+STATE, MANIFEST = "state.json", "manifest.json"
+REQUIRED = frozenset({MODEL, OPTIMIZER, STATE})
+FILES = REQUIRED | {AVERAGE, MANIFEST}
+"""All that a checkpoint may consist of."""
+
+
+def manifest_text(files: Mapping[str, Seal]) -> str:
+    """Return the one text that says what `files` are, sealed itself: there is no other way to say it."""
+    listed = {name: asdict(files[name]) for name in sorted(files)}
+    seal = hashlib.sha256(json.dumps([FORMAT, listed]).encode()).hexdigest()
+    return json.dumps({"format": FORMAT, "files": listed, "sha256": seal}, indent=2) + "\n"
+
+
+def read_manifest(folder: Path) -> dict[str, Seal]:
+    """Return what the files of a checkpoint must be.
+
+    Raises:
+        CheckpointError: there is no manifest, it was damaged, or a later samestep wrote it.
+    """
+    path = folder / MANIFEST
+    try:
+        text = path.read_bytes().decode()
+        manifest = json.loads(text)
+    except FileNotFoundError:
+        raise CheckpointError(_no_manifest(folder)) from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} was damaged: it is not JSON ({error}).") from error
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
+        raise CheckpointError(f"{path} is of something else: it tells no format of a checkpoint.")
+    if manifest["format"] > FORMAT:
+        raise CheckpointError(
+            f"{path} has format {manifest['format']}, of a later samestep; this one reads format {FORMAT}. "
+            "Update samestep."
+        )
+    files = _seals(manifest)
+    # A bit that flips in a blank or a bracket need not change the meaning: the text must be the one.
+    if files is None or manifest_text(files) != text or not REQUIRED <= files.keys() <= FILES - {MANIFEST}:
+        raise CheckpointError(f"{path} was damaged: it is not as it was written.")
+    return files
+
+
+def _seals(manifest: Mapping[str, Any]) -> dict[str, Seal] | None:
+    """Return the files that a manifest lists, or None where its form is not that of one."""
+    try:
+        return {name: Seal(**entry) for name, entry in manifest["files"].items()}
+    except (AttributeError, KeyError, TypeError):
+        return None
+
+
+def _no_manifest(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"there is no checkpoint {folder}."
+    found = sorted(path.name for path in folder.iterdir())[:4]
+    return (
+        f"{folder} is no checkpoint: it has no {MANIFEST}, which is written last "
+        f"(found: {', '.join(found) or 'nothing'}). It was copied in part, or is of something else."
+    )

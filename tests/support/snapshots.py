@@ -1,0 +1,44 @@
+"""Small snapshots to write, read and damage."""
+
+import torch
+from torch import nn
+
+from samestep.checkpoint.snapshot import Snapshot
+
+
+def network(seed=0, dtype=torch.float64) -> nn.Module:
+    """A network with parameters, buffers and a counter."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).to(dtype)
+
+
+def stepped(model: nn.Module) -> torch.optim.Optimizer:
+    """Return an optimizer of `model` that has made a step, so that it has a state."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(4, 3, dtype=next(model.parameters()).dtype)).sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+def snapshot(step=3, seed=0, **changes) -> Snapshot:
+    """A snapshot with something in every part but the average."""
+    model = network(seed)
+    optimizer = stepped(model)
+    parts = {
+        "model": model.state_dict(),
+        "optimizer": {"optimizer": optimizer.state_dict(), "schedule": {}, "random": []},
+        "state": {"step": step, "seed": seed, "epoch": 1, "samples": 12},
+    }
+    return Snapshot(**{**parts, **changes})
+
+
+def same(one, other) -> bool:
+    """Whether two trees of tensors and plain values are equal, bit for bit, dtypes included."""
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and one == other
