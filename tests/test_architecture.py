@@ -36,7 +36,10 @@ def test_public_names_are_these_and_all_load():
         "World",
         "accumulate",
         "join",
+        "load",
+        "load_state",
         "replicate",
+        "save",
         "shard",
         "spawn",
     ]

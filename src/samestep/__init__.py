@@ -12,6 +12,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from samestep.base.errors import Error
     from samestep.base.place import Place
+    from samestep.checkpoint.foreign import load_state
+    from samestep.checkpoint.scripts import load, save
     from samestep.data.sampler import UnpaddedSampler
     from samestep.data.shard import shard
     from samestep.launch.spawn import spawn
@@ -26,12 +28,28 @@ _HOMES = {
     "World": "samestep.world.world",
     "accumulate": "samestep.replicas.replicate",
     "join": "samestep.world.join",
+    "load": "samestep.checkpoint.scripts",
+    "load_state": "samestep.checkpoint.foreign",
     "replicate": "samestep.replicas.replicate",
+    "save": "samestep.checkpoint.scripts",
     "shard": "samestep.data.shard",
     "spawn": "samestep.launch.spawn",
 }
 
-__all__ = ["Error", "Place", "UnpaddedSampler", "World", "accumulate", "join", "replicate", "shard", "spawn"]
+__all__ = [
+    "Error",
+    "Place",
+    "UnpaddedSampler",
+    "World",
+    "accumulate",
+    "join",
+    "load",
+    "load_state",
+    "replicate",
+    "save",
+    "shard",
+    "spawn",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,204 @@
+"""Checkpoints of a training script of one's own: two calls that every rank makes."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict
+from os import PathLike
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from samestep.base.errors import CheckpointError
+from samestep.checkpoint.choose import choose_on_all, folder_of
+from samestep.checkpoint.files import tidy
+from samestep.checkpoint.fit import misfit, optimizer_misfit
+from samestep.checkpoint.foreign import serial_names
+from samestep.checkpoint.random_state import gather_random_state, restore_random_state
+from samestep.checkpoint.retain import Keep, prune
+from samestep.checkpoint.save import write
+from samestep.checkpoint.snapshot import Snapshot
+from samestep.sharding.position import Position
+from samestep.world.current import current
+from samestep.world.world import World
+
+
+class Stateful(Protocol):
+    """What torch's optimizers, schedules and scalers have in common."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
+        """Take over a state."""
+
+
+def save(  # noqa: PLR0913 - a training has that many parts
+    folder: str | PathLike[str],
+    *,
+    model: nn.Module,
+    step: int,
+    optimizer: Stateful | None = None,
+    schedule: Stateful | None = None,
+    scaler: Stateful | None = None,
+    loader: Stateful | None = None,
+    keep: int | None = None,
+    world: World | None = None,
+    **extra: Any,
+) -> Path:
+    """Save a training as checkpoint ``step-N`` in `folder`; called by all ranks, in the same step.
+
+    ::
+
+        samestep.save("checkpoints", model=model, optimizer=optimizer, loader=loader, step=step, best=best)
+
+    Rank 0 writes, and every rank learns whether it could: a disk that is full is an error on all of them.
+    The checkpoint is there whole or not at all, whenever the job is killed. Its keys are the serial
+    script's, and it loads at any number of ranks.
+
+    Args:
+        folder: where the checkpoints of this training lie; made where it is missing.
+        model: bare, replicated, compiled or wrapped.
+        step: steps done.
+        optimizer: its state, if given; so of `schedule` and `scaler`.
+        schedule: of the learning rate.
+        scaler: of the loss.
+        loader: what `shard` returned: its place in the data. Within a pass, a resumed run goes on with the
+            next batch.
+        keep: how many checkpoints stay; older ones are deleted once this one is on disk. None keeps all.
+        world: the ranks; None is the job this process has joined.
+        extra: what else `load` is to return; anything JSON can hold.
+
+    Returns:
+        the checkpoint, on every rank.
+
+    Raises:
+        OutOfStep: ranks are not in the same step or place in the data.
+        CheckpointError: it cannot be written, or there is something that could not be read back.
+    """
+    world = current() if world is None else world
+    position = {} if loader is None else asdict(Position(**loader.state_dict()))
+    random = gather_random_state(world, step=step, **position)
+
+    def write_here() -> Path:
+        parts = {"optimizer": optimizer, "schedule": schedule, "scaler": scaler}
+        snapshot = Snapshot(
+            model=_serial_weights(model),
+            optimizer={
+                **{name: part.state_dict() for name, part in parts.items() if part is not None},
+                "random": random,
+            },
+            state={"step": step, **position, "extra": extra},
+        )
+        return _write_among(Path(folder), snapshot, step, keep)
+
+    return world.on_main(write_here)
+
+
+def load(  # noqa: PLR0913 - a training has that many parts
+    folder: str | PathLike[str],
+    *,
+    model: nn.Module,
+    optimizer: Stateful | None = None,
+    schedule: Stateful | None = None,
+    scaler: Stateful | None = None,
+    loader: Stateful | None = None,
+    missing_ok: bool = False,
+    world: World | None = None,
+) -> dict[str, Any]:
+    """Load the newest usable checkpoint in `folder`, or the one that `folder` is; called by all ranks.
+
+    ::
+
+        done = samestep.load("checkpoints", model=model, optimizer=optimizer, loader=loader, missing_ok=True)
+        step = done.get("step", 0)
+
+    Rank 0 reads and verifies every byte, the others are sent what it has: they need not see its files.
+    A newer checkpoint that is damaged is told in a warning. With as many ranks as when it was saved, each
+    gets its random state back; that another number of ranks cannot is told in a warning as well.
+
+    Args:
+        folder: what `save` was given, or one checkpoint in it.
+        model: must have the names and shapes that were saved.
+        optimizer: must have been saved, if given; so for `schedule`, `scaler` and `loader`.
+        schedule: of the learning rate.
+        scaler: of the loss.
+        loader: what `shard` returned; its next pass begins where the training stood.
+        missing_ok: return an empty dict where there is no checkpoint yet, damaged or not.
+        world: the ranks; None is the job this process has joined.
+
+    Returns:
+        ``{"step": ...}`` and what `save` was given as `extra`, on every rank.
+
+    Raises:
+        CheckpointError: there is none, none is usable, or it belongs to another model: tells how they
+            differ. Nothing was changed then.
+    """
+    world = current() if world is None else world
+    chosen = choose_on_all(world, Path(folder), missing_ok=missing_ok)
+    if chosen is None:
+        return {}
+    snapshot = chosen.snapshot
+    given = {"optimizer": optimizer, "schedule": schedule, "scaler": scaler}
+    parts = {name: part for name, part in given.items() if part is not None}
+    _check(chosen.path, snapshot, model, parts, needs_position=loader is not None)
+    if loader is not None:  # first: it refuses a place beyond the end of its data
+        loader.load_state_dict({name: snapshot.state[name] for name in ("seed", "epoch", "samples")})
+    own_names = serial_names(model.state_dict())
+    model.load_state_dict({name: snapshot.model[serial] for name, serial in own_names.items()})
+    for name, part in parts.items():
+        part.load_state_dict(snapshot.optimizer[name])
+    saved = snapshot.optimizer.get("random", [])
+    notes = [f"{path.name} is not used: {reason}" for path, reason in chosen.refused]
+    if not restore_random_state(world, saved):
+        notes.append(
+            f"{chosen.path} has the random state of {len(saved)} rank(s), not of {world.place.size}: random "
+            "draws go on from the seeds of this run."
+        )
+    world.on_main(lambda: _warn(notes))
+    return {"step": snapshot.state["step"], **snapshot.state.get("extra", {})}
+
+
+def _write_among(folder: Path, snapshot: Snapshot, step: int, keep: int | None) -> Path:
+    """Write a checkpoint of a script beside its others; delete what need not stay."""
+    retention = None if keep is None else Keep(last=keep, best=False)
+    try:
+        tidy(folder)
+        path = write(snapshot, folder_of(folder, step))
+        if retention is not None:
+            prune(folder, retention, newest=step)
+    except OSError as error:
+        raise CheckpointError(f"cannot tidy up the checkpoints in {folder}: {error}.") from error
+    return path
+
+
+def _serial_weights(model: nn.Module) -> dict[str, Tensor]:
+    weights = model.state_dict()
+    return {serial: weights[name] for name, serial in serial_names(weights).items()}
+
+
+def _check(
+    path: Path, snapshot: Snapshot, model: nn.Module, parts: Mapping[str, Stateful], *, needs_position: bool
+) -> None:
+    """Refuse a checkpoint that is not of these parts."""
+    if difference := misfit(snapshot.model, _serial_weights(model)):
+        raise CheckpointError(f"{path} belongs to another model: {difference}.")
+    missing = [name for name in parts if name not in snapshot.optimizer]
+    if needs_position and not {"seed", "epoch", "samples"} <= snapshot.state.keys():
+        missing.append("loader")
+    if missing:
+        raise CheckpointError(
+            f"{path} was saved without {', '.join(missing)}. Leave it out here as well, or save it too."
+        )
+    for name, part in parts.items():
+        saved, own = snapshot.optimizer[name], part.state_dict()
+        difference = optimizer_misfit(saved, own) if name == "optimizer" else None
+        if own and not saved:  # a scaler that was switched off has no state
+            difference = "it was saved without a state"
+        if difference:
+            raise CheckpointError(f"{path} belongs to another {name}: {difference}.")
+
+
+def _warn(notes: list[str]) -> None:
+    for note in notes:
+        warnings.warn(note, stacklevel=5)  # the script's call of `load`, by way of `on_main`
