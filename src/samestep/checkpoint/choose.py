@@ -8,8 +8,7 @@ from samestep.base.errors import CheckpointError
 from samestep.checkpoint.files import restore
 from samestep.checkpoint.manifest import MANIFEST
 from samestep.checkpoint.read import read
-from samestep.checkpoint.snapshot import Snapshot, broadcast_snapshot
-from samestep.world.world import World
+from samestep.checkpoint.snapshot import Snapshot
 
 _NAME = re.compile(r"step-(\d+)")
 
@@ -60,32 +59,8 @@ def newest_valid(folder: Path) -> Chosen:
     raise CheckpointError(f"no checkpoint in {folder} can be used. {reasons}")
 
 
-def choose_on_all(world: World, folder: Path, *, missing_ok: bool = False) -> Chosen | None:
-    """Return `newest_valid` of `folder` on every rank; called by all, read by rank 0 alone.
-
-    Args:
-        world: who calls.
-        folder: looked at by rank 0; the others need not see it.
-        missing_ok: return None where there is nothing that is called a checkpoint.
-
-    Raises:
-        CheckpointError: see `newest_valid`; on every rank.
-    """
-    read_here: list[Snapshot] = []
-
-    def look() -> tuple[Path, tuple[tuple[Path, str], ...]] | None:
-        if missing_ok and _is_bare(folder):
-            return None
-        chosen = newest_valid(folder)
-        read_here.append(chosen.snapshot)
-        return chosen.path, chosen.refused
-
-    found = world.on_main(look)
-    snapshot = broadcast_snapshot(world, next(iter(read_here), None))
-    return None if found is None or snapshot is None else Chosen(found[0], snapshot, found[1])
-
-
-def _is_bare(folder: Path) -> bool:
+def is_bare(folder: Path) -> bool:
+    """Return whether there is no checkpoint yet in `folder`, neither whole nor damaged."""
     restore(folder)
     return not (folder / MANIFEST).exists() and not steps_in(folder)
 

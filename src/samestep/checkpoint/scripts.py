@@ -10,13 +10,14 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from samestep.base.errors import CheckpointError
-from samestep.checkpoint.choose import choose_on_all, folder_of
+from samestep.checkpoint.choose import folder_of
 from samestep.checkpoint.files import tidy
 from samestep.checkpoint.fit import misfit, optimizer_misfit
 from samestep.checkpoint.foreign import serial_names
 from samestep.checkpoint.random_state import gather_random_state, restore_random_state
 from samestep.checkpoint.retain import Keep, prune
 from samestep.checkpoint.save import write
+from samestep.checkpoint.shared import choose_on_all
 from samestep.checkpoint.snapshot import Snapshot
 from samestep.sharding.position import Position
 from samestep.world.current import current

@@ -1,0 +1,109 @@
+"""What a kill leaves behind is told apart by name, and put right by the next writer."""
+
+import hashlib
+
+import pytest
+
+from samestep.checkpoint.files import SealedFile, delete, restore, tidy, whole_or_absent
+
+
+def folder_with(path, text):
+    path.mkdir()
+    (path / "f").write_text(text)
+
+
+def names(parent):
+    return sorted(path.name for path in parent.iterdir())
+
+
+def test_a_sealed_file_knows_its_bytes(tmp_path):
+    data = bytes(range(256)) * 10_000  # more than a piece
+
+    with SealedFile(tmp_path / "f") as file:
+        assert file.write(data) == len(data)
+        assert file.write(memoryview(data)[::1][:7]) == 7
+
+    written = (tmp_path / "f").read_bytes()
+    assert written == data + data[:7]
+    assert (file.seal.bytes, file.seal.sha256) == (len(written), hashlib.sha256(written).hexdigest())
+
+
+def test_a_draft_gets_its_name_at_the_end_of_the_block(tmp_path):
+    with whole_or_absent(tmp_path / "deep" / "c") as draft:
+        (draft / "f").write_text("new")
+        assert not (tmp_path / "deep" / "c").exists()
+
+    assert names(tmp_path / "deep") == ["c"]
+    assert (tmp_path / "deep" / "c" / "f").read_text() == "new"
+
+
+def test_a_failure_while_writing_leaves_neither_a_folder_nor_a_draft(tmp_path):
+    with pytest.raises(FileNotFoundError), whole_or_absent(tmp_path / "c") as draft:
+        (draft / "half").write_text((draft / "missing").read_text())
+
+    assert names(tmp_path) == []
+
+
+def test_a_failure_leaves_the_one_that_was_to_be_replaced(tmp_path):
+    folder_with(tmp_path / "c", "old")
+
+    with pytest.raises(KeyError), whole_or_absent(tmp_path / "c"):
+        raise KeyError
+
+    assert (tmp_path / "c" / "f").read_text() == "old"
+    assert names(tmp_path) == ["c"]
+
+
+def test_a_folder_is_replaced_and_the_old_one_deleted(tmp_path):
+    folder_with(tmp_path / "c", "old")
+
+    with whole_or_absent(tmp_path / "c") as draft:
+        (draft / "f").write_text("new")
+        assert (tmp_path / "c" / "f").read_text() == "old"
+
+    assert (tmp_path / "c" / "f").read_text() == "new"
+    assert names(tmp_path) == ["c"]
+
+
+def test_deleting_takes_the_name_first(tmp_path, monkeypatch):
+    folder_with(tmp_path / "c", "old")
+
+    def killed(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("samestep.checkpoint.files.remove", killed)
+    with pytest.raises(KeyboardInterrupt):
+        delete(tmp_path / "c")
+
+    assert not (tmp_path / "c").exists()
+    (left,) = names(tmp_path)
+    assert left.startswith(".c.gone-")
+
+
+def test_the_next_writer_clears_away_what_was_in_hand_and_nothing_else(tmp_path):
+    for name in (
+        ".step-1.draft-77",
+        ".step-2.gone-77",
+        ".step-3.old-77",
+        "step-3",
+        "step-4",
+        ".mine",
+        "draft-1",
+    ):
+        folder_with(tmp_path / name, name)
+
+    tidy(tmp_path)
+
+    assert names(tmp_path) == [".mine", "draft-1", "step-3", "step-4"]
+
+
+def test_a_folder_that_was_being_replaced_gets_its_name_again_unless_the_new_one_has_it(tmp_path):
+    folder_with(tmp_path / ".step-3.old-77", "old")
+    folder_with(tmp_path / ".step-4.old-77", "old")
+    folder_with(tmp_path / "step-4", "new")
+
+    restore(tmp_path)
+    restore(tmp_path / "none")
+
+    assert (tmp_path / "step-3" / "f").read_text() == "old"
+    assert (tmp_path / "step-4" / "f").read_text() == "new"
