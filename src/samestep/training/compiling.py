@@ -24,7 +24,8 @@ def compiled(model: nn.Module, settings: Settings) -> Callable[[Tensor], Tensor]
     """Return what computes the scores of `model` in training: itself, or its compiled form.
 
     They share weights and buffers. Save and evaluate `model`: the compiled form's keys begin with
-    ``_orig_mod.``. The compiler runs at the first call, and again for a last batch of another size.
+    ``_orig_mod.``. The compiler runs at the first call, and again for a last batch of another size. A share
+    without samples goes through `model`: torch's compiler fails on it (seen in torch 2.13).
 
     Raises:
         UsageError: nothing can be compiled here.
@@ -34,13 +35,18 @@ def compiled(model: nn.Module, settings: Settings) -> Callable[[Tensor], Tensor]
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     _check_compilers(device, env.snapshot())
     try:
-        compiled: Callable[[Tensor], Tensor] = torch.compile(model)
+        fast: Callable[[Tensor], Tensor] = torch.compile(model)
     except RuntimeError as error:  # a Python that is too new for this torch
         raise UsageError(
             f"--compile does not work with Python {sys.version.split()[0]} and torch {torch.__version__}: "
             f"{error}. Leave --compile out."
         ) from None
-    return compiled
+
+    def forward(images: Tensor) -> Tensor:
+        scores: Tensor = fast(images) if len(images) else model(images)
+        return scores
+
+    return forward
 
 
 def _check_compilers(device: torch.device, environment: env.Environment) -> None:
@@ -59,9 +65,10 @@ def _check_compilers(device: torch.device, environment: env.Environment) -> None
 def _check_program(environment: env.Environment, variable: str, usual: tuple[str, ...]) -> None:
     """Check that the compiler a variable names, or else one of the usual ones, can be run."""
     named = environment.get(variable)
-    programs = (named,) if named else usual
+    programs = usual if named is None else (named,)
     if not any(shutil.which(program) for program in programs):
+        wanted = " or ".join(usual) if named is None else f"{variable}={named!r}"
         raise UsageError(
-            f"--compile runs {' or '.join(programs)}{f' (from {variable})' if named else ''}, "
-            f"which is not found. Install it, set {variable} to a compiler, or leave --compile out."
+            f"--compile runs a C++ or C compiler, and {wanted} is not found. "
+            f"Install one, set {variable} to it, or leave --compile out."
         )
