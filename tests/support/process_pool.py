@@ -20,6 +20,7 @@ PRELOAD = [
     "torch.nn.parallel",
     "torch.optim",
     "torch._dynamo",  # seconds; the first optimizer step of a process would load it
+    "samestep.checkpoint.background",
     "samestep.replicas.replicate",
     "pytest",
 ]

@@ -1,0 +1,72 @@
+"""How a script ends, and how full its disk is, does no harm to its checkpoints."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from samestep.checkpoint.background import Writer
+from samestep.checkpoint.choose import newest_valid
+from samestep.checkpoint.retain import Keep
+
+SCRIPT = """
+import sys
+import torch
+from pathlib import Path
+from samestep.checkpoint.background import Writer
+writer = Writer(Path(sys.argv[1]))
+writer.save(step=1, model={"w": torch.zeros(1_000_000)}, optimizer={}, state={})
+raise ValueError("a bug")
+"""
+
+
+def save(writer, step, *, kilobytes):
+    weights = {"w": torch.zeros(kilobytes, 256)}
+    writer.save(step=step, model=weights, optimizer={}, state={})
+    writer.wait()
+
+
+def test_a_script_that_fails_after_save_has_its_checkpoint(tmp_path):
+    ended = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, text=True)
+
+    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, "ValueError: a bug")
+    assert newest_valid(tmp_path).path.name == "step-1"
+    assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 2 MB, where this process may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    mounted = subprocess.run(mount, capture_output=True, text=True)
+    if mounted.returncode:
+        reason = f"a small file system cannot be mounted: {mounted.stderr.strip()}"
+        if "tmpfs" in os.environ.get("SAMESTEP_REQUIRE", "").split(","):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_is_told_by_name_and_loses_nothing(small_disk):
+    with Writer(small_disk, Keep(last=1)) as writer:
+        save(writer, 1, kilobytes=1200)
+        save(writer, 2, kilobytes=1200)
+        assert writer.failure == (
+            f"cannot write the checkpoint {small_disk / 'step-2'}: No space left on device."
+        )
+        chosen = newest_valid(small_disk)
+        assert (chosen.path.name, chosen.refused) == ("step-1", ())
+        assert [path.name for path in small_disk.iterdir()] == ["step-1"]
+
+        save(writer, 3, kilobytes=200)
+        assert writer.failure is None
+        save(writer, 4, kilobytes=1200)  # step 1 has made room
+
+    assert writer.failure is None
+    assert [path.name for path in small_disk.iterdir()] == ["step-4"]
+    assert newest_valid(small_disk).path.name == "step-4"

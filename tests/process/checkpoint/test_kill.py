@@ -1,0 +1,110 @@
+"""Whenever a process that writes checkpoints is killed, the newest one it has completed is there."""
+
+import itertools
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+
+import torch
+
+from samestep.checkpoint.background import Writer
+from samestep.checkpoint.choose import newest_valid, steps_in
+from samestep.checkpoint.files import SealedFile
+from samestep.checkpoint.retain import Keep
+from samestep.checkpoint.save import write
+from samestep.checkpoint.snapshot import Snapshot
+from support.snapshots import same
+
+EVENTS = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir"}
+
+
+def made(step, seed):
+    """Return a snapshot that is told from others by its seed, and costs nothing to make."""
+    weights = {name: torch.full((1000,), float(seed)) for name in ("a", "b")}
+    return Snapshot(weights, {"momentum": weights}, {"step": step, "seed": seed})
+
+
+def save(writer, step, seed):
+    given = made(step, seed)
+    writer.save(step=step, model=given.model, optimizer=given.optimizer, state=given.state)
+
+
+class Doom:
+    """Kills this process at the `at`-th moment at which `folder` is about to change, or a file has begun.
+
+    What has been written is there without waiting for the disk: it is the process that dies, not the machine.
+    """
+
+    def __init__(self, folder, at):
+        self.folder, self.left = str(folder), at
+        sys.addaudithook(self.hook)
+        self.write = SealedFile.write
+        SealedFile.write = lambda file, data: self.half_of_a_file(file, data)
+        os.fsync = self.moment
+
+    def hook(self, event, arguments):
+        if event in EVENTS and str(arguments[0]).startswith(self.folder):
+            self.moment()
+
+    def half_of_a_file(self, file, data):
+        begins = file.seal.bytes == 0
+        count = self.write(file, data)
+        if begins:
+            file.flush()
+            self.moment()
+        return count
+
+    def moment(self, _=None):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def replace_one_and_write_one(folder, at):
+    with Writer(folder, Keep(last=1, best=False)) as writer:
+        Doom(folder, at)
+        for step, seed in ((2, 20), (3, 3)):
+            save(writer, step, seed)
+
+
+def killed_at(folder, at):
+    """Run the writer until moment `at`; return whether it came to it."""
+    process = multiprocessing.get_context("forkserver").Process(
+        target=replace_one_and_write_one, args=(folder, at)
+    )
+    process.start()
+    process.join(60)
+    code = process.exitcode
+    process.close()
+    assert code in {0, -signal.SIGKILL}
+    return code != 0
+
+
+def test_at_any_moment_of_a_kill_a_whole_newest_checkpoint_is_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    before = write(made(2, seed=2), tmp_path / "before" / "step-2").parent
+    write(made(1, seed=1), before / "step-1")
+    found = []
+    for at in itertools.count(1):
+        folder = tmp_path / f"killed-{at}"
+        shutil.copytree(before, folder)
+        killed = killed_at(folder, at)
+
+        chosen = newest_valid(folder)
+        seed = chosen.snapshot.state["seed"]
+        assert chosen.refused == ()
+        assert same(chosen.snapshot.model, made(1, seed).model)
+        found.append(seed)
+        with Writer(folder) as writer:  # the run goes on: nothing is in its way, and nothing is left over
+            save(writer, 9, seed=9)
+        assert writer.failure is None
+        assert sorted(path.name for path in folder.iterdir()) == [
+            f"step-{n}" for n in sorted(steps_in(folder))
+        ]
+        shutil.rmtree(folder)
+        if not killed:
+            break
+
+    assert list(dict.fromkeys(found)) == [2, 20, 3]

@@ -1,0 +1,180 @@
+"""Checkpoints are written while the training goes on, and a failure costs none but itself."""
+
+import errno
+import os
+import threading
+
+import pytest
+import torch
+
+from samestep.base.errors import CheckpointError
+from samestep.checkpoint import background
+from samestep.checkpoint.background import Writer
+from samestep.checkpoint.choose import newest_valid, steps_in
+from samestep.checkpoint.read import read
+from samestep.checkpoint.retain import Keep
+from support.snapshots import network, same, snapshot, stepped
+
+
+def save(writer, step, **changes):
+    given = snapshot(step)
+    writer.save(
+        **{"step": step, "model": given.model, "optimizer": given.optimizer, "state": given.state, **changes}
+    )
+
+
+class Held:
+    """Holds the writing of checkpoints until it is let go."""
+
+    def __init__(self, monkeypatch):
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.write = background.write_staged
+        monkeypatch.setattr(background, "write_staged", self)
+
+    def __call__(self, staged, folder):
+        self.begun.set()
+        assert self.go.wait(60)
+        return self.write(staged, folder)
+
+
+def test_what_is_written_is_the_state_at_the_call_whatever_the_next_step_does(tmp_path, monkeypatch):
+    held = Held(monkeypatch)
+    model = network()
+    optimizer = stepped(model)
+    with Writer(tmp_path) as writer:
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        momentum = optimizer.state_dict()["state"][0]["momentum_buffer"].clone()
+
+        writer.save(
+            step=1,
+            model=model.state_dict(),
+            optimizer={"optimizer": optimizer.state_dict()},
+            state={"lr": 0.1},
+        )
+        assert held.begun.wait(60)
+        for _ in range(3):
+            optimizer.step()
+        held.go.set()
+
+    found = read(tmp_path / "step-1")
+    assert same(dict(found.model), before)
+    assert torch.equal(found.optimizer["optimizer"]["state"][0]["momentum_buffer"], momentum)
+    assert not same(dict(model.state_dict()), before)
+
+
+def test_the_call_returns_before_the_checkpoint_is_there(tmp_path, monkeypatch):
+    held = Held(monkeypatch)
+    writer = Writer(tmp_path)
+
+    save(writer, 1)
+    assert (steps_in(tmp_path), writer.newest) == ([], None)
+    held.go.set()
+    writer.wait()
+
+    assert (steps_in(tmp_path), writer.newest) == ([1], tmp_path / "step-1")
+
+
+def test_a_second_waits_for_the_first_because_it_uses_its_memory(tmp_path, monkeypatch):
+    held = Held(monkeypatch)
+    with Writer(tmp_path) as writer:
+        save(writer, 1)
+        assert held.begun.wait(60)
+        second = threading.Thread(target=save, args=(writer, 2))
+        second.start()
+        assert steps_in(tmp_path) == []
+        held.go.set()
+        second.join()
+
+    assert [same(dict(read(tmp_path / f"step-{n}").model), dict(snapshot(n).model)) for n in (1, 2)] == [
+        True
+    ] * 2
+
+
+def test_step_and_score_are_part_of_the_state(tmp_path):
+    with Writer(tmp_path) as writer:
+        save(writer, 7, state={"epoch": 1}, score=0.5, average=network(2).state_dict())
+
+    found = read(tmp_path / "step-7")
+    assert found.state == {"epoch": 1, "step": 7, "score": 0.5, "format": 1}
+    assert same(dict(found.average), dict(network(2).state_dict()))
+
+
+def test_the_last_and_the_best_are_kept_also_by_another_writer(tmp_path):
+    scores = {1: 0.3, 2: 0.9, 3: 0.5, 4: 0.4}
+    for step, score in scores.items():
+        with Writer(tmp_path, Keep(last=2)) as writer:  # as of a run that was resumed each time
+            save(writer, step, score=score)
+
+    assert steps_in(tmp_path) == [4, 3, 2]
+
+
+def test_drafts_of_a_killed_writer_are_cleared_away(tmp_path):
+    (tmp_path / ".step-3.draft-77").mkdir()
+
+    Writer(tmp_path).close()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_of_the_same_step_is_replaced(tmp_path):
+    with Writer(tmp_path) as writer:
+        save(writer, 1, score=0.1)
+        save(writer, 1, score=0.2)
+
+    assert read(tmp_path / "step-1").state["score"] == 0.2
+
+
+def test_a_failed_write_is_told_by_name_and_the_next_one_is_tried(tmp_path, monkeypatch):
+    writer = Writer(tmp_path)
+    save(writer, 1)
+    writer.wait()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("samestep.checkpoint.files.os.fsync", full)
+        save(writer, 2)
+        writer.wait()
+    assert writer.failure == f"cannot write the checkpoint {tmp_path / 'step-2'}: No space left on device."
+    assert (writer.newest, [path.name for path in tmp_path.iterdir()]) == (tmp_path / "step-1", ["step-1"])
+    assert newest_valid(tmp_path).path.name == "step-1"
+
+    save(writer, 3)
+    writer.close()
+    assert (writer.failure, writer.newest) == (None, tmp_path / "step-3")
+
+
+def test_whatever_goes_wrong_in_the_thread_is_told_and_not_raised(tmp_path, monkeypatch):
+    def broken(*_):
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(background, "write_staged", broken)
+    with Writer(tmp_path) as writer:
+        save(writer, 1)
+
+    assert writer.failure == f"cannot write the checkpoint {tmp_path / 'step-1'}: MemoryError: no more."
+
+
+def test_an_old_one_that_cannot_be_deleted_does_not_undo_the_new_one(tmp_path, monkeypatch):
+    def refused(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(background, "prune", refused)
+    with Writer(tmp_path) as writer:
+        save(writer, 1)
+
+    assert writer.newest == tmp_path / "step-1"
+    assert writer.failure.startswith(f"{tmp_path / 'step-1'} is written, but an older checkpoint cannot be")
+
+
+def test_what_cannot_be_saved_is_an_error_of_the_call(tmp_path):
+    with Writer(tmp_path) as writer, pytest.raises(CheckpointError, match=r"optimizer\.f is a "):
+        save(writer, 1, optimizer={"f": save})
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_of_the_writer(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(CheckpointError, match=r"cannot write checkpoints to .*file/c: Not a directory"):
+        Writer(tmp_path / "file" / "c")
