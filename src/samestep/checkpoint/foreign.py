@@ -108,7 +108,7 @@ def _without_shared_prefix(weights: Mapping[str, Any], wanted: set[str]) -> Mapp
 def _contents(path: Path) -> Mapping[str, Any]:
     if path.is_dir():
         chosen = newest_valid(path)
-        warn_of_refused(chosen.refused)
+        _warn_of_refused(chosen.refused)
         return chosen.snapshot.model
     try:
         if path.suffix == ".safetensors":
@@ -128,10 +128,10 @@ def _contents(path: Path) -> Mapping[str, Any]:
     raise CheckpointError(f"{path} holds a {type(contents).__name__}, not a state dict.")
 
 
-def warn_of_refused(refused: Iterable[tuple[Path, str]]) -> None:
+def _warn_of_refused(refused: Iterable[tuple[Path, str]]) -> None:
     """Tell that newer checkpoints were there, and why an older one is used."""
     for path, reason in refused:
-        warnings.warn(f"{path.name} is not used: {reason}", stacklevel=3)
+        warnings.warn(f"{path.name} is not used: {reason}", stacklevel=4)  # the call of `load_state`
 
 
 def _not_plain(path: Path, told: str) -> str:
