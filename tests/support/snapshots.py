@@ -7,10 +7,13 @@ from samestep.checkpoint.snapshot import Snapshot
 
 
 def network(seed=0, dtype=torch.float64) -> nn.Module:
-    """A network with parameters, buffers and a counter."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).to(dtype)
+    """A network with parameters, buffers and a counter; ranks that are threads may make it at once."""
+    model = nn.Sequential(nn.utils.skip_init(nn.Linear, 3, 2, dtype=dtype), nn.BatchNorm1d(2, dtype=dtype))
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model[0].parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=draw, dtype=dtype))
+    return model
 
 
 def stepped(model: nn.Module) -> torch.optim.Optimizer:

@@ -1,0 +1,276 @@
+"""samestep.save and load: every rank calls them, rank 0 alone touches files, all learn what came of it."""
+
+import os
+import warnings
+from itertools import chain
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import TensorDataset
+
+import samestep
+from samestep.base.errors import CheckpointError, OutOfStep, UsageError
+from samestep.checkpoint.choose import steps_in
+from samestep.checkpoint.read import read
+from samestep.world.solo import SoloWorld
+from samestep.world.threads import run_ranks
+from support.snapshots import network, same, stepped
+
+NUMBERS = TensorDataset(torch.arange(23))
+
+
+class Script:
+    """What a script of one's own has on one rank."""
+
+    def __init__(self, world=None, seed=0):
+        self.model = network(seed)
+        self.optimizer = stepped(self.model)
+        self.schedule = StepLR(self.optimizer, step_size=1)
+        self.loader = samestep.shard(NUMBERS, batch_size=4, shuffle=True, world=world or SoloWorld())
+
+    @property
+    def parts(self):
+        return {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "schedule": self.schedule,
+            "loader": self.loader,
+        }
+
+    @property
+    def weights(self):
+        return dict(self.model.state_dict())
+
+
+def here_only(world, folder):
+    """Return `folder` on rank 0 and what is not there on the others: their nodes do not see it."""
+    return folder if world.place.is_main else folder / "not seen from here"
+
+
+def save_after(world, folder, batches, **extra):
+    """Go through some batches, then save; return the samples this rank has used."""
+    script, used = Script(world, seed=1), []
+    for count, (numbers,) in enumerate(script.loader, start=1):
+        used += numbers.tolist()
+        if count == batches:
+            path = samestep.save(here_only(world, folder), step=count, world=world, **script.parts, **extra)
+            return used, path
+    raise AssertionError
+
+
+def load_and_finish(world, folder):
+    """Load, then go to the end of the epoch; return what was returned, the weights, and the samples used."""
+    script = Script(world, seed=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of another number of ranks
+        told = samestep.load(here_only(world, folder), world=world, **script.parts)
+    used = [number for (numbers,) in script.loader for number in numbers.tolist()]
+    return told, script, used
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (1, 3), (3, 2), (2, 1)])
+def test_a_script_goes_on_in_the_middle_of_an_epoch_at_any_number_of_ranks(tmp_path, before, after):
+    saved = run_ranks(save_after, before, tmp_path, 3)
+    loaded = run_ranks(load_and_finish, after, tmp_path)
+
+    first = Script(seed=1)
+    assert {path for _, path in saved} == {tmp_path / "step-3"}
+    for told, script, _ in loaded:
+        assert told == {"step": 3}
+        assert same(script.weights, first.weights)
+        assert same(script.optimizer.state_dict(), first.optimizer.state_dict())
+    used = [samples for samples, _ in saved] + [samples for _, _, samples in loaded]
+    assert sorted(chain.from_iterable(used)) == list(range(23))
+
+
+def test_what_else_a_script_saves_comes_back(tmp_path):
+    script = Script()
+
+    samestep.save(tmp_path, step=4, world=SoloWorld(), model=script.model, best=0.5, names=["a"])
+
+    told = samestep.load(tmp_path, world=SoloWorld(), model=script.model)
+    assert told == {"step": 4, "best": 0.5, "names": ["a"]}
+
+
+def test_each_rank_gets_its_own_random_state_back(tmp_path):
+    def saving(world):
+        samestep.save(tmp_path, step=1, world=world, model=network())
+
+    run_ranks(saving, 2)
+
+    assert len(read(tmp_path / "step-1").optimizer["random"]) == 2
+
+
+def test_draws_go_on_where_they_would_have_gone_on(tmp_path):
+    model = network()
+    samestep.save(tmp_path, step=1, world=SoloWorld(), model=model)
+    expected = torch.rand(3)
+    torch.rand(5)
+
+    samestep.load(tmp_path, world=SoloWorld(), model=model)
+
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_another_number_of_ranks_is_told_that_draws_differ(tmp_path):
+    samestep.save(tmp_path, step=1, world=SoloWorld(), model=network())
+
+    with pytest.warns(UserWarning, match=r"step-1 has the random state of 1 rank.s., not of 2") as told:
+        run_ranks(lambda world: samestep.load(tmp_path, world=world, model=network()), 2)
+    assert [warning.filename for warning in told] == [__file__]
+
+
+def test_ranks_in_different_steps_are_out_of_step_and_nothing_is_written(tmp_path):
+    def saving(world):
+        with pytest.raises(OutOfStep, match="rank 0 comes to a checkpoint at step 5, rank 1 at step 6"):
+            samestep.save(tmp_path, step=5 + world.place.rank, world=world, model=network())
+
+    run_ranks(saving, 2)
+
+    assert steps_in(tmp_path) == []
+
+
+def test_ranks_at_different_places_in_the_data_are_out_of_step(tmp_path):
+    def saving(world):
+        script = Script(world)
+        if world.place.rank:
+            script.loader.set_epoch(1)
+        with pytest.raises(OutOfStep, match=r"rank 0 .* epoch 0, samples 0, rank 1 at .* epoch 1, samples 0"):
+            samestep.save(tmp_path, step=5, world=world, **script.parts)
+
+    run_ranks(saving, 2)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_an_error_on_every_rank(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    def saving(world):
+        with pytest.raises(CheckpointError, match="Not a directory"):
+            samestep.save(tmp_path / "file", step=1, world=world, model=network())
+        with pytest.raises(CheckpointError, match=r"'best': tensor.*JSON does not hold it"):
+            samestep.save(tmp_path, step=1, world=world, model=network(), best=torch.ones(1))
+
+    run_ranks(saving, 2)
+
+
+def test_a_damaged_one_is_told_on_rank_0_and_the_one_before_is_loaded_on_every_rank(tmp_path):
+    run_ranks(save_after, 2, tmp_path, 1)
+    run_ranks(save_after, 2, tmp_path, 2)
+    os.truncate(tmp_path / "step-2" / "model.safetensors", 100)
+
+    def loading(world):
+        return samestep.load(here_only(world, tmp_path), world=world, **Script(world).parts)
+
+    with pytest.warns(UserWarning, match=r"step-2 is not used: .*model\.safetensors was damaged") as told:
+        assert run_ranks(loading, 2) == [{"step": 1}] * 2
+    assert len(told) == 1
+
+
+def test_where_there_is_none_yet_a_script_begins_if_it_may(tmp_path):
+    def loading(world):
+        folder = here_only(world, tmp_path / "none")
+        with pytest.raises(CheckpointError, match="there is no checkpoint"):
+            samestep.load(folder, world=world, model=network())
+        return samestep.load(folder, world=world, model=network(), missing_ok=True)
+
+    assert run_ranks(loading, 2) == [{}, {}]
+
+
+def test_old_ones_go_once_the_new_one_is_there(tmp_path):
+    for step in (1, 2, 3):
+        samestep.save(tmp_path, step=step, world=SoloWorld(), model=network(), keep=2)
+    assert steps_in(tmp_path) == [3, 2]
+
+    with pytest.raises(UsageError, match="last 0 cannot be kept"):
+        samestep.save(tmp_path, step=4, world=SoloWorld(), model=network(), keep=0)
+    assert steps_in(tmp_path) == [3, 2]
+
+
+def test_a_wrapped_model_is_saved_with_serial_keys_and_loads_wrapped_or_bare(tmp_path):
+    def wrapped(seed):
+        model = torch.nn.Module()
+        model.module = network(seed)
+        return model
+
+    samestep.save(tmp_path, step=1, world=SoloWorld(), model=wrapped(1))
+    bare, again = network(2), wrapped(3)
+    samestep.load(tmp_path, world=SoloWorld(), model=bare)
+    samestep.load(tmp_path, world=SoloWorld(), model=again)
+
+    expected = dict(network(1).state_dict())
+    assert same(dict(read(tmp_path / "step-1").model), expected)
+    assert same(dict(bare.state_dict()), expected)
+    assert same(dict(again.module.state_dict()), expected)
+
+
+def test_the_state_of_a_scaler_comes_back(tmp_path):
+    def scaler(**options):
+        return torch.amp.GradScaler("cpu", **options)
+
+    saved = scaler(init_scale=8.0)
+    samestep.save(tmp_path, step=1, world=SoloWorld(), model=network(), scaler=saved)
+    found = scaler(init_scale=2.0)
+    samestep.load(tmp_path, world=SoloWorld(), model=network(), scaler=found)
+    assert found.get_scale() == 8.0
+
+    samestep.save(tmp_path, step=2, world=SoloWorld(), model=network(), scaler=scaler(enabled=False))
+    with pytest.raises(CheckpointError, match="belongs to another scaler: it was saved without a state"):
+        samestep.load(tmp_path, world=SoloWorld(), model=network(), scaler=found)
+    samestep.load(tmp_path, world=SoloWorld(), model=network(), scaler=scaler(enabled=False))
+
+
+def other_model(script):
+    script.model = torch.nn.Linear(1, 1)
+
+
+def other_optimizer(script):
+    script.optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (other_model, r"step-1 belongs to another model: missing: weight, bias; unexpected: "),
+        (other_optimizer, r"step-1 belongs to another optimizer: groups of \[4\] parameters, .* of \[1\]"),
+    ],
+)
+def test_a_checkpoint_of_something_else_changes_nothing(tmp_path, change, told):
+    samestep.save(tmp_path, step=1, world=SoloWorld(), **Script(seed=1).parts)
+    script = Script(seed=2)
+    change(script)
+    before = {name: tensor.clone() for name, tensor in script.weights.items()}
+
+    with pytest.raises(CheckpointError, match=told):
+        samestep.load(tmp_path, world=SoloWorld(), **script.parts)
+
+    assert same(script.weights, before)
+    assert script.loader.position.samples == 0
+
+
+def test_what_was_not_saved_cannot_be_loaded(tmp_path):
+    samestep.save(tmp_path, step=1, world=SoloWorld(), model=network())
+
+    with pytest.raises(
+        CheckpointError, match=r"step-1 was saved without optimizer, schedule, loader\. Leave"
+    ):
+        samestep.load(tmp_path, world=SoloWorld(), **Script().parts)
+
+
+def test_a_place_beyond_the_end_of_the_data_is_refused_before_the_model_changes(tmp_path):
+    save_after(SoloWorld(), tmp_path, 3)
+    script = Script(seed=2)
+    script.loader = samestep.shard(TensorDataset(torch.arange(5)), batch_size=4, world=SoloWorld())
+
+    with pytest.raises(UsageError, match="5"):
+        samestep.load(tmp_path, world=SoloWorld(), **script.parts)
+
+    assert same(script.weights, Script(seed=2).weights)
+
+
+def test_the_world_is_the_one_that_was_joined(tmp_path):
+    def saving(world):
+        return samestep.save(tmp_path, step=1, model=network())
+
+    assert run_ranks(saving, 2) == [tmp_path / "step-1"] * 2
+    assert len(read(tmp_path / "step-1").optimizer["random"]) == 2
