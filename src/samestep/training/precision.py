@@ -1,16 +1,19 @@
 """Precision: which numbers the weights, the inputs and the arithmetic are made of."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from samestep.base.errors import UsageError
+from samestep.base.errors import CheckpointError, UsageError
 
 _BF16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}  # the last one is Arm's
+_FIRST_SCALE = 2.0**16  # torch's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +41,31 @@ class Precision:
     ``scale(loss).backward()``, ``unscale_(optimizer)`` before gradients are looked at, ``step(optimizer)``,
     ``update()``. The scaler looks for overflow in the exchanged gradients, so all ranks find the same, skip
     the same steps and keep equal scales. With a fused optimizer none of that waits for the device.
+
+    A sample of a rank's share counts `workers` times as much in that rank's loss as in the serial one, so the
+    scale is as many times smaller: what overflows is what would overflow on one worker.
     """
 
-    def __init__(self, numbers: _Numbers, device: torch.device) -> None:
+    def __init__(self, numbers: _Numbers, device: torch.device, workers: int) -> None:
         self.weights = numbers.weights
         """Dtype of the parameters."""
         self.images = numbers.weights
         """Dtype of the inputs; autocast casts them on its own, once they are normalised."""
-        self.scaler = torch.amp.GradScaler(device.type, enabled=numbers.products is torch.float16)
+        self.scaler = torch.amp.GradScaler(
+            device.type, init_scale=_FIRST_SCALE / workers, enabled=numbers.products is torch.float16
+        )
         self._numbers = numbers
         self._device = device
+        self._workers = workers
 
     @classmethod
-    def of(cls, name: str, device: torch.device) -> "Precision":
+    def of(cls, name: str, device: torch.device, *, workers: int = 1) -> "Precision":
         """Return the precision called `name` on `device`, with a fresh loss scaler.
 
         Args:
             name: as in `Settings.precision`; ``auto`` is bf16 where it is fast, else fp32.
             device: where the model is.
+            workers: how many share a batch.
 
         Raises:
             UsageError: this device, or this build of torch, cannot compute so.
@@ -68,11 +78,30 @@ class Precision:
                 f"--precision {name} does not work on {device} with torch {torch.__version__}: {refusal} "
                 "Use --precision fp32."
             )
-        return cls(_NUMBERS[name], device)
+        return cls(_NUMBERS[name], device, workers)
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context in which the model computes; the loss is taken outside."""
         return _autocast(self._numbers, self._device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the scaler, as one worker would have it; empty where nothing is scaled."""
+        state = self.scaler.state_dict()
+        return {**state, "scale": state["scale"] * self._workers} if state else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`, at any number of workers.
+
+        Raises:
+            CheckpointError: it was saved in a precision that scales otherwise.
+        """
+        if self.scaler.is_enabled() != bool(state):
+            raise CheckpointError(
+                f"the checkpoint has {'a' if state else 'no'} loss scale: "
+                "it belongs to a training in another --precision."
+            )
+        if state:
+            self.scaler.load_state_dict({**state, "scale": state["scale"] / self._workers})
 
 
 def machine_has_bf16(device: torch.device, *, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from samestep.base.errors import UsageError
+from samestep.base.errors import CheckpointError, UsageError
 from samestep.training.optimizers import build_optimizer
 from samestep.training.precision import Precision, machine_has_bf16
 from samestep.training.schedules import build_schedule
@@ -78,7 +78,7 @@ def test_without_a_need_for_scaling_the_scaler_passes_everything_on(name):
     loss = torch.tensor(2.0, requires_grad=True)
 
     assert precision.scaler.scale(loss) is loss
-    assert precision.scaler.state_dict() == {}
+    assert precision.state_dict() == {}
 
 
 @pytest.mark.parametrize("options", OPTIMIZERS, ids=str)
@@ -149,14 +149,22 @@ def test_that_a_tensor_is_read_would_be_seen():
         torch.ones(()).item()
 
 
-def test_the_state_of_the_scaler_goes_on():
-    precision, again = (Precision.of("fp16", CPU) for _ in range(2))
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_the_state_of_the_scaler_goes_on_at_any_number_of_workers(workers):
+    precision, again = Precision.of("fp16", CPU), Precision.of("fp16", CPU, workers=workers)
     model = network(precision)
     step(model, precision, build_optimizer(model, settings()), factor=float("inf"))
 
-    again.scaler.load_state_dict(precision.scaler.state_dict())
+    again.load_state_dict(precision.state_dict())
 
-    assert again.scaler.get_scale() == 2.0**15
+    assert again.scaler.get_scale() == 2.0**15 / workers
+    assert again.state_dict() == precision.state_dict()
+
+
+@pytest.mark.parametrize(("saved", "wanted"), [("fp16", "fp32"), ("bf16", "fp16")])
+def test_the_state_of_another_precision_is_refused(saved, wanted):
+    with pytest.raises(CheckpointError, match="another --precision"):
+        Precision.of(wanted, CPU).load_state_dict(Precision.of(saved, CPU).state_dict())
 
 
 def test_what_the_build_cannot_do_is_refused_before_work():
