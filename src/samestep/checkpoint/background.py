@@ -19,8 +19,9 @@ from samestep.checkpoint.save import write_staged
 from samestep.checkpoint.snapshot import Snapshot
 from samestep.checkpoint.stage import Stage
 
-_NICENESS = 19
-"""The priority of the writing thread: it takes the time that the training leaves."""
+_NICENESS = 10
+"""Of the writing thread: it takes the time that the training leaves. With the lowest priority it might not run
+for long while it holds the interpreter's lock, and the training would wait for it."""
 
 
 class Writer:

@@ -3,7 +3,7 @@
 import json
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from samestep.checkpoint.snapshot import Snapshot
 _PINNED = frozenset({"cuda", "xpu"})
 """Kinds of devices that copy into page-locked memory by themselves, while the host goes on."""
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+_Buffers: TypeAlias = dict[tuple[int, bool], Tensor]
+"""Memory by the number of what was copied there, and whether it is page-locked."""
 
 
 class Stage:
@@ -25,7 +27,7 @@ class Stage:
     """
 
     def __init__(self) -> None:
-        self._buffers: dict[str, Tensor] = {}
+        self._buffers: _Buffers = {}
         self._copied: torch.Event | None = None
 
     def take(self, snapshot: Snapshot) -> Snapshot:
@@ -53,10 +55,10 @@ class Stage:
 
 
 class _Copies:
-    """The tensors of one snapshot and where each is copied to; memory is found again by path."""
+    """The tensors of one snapshot and where each is copied to; memory is found again by their order."""
 
-    def __init__(self, before: Mapping[str, Tensor]) -> None:
-        self.buffers: dict[str, Tensor] = {}
+    def __init__(self, before: _Buffers) -> None:
+        self.buffers: _Buffers = {}
         self._before = before
         self._pairs: list[tuple[Tensor, Tensor]] = []
 
@@ -73,7 +75,10 @@ class _Copies:
         if isinstance(value, Tensor):
             return self._tensor(path, value)
         if isinstance(value, Mapping):
-            items = {key: self.tree(f"{path}.{key}", item) for key, item in value.items()}
+            items = {
+                _plain(f"a key of {path}", key): self.tree(f"{path}.{key}", item)
+                for key, item in value.items()
+            }
             for kind in (Counter, OrderedDict):  # MultiStepLR's milestones are a Counter
                 if isinstance(value, kind):
                     return kind(items)
@@ -85,16 +90,13 @@ class _Copies:
 
     def copy_all(self) -> torch.Event | None:
         """Copy, or begin to; return what tells the end of what was only begun."""
-        begun: Tensor | None = None
+        devices = {source.device for source, _ in self._pairs if source.device.type in _PINNED}
         with torch.no_grad():
             for source, buffer in self._pairs:
-                buffer.copy_(
-                    source, non_blocking=buffer.is_pinned() if source.device.type != "cpu" else False
-                )
-                begun = source if source.device.type in _PINNED else begun
-        if begun is None:
+                buffer.copy_(source, non_blocking=source.device in devices)
+        if not devices:
             return None
-        event = torch.Event(begun.device)
+        event = torch.Event(devices.pop())  # a rank has one
         event.record()
         return event
 
@@ -104,22 +106,17 @@ class _Copies:
                 f"{path} is a {tensor.layout} tensor on {tensor.device}: only plain tensors can be saved. "
                 "Convert it first."
             )
-        tensor = tensor.detach()
-        buffer = self._before.get(path)
-        if buffer is None or not _same_form(buffer, tensor):
-            buffer = torch.empty_like(tensor, device="cpu", pin_memory=tensor.device.type in _PINNED)
-        self.buffers[path] = buffer
-        self._pairs.append((tensor, buffer))
+        key = len(self._pairs), tensor.device.type in _PINNED
+        buffer = self._before.get(key)
+        if buffer is None or (buffer.shape, buffer.dtype, buffer.stride()) != (
+            tensor.shape,
+            tensor.dtype,
+            tensor.stride(),
+        ):
+            buffer = torch.empty_like(tensor, device="cpu", requires_grad=False, pin_memory=key[1])
+        self.buffers[key] = buffer
+        self._pairs.append((tensor.detach(), buffer))
         return buffer
-
-
-def _same_form(buffer: Tensor, tensor: Tensor) -> bool:
-    return (buffer.shape, buffer.dtype, buffer.stride(), buffer.is_pinned()) == (
-        tensor.shape,
-        tensor.dtype,
-        tensor.stride(),
-        tensor.device.type in _PINNED,
-    )
 
 
 def _plain(path: str, value: Any) -> Any:
@@ -131,7 +128,7 @@ def _plain(path: str, value: Any) -> Any:
     if isinstance(value, float):
         return float(value)
     if isinstance(value, str):
-        return str(value)
+        return str.__str__(value)
     raise CheckpointError(
         f"{path} is a {type(value).__module__}.{type(value).__name__}, which could not be read back without "
         "running code: it cannot be saved. Use tensors, numbers, strings, lists and dicts."

@@ -108,6 +108,12 @@ def test_numbers_of_numpy_become_plain_ones_and_containers_keep_their_kind(tmp_p
         "ordered": OrderedDict(b=1, a=2),
         "size": torch.Size([1, 2]),
         "dtype": torch.bfloat16,
+        "device": torch.device("cuda:1"),
+        "complex": 1 + 2j,
+        "bytes": b"\x00\xff",
+        "bool": True,
+        "inf": float("inf"),
+        3: "a key that is a number",
     }
 
     found = read(write(snapshot(optimizer=tree), tmp_path / "c")).optimizer
@@ -115,6 +121,12 @@ def test_numbers_of_numpy_become_plain_ones_and_containers_keep_their_kind(tmp_p
     assert found == tree
     assert type(found["float"]) is float
     assert [type(found[name]) for name in ("tuple", "counter", "ordered")] == [tuple, Counter, OrderedDict]
+
+
+def test_two_tensors_of_one_dotted_path_are_two(tmp_path):
+    tree = {"a": {"b": torch.zeros(1), 1: torch.ones(1), "1": torch.ones(1) * 2}, "a.b": torch.ones(1) * 3}
+
+    assert same(read(write(snapshot(optimizer=tree), tmp_path / "c")).optimizer, tree)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +138,7 @@ def test_numbers_of_numpy_become_plain_ones_and_containers_keep_their_kind(tmp_p
             r"optimizer\.f is a ",
         ),
         ({"m": nn.Linear(1, 1)}, r"optimizer\.m is a torch\.nn\.modules\.linear\.Linear"),
+        ({"d": {torch.nn: 1}}, r"a key of optimizer\.d is a builtins\.module"),
         ({"s": torch.eye(2).to_sparse()}, r"optimizer\.s is a torch\.sparse_coo tensor on cpu"),
     ],
 )

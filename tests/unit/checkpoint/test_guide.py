@@ -1,0 +1,25 @@
+"""What the guide says of checkpoints is what the code does."""
+
+import ast
+import re
+from pathlib import Path
+
+from samestep.checkpoint.foreign import WRAPPINGS
+from samestep.checkpoint.manifest import FILES
+
+GUIDE = (Path(__file__).parents[3] / "docs" / "guide" / "checkpoints.md").read_text()
+
+
+def test_every_file_of_a_checkpoint_is_described_and_no_other():
+    assert set(re.findall(r"^\| `([\w.]+)` \|", GUIDE, re.MULTILINE)) == FILES
+
+
+def test_every_usual_wrapping_is_named():
+    (told,) = re.findall(r"in its usual wrappings: ([^;]+);", GUIDE)
+
+    assert tuple(re.findall(r"`(\w+)`", told)) == WRAPPINGS
+
+
+def test_the_shown_code_is_code():
+    for block in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL):
+        ast.parse(block)
