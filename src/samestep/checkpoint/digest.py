@@ -3,14 +3,9 @@
 import hashlib
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
-
-def raw_bytes(tensor: Tensor) -> bytes:
-    """Return the bytes of `tensor` in row-major order, whatever its dtype and device."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes()
+from samestep.checkpoint.tensors import bytes_of
 
 
 def weights_sha256(state: Mapping[str, Tensor]) -> str:
@@ -22,5 +17,5 @@ def weights_sha256(state: Mapping[str, Tensor]) -> str:
     for name in sorted(state):
         tensor = state[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(raw_bytes(tensor))
+        digest.update(bytes_of(tensor.detach().cpu()))
     return digest.hexdigest()

@@ -45,6 +45,7 @@ class SealedFile:
         self._stream = path.open("xb")
         self._digest = hashlib.sha256()
         self._bytes = 0
+        self._failed: OSError | None = None
 
     @property
     def seal(self) -> Seal:
@@ -54,10 +55,14 @@ class SealedFile:
     def write(self, data: bytes | memoryview) -> int:
         """Append `data`, of which any buffer will do. Long ones let other threads run meanwhile."""
         view = memoryview(data).cast("B")
-        for start in range(0, len(view), _PIECE):
-            piece = view[start : start + _PIECE]
-            self._digest.update(piece)
-            self._stream.write(piece)
+        try:
+            for start in range(0, len(view), _PIECE):
+                piece = view[start : start + _PIECE]
+                self._digest.update(piece)
+                self._stream.write(piece)
+        except OSError as error:
+            self._failed = error
+            raise
         self._bytes += len(view)
         return len(view)
 
@@ -79,6 +84,8 @@ class SealedFile:
             # A full disk is told once: closing would try to write the rest again.
             with suppress(OSError):
                 self._stream.close()
+        if self._failed is not None and error is not self._failed:
+            raise self._failed  # torch.save tells instead that its archive has no end
 
 
 @contextmanager
@@ -111,7 +118,9 @@ def tidy(parent: Path) -> None:
     """Clear away in `parent` what a killed writer had in hand; for the one writer there is."""
     restore(parent)
     for path, _ in _left_over(parent, "draft", "gone", "old"):
-        remove(path)
+        # On a network file system another reader may still hold a file of it: it does no harm.
+        with suppress(OSError):
+            remove(path)
 
 
 def restore(parent: Path) -> None:
@@ -128,6 +137,9 @@ def flush(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that cannot be asked for this
+            raise
     finally:
         os.close(handle)
 

@@ -75,6 +75,10 @@ def refuse_foreign(folder: Path) -> None:
     Raises:
         CheckpointError: there is something in it that samestep did not write.
     """
+    if folder.is_symlink():
+        raise CheckpointError(
+            f"{folder} is a link to {folder.readlink()}: it is left as it is. Move it away."
+        )
     if folder.is_dir() and (others := sorted({path.name for path in folder.iterdir()} - FILES)):
         raise CheckpointError(
             f"{folder} holds {', '.join(others[:4])}, which is no part of a checkpoint: it is left as it is. "

@@ -163,13 +163,15 @@ def load(  # noqa: PLR0913 - a training has that many parts
 def _write_among(folder: Path, snapshot: Snapshot, step: int, keep: int | None) -> Path:
     """Write a checkpoint of a script beside its others; delete what need not stay."""
     retention = None if keep is None else Keep(last=keep, best=False)
-    try:
-        tidy(folder)
-        path = write(snapshot, folder_of(folder, step))
-        if retention is not None:
+    tidy(folder)
+    path = write(snapshot, folder_of(folder, step))
+    if retention is not None:
+        try:
             prune(folder, retention, newest=step)
-    except OSError as error:
-        raise CheckpointError(f"cannot tidy up the checkpoints in {folder}: {error}.") from error
+        except OSError as error:
+            raise CheckpointError(
+                f"{path} is written, but an older one cannot be deleted: {error}."
+            ) from error
     return path
 
 

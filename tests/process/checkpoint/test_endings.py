@@ -22,9 +22,9 @@ raise ValueError("a bug")
 """
 
 
-def save(writer, step, *, kilobytes):
-    weights = {"w": torch.zeros(kilobytes, 256)}
-    writer.save(step=step, model=weights, optimizer={}, state={})
+def save(writer, step, *, kilobytes, part="model"):
+    parts = {"model": {}, "optimizer": {}, part: {"w": torch.zeros(kilobytes, 256)}}
+    writer.save(step=step, **parts, state={})
     writer.wait()
 
 
@@ -52,10 +52,11 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk_is_told_by_name_and_loses_nothing(small_disk):
+@pytest.mark.parametrize("part", ["model", "optimizer"])
+def test_a_full_disk_is_told_by_name_and_loses_nothing(small_disk, part):
     with Writer(small_disk, Keep(last=1)) as writer:
         save(writer, 1, kilobytes=1200)
-        save(writer, 2, kilobytes=1200)
+        save(writer, 2, kilobytes=1200, part=part)
         assert writer.failure == (
             f"cannot write the checkpoint {small_disk / 'step-2'}: No space left on device."
         )

@@ -1,8 +1,11 @@
 """What a kill leaves behind is told apart by name, and put right by the next writer."""
 
+import errno
 import hashlib
+import os
 
 import pytest
+import torch
 
 from samestep.checkpoint.files import SealedFile, delete, restore, tidy, whole_or_absent
 
@@ -10,6 +13,15 @@ from samestep.checkpoint.files import SealedFile, delete, restore, tidy, whole_o
 def folder_with(path, text):
     path.mkdir()
     (path / "f").write_text(text)
+
+
+class FullDisk:
+    """A stream that takes nothing."""
+
+    def write(self, _):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    flush = close = lambda self: None
 
 
 def names(parent):
@@ -26,6 +38,26 @@ def test_a_sealed_file_knows_its_bytes(tmp_path):
     written = (tmp_path / "f").read_bytes()
     assert written == data + data[:7]
     assert (file.seal.bytes, file.seal.sha256) == (len(written), hashlib.sha256(written).hexdigest())
+
+
+def test_a_full_disk_is_what_is_told_whatever_comes_of_it(tmp_path):
+    file = SealedFile(tmp_path / "f")
+    file._stream.close()
+    file._stream = FullDisk()
+
+    with pytest.raises(OSError, match="No space left"), file:
+        torch.save({"w": torch.zeros(10)}, file)
+
+
+def test_a_file_system_that_cannot_flush_folders_will_do(tmp_path, monkeypatch):
+    def refuse(_):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with whole_or_absent(tmp_path / "c"):
+        pass
+
+    assert names(tmp_path) == ["c"]
 
 
 def test_a_draft_gets_its_name_at_the_end_of_the_block(tmp_path):

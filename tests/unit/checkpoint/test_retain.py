@@ -6,6 +6,7 @@ from hypothesis import given
 
 from samestep.base.errors import UsageError
 from samestep.checkpoint.choose import newest_valid, steps_in
+from samestep.checkpoint.read import read
 from samestep.checkpoint.retain import Keep, doomed, prune, set_aside_later
 from samestep.checkpoint.save import write
 from support.snapshots import snapshot
@@ -44,10 +45,13 @@ def test_pruning_counts_and_deletes_whole_checkpoints_only(tmp_path):
     (tmp_path / "step-1" / "notes.txt").write_text("mine")
     (tmp_path / "step-5" / "manifest.json").unlink()
     (tmp_path / "step-7").mkdir()
+    elsewhere = write(snapshot(0), tmp_path / "elsewhere")
+    (tmp_path / "step-0").symlink_to(elsewhere)
 
     prune(tmp_path, Keep(last=2), newest=6)
 
-    assert steps_in(tmp_path) == [7, 6, 5, 4, 2, 1]
+    assert steps_in(tmp_path) == [7, 6, 5, 4, 2, 1, 0]
+    assert read(elsewhere).state["step"] == 0
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
 
 
