@@ -20,8 +20,8 @@ from samestep.checkpoint.snapshot import Snapshot
 from samestep.checkpoint.stage import Stage
 
 _NICENESS = 10
-"""Of the writing thread: it takes the time that the training leaves. With the lowest priority of all it might not
-run for long while it holds the interpreter's lock, and the training would wait for it."""
+"""Of the writing thread: it takes the time that the training leaves. At the lowest priority it might not run
+for long while it holds the interpreter's lock, and the training would wait for it."""
 
 
 class Writer:

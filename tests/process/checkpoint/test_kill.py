@@ -10,8 +10,9 @@ import sys
 import torch
 
 from samestep.checkpoint.background import Writer
-from samestep.checkpoint.choose import newest_valid, steps_in
+from samestep.checkpoint.choose import folder_of, newest_valid, steps_in
 from samestep.checkpoint.files import SealedFile
+from samestep.checkpoint.read import read
 from samestep.checkpoint.retain import Keep
 from samestep.checkpoint.save import write
 from samestep.checkpoint.snapshot import Snapshot
@@ -93,6 +94,7 @@ def test_at_any_moment_of_a_kill_a_whole_newest_checkpoint_is_there(tmp_path, mo
         killed = killed_at(folder, at)
 
         chosen = newest_valid(folder)
+        assert all(read(folder_of(folder, step)) for step in steps_in(folder))
         seed = chosen.snapshot.state["seed"]
         assert chosen.refused == ()
         assert same(chosen.snapshot.model, made(1, seed).model)
