@@ -56,8 +56,8 @@ def factor_of(settings: Settings, *, steps_per_epoch: int) -> Factor:
     total, warm = steps(settings.epochs), steps(settings.warmup)
     schedules: dict[str, Callable[[], Factor]] = {
         "constant": lambda: lambda _: 1.0,
-        "step": lambda: step(max(1, steps(settings.step_epochs)), settings.gamma),
-        "multistep": lambda: multistep([steps(epochs) for epochs in settings.milestones], settings.gamma),
+        "step": lambda: drop_every(max(1, steps(settings.step_epochs)), settings.gamma),
+        "multistep": lambda: drop_at([steps(epochs) for epochs in settings.milestones], settings.gamma),
         "cosine": lambda: cosine(begin=warm, end=total),
         "one-cycle": lambda: one_cycle(total),
     }
@@ -65,19 +65,20 @@ def factor_of(settings: Settings, *, steps_per_epoch: int) -> Factor:
     return lambda step: min(1.0, (step + 1) / (warm + 1)) * decay(step)
 
 
-def step(every: int, gamma: float) -> Factor:
+def drop_every(steps: int, gamma: float) -> Factor:
     """Multiply by `gamma` after every so many steps."""
-    return lambda step: gamma ** (step // every)
+    return lambda step: gamma ** (step // steps)
 
 
-def multistep(milestones: list[int], gamma: float) -> Factor:
+def drop_at(milestones: list[int], gamma: float) -> Factor:
     """Multiply by `gamma` at each of the `milestones`, steps in rising order."""
     return lambda step: gamma ** bisect_right(milestones, step)
 
 
 def cosine(*, begin: int, end: int) -> Factor:
     """Fall from 1 at step `begin` to 0 at step `end`, the first that is not taken any more."""
-    return lambda step: _between(1.0, 0.0, (step - begin) / (end - begin))
+    left = max(1, end - begin)
+    return lambda step: _between(1.0, 0.0, (step - begin) / left)
 
 
 def one_cycle(total: int) -> Factor:

@@ -171,9 +171,14 @@ def saved_and_loaded(value):
     schedule=st.sampled_from(SCHEDULES),
     epochs=st.integers(1, 5),
     steps_per_epoch=st.integers(1, 30),
+    warmed=st.floats(0, 0.999),
     beyond=st.integers(0, 3),
 )
-def test_the_rate_stays_between_nothing_and_lr_even_after_the_end(schedule, epochs, steps_per_epoch, beyond):
-    factor = factor_of(settings(schedule=schedule, epochs=epochs), steps_per_epoch=steps_per_epoch)
+def test_the_rate_stays_between_nothing_and_lr_even_after_the_end(
+    schedule, epochs, steps_per_epoch, warmed, beyond
+):
+    warmup = 0.0 if schedule == "one-cycle" else warmed * epochs  # up to all steps, once rounded
+    chosen = settings(schedule=schedule, epochs=epochs, warmup=warmup)
+    factor = factor_of(chosen, steps_per_epoch=steps_per_epoch)
 
     assert all(0 <= factor(step) <= 1 for step in range(epochs * steps_per_epoch + beyond))
