@@ -1,0 +1,43 @@
+"""Metrics of torchmetrics by real processes: torchmetrics itself must not begin to talk."""
+
+import pytest
+import torch
+import torchmetrics
+
+from samestep.data.loader import Loader
+from samestep.data.registry import load
+from samestep.models.convnet import ConvNet
+from samestep.training.evaluate import evaluate
+from samestep.training.metrics import TorchMetrics, metrics_of
+from samestep.world.solo import SoloWorld
+
+ASKED = ["Accuracy", "F1Score:average=macro", "AUROC"]
+
+
+def score(world, batch_size):
+    """Evaluate an untrained network; return its figures, those of a metric of one's own among them."""
+    test_set = load("digits", "test").subset(101)
+    torch.manual_seed(0)
+    model = ConvNet(size=8).double()
+    loader = Loader(test_set, batch_size=batch_size, shuffle=False, place=world.place, dtype=torch.float64)
+    by_name = metrics_of(ASKED, classes=10)
+    own = TorchMetrics({"kappa": torchmetrics.CohenKappa(task="multiclass", num_classes=10)})
+    scores = [
+        evaluate(model, loader.epoch(), total=len(test_set), world=world, metrics=metrics)
+        for metrics in (by_name, own, by_name)
+    ]
+    assert scores[0] == scores[2]
+    return scores[0].accuracy, scores[0].metrics | scores[1].metrics
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_an_evaluation_gives_the_serial_figures_on_every_rank(processes, size):
+    accuracy, serial = score(SoloWorld(), 1000)
+
+    ranks = processes.run(score, size, 50)  # the last batch has one sample: some ranks have none of it
+
+    assert serial["Accuracy"] == pytest.approx(accuracy)
+    assert list(serial) == [*ASKED, "kappa"]
+    for _, figures in ranks:
+        assert figures == ranks[0][1]
+        assert figures == pytest.approx(serial, rel=1e-6)
