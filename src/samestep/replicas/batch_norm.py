@@ -61,8 +61,11 @@ def keep_local(modules: Iterable[Norm], tracked: Iterable[Tracked]) -> list[Undo
 
 
 def make_global(modules: Iterable[BatchNorm], world: World) -> list[Undo]:
-    """Let all ranks normalise with the statistics of the global batch."""
-    return [redirect(module, partial(_global_forward, world=world)) for module in modules]
+    """Let all ranks normalise with the statistics of the global batch.
+
+    `torch.compile` leaves these forwards to Python: an exchange cannot be part of a compiled graph.
+    """
+    return [redirect(module, partial(_global_forward, world=world), compiled=False) for module in modules]
 
 
 def _local_forward(

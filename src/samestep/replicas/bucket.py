@@ -8,6 +8,9 @@
 a message of its own, whether any rank has one: a parameter that none of them used keeps ``grad``
 None as in serial training, so that weight decay and momentum leave it alone. ``steady`` is one unless this
 rank wants other buckets; only a rank that does looks whether it is alone.
+
+The message may be of a smaller type than the gradients (`compress`): they are rounded as they are copied into
+it, and so every rank takes over the same bits. What overflows there becomes infinite on all ranks alike.
 """
 
 from collections.abc import Mapping
@@ -52,12 +55,19 @@ class Bucket:
     Args:
         world: the ranks to average over.
         parameters: by name, all of one kind; may be none where only the passenger travels.
-        kind: dtype and device of the buffer, those of `real` parameters.
-        passenger: rides behind the gradients; it must be of the same kind.
+        kind: dtype and device of `real` parameters.
+        passenger: rides behind the gradients; it must be of the same kind, and the message too.
+        message: dtype of the buffer; None is that of the gradients.
     """
 
     def __init__(
-        self, world: World, parameters: Mapping[str, Tensor], *, kind: Kind, passenger: Passenger | None
+        self,
+        world: World,
+        parameters: Mapping[str, Tensor],
+        *,
+        kind: Kind,
+        passenger: Passenger | None,
+        message: torch.dtype | None = None,
     ) -> None:
         self.has_passenger = passenger is not None
         self._world = world
@@ -67,7 +77,7 @@ class Bucket:
         sizes = [real(parameter).numel() for parameter in self._parameters]
         sizes += [len(sizes) + 1, passenger.numel if passenger is not None else 0]
         self._dtype, device = kind
-        self._flat = torch.zeros(sum(sizes), dtype=self._dtype, device=device)
+        self._flat = torch.zeros(sum(sizes), dtype=message or self._dtype, device=device)
         *slots, self._used, seat = torch.split(self._flat, sizes)
         if passenger is not None:
             passenger.board(seat)

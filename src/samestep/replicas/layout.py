@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from samestep.replicas.bucket import Bucket, kind_of, real
+from samestep.replicas.compress import compressed
 from samestep.replicas.plan import Item, plan_buckets
 from samestep.replicas.synchroniser import Job
 
@@ -30,7 +31,8 @@ class Laid:
 def lay_out(job: Job) -> list[Laid]:
     """Return buckets for the parameters that require gradients now, in the order in which they are sent.
 
-    At least one. The running statistics of a kind ride in its last bucket, or in one of their own.
+    At least one. The running statistics of a kind ride in its last bucket, or in one of their own: also where
+    gradients are compressed, because statistics are not.
     """
     members = [
         Member(index, name, parameter)
@@ -43,12 +45,14 @@ def lay_out(job: Job) -> list[Laid]:
         for positions in plan_buckets(items, bucket_bytes=job.bucket_bytes)
     ]
     last = {kind_of(bucket[0].parameter): row for row, bucket in enumerate(plan)}
+    messages = {kind: compressed(kind[0], job.compress) for kind in last}
+    last = {kind: row for kind, row in last.items() if messages[kind] is kind[0]}
     riding = {last.get(statistics.kind): statistics for statistics in job.statistics}
     laid = []
     for row, bucket in enumerate(plan):
         parameters = {member.name: member.parameter for member in bucket}
         kind = kind_of(bucket[0].parameter)
-        content = Bucket(job.world, parameters, kind=kind, passenger=riding.get(row))
+        content = Bucket(job.world, parameters, kind=kind, passenger=riding.get(row), message=messages[kind])
         laid.append(Laid(content, [member.index for member in bucket]))
     alone = [statistics for statistics in job.statistics if statistics.kind not in last]
     laid += [Laid(Bucket(job.world, {}, kind=one.kind, passenger=one), []) for one in alone]

@@ -5,6 +5,7 @@ from types import MethodType
 from typing import Any
 from weakref import ref
 
+import torch
 from torch import nn
 
 Forward = Callable[..., Any]
@@ -17,13 +18,18 @@ def original_forward(module: nn.Module) -> Forward:
     return forward
 
 
-def redirect(module: nn.Module, replacement: Forward) -> Undo:
+def redirect(module: nn.Module, replacement: Forward, *, compiled: bool = True) -> Undo:
     """Make calls of `module` run ``replacement(module, ...)``; return what undoes it.
 
     Keys, class and hooks of the module stay as they are. What is redirected is this module alone, and only
     until it is undone: a deep copy takes the forward along, and runs there what it would run without. A
     pickled module comes back plain, because a bound method is pickled by its name, which is made to be
     ``forward``. The undoing does not keep the module alive.
+
+    Args:
+        module: whose calls.
+        replacement: runs instead of its forward.
+        compiled: False keeps `torch.compile` out of it.
     """
     own = vars(module).get("forward")
     if isinstance(own, MethodType) and own.__self__ is module:
@@ -40,7 +46,7 @@ def redirect(module: nn.Module, replacement: Forward) -> Undo:
             return type(self).forward(self, *args, **kwargs)
         return before(self, *args, **kwargs) if bound else before(*args, **kwargs)
 
-    vars(module)["forward"] = MethodType(forward, module)
+    vars(module)["forward"] = MethodType(forward if compiled else torch.compiler.disable(forward), module)
 
     def undo() -> None:
         nonlocal attached

@@ -19,6 +19,7 @@ from samestep.replicas.batch_norm import (
     track,
 )
 from samestep.replicas.bucketed import Bucketed
+from samestep.replicas.compress import check_compression
 from samestep.replicas.ddp import Ddp
 from samestep.replicas.fingerprint import check_alike
 from samestep.replicas.plan import MEBIBYTE
@@ -44,6 +45,7 @@ def replicate(
     *,
     sync: str = "bucketed",
     batch_norm: BatchNormMode = "global",
+    compress: str | None = None,
     bucket_bytes: int = 25 * MEBIBYTE,
     check_every: int = 100,
 ) -> "Replicas":
@@ -66,6 +68,9 @@ def replicate(
             training forward of such a layer is then an exchange that all ranks take part in. ``local`` takes
             them over each rank's share, which is faster and another training; the running ones are averaged
             over ranks in the exchange of the gradients.
+        compress: how gradients travel smaller than they are: ``fp16`` or ``bf16`` (``bucketed`` and ``ddp``), or
+            ``powersgd`` (``ddp``). They are averaged as they travel, so the result is that much less exact;
+            replicas stay equal all the same. Running statistics are not compressed.
         bucket_bytes: how much travels in one message, at most.
         check_every: after how many exchanges the fingerprints are compared (`Replicas.check`); 0 is never.
 
@@ -79,6 +84,7 @@ def replicate(
         raise UsageError(
             f"no batch norm is called {batch_norm!r}: choose one of {', '.join(BATCH_NORM_MODES)}"
         )
+    check_compression(compress, sync)
     if bucket_bytes < 1 or check_every < 0:
         raise UsageError(
             f"bucket_bytes={bucket_bytes} must be at least 1 and check_every={check_every} at least 0"
@@ -89,7 +95,7 @@ def replicate(
         )
     refuse_unfit(model)
     replicas = Replicas(model, current() if world is None else world, check_every=check_every)
-    replicas.attach(sync, batch_norm, bucket_bytes=bucket_bytes)
+    replicas.attach(sync, batch_norm, compress=compress, bucket_bytes=bucket_bytes)
     _replicated[model] = replicas
     return replicas
 
@@ -122,7 +128,9 @@ class Replicas:
         self._synchroniser: Synchroniser | None = None
         self._undo = ExitStack()
 
-    def attach(self, sync: str, batch_norm: BatchNormMode, *, bucket_bytes: int) -> None:
+    def attach(
+        self, sync: str, batch_norm: BatchNormMode, *, compress: str | None, bucket_bytes: int
+    ) -> None:
         """Make the replicas equal and keep them so; called once, by `replicate`."""
         self.sync, self.batch_norm = sync, batch_norm
         model = self._model()
@@ -149,6 +157,7 @@ class Replicas:
                 parameters=self._parameters,
                 statistics=self._statistics,
                 bucket_bytes=bucket_bytes,
+                compress=compress,
                 may_overlap=sync != "ddp" and (local or not norms) and not _has_sync_batch_norm(model),
                 exchanged=self._exchanged,
             )

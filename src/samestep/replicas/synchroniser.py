@@ -36,6 +36,8 @@ class Job:
     statistics: Sequence[RunningStatistics]
     """Averaged in the same exchange as the gradients."""
     bucket_bytes: int
+    compress: str | None = None
+    """How gradients travel; see `samestep.replicas.compress`."""
     may_overlap: bool
     """False where other collectives run inside backward: theirs and ours could meet in another order."""
     exchanged: Callable[[], None]
