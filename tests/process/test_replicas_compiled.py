@@ -66,7 +66,7 @@ def squeezed(world, compress):
 
 
 def refused(world):
-    with pytest.raises(UsageError, match="sync='ddp' cannot compress to bf16 here: .* Use sync='bucketed'"):
+    with pytest.raises(UsageError, match=r"sync='ddp' cannot compress to bf16 here: .* Use sync='bucketed'"):
         replicate(conv_net(), world, sync="ddp", compress="bf16")
 
 

@@ -1,4 +1,4 @@
-"""Replicas in mixed and low precision, in another memory format, and compiled: the serial ones all the same."""
+"""Replicas in mixed and low precision and in another memory format: the serial ones all the same."""
 
 import copy
 import functools

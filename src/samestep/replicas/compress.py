@@ -9,9 +9,9 @@ from samestep.base.errors import UsageError
 
 _MESSAGES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 COMPRESSIONS = (*_MESSAGES, "powersgd")
-"""``fp16`` and ``bf16`` round each gradient to a type of half its size. ``powersgd`` sends the best matrices of
-low rank and keeps what they leave out for the next step. Source: Vogels, Karimireddy, Jaggi, "PowerSGD", NeurIPS
-2019."""
+"""``fp16`` and ``bf16`` round each gradient to a type of half its size. ``powersgd`` sends the best matrices
+of low rank and keeps what they leave out for the next step. Source: Vogels, Karimireddy, Jaggi, "PowerSGD",
+NeurIPS 2019."""
 
 POWERSGD_RANK = 1
 """Rank of the matrices that stand for a gradient."""
@@ -32,9 +32,7 @@ def check_compression(compress: str | None, sync: str) -> None:
             f"no compression is called {compress!r}: choose one of {', '.join(COMPRESSIONS)}, or None"
         )
     if sync == "reference":
-        raise UsageError(
-            f"compress={compress!r} needs sync='bucketed' or 'ddp'; the reference sends all bits"
-        )
+        raise UsageError(f"compress={compress!r} needs sync='bucketed' or 'ddp'; use one of them")
     if compress == "powersgd" and sync != "ddp":
         raise UsageError("compress='powersgd' is torch's, and needs sync='ddp'")
 
@@ -66,5 +64,6 @@ def compress_ddp(ddp: DistributedDataParallel, compress: str) -> None:
         ddp.register_comm_hook(None, hooks[compress])
     except TypeError as error:  # bf16 is refused for Gloo
         raise UsageError(
-            f"sync='ddp' cannot compress to {compress} here: {error}. Use sync='bucketed', or compress='fp16'."
+            f"sync='ddp' cannot compress to {compress} here: {error}. "
+            "Use sync='bucketed', or compress='fp16'."
         ) from None

@@ -46,7 +46,9 @@ def redirect(module: nn.Module, replacement: Forward, *, compiled: bool = True) 
             return type(self).forward(self, *args, **kwargs)
         return before(self, *args, **kwargs) if bound else before(*args, **kwargs)
 
-    vars(module)["forward"] = MethodType(forward if compiled else torch.compiler.disable(forward), module)
+    if not compiled:
+        forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
+    vars(module)["forward"] = MethodType(forward, module)
 
     def undo() -> None:
         nonlocal attached

@@ -68,9 +68,9 @@ def replicate(
             training forward of such a layer is then an exchange that all ranks take part in. ``local`` takes
             them over each rank's share, which is faster and another training; the running ones are averaged
             over ranks in the exchange of the gradients.
-        compress: how gradients travel smaller than they are: ``fp16`` or ``bf16`` (``bucketed`` and ``ddp``), or
-            ``powersgd`` (``ddp``). They are averaged as they travel, so the result is that much less exact;
-            replicas stay equal all the same. Running statistics are not compressed.
+        compress: how gradients travel smaller than they are: ``fp16`` or ``bf16`` (under ``bucketed`` and
+            ``ddp``), or ``powersgd`` (under ``ddp``). They are averaged as they travel, so the result is that
+            much less exact; replicas stay equal all the same. Running statistics are not compressed.
         bucket_bytes: how much travels in one message, at most.
         check_every: after how many exchanges the fingerprints are compared (`Replicas.check`); 0 is never.
 
