@@ -1,0 +1,75 @@
+"""``--logger wandb``: a run of Weights & Biases, on its server or in the run folder."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import requests
+import wandb
+
+from samestep.training.loggers.logger import evaluation_figures, step_figures
+from samestep.training.result import Result
+
+
+class Wandb:
+    """Logs to a run; its horizontal axis is our step.
+
+    Steps that a resumed run takes again are logged again, upon the points that are there: a run on the
+    server can only grow, and the figures are the same.
+
+    Args:
+        run: where to.
+    """
+
+    def __init__(self, run: wandb.Run) -> None:
+        self._run = run
+        run.define_metric("*", step_metric="step")
+
+    def steps(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """See `Logger.steps`."""
+        for row in rows:
+            self._run.log({"step": row["step"], **step_figures(row)})
+
+    def evaluation(self, row: Mapping[str, Any]) -> None:
+        """See `Logger.evaluation`."""
+        self._run.log({"step": row["step"], **evaluation_figures(row)})
+
+    def close(self, result: Result | None) -> None:
+        """See `Logger.close`."""
+        if result is not None:
+            self._run.summary.update({f"result/{name}": value for name, value in result.as_dict().items()})
+        self._run.finish(exit_code=0 if result is not None else 1)
+
+
+def open_logger(run_folder: Path, config: Mapping[str, Any], tell: Callable[[str], None]) -> Wandb:
+    """Return a logger to the run that belongs to a run folder, which is a new one the first time.
+
+    Where it goes is the user's to say, as anywhere with wandb: by ``wandb login`` and ``WANDB_MODE`` and its
+    other variables. Where nobody is logged in, files are written that can be sent later; nothing is asked.
+    """
+    settings = wandb.setup().settings
+    alone = settings.mode == "online" and not _logged_in(settings)
+    if alone:
+        tell(
+            f"wandb: nobody is logged in, so what is logged stays in {run_folder}/wandb; "
+            "send it with `wandb login` and `wandb sync`"
+        )
+    known = run_folder / "wandb" / "run-id"
+    known.parent.mkdir(parents=True, exist_ok=True)
+    run = wandb.init(
+        dir=run_folder,
+        mode="offline" if alone else None,
+        project=settings.project or "samestep",
+        name=settings.run_name or run_folder.absolute().name,
+        id=known.read_text(encoding="utf-8").strip() if known.exists() else None,
+        resume="allow" if settings.mode == "online" and not alone else None,
+        config=dict(config),
+    )
+    known.write_text(f"{run.id}\n", encoding="utf-8")
+    return Wandb(run)
+
+
+def _logged_in(settings: wandb.Settings) -> bool:
+    """Whether wandb would find a key without asking for one."""
+    kept = requests.utils.get_netrc_auth(settings.base_url)
+    return bool(settings.api_key or settings.identity_token_file or kept)
