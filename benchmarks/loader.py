@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from samestep.data.augment import ShiftFlip
+from samestep.data.augment import Augment, RandomCrop
 from samestep.data.image_set import ImageSet
 from samestep.data.loader import Loader
 from samestep.data.registry import load
@@ -37,7 +37,7 @@ class OneByOne(Dataset):
         return image.sub_(self.mean).div_(self.std), self.labels[index]
 
 
-def whole(images: ImageSet, batch_size: int, augment: ShiftFlip | None = None):
+def whole(images: ImageSet, batch_size: int, augment: Augment | None = None):
     loader = Loader(images, batch_size=batch_size, augment=augment)
     return lambda epoch: sum(len(batch.labels) for batch in loader.epoch(Position(0, epoch)))
 
@@ -64,7 +64,7 @@ def main() -> None:
         sides = [
             one_by_one(images, batch_size),
             whole(images, batch_size),
-            whole(images, batch_size, ShiftFlip(shift=2)),
+            whole(images, batch_size, RandomCrop(pad=2)),
         ]
         rounds = [[samples_per_second(run, epoch) for run in sides] for epoch in range(ROUNDS)]
         slow, fast, moved = (statistics.median(rates) for rates in zip(*rounds, strict=True))

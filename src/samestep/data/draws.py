@@ -25,10 +25,12 @@ def sample_words(ids: Tensor, position: Position) -> Tensor:
     """
     key = _mix((_mix((position.seed + _GOLDEN) & _WORD) + position.epoch) & _WORD)
     # int64 arithmetic wraps: it is arithmetic modulo 2**64 in two's complement.
-    x = ids * _signed(_GOLDEN) + _signed(key)
-    x = (x ^ _shifted(x, 30)) * _signed(_FIRST)
-    x = (x ^ _shifted(x, 27)) * _signed(_SECOND)
-    return x ^ _shifted(x, 31)
+    return _mixed(ids * _signed(_GOLDEN) + _signed(key))
+
+
+def rehash(words: Tensor, number: int) -> Tensor:
+    """Return other bits of each word, independent of those for another `number`; the words themselves for 0."""
+    return words if number == 0 else _mixed(words + _signed((number * _GOLDEN) & _WORD))
 
 
 def integers(words: Tensor, below: int, *, bit: int) -> Tensor:
@@ -45,8 +47,15 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & (_WORD >> bits)
 
 
+def _mixed(x: Tensor) -> Tensor:
+    """Mix each word; see `_mix`."""
+    x = (x ^ _shifted(x, 30)) * _signed(_FIRST)
+    x = (x ^ _shifted(x, 27)) * _signed(_SECOND)
+    return x ^ _shifted(x, 31)
+
+
 def _mix(x: int) -> int:
-    """Mix one word, as `sample_words` does."""
+    """Mix one word: the finaliser of SplitMix64."""
     x = ((x ^ (x >> 30)) * _FIRST) & _WORD
     x = ((x ^ (x >> 27)) * _SECOND) & _WORD
     return x ^ (x >> 31)

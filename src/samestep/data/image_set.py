@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from samestep.base.errors import DataError, UsageError
+from samestep.data.lazy import LazyImages
 
 Split: TypeAlias = Literal["train", "test"]
 
@@ -71,3 +72,7 @@ class ImageSet:
                 f"Use 1 .. {len(self)}."
             )
         return replace(self, images=self.images[:count], labels=self.labels[:count])
+
+
+Images: TypeAlias = ImageSet | LazyImages
+"""Either kind of image set: in memory, or read as it is needed."""

@@ -10,6 +10,8 @@ from samestep.base.place import Place
 from samestep.data.augment import Augment
 from samestep.data.draws import sample_words
 from samestep.data.image_set import ImageSet
+from samestep.data.normalise import Normalise
+from samestep.sharding.batches import micro_batches
 from samestep.sharding.plan import Plan
 from samestep.sharding.position import Position
 
@@ -23,13 +25,15 @@ class Batch:
     labels: Tensor
     """(local,), int64."""
     weight: float
-    """What this rank's mean weighs in an average over ranks: local * N / global."""
+    """What this rank's mean weighs in an average over ranks: local * N / samples of the step."""
     global_count: int
-    """Samples of the batch over all ranks."""
+    """Samples of the (micro-)batch over all ranks."""
     ids: Tensor
     """(local,), int64: which samples of the set these are."""
     after: Position
-    """Where the run stands once the batch is used."""
+    """Where the run stands once the step is done."""
+    last_of_step: bool = True
+    """Whether the step ends with it; False for all but the last of several micro-batches."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,10 +57,11 @@ class Loader:
     augment: Augment | None = None
     dtype: torch.dtype = torch.float32
     """What the images become."""
+    accumulate: int = 1
+    """Micro-batches per step."""
     drop_last: bool = False
     plan: Plan = field(init=False, repr=False)
-    _scale: Tensor = field(init=False, repr=False)
-    _shift: Tensor = field(init=False, repr=False)
+    _normalise: Normalise = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         plan = Plan(
@@ -66,13 +71,8 @@ class Loader:
             shuffle=self.shuffle,
             drop_last=self.drop_last,
         )
-        # (x / white - mean) / std = x * scale - shift, in two passes over the batch
-        mean = torch.tensor(self.images.mean, dtype=torch.float64).view(1, -1, 1, 1)
-        std = torch.tensor(self.images.std, dtype=torch.float64).view(1, -1, 1, 1)
-        device = self.images.images.device
         object.__setattr__(self, "plan", plan)
-        object.__setattr__(self, "_scale", (1 / (self.images.white * std)).to(device, self.dtype))
-        object.__setattr__(self, "_shift", (mean / std).to(device, self.dtype))
+        object.__setattr__(self, "_normalise", Normalise(self.images, self.dtype, self.images.images.device))
 
     def __len__(self) -> int:
         """Return the steps of a whole epoch, the same on every rank."""
@@ -81,6 +81,8 @@ class Loader:
     def epoch(self, position: Position | None = None) -> Iterator[Batch]:
         """Yield the batches from `position` (by default the very beginning) to the end of its epoch.
 
+        A step's micro-batches come one after the other, as many on every rank; some may hold no sample of it.
+
         Raises:
             UsageError: `position` lies beyond the end of this data set.
         """
@@ -88,21 +90,22 @@ class Loader:
         steps = self.plan.steps(position)
         order = torch.from_numpy(self.plan.order(position)).to(self.images.images.device)
         words = None if self.augment is None else sample_words(order, position)
-        for step in steps:
-            part = self.plan.share(step)
+        for step, micro in micro_batches(steps, self.accumulate):
+            part = self.plan.share(micro)
             here = slice(part.start, part.stop)
             ids = order[here]
             yield Batch(
                 images=self._images(ids, None if words is None else words[here]),
                 labels=self.images.labels.index_select(0, ids),
-                weight=self.plan.weight(step),
-                global_count=step.count,
+                weight=self.plan.weight(micro, of=step.count),
+                global_count=micro.count,
                 ids=ids,
                 after=step.after,
+                last_of_step=micro.stop == step.stop,
             )
 
     def _images(self, ids: Tensor, words: Tensor | None) -> Tensor:
         images = self.images.images.index_select(0, ids)
         if self.augment is not None and words is not None:
             images = self.augment(images, words)
-        return images.to(self.dtype).mul_(self._scale).sub_(self._shift)
+        return self._normalise(images)

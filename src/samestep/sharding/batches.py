@@ -1,6 +1,6 @@
 """The global batches of one epoch: spans of its order, cut the same way on every rank."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from samestep.sharding.position import Position
@@ -26,9 +26,24 @@ class GlobalBatch:
         part = share(self.count, rank, size)
         return range(self.start + part.start, self.start + part.stop)
 
-    def weight(self, rank: int, size: int) -> float:
-        """Return what the mean over this rank's share weighs; see `samestep.sharding.share.weight`."""
-        return weight(len(self.share(rank, size)), self.count, size)
+    def weight(self, rank: int, size: int, *, of: int | None = None) -> float:
+        """Return what the mean over this rank's share weighs; see `samestep.sharding.share.weight`.
+
+        Args:
+            rank: whose share.
+            size: number of ranks.
+            of: samples of the whole step, where this is a micro-batch of it.
+        """
+        return weight(len(self.share(rank, size)), self.count if of is None else of, size)
+
+    def micro_batches(self, parts: int) -> list["GlobalBatch"]:
+        """Return the batch in `parts` parts, the first ones larger by one where it does not divide.
+
+        They are parts of the *global* batch, so their samples do not depend on the number of ranks, each of
+        which takes its share of each. Of fewer samples than parts there are as many parts as samples.
+        """
+        cuts = [share(self.count, part, parts) for part in range(parts)]
+        return [GlobalBatch(self.start + cut.start, self.start + cut.stop, self.after) for cut in cuts if cut]
 
 
 def batches(
@@ -56,3 +71,10 @@ def batches(
         is_last = count - stop < (batch_size if drop_last else 1)
         after = position.next_epoch() if is_last else Position(position.seed, position.epoch, stop)
         yield GlobalBatch(start, stop, after)
+
+
+def micro_batches(steps: Iterable[GlobalBatch], parts: int) -> Iterator[tuple[GlobalBatch, GlobalBatch]]:
+    """Yield each step's micro-batches, each with its step; see `GlobalBatch.micro_batches`."""
+    for step in steps:
+        for micro in [step] if parts == 1 else step.micro_batches(parts):
+            yield step, micro

@@ -92,9 +92,9 @@ class Plan:
         """Return the places of the epoch's order that this rank takes of `batch`."""
         return batch.share(self.place.rank, self.place.size)
 
-    def weight(self, batch: GlobalBatch) -> float:
-        """Return what this rank's mean over its share of `batch` weighs."""
-        return batch.weight(self.place.rank, self.place.size)
+    def weight(self, batch: GlobalBatch, *, of: int | None = None) -> float:
+        """Return what this rank's mean over its share of `batch` weighs; `of` is the whole step's samples."""
+        return batch.weight(self.place.rank, self.place.size, of=of)
 
     def _take(self, count: int) -> int:
         """Return how many of `count` samples this rank takes."""

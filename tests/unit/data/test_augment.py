@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from samestep.base.errors import UsageError
-from samestep.data.augment import ShiftFlip
-from samestep.data.draws import integers, sample_words
+from samestep.data.augment import Cutout, RandomCrop, RandomFlip, parse_augment
+from samestep.data.draws import integers, rehash, sample_words
 from samestep.sharding.position import Position
 from support.image_sets import random_images
 
@@ -46,40 +46,86 @@ def test_integers_are_spread_evenly(below, bit):
     assert chi_squared < 30  # for 8 degrees of freedom, exceeded by chance once in 5,000; the draw is fixed
 
 
-def test_a_sample_is_changed_alike_in_any_company():
-    images, augment = random_images(40, channels=3).images, ShiftFlip(shift=2, flip=True)
+@pytest.mark.parametrize(
+    "spec", ["crop:2", "crop:2:reflect", "flip", "cutout:3", "crop:2,flip,cutout:3", "flip,flip"]
+)
+def test_a_sample_is_changed_alike_in_any_company(spec):
+    images, augment = random_images(40, channels=3).images, parse_augment(spec)
     ids, position = torch.arange(40), Position(5)
     together = augment(images, sample_words(ids, position))
     order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
     for part in order.split(7):
         assert torch.equal(augment(images[part], sample_words(part, position)), together[part])
+    assert together.dtype is torch.uint8
 
 
 def test_epochs_change_a_sample_differently():
-    images, ids, augment = random_images(40).images, torch.arange(40), ShiftFlip(shift=2)
+    images, ids, augment = random_images(40).images, torch.arange(40), RandomCrop(pad=2)
     first, second = (augment(images, sample_words(ids, Position(5, epoch))) for epoch in (0, 1))
     assert not torch.equal(first, second)
 
 
-def test_a_shift_is_a_crop_of_the_padded_image():
+@pytest.mark.parametrize(("padding", "mode"), [("zeros", "constant"), ("reflect", "reflect")])
+def test_a_crop_is_one_of_the_padded_image(padding, mode):
     images = random_images(64, channels=2).images
     words = sample_words(torch.arange(64), Position(9))
-    moved = ShiftFlip(shift=3)(images, words)
+    moved = RandomCrop(pad=3, padding=padding)(images, words)
     tops, lefts = (integers(words, 7, bit=bit).tolist() for bit in (0, 20))
+    padded = F.pad(images.float(), (3, 3, 3, 3), mode=mode).to(torch.uint8)
     assert {*tops} == {*lefts} == set(range(7))
-    for image, result, top, left in zip(F.pad(images, (3, 3, 3, 3)), moved, tops, lefts, strict=True):
+    for image, result, top, left in zip(padded, moved, tops, lefts, strict=True):
         assert torch.equal(result, image[:, top : top + 6, left : left + 6])
 
 
 def test_a_flip_exchanges_left_and_right_in_about_half_of_the_cases():
     images = random_images(400).images
-    changed = ShiftFlip(flip=True)(images, sample_words(torch.arange(400), Position()))
+    changed = RandomFlip()(images, sample_words(torch.arange(400), Position()))
     kept = [torch.equal(a, b) for a, b in zip(changed, images, strict=True)]
     mirrored = [torch.equal(a, b.flip(2)) for a, b in zip(changed, images, strict=True)]
     assert all(k != m for k, m in zip(kept, mirrored, strict=True))
     assert 150 < sum(mirrored) < 250
 
 
-def test_a_negative_shift_is_refused():
-    with pytest.raises(UsageError, match="shift=-1"):
-        ShiftFlip(shift=-1)
+def test_a_cutout_is_one_square_of_the_images_own_mean_anywhere():
+    images = torch.arange(48, dtype=torch.uint8).view(1, 1, 6, 8).repeat(300, 2, 1, 1)
+    changed = Cutout(side=3)(images, sample_words(torch.arange(300), Position()))
+    centres = set()
+    for image, result in zip(images, changed, strict=True):
+        where = (result != image).any(0)
+        rows, columns = where.any(1).nonzero().flatten().tolist(), where.any(0).nonzero().flatten().tolist()
+        assert rows == list(range(rows[0], rows[-1] + 1))
+        assert columns == list(range(columns[0], columns[-1] + 1))
+        assert 2 <= len(rows) <= 3
+        assert 2 <= len(columns) <= 3
+        assert (result[:, where] == 24).all()  # 23.5, rounded to even
+        centres.add((rows[0] + rows[-1], columns[0] + columns[-1]))
+    assert len(centres) == 6 * 8
+
+
+def test_parts_draw_bits_of_their_own():
+    words = sample_words(IDS, Position(1))
+    flips = [integers(rehash(words, number), 2, bit=40) for number in range(3)]
+    for one, other in [(0, 1), (0, 2), (1, 2)]:
+        assert 0.45 < (flips[one] == flips[other]).double().mean() < 0.55
+
+
+def test_nothing_is_made_of_no_images():
+    images = random_images(4).images[:0]
+    assert parse_augment("crop:2,flip,cutout:2")(images, IDS[:0]).shape == images.shape
+
+
+def test_an_empty_setting_changes_nothing():
+    assert parse_augment("") is None
+
+
+@pytest.mark.parametrize(
+    "spec", ["crop", "crop:0", "crop:x", "crop:2:wrap", "flip:2", "cutout", "blur", "crop:2,,flip"]
+)
+def test_what_is_no_augmentation_is_refused_by_name(spec):
+    with pytest.raises(UsageError, match="--augment .* is none of crop:PIXELS"):
+        parse_augment(spec)
+
+
+def test_more_mirror_than_image_is_refused():
+    with pytest.raises(UsageError, match="--augment crop:6:reflect mirrors 6 pixels of images of 6 x 6"):
+        parse_augment("crop:6:reflect")(random_images(4).images, IDS[:4])

@@ -5,7 +5,7 @@ import torch
 
 from samestep.base.errors import UsageError
 from samestep.base.place import Place
-from samestep.data.augment import ShiftFlip
+from samestep.data.augment import parse_augment
 from samestep.data.loader import Loader
 from samestep.data.registry import load
 from samestep.sharding.position import Position
@@ -56,7 +56,7 @@ def test_the_brightest_pixel_of_a_set_need_not_be_255():
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("augment", [None, ShiftFlip(shift=2, flip=True)])
+@pytest.mark.parametrize("augment", [None, parse_augment("crop:2,flip")])
 def test_the_ranks_in_order_are_the_serial_batch_bit_for_bit(size, augment):
     images, position = random_images(53, channels=2), Position(seed=4, epoch=1)
     options = {"batch_size": 8, "augment": augment}
@@ -68,7 +68,7 @@ def test_the_ranks_in_order_are_the_serial_batch_bit_for_bit(size, augment):
 @pytest.mark.parametrize("size", SIZES)
 def test_a_run_cut_short_goes_on_at_any_size(size):
     images, begin = random_images(53), Position(seed=4)
-    options = {"batch_size": 8, "augment": ShiftFlip(shift=1)}
+    options = {"batch_size": 8, "augment": parse_augment("crop:1")}
     whole = global_batches(images, 1, begin, **options)
     batches = list(Loader(images, **options).epoch(begin))
     for cut, batch in enumerate(batches[:-1], start=1):
@@ -93,7 +93,7 @@ def test_a_rank_without_samples_gets_an_empty_batch_of_weight_0():
 
 
 def test_a_rank_without_samples_may_be_augmented():
-    augment = ShiftFlip(shift=2, flip=True)
+    augment = parse_augment("crop:2,flip")
     last = [list(loader.epoch())[-1] for loader in ranks(random_images(9), 3, batch_size=4, augment=augment)]
     assert last[2].images.shape == (0, 1, 6, 6)
 
@@ -101,7 +101,7 @@ def test_a_rank_without_samples_may_be_augmented():
 def test_the_images_themselves_are_left_alone():
     images = random_images(20)
     before = images.images.clone()
-    for _ in Loader(images, batch_size=7, augment=ShiftFlip(shift=2, flip=True)).epoch():
+    for _ in Loader(images, batch_size=7, augment=parse_augment("crop:2,flip")).epoch():
         pass
     assert torch.equal(images.images, before)
 
@@ -137,3 +137,40 @@ def test_mnist_steps_use_the_same_samples_at_1_2_and_3_workers():
         assert torch.equal(ids[0], ids[2])
         counted += len(ids[0])
     assert counted == 10000
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("parts", [2, 4])
+def test_micro_batches_are_the_same_parts_of_the_global_batch_at_any_size(size, parts):
+    images, position = random_images(53), Position(seed=4, epoch=1)
+    options = {"batch_size": 24, "augment": parse_augment("crop:1")}
+    whole = global_batches(images, 1, position, **options)
+    micro = global_batches(images, size, position, accumulate=parts, **options)
+    assert_equal_steps(micro, global_batches(images, 1, position, accumulate=parts, **options))
+    assert torch.equal(torch.cat([ids for ids, _, _ in micro]), torch.cat([ids for ids, _, _ in whole]))
+    assert len(micro) == 3 * parts
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("count", [48, 49, 53])
+def test_weighted_means_over_micro_batches_add_up_to_the_mean_of_the_step(size, count):
+    images = random_images(count)
+    sums, steps = {}, {}
+    for loader in ranks(images, size, batch_size=24, accumulate=4):
+        step = 0
+        for batch in loader.epoch(Position(2)):
+            labels = batch.labels.double()
+            mean = labels.mean() * batch.weight if len(labels) else 0.0
+            sums[step] = sums.get(step, 0.0) + mean / size
+            steps.setdefault(step, set()).update(batch.ids.tolist())
+            step += batch.last_of_step
+    assert sorted(sample for ids in steps.values() for sample in ids) == list(range(count))
+    for step, ids in steps.items():
+        assert sums[step].item() == pytest.approx(images.labels[sorted(ids)].double().mean().item())
+
+
+def test_only_the_last_micro_batch_ends_a_step_and_a_run_stands_behind_it():
+    batches = list(Loader(random_images(10), batch_size=8, accumulate=4).epoch(Position(1)))
+    assert [batch.last_of_step for batch in batches] == [False, False, False, True, False, True]
+    assert [batch.global_count for batch in batches] == [2, 2, 2, 2, 1, 1]
+    assert [batch.after for batch in batches if batch.last_of_step] == [Position(1, 0, 8), Position(1, 1)]

@@ -1,0 +1,135 @@
+"""Global batches of images that loading processes read, and this rank's slice of each."""
+
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass, field
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
+
+from samestep.base.machine import cpu_share
+from samestep.base.place import Place
+from samestep.data.augment import Augment
+from samestep.data.draws import sample_words
+from samestep.data.lazy import LazyImages
+from samestep.data.loader import Batch
+from samestep.data.normalise import Normalise
+from samestep.sharding.batches import micro_batches
+from samestep.sharding.plan import Plan
+from samestep.sharding.position import Position
+
+
+@dataclass(slots=True, eq=False)
+class LazyLoader:
+    """Reads this rank's samples through torch's DataLoader; all else is done to whole batches on the device.
+
+    The same batches as `Loader` would draw of the same images, at any number of ranks and of loading
+    processes. These stay from epoch to epoch; a resumed epoch reads nothing that was used before.
+
+    Raises:
+        UsageError: a full batch is too small to give every rank a sample.
+    """
+
+    images: LazyImages
+    _: KW_ONLY
+    batch_size: int
+    """Samples per step, over all ranks."""
+    place: Place = field(default_factory=Place)
+    device: torch.device = torch.device("cpu")
+    shuffle: bool = True
+    augment: Augment | None = None
+    dtype: torch.dtype = torch.float32
+    accumulate: int = 1
+    """Micro-batches per step."""
+    workers: int | None = None
+    """Loading processes of this rank; None is its share of the processor."""
+    plan: Plan = field(init=False, repr=False)
+    _sampler: "_Ids" = field(init=False, repr=False)
+    _loader: "DataLoader[tuple[Tensor, Tensor]]" = field(init=False, repr=False)
+    _normalise: Normalise = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.plan = Plan(
+            count=len(self.images), batch_size=self.batch_size, place=self.place, shuffle=self.shuffle
+        )
+        self._normalise = Normalise(self.images, self.dtype, self.device)
+        self._sampler = _Ids()
+        workers = loading_processes(self.place, self.device) if self.workers is None else self.workers
+        self._loader = DataLoader(
+            self.images,
+            batch_sampler=self._sampler,
+            collate_fn=_Stack(self.images.shape),
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=self.device.type in ("cuda", "xpu"),
+        )
+
+    def __len__(self) -> int:
+        """Return the steps of a whole epoch, the same on every rank."""
+        return len(self.plan)
+
+    def epoch(self, position: Position | None = None) -> Iterator[Batch]:
+        """Yield the batches from `position` to the end of its epoch; see `Loader.epoch`.
+
+        Raises:
+            UsageError: `position` lies beyond the end of this data set.
+        """
+        position = Position() if position is None else position
+        steps = self.plan.steps(position)
+        order = torch.from_numpy(self.plan.order(position))
+        pairs = list(micro_batches(steps, self.accumulate))
+        parts = [self.plan.share(micro) for _, micro in pairs]
+        self._sampler.batches = [order[part.start : part.stop].tolist() for part in parts]
+        for (step, micro), ids, (images, labels) in zip(
+            pairs, self._sampler.batches, self._loader, strict=True
+        ):
+            numbers = torch.tensor(ids, dtype=torch.int64)
+            yield Batch(
+                images=self._images(images, numbers, position),
+                labels=labels.to(self.device, non_blocking=True),
+                weight=self.plan.weight(micro, of=step.count),
+                global_count=micro.count,
+                ids=numbers,
+                after=step.after,
+                last_of_step=micro.stop == step.stop,
+            )
+
+    def _images(self, images: Tensor, ids: Tensor, position: Position) -> Tensor:
+        images = images.to(self.device, non_blocking=True)
+        if self.augment is not None:
+            images = self.augment(images, sample_words(ids, position).to(self.device, non_blocking=True))
+        return self._normalise(images)
+
+
+def loading_processes(place: Place, device: torch.device) -> int:
+    """Return how many loading processes one rank may have: its share of the processor's cores.
+
+    Half of it where the rank computes on the processor as well.
+    """
+    share = max(1, cpu_share().usable // place.local_size)
+    return share if device.type != "cpu" else max(1, share // 2)
+
+
+class _Ids(Sampler[list[int]]):
+    """The samples of each batch of the epoch to come."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """Puts samples into one batch; none make one of length 0."""
+
+    shape: tuple[int, int, int]
+
+    def __call__(self, samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+        images = [image for image, _ in samples]
+        labels = torch.tensor([label for _, label in samples], dtype=torch.int64)
+        return torch.stack(images) if images else torch.empty((0, *self.shape), dtype=torch.uint8), labels
