@@ -132,7 +132,7 @@ def _made(text: str, classes: int) -> "Metric":
         return kind(**given, **parameters)
     except (TypeError, ValueError) as error:
         others = ", ".join(one for one in accepted if one not in (*given, "num_labels", "kwargs"))
-        raise UsageError(f"--metric {text}: {error} Its parameters are {others}.") from None
+        raise UsageError(f"--metric {text}: {str(error).rstrip('.')}. Its parameters are {others}.") from None
 
 
 def _found(name: str) -> "tuple[type[Metric], Mapping[str, inspect.Parameter]]":
@@ -140,7 +140,9 @@ def _found(name: str) -> "tuple[type[Metric], Mapping[str, inspect.Parameter]]":
     module = importlib.import_module("torchmetrics.classification")
     kinds = {each: inspect.signature(getattr(module, each)).parameters for each in module.__all__}
     if "num_classes" not in kinds.get(name, ()):
-        general = ", ".join(each for each, accepted in kinds.items() if "task" in accepted)
+        general = ", ".join(
+            each for each, accepted in kinds.items() if {"task", "num_classes"} <= set(accepted)
+        )
         raise UsageError(
             f"--metric {name}: torchmetrics has no metric of that name for several classes. "
             f"Use one of {general}."

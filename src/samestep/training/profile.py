@@ -15,11 +15,15 @@ TOP = 30
 """Operators in the summary."""
 
 
-def steps_of(span: str) -> range:
+def steps_of(span: str, *, total: int | None = None) -> range:
     """Return the steps that ``A:B`` means: A to B-1, counted from 1.
 
+    Args:
+        span: as the user gave it.
+        total: steps of the whole training, where that is known.
+
     Raises:
-        UsageError: it is no such span.
+        UsageError: it is no such span, or goes beyond the end of the training.
     """
     first, colon, end = span.partition(":")
     if not (colon and first.isdecimal() and end.isdecimal()):
@@ -27,6 +31,8 @@ def steps_of(span: str) -> range:
     steps = range(int(first), int(end))
     if steps.start < 1 or not steps:
         raise UsageError(f"--profile {span}: steps are counted from 1, and 10:15 traces steps 10 to 14.")
+    if total is not None and steps[-1] > total:
+        raise UsageError(f"--profile {span}: the training has only {total} steps; use a B up to {total + 1}.")
     return steps
 
 
@@ -48,11 +54,7 @@ class Profiler:
     """
 
     def __init__(self, span: str | None, folder: Path, world: "World", *, done: int = 0, total: int) -> None:
-        self._steps = range(0) if span is None else steps_of(span)
-        if self._steps and self._steps[-1] > total:
-            raise UsageError(
-                f"--profile {span}: the training has only {total} steps; use a B up to {total + 1}."
-            )
+        self._steps = range(0) if span is None else steps_of(span, total=total)
         self._world = world
         self._folder = folder / "profile"
         self._done = done

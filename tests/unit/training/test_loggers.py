@@ -1,6 +1,7 @@
 """Loggers get figures by name, survive a resume, and never end a training."""
 
 import sys
+from dataclasses import fields
 from itertools import pairwise
 
 import pytest
@@ -8,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samestep.base.errors import UsageError
+from samestep.training.conduct import Conduct
 from samestep.training.loggers.logger import evaluation_figures, step_figures
-from samestep.training.loggers.observed import LOGGERS, Observed, check_loggers, observed, spread
+from samestep.training.loggers.observed import Observed, check_loggers, observed, spread
 from samestep.training.run_folder import RunFolder
 from support.run_files import CONFIG, RESULT, evaluation_row, json_lines, step_row
+
+LOGGERS = next(one for one in fields(Conduct) if one.name == "logger").metadata["choices"]
 
 
 class Fragile:
@@ -143,6 +147,18 @@ def test_without_loggers_nothing_but_the_run_folder_is_written(tmp_path):
     sink.steps([step_row(1)])
 
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"logger": ("tensorboard", "paper")}, "--logger 'paper' is not one of tensorboard, wandb"),
+        ({"profile": "5"}, "--profile '5' is no span of steps"),
+    ],
+)
+def test_what_cannot_be_shown_or_traced_is_refused_by_its_flag(options, message):
+    with pytest.raises(UsageError, match=message):
+        Conduct(**options)
 
 
 @pytest.mark.parametrize("name", LOGGERS)

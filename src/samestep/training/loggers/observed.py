@@ -12,9 +12,6 @@ from samestep.training.loggers.logger import Logger
 from samestep.training.result import Result
 from samestep.training.run_folder import RunFolder, Sink
 
-LOGGERS = ("tensorboard", "wandb")
-"""What ``--logger`` may be: the name of a package, and of the module here that writes for it."""
-
 POINTS = 10
 """Rows of a look that loggers get at most. One costs a logger about a millisecond, and a look may bring 500
 rows in a second."""
@@ -41,7 +38,7 @@ def observed(
 
     Args:
         folder: of the run, on rank 0.
-        names: of `LOGGERS`.
+        names: as in `Conduct.logger`; each is that of a package and of the module here that writes for it.
         config: what reproduces the run.
         tell: told of a logger that cannot be opened or fails later, once; the training goes on without it.
     """
