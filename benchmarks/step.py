@@ -22,9 +22,8 @@ from samestep.data.image_set import ImageSet
 from samestep.models.convnet import ConvNet
 from samestep.sharding.order import epoch_order
 from samestep.training.loop import Training
-from samestep.training.progress import Silent
-from samestep.training.run_folder import Nowhere
 from samestep.training.settings import Settings
+from samestep.training.surroundings import Surroundings
 from samestep.world.solo import SoloWorld
 
 
@@ -46,7 +45,7 @@ def trained(images: ImageSet, settings: Settings) -> tuple[float, str]:
     training = Training(
         ConvNet, train_set=images, test_set=images.subset(1), settings=settings, world=SoloWorld()
     )
-    result = training.run(Nowhere(), Silent())
+    result = training.run(Surroundings.bare(SoloWorld()))
     return result.seconds / result.steps, result.weights_sha256
 
 
@@ -54,7 +53,7 @@ def by_hand(images: ImageSet, settings: Settings) -> tuple[float, str]:
     """Return seconds per step of a loop as one writes it, and the digest of its weights."""
     torch.manual_seed(settings.seed)
     model = ConvNet()
-    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum, fused=True)
     order = torch.from_numpy(epoch_order(len(images), seed=settings.seed, epoch=0).astype(np.int64))
     scale, shift = 1 / (255 * images.std[0]), images.mean[0] / images.std[0]
     model.train()

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from samestep.checkpoint.digest import weights_sha256
-from samestep.checkpoint.save import load
+from samestep.checkpoint.read import read
 from samestep.cli.main import run_command
 
 if sys.version_info >= (3, 11):
@@ -15,7 +15,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-SHORT = ("--epochs", "1", "--subset", "640", "--dtype", "float64")
+SHORT = ("--epochs", "1", "--subset", "640", "--precision", "fp64")
 
 
 def samestep(*arguments, env=None, cwd=None):
@@ -73,16 +73,23 @@ def test_the_config_reproduces_the_run_and_the_checkpoint_holds_its_weights(runs
     folder, done = runs["2"]
     config = tomllib.loads((folder / "config.toml").read_text())
 
-    weights, state = load(folder / "checkpoints" / "step-10")
+    snapshot = read(folder / "checkpoints" / "step-10")
+    again = samestep("train", "--config", str(folder / "config.toml"), "--out", str(folder.parent / "again"))
 
-    assert (config["recipe"], config["batch_size"], config["train_samples"]) == ("digits", 64, 640)
-    assert weights_sha256(weights) == json.loads(done.stdout)["weights_sha256"] == state["weights_sha256"]
+    assert (config["recipe"], config["batch_size"], config["subset"]) == ("digits", 64, 640)
+    assert weights_sha256(snapshot.model) == json.loads(done.stdout)["weights_sha256"]
+    assert again.returncode == 0, again.stderr
+    assert [row["lr"] for row in rows(folder.parent / "again")] == [row["lr"] for row in rows(folder)]
+    assert tomllib.loads((folder.parent / "again" / "config.toml").read_text()) == config
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nonsense"], "no recipe is called 'nonsense'. Use one of: digits, mnist."),
+        (
+            ["nonsense"],
+            "no recipe is called 'nonsense'. Use one of: digits, mnist, fashion-mnist, cifar10, synthetic.",
+        ),
         (["digits", "-n", "2", "--batch-size", "1"], "--batch-size 1 is the global batch, and 2 workers"),
         (["digits", "--subset", "4000"], "holds 3823"),
         (["digits", "--lr", "fast"], "'--lr'"),
@@ -91,7 +98,26 @@ def test_the_config_reproduces_the_run_and_the_checkpoint_holds_its_weights(runs
         (["mnist", "--data-dir", "."], "train-images-idx3-ubyte"),
         (["digits", "--out", "file/run"], "cannot write to the output folder file/run"),
         (["digits", "--sync", "magic"], "--sync 'magic'"),
-        (["digits", "--optimizer", "adamw", "--momentum", "0.5"], "--momentum is SGD's"),
+        (
+            ["digits", "--optimizer", "adamw", "--momentum", "0.5"],
+            "--momentum means nothing with --optimizer adamw",
+        ),
+        (["digits", "--milestones", "3,5"], "--milestones means nothing with --schedule one-cycle"),
+        (["digits", "--schedule", "multistep", "--milestones", "3;5"], "no list of numbers such as 30,45"),
+        (["digits", "--fast"], "digits has no --fast form; these have: mnist, fashion-mnist, cifar10"),
+        (["digits", "--augment", "blur"], "--augment 'blur' is none of crop:PIXELS"),
+        (["digits", "--model", "vgg"], "no model is called 'vgg'"),
+        (["digits", "--lr-scale", "linear"], "--lr-scale belongs to --batch-per-worker"),
+        (["digits", "--batch-per-worker", "8", "--batch-size", "8"], "give one of the two"),
+        (["digits", "--batch-per-worker", "0"], "--batch-per-worker 0"),
+        (["digits", "--eval-only"], "--eval-only and --from CHECKPOINT go together"),
+        (["--resume", "."], "there is no config.toml in it, so it is no run folder"),
+        (["--resume", "somewhere", "--lr", "1"], "--lr would change them"),
+        (["digits", "--config", "nowhere.toml"], "cannot read the configuration nowhere.toml"),
+        (["digits", "--config", "file"], "is no TOML"),
+        (["digits", "--profile", "5"], "--profile '5' is no span of steps"),
+        (["digits", "--logger", "paper"], "--logger"),
+        (["digits", "--metric", "Beauty"], "--metric"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, capsys):
@@ -123,3 +149,64 @@ def test_a_run_folder_is_never_written_over(runs, capsys):
 
     assert run_command(["train", "digits", "--out", str(folder)]) == 2
     assert "already holds a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("learning_rate = 1", "nothing is called 'learning_rate'. Known are: accumulate,"),
+        ("lr = 'fast'", "lr = 'fast' is of the wrong type"),
+        ("epochs = 1.5", "epochs = 1.5 is of the wrong type"),
+        ("milestones = 3", "milestones = 3 is of the wrong type"),
+        ("optimizer = 'lion'", "--optimizer 'lion' is not one of sgd, adamw"),
+    ],
+)
+def test_a_wrong_configuration_is_named_by_file_and_key(text, message, tmp_path, capsys):
+    path = tmp_path / "wrong.toml"
+    path.write_text(text)
+
+    assert run_command(["train", "--config", str(path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_flags_go_before_the_file_and_the_file_before_the_recipe():
+    from samestep.recipes.order import Request, take_order
+
+    settings = take_order(Request(changes={"lr": 0.5}), workers=1).settings
+    assert (settings.lr, settings.schedule) == (0.5, "one-cycle")
+
+
+def test_a_checkpoint_is_scored_alike_at_any_number_of_workers(runs):
+    folder, done = runs["2"]
+    checkpoint = str(folder / "checkpoints" / "step-10")
+    trained = json.loads(done.stdout)
+
+    for workers in ("1", "2"):
+        scored = samestep(
+            "train",
+            "digits",
+            "--precision",
+            "fp64",
+            "-n",
+            workers,
+            "--eval-only",
+            "--from",
+            checkpoint,
+            "--json",
+        )
+        found = json.loads(scored.stdout)
+        assert (found["correct"], found["total"]) == (trained["correct"], 1797)
+        assert found["loss"] == pytest.approx(trained["loss"], rel=1e-12)
+
+
+def test_a_batch_per_worker_is_called_another_training_where_it_is_one(tmp_path):
+    done = samestep(
+        *("train", "digits", "-n", "2", "--epochs", "1", "--subset", "128", "--out", str(tmp_path / "run")),
+        *("--batch-per-worker", "32", "--lr-scale", "linear"),
+    )
+    config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+
+    assert done.returncode == 0, done.stderr
+    assert (config["batch_size"], config["lr"]) == (64, 0.2)
+    assert config["label"].startswith("Not the serial training: 32 samples on each of 2 workers")
+    assert config["label"] in done.stderr

@@ -9,11 +9,19 @@ from samestep.base.errors import UsageError
 from samestep.data.loader import Loader
 from samestep.measure.clock import HostClock
 from samestep.training.evaluate import evaluate
-from samestep.training.loop import Training
-from samestep.training.progress import Silent
+from samestep.training.surroundings import Surroundings
 from samestep.world.solo import SoloWorld
 from samestep.world.threads import run_ranks
-from support.training import Memory, convnet, digits, largest_difference, plain_loop, settings, train
+from support.training import (
+    Memory,
+    convnet,
+    digits,
+    largest_difference,
+    plain_loop,
+    settings,
+    train,
+    training,
+)
 
 WITHOUT_NORM = functools.partial(convnet, batch_norm=False)
 
@@ -25,10 +33,10 @@ def restore_random_state():
     torch.set_rng_state(state)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
-def test_one_worker_ends_with_the_bits_of_a_hand_written_loop(dtype, schedule):
-    chosen = settings(dtype=dtype, schedule=schedule)
+def test_one_worker_ends_with_the_bits_of_a_hand_written_loop(precision, schedule):
+    chosen = settings(precision=precision, schedule=schedule)
 
     ours = train(SoloWorld(), chosen).state
     by_hand = plain_loop(chosen).state_dict()
@@ -129,19 +137,13 @@ def test_what_is_done_between_steps_is_no_part_of_a_step():
             return self.now
 
     clock = Clock()
-    sets = digits(samples=120)
-    training = Training(
-        convnet,
-        train_set=sets[0],
-        test_set=sets[1],
-        settings=settings(epochs=1, batch_size=2),
-        world=SoloWorld(),
-    )
-    training.clock = training.journal._clock = HostClock(now=clock)
+    made = training(SoloWorld(), settings(epochs=1, batch_size=2), sets=digits(samples=120))
+    made.clock = made.journal._clock = HostClock(now=clock)
     memory = Slow()
-    training.run(memory, Silent())
+    made.run(Surroundings.bare(SoloWorld(), sink=memory))
 
-    assert len(memory.rows) == 60  # more than one window of steps
+    assert len(memory.rows) == 60
+    assert len(memory.rank_rows) > 1  # more than one window of steps
     assert all(row["data"] == pytest.approx(0.001) for row in memory.rows)
 
 

@@ -1,13 +1,15 @@
 """Small trainings to compare: on digits, which are always there."""
 
+import math
+
 import torch
 from torch import nn
 
 from samestep.data.registry import load
 from samestep.models.convnet import ConvNet
 from samestep.training.loop import Training
-from samestep.training.progress import Silent
 from samestep.training.settings import Settings
+from samestep.training.surroundings import Surroundings
 
 
 class Memory:
@@ -15,16 +17,22 @@ class Memory:
 
     def __init__(self):
         self.rows = []
+        self.rank_rows = []
+        self.evaluations = []
         self.state = None
         self.result = None
 
     def steps(self, rows):
         self.rows.extend(rows)
 
-    def finish(self, model, result, position):
-        self.state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    def ranks(self, rows):
+        self.rank_rows.extend(rows)
+
+    def evaluation(self, row):
+        self.evaluations.append(row)
+
+    def finish(self, result):
         self.result = result
-        self.position = position
 
     @property
     def losses(self):
@@ -37,19 +45,24 @@ def digits(samples=300, test_samples=101):
 
 
 def settings(**changes):
-    return Settings(**{"epochs": 2, "batch_size": 32, "lr": 0.05, "dtype": "float64", **changes})
+    return Settings(**{"epochs": 2, "batch_size": 32, "lr": 0.05, "precision": "fp64", **changes})
 
 
 def convnet(*, batch_norm=True) -> nn.Module:
     return ConvNet(size=8, batch_norm=batch_norm)
 
 
-def train(world, chosen, make_model=convnet, sets=None):
-    """Train on one rank of `world`; return what the sink remembers."""
+def training(world, chosen, make_model=convnet, sets=None, **more):
     train_set, test_set = digits() if sets is None else sets
-    training = Training(make_model, train_set=train_set, test_set=test_set, settings=chosen, world=world)
+    return Training(make_model, train_set=train_set, test_set=test_set, settings=chosen, world=world, **more)
+
+
+def train(world, chosen, make_model=convnet, sets=None, **more):
+    """Train on one rank of `world`; return what the sink remembers."""
+    made = training(world, chosen, make_model, sets, **more)
     memory = Memory()
-    training.run(memory, Silent())
+    made.run(Surroundings.bare(world, sink=memory))
+    memory.state = {name: tensor.clone() for name, tensor in made.learner.tensors().items()}
     return memory
 
 
@@ -64,19 +77,22 @@ def plain_loop(chosen, make_model=convnet, sets=None):
     from samestep.sharding.order import epoch_order
 
     train_set, _ = digits() if sets is None else sets
+    dtype = {"fp32": torch.float32, "fp64": torch.float64}[chosen.precision]
     torch.manual_seed(chosen.seed)
-    model = make_model().to(chosen.torch_dtype)
-    optimizer = torch.optim.SGD(model.parameters(), lr=chosen.lr, momentum=chosen.momentum)
+    model = make_model().to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=chosen.lr, momentum=chosen.momentum, fused=True)
     schedule = None
     if chosen.schedule == "cosine":
         steps = chosen.epochs * -(-len(train_set) // chosen.batch_size)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    scale = torch.tensor(1 / (train_set.white * train_set.std[0]), dtype=chosen.torch_dtype)
-    shift = torch.tensor(train_set.mean[0] / train_set.std[0], dtype=chosen.torch_dtype)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: (1 + math.cos(math.pi * (step / steps))) / 2
+        )
+    scale = torch.tensor(1 / (train_set.white * train_set.std[0]), dtype=dtype)
+    shift = torch.tensor(train_set.mean[0] / train_set.std[0], dtype=dtype)
     for epoch in range(chosen.epochs):
         order = torch.from_numpy(epoch_order(len(train_set), seed=chosen.seed, epoch=epoch))
         for ids in order.split(chosen.batch_size):
-            images = train_set.images[ids].to(chosen.torch_dtype) * scale - shift
+            images = train_set.images[ids].to(dtype) * scale - shift
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(images), train_set.labels[ids])
             loss.backward()

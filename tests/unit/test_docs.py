@@ -15,11 +15,14 @@ from samestep.base.record import provenance
 from samestep.cli.main import VERBS
 from samestep.launch.variables import Round, worker_variables
 from samestep.measure.clock import HostClock
-from samestep.recipes.book import RECIPES
+from samestep.recipes.book import FAST, RECIPES
+from samestep.recipes.config import WHAT
 from samestep.replicas.replicate import SYNCHRONISERS
-from samestep.training.journal import WINDOW, Journal
+from samestep.training.conduct import Conduct
+from samestep.training.journal import Journal
+from samestep.training.option import flag
 from samestep.training.result import Result
-from samestep.training.settings import CHOICES, SMALL_SHARE, Settings
+from samestep.training.settings import SMALL_SHARE, Settings
 from samestep.world.launchers import LAUNCHERS
 from samestep.world.solo import SoloWorld
 
@@ -71,10 +74,12 @@ def test_every_field_of_the_metrics_is_described_and_no_other():
     clock.mark("data")
     clock.step_done()
     journal.note(epoch=1, count=4, lr=0.1, loss=torch.tensor(1.0))
-    (row,) = journal.flush()
+    look = journal.look()
+    (row,) = look.rows
 
     assert named(section("guide/training.md", "### metrics.jsonl")) == list(row)
-    assert f"windows of {WINDOW} steps" in section("guide/training.md", "### metrics.jsonl")
+    ranks = re.findall(r"^\| (`.*?`) \|", section("guide/training.md", "### ranks.jsonl"), re.MULTILINE)
+    assert re.findall(r"`(\w+)`", " ".join(ranks)) == list(look.ranks[0])
 
 
 def test_every_field_of_the_result_is_described_and_no_other():
@@ -93,28 +98,44 @@ def test_the_provenance_of_a_result_is_described():
 def test_every_key_of_the_configuration_is_described():
     said = re.findall(r"`(\w+)`", section("guide/training.md", "### config.toml"))
 
-    assert said == ["recipe", "train_samples", *(field.name for field in dataclasses.fields(Settings))]
+    assert said == list(WHAT)
 
 
-@pytest.mark.parametrize("column", [0, 1])
-def test_the_options_and_what_the_recipes_set_are_described(column):
-    recipe = list(RECIPES.values())[column]
+def settings_table(kind):
+    """Return the lines of the table that describes the settings of a dataclass in their own words."""
+    lines = ["| option | meaning | if not said |", "|---|---|---|"]
+    for one in dataclasses.fields(kind):
+        about, choices = one.metadata["about"].removesuffix("."), one.metadata["choices"]
+        told = about + (": " + ", ".join(f"`{choice}`" for choice in choices) if choices else "")
+        unset = one.default is dataclasses.MISSING or one.default in (None, (), "")
+        default = "" if unset else str(one.default).lower() if isinstance(one.default, bool) else one.default
+        lines.append(f"| `{flag(one.name)}` | {told} | {default} |")
+    return lines
 
-    rows = {
-        row[0].strip("`"): row[2 + column].strip("| ")
-        for row in cells(section("guide/training.md", "## Options"))
-    }
 
-    for flag, value in list(rows.items())[1:]:
-        assert value == str(getattr(recipe.settings, flag.strip("-").replace("-", "_")))
+def recipes_table():
+    """Return the lines of the table of what the recipes set: a row for each setting in which they differ."""
+    recipes = [book[name] for name in RECIPES for book in (RECIPES, FAST) if name in book]
+    rows = {"data": [r.data for r in recipes], "`--model`": [r.model for r in recipes]}
+    for one in dataclasses.fields(Settings):
+        values = [getattr(recipe.settings, one.name) for recipe in recipes]
+        if len(set(values)) > 1:
+            rows[f"`{flag(one.name)}`"] = [str(v).lower() if isinstance(v, bool) else v for v in values]
+    return [f"| {name} | " + " | ".join(str(value) for value in row) + " |" for name, row in rows.items()]
 
 
-def test_every_choice_of_a_setting_is_described():
-    text = section("guide/training.md", "## Options")
+@pytest.mark.parametrize("kind", [Settings, Conduct])
+def test_every_option_is_described_as_it_describes_itself(kind):
+    assert "\n".join(settings_table(kind)) in (DOCS / "guide" / "training.md").read_text()
 
-    for name, choices in CHOICES.items():
-        (row,) = (line for line in text.splitlines() if f"`--{name.replace('_', '-')}`" in line)
-        assert all(f"`{choice}`" in row for choice in choices)
+
+def test_what_the_recipes_set_is_described():
+    text = section("guide/training.md", "## Recipes")
+    books = {"": RECIPES, " --fast": FAST}
+    names = [f"{name}{mark}" for name in RECIPES for mark, book in books.items() if name in book]
+
+    assert "\n".join(recipes_table()) in text
+    assert f"| | {' | '.join(names)} |" in text
 
 
 def test_the_synchronisers_are_described():

@@ -3,11 +3,8 @@
 import json
 
 import pytest
-from torch import nn
 
 from samestep.base.errors import Error, UsageError
-from samestep.checkpoint.save import load
-from samestep.sharding.position import Position
 from samestep.training.result import Result
 from samestep.training.run_folder import RunFolder
 
@@ -26,20 +23,25 @@ RESULT = Result(
 )
 
 
-def test_rows_config_checkpoint_and_result_are_written(tmp_path):
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_rows_config_and_result_are_written(tmp_path):
     RunFolder.prepare(tmp_path / "a" / "run")
     folder = RunFolder(tmp_path / "a" / "run")
 
     folder.write_config({"lr": 0.1, "name": "x"})
     folder.steps([{"step": 1}, {"step": 2}])
     folder.steps([{"step": 3}])
-    folder.finish(nn.Linear(1, 1), RESULT, Position(seed=7, epoch=1))
+    folder.evaluation({"step": 3, "accuracy": 0.5})
+    folder.ranks([{"step": 3, "rank": 0}, {"step": 3, "rank": 1}])
+    folder.finish(RESULT)
 
     assert (folder.path / "config.toml").read_text() == 'lr = 0.1\nname = "x"\n'
-    rows = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [1, 2, 3]
-    _, state = load(folder.path / "checkpoints" / "step-4")
-    assert state == {"format": 1, "step": 4, "seed": 7, "epoch": 1, "samples": 0, "weights_sha256": "ab"}
+    assert [row["step"] for row in lines(folder.path / "metrics.jsonl")] == [1, 2, 3]
+    assert [row["accuracy"] for row in lines(folder.path / "evaluations.jsonl")] == [0.5]
+    assert [row["rank"] for row in lines(folder.path / "ranks.jsonl")] == [0, 1]
     result = json.loads((folder.path / "result.json").read_text())
     assert result["accuracy"] == 0.5
     assert result["step_s"]["exposed_sync"] == 0.004
@@ -77,3 +79,38 @@ def test_a_diverged_run_writes_null_not_nan(tmp_path):
 def test_metrics_that_cannot_be_written_end_the_run_with_the_path(tmp_path):
     with pytest.raises(Error, match=r"cannot write to .*gone/metrics.jsonl: No such file"):
         RunFolder(tmp_path / "gone").steps([{"step": 1}])
+
+
+def test_a_resumed_run_takes_back_what_came_after_its_checkpoint_and_what_was_half_written(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.begin({"step": 0, "world_size": 1})
+    folder.steps([{"step": step} for step in range(1, 8)])
+    folder.ranks([{"step": 4, "rank": 0}, {"step": 4, "rank": 1}, {"step": 7, "rank": 0}])
+    folder.evaluation({"step": 7})
+    with (tmp_path / "metrics.jsonl").open("a") as stream:
+        stream.write('{"step": 8, "lo')
+
+    folder.begin({"step": 5, "world_size": 3})
+    folder.steps([{"step": 6}])
+
+    assert [row["step"] for row in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in lines(tmp_path / "ranks.jsonl")] == [4, 4]
+    assert lines(tmp_path / "evaluations.jsonl") == []
+    sessions = lines(tmp_path / "sessions.jsonl")
+    assert [(row["step"], row["world_size"]) for row in sessions] == [(0, 1), (5, 3)]
+    assert set(sessions[0]["provenance"]) == {"schema", "created", "command", "machine"}
+
+
+@pytest.mark.parametrize(
+    ("holds", "message"),
+    [
+        ([], "there is no config.toml in it, so it is no run folder"),
+        (["config.toml", "result.json"], "that run has finished"),
+    ],
+)
+def test_what_cannot_go_on_is_refused_by_name(tmp_path, holds, message):
+    for name in holds:
+        (tmp_path / name).write_text("")
+
+    with pytest.raises(UsageError, match=f"--resume {tmp_path}: {message}"):
+        RunFolder.reopen(tmp_path)

@@ -1,7 +1,6 @@
 """Settings refuse what cannot be trained, in the user's own words."""
 
 import pytest
-import torch
 
 from samestep.base.errors import UsageError
 from samestep.training.settings import Settings
@@ -21,12 +20,24 @@ def settings(**changes):
         ({"lr": float("inf")}, "--lr inf"),
         ({"seed": -1}, "--seed -1"),
         ({"seed": 2**63}, "--seed 9223372036854775808 is too large"),
+        ({"accumulate": 3}, "--batch-size 8 does not divide into 3 equal micro-batches"),
+        ({"nesterov": True, "momentum": 0.0}, "--nesterov"),
+        ({"nesterov": True, "optimizer": "adamw"}, "--nesterov"),
+        ({"schedule": "multistep"}, "--schedule multistep needs --milestones"),
+        ({"schedule": "multistep", "milestones": (3.0, 2.0)}, "--milestones 3,2 must rise"),
+        ({"schedule": "one-cycle", "warmup": 0.5}, "leave out --warmup"),
+        ({"warmup": 1.0}, "--warmup 1 takes all of the 1 epochs"),
+        ({"clip_norm": 0.0}, "--clip-norm 0.0"),
+        ({"ema": 1.5}, "--ema 1.5 is too large"),
+        ({"label_smoothing": float("nan")}, "--label-smoothing nan"),
+        ({"compress": "fp16", "sync": "reference"}, "--compress fp16 needs --sync bucketed or ddp"),
+        ({"compress": "powersgd"}, "--compress powersgd is torch's, and needs --sync ddp"),
         ({"weight_decay": float("nan")}, "--weight-decay nan"),
         ({"sync": "magic"}, "--sync 'magic' is not one of bucketed"),
         ({"batch_norm": "none"}, "--batch-norm 'none'"),
         ({"optimizer": "adam"}, "--optimizer 'adam'"),
         ({"schedule": "?"}, "--schedule"),
-        ({"dtype": "int8"}, "--dtype"),
+        ({"precision": "int8"}, "--precision"),
     ],
 )
 def test_a_setting_out_of_range_is_named_by_its_flag(changes, message):
@@ -41,8 +52,11 @@ def test_a_batch_smaller_than_the_world_is_refused_with_both_numbers():
         settings().check_workers(9)
 
 
-def test_the_dtype_is_torchs():
-    assert settings(dtype="float64").torch_dtype is torch.float64
+def test_a_micro_batch_smaller_than_the_world_is_refused():
+    settings(accumulate=4).check_workers(2)
+
+    with pytest.raises(UsageError, match=r"in 4 micro-batches of 2, and 3 workers .* size of 12 or more"):
+        settings(accumulate=4).check_workers(3)
 
 
 def test_small_shares_are_told_before_the_user_waits_for_them():

@@ -17,6 +17,9 @@ Every message says what was found, with the values, and what to do next. The com
 without a traceback and exits with `exit_code`.
 """
 
+PUT_OFF = 75
+"""The exit code of a run that was asked to stop and can go on later: EX_TEMPFAIL of sysexits.h."""
+
 
 class Error(Exception):
     """Anything samestep refuses or reports; the parent of all its exceptions."""
@@ -52,6 +55,12 @@ class OutOfStep(WorldError):  # noqa: N818 - reads as the event it is
 
 class CheckpointError(Error):
     """There is no usable checkpoint at the given place."""
+
+
+class PutOff(Error):  # noqa: N818 - reads as the event it is
+    """A rank was asked to stop: the step was finished, a checkpoint written, and the run can go on later."""
+
+    exit_code = PUT_OFF
 
 
 class WorkerFailed(Error):  # noqa: N818 - reads as the event it is

@@ -12,12 +12,9 @@ A checkpoint is a folder::
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from samestep.base.errors import CheckpointError
 from samestep.checkpoint.files import Seal, SealedFile, whole_or_absent
@@ -31,7 +28,6 @@ from samestep.checkpoint.manifest import (
     STATE,
     manifest_text,
 )
-from samestep.checkpoint.read import read
 from samestep.checkpoint.snapshot import Snapshot
 from samestep.checkpoint.stage import Stage
 from samestep.checkpoint.tensors import write_tensors
@@ -100,14 +96,3 @@ def _write_files(snapshot: Snapshot, draft: Path) -> dict[str, Seal]:
         file.write((json.dumps({**snapshot.state, "format": FORMAT}, indent=2) + "\n").encode())
     seals[STATE] = file.seal
     return seals
-
-
-def save(model: nn.Module, folder: Path, *, state: Mapping[str, Any]) -> Path:
-    """Write the weights of `model` alone as checkpoint `folder`."""
-    return write(Snapshot(model.state_dict(), {}, state), folder)
-
-
-def load(folder: Path) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-    """Return the weights and the state of checkpoint `folder`; see `samestep.checkpoint.read.read`."""
-    snapshot = read(folder)
-    return snapshot.model, snapshot.state

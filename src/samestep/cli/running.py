@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from samestep.base import env
-from samestep.base.errors import UsageError, WorkerFailed
+from samestep.base.errors import PUT_OFF, UsageError, WorkerFailed
 from samestep.base.machine import cpu_share
 from samestep.launch.forking import fork_is_safe, release_compute_threads
 from samestep.launch.hosting import host, leave
@@ -158,6 +158,8 @@ def act(decision: Decision) -> int:
     if isinstance(decision.plan, Join):
         _run_here(decision, decision.plan)
     outcome = _spawn(decision, decision.plan)
+    if outcome.put_off:
+        return PUT_OFF
     if outcome.interrupted_by:
         tell(f"ended by signal {outcome.interrupted_by}; all workers were stopped.")
         return 128 + outcome.interrupted_by
@@ -174,7 +176,7 @@ def tell(text: str) -> None:
 def tell_end(decision: Decision, outcome: Outcome, restarts_left: int) -> None:
     """Say how a round of workers failed, if it did."""
     cause = outcome.cause
-    if cause is None:
+    if cause is None or outcome.put_off:
         return
     words = cause.describe(decision.size)
     if isinstance(decision.plan, Spawn) and decision.plan.nodes.count > 1 and cause.weight:

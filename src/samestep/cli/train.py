@@ -1,58 +1,92 @@
 """``samestep train``: a built-in recipe on N workers."""
 
-from collections.abc import Mapping
-from datetime import datetime
+from dataclasses import fields, replace
 from pathlib import Path
 from signal import SIGINT
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from samestep.base import env
+from samestep.base.errors import PutOff, UsageError
 from samestep.base.record import json_line
-from samestep.cli.running import act, decide, headline, tell
+from samestep.cli.running import Decision, act, decide, headline, tell
+from samestep.cli.setting_flags import as_arguments, given, with_flags_of
 from samestep.launch.job import Job, Program
 from samestep.launch.plan import Spawn
+from samestep.training.conduct import Conduct
+from samestep.training.settings import Settings
 
-_SETTINGS, _DATA = "Training", "Data and results"
+if TYPE_CHECKING:
+    from samestep.recipes.order import Order, Request
+
+FINISH_S = 300.0
+"""How long workers that were asked to stop may take for their step and a checkpoint."""
+
+_WHAT, _DATA, _RESULTS = "What", "Data", "Results"
 
 
+@with_flags_of(Settings, Conduct)
 def train(
     recipe: Annotated[
-        str, typer.Argument(metavar="[RECIPE]", help="digits (comes along) or mnist.")
-    ] = "digits",
+        str | None,
+        typer.Argument(
+            metavar="[RECIPE]", help="digits (comes along), mnist, fashion-mnist, cifar10, synthetic."
+        ),
+    ] = None,
     *,
     workers: Annotated[int | None, typer.Option("-n", metavar="N", help="Workers in total.")] = None,
     threads: Annotated[
         int | None, typer.Option(metavar="T", help="Compute threads of each worker; by default its share.")
     ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(help="Passes over the training set.", rich_help_panel=_SETTINGS)
+    fast: Annotated[
+        bool | None,
+        typer.Option("--fast", help="The same task in a fraction of the time.", rich_help_panel=_WHAT),
     ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Samples per step, over all workers.", rich_help_panel=_SETTINGS)
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Settings from a TOML file; flags go before.", rich_help_panel=_WHAT
+        ),
     ] = None,
-    lr: Annotated[
-        float | None, typer.Option(help="Learning rate; the schedule's peak.", rich_help_panel=_SETTINGS)
-    ] = None,
-    optimizer: Annotated[str | None, typer.Option(help="sgd, adamw.", rich_help_panel=_SETTINGS)] = None,
-    momentum: Annotated[float | None, typer.Option(help="Of SGD.", rich_help_panel=_SETTINGS)] = None,
-    weight_decay: Annotated[
-        float | None, typer.Option(help="Of either optimizer.", rich_help_panel=_SETTINGS)
-    ] = None,
-    schedule: Annotated[
-        str | None, typer.Option(help="constant, cosine, one-cycle.", rich_help_panel=_SETTINGS)
-    ] = None,
-    batch_norm: Annotated[
+    model: Annotated[
         str | None,
-        typer.Option(help="global: over the global batch; local: over shares.", rich_help_panel=_SETTINGS),
+        typer.Option(metavar="NAME", help="convnet, resnet9, resnet18 ... resnet152.", rich_help_panel=_WHAT),
     ] = None,
-    sync: Annotated[
-        str | None, typer.Option(help="bucketed, reference, ddp.", rich_help_panel=_SETTINGS)
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Go on with the run in this folder, on any -n.", rich_help_panel=_WHAT
+        ),
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, float64.", rich_help_panel=_SETTINGS)] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Of first weights and order.", rich_help_panel=_SETTINGS)
+    eval_only: Annotated[
+        bool,
+        typer.Option(
+            "--eval-only", help="Score the weights of --from; train nothing.", rich_help_panel=_WHAT
+        ),
+    ] = False,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="CHECKPOINT",
+            help="For --eval-only: anybody's checkpoint.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    batch_per_worker: Annotated[
+        int | None,
+        typer.Option(
+            metavar="B", help="Batch of each worker: N times B is another training.", rich_help_panel=_WHAT
+        ),
+    ] = None,
+    lr_scale: Annotated[
+        str | None,
+        typer.Option(help="With --batch-per-worker: none, linear, sqrt.", rich_help_panel=_WHAT),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Another data set; see samestep data list.", rich_help_panel=_DATA),
     ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the data set.", rich_help_panel=_DATA)
@@ -62,63 +96,100 @@ def train(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Run folder; else runs/RECIPE-TIME.", rich_help_panel=_DATA),
+        typer.Option(metavar="DIR", help="Run folder; else runs/RECIPE-TIME.", rich_help_panel=_RESULTS),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=_DATA)
+        bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=_RESULTS)
     ] = False,
+    **settings: Any,
 ) -> None:
     """Train a built-in recipe on N workers, with the result of one.
 
     Everything is checked before a worker starts. Under srun, mpirun or torchrun the launcher's tasks are
-    the workers; elsewhere -n of them start here.
+    the workers; elsewhere -n of them start here. SIGTERM and SIGUSR1 finish the step, write a checkpoint and
+    end with exit code 75; --resume goes on from it.
     """
-    changes = {
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "lr": lr,
-        "optimizer": optimizer,
-        "momentum": momentum,
-        "weight_decay": weight_decay,
-        "schedule": schedule,
-        "batch_norm": batch_norm,
-        "sync": sync,
-        "dtype": dtype,
-        "seed": seed,
-    }
-    from samestep.recipes.cook import cook, prepare, take_order
-    from samestep.world.join import join
+    from samestep.recipes.order import Request, take_order
 
-    settings = {name: value for name, value in changes.items() if value is not None}
-    out = out or Path("runs") / f"{recipe}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-    again = _arguments(
-        recipe, {**settings, "data_dir": data_dir, "subset": subset, "out": out}, as_json=as_json
+    if eval_only != (weights is not None):
+        raise UsageError(
+            "--eval-only and --from CHECKPOINT go together: what to score, and to train nothing."
+        )
+    request = Request(
+        recipe=recipe,
+        fast=fast,
+        data=data,
+        model=model,
+        data_dir=data_dir,
+        subset=subset,
+        changes=given(settings, Settings, Conduct),
+        config=config,
+        batch_per_worker=batch_per_worker,
+        lr_scale=lr_scale,
+        resume=resume,
+        weights=weights,
+        out=out,
     )
     decision = decide(
-        Job(program=Program(target="samestep", kind="module", args=again), workers=workers),
+        Job(program=Program(target="samestep", kind="module"), workers=workers, patience_s=FINISH_S),
         mode="native",
         threads=threads,
         environment=env.snapshot(),
     )
-    order = take_order(recipe, settings, workers=decision.size, out=out, data_dir=data_dir, subset=subset)
+    order = take_order(request, workers=decision.size)
     if decision.size > 1 and isinstance(decision.plan, Spawn):
+        raise typer.Exit(_start(decision, request, order, as_json=as_json))
+    _work(decision, order, threads=threads, as_json=as_json)
+
+
+def _start(decision: Decision, request: "Request", order: "Order", *, as_json: bool) -> int:
+    """Start the workers, each with all that was asked for and the folder settled; return the exit code."""
+    if order.weights is None:
+        from samestep.recipes.cook import prepare
+
         prepare(order)
-        if (advice := order.settings.advice(decision.size)) is not None:
-            tell(advice)
-        tell(headline(decision))
-        raise typer.Exit(act(decision))
+        request = replace(request, out=None if order.resume else order.out)
+    for said in (order.label, order.settings.advice(decision.size), headline(decision)):
+        if said is not None:
+            tell(said)
+    program = replace(decision.job.program, args=_arguments(request, as_json=as_json))
+    return act(replace(decision, job=replace(decision.job, program=program)))
+
+
+def _work(decision: Decision, order: "Order", *, threads: int | None, as_json: bool) -> None:
+    """Be a worker, or the only one."""
+    from samestep.recipes.cook import cook, score
+    from samestep.world.join import join
+
+    if decision.size == 1 and order.label is not None:
+        tell(order.label)
     try:
         with join(threads=threads) as world:
+            if order.weights is not None:
+                found = score(world, order)
+                world.print(json_line(found.as_dict()).rstrip() if as_json else found.summary())
+                return
             result = cook(world, order)
+            summary = f"{result.summary()}\nrun folder: {order.out}"
+            world.print(json_line(result.as_dict()).rstrip() if as_json else summary)
     except KeyboardInterrupt:
         if decision.size == 1:  # of several, the launcher says it
             tell(f"ended by signal {SIGINT:d}.")
         raise
-    told = json_line(result.as_dict()).rstrip() if as_json else f"{result.summary()}\nrun folder: {order.out}"
-    world.print(told)
+    except PutOff as stopped:
+        if world.place.is_main:
+            tell(f"{stopped}. Go on with: samestep train --resume {order.out}")
+        raise typer.Exit(stopped.exit_code) from None
 
 
-def _arguments(recipe: str, options: Mapping[str, Any], *, as_json: bool) -> tuple[str, ...]:
-    """Return the arguments with which each worker is started: all that was asked for, the folder settled."""
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items() if value is not None]
-    return ("train", recipe, *flags, *(["--json"] if as_json else []))
+def _arguments(request: "Request", *, as_json: bool) -> tuple[str, ...]:
+    """Return the arguments that ask for `request` again."""
+    flags = {
+        one.name: getattr(request, one.name)
+        for one in fields(request)
+        if one.name not in ("recipe", "changes", "weights")
+    }
+    said = as_arguments({**flags, **request.changes})
+    if request.weights is not None:
+        said += ["--eval-only", f"--from={request.weights}"]
+    return ("train", *([request.recipe] if request.recipe else []), *said, *(["--json"] if as_json else []))

@@ -34,8 +34,8 @@ class RandomCrop:
         height, width = images.shape[2:]
         if self.padding == "reflect" and self.pad >= min(height, width):
             raise UsageError(
-                f"--augment crop:{self.pad}:reflect mirrors {self.pad} pixels of images of {height} x {width}: "
-                "use fewer than a side has."
+                f"--augment crop:{self.pad}:reflect mirrors {self.pad} pixels of images of {height} x "
+                f"{width}: use fewer than a side has."
             )
         padded = _pad(images, self.pad, self.padding)
         span = 2 * self.pad + 1
@@ -125,8 +125,8 @@ def _part(text: str) -> Augment:
         case ["cutout", pixels] if _is_count(pixels):
             return Cutout(side=int(pixels))
     raise UsageError(
-        f"--augment {text!r} is none of crop:PIXELS, crop:PIXELS:reflect, flip, cutout:PIXELS, with 1 pixel or "
-        "more; say several with commas: crop:4,flip."
+        f"--augment {text!r} is none of crop:PIXELS, crop:PIXELS:reflect, flip, cutout:PIXELS, with 1 pixel "
+        "or more; say several with commas: crop:4,flip."
     )
 
 

@@ -29,7 +29,7 @@ def sample_words(ids: Tensor, position: Position) -> Tensor:
 
 
 def rehash(words: Tensor, number: int) -> Tensor:
-    """Return other bits of each word, independent of those for another `number`; the words themselves for 0."""
+    """Return other bits of each word for each `number`; for 0 the words themselves."""
     return words if number == 0 else _mixed(words + _signed((number * _GOLDEN) & _WORD))
 
 

@@ -1,6 +1,7 @@
 """A data set of images that are read when they are needed."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -13,40 +14,26 @@ ReadImage: TypeAlias = Callable[[int], Tensor]
 """Returns image number so and so, uint8 (channels, height, width)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LazyImages(Dataset[tuple[Tensor, int]]):
-    """Labelled images that are too many to lie in memory, each read by itself.
+    """Labelled images that are too many to lie in memory, each read by itself."""
 
-    Args:
-        name: of the set.
-        split: "train" or "test".
-        read: reads one image; runs in loading processes.
-        labels: of each image, indices into `classes`.
-        classes: their names.
-        shape: channels, height and width of every image as `read` returns it.
-        mean: per channel, of the training split, on the scale where `white` is 1.
-        std: as `mean`.
-    """
-
-    white = 255
-
-    def __init__(
-        self,
-        *,
-        name: str,
-        split: str,
-        read: ReadImage,
-        labels: Sequence[int],
-        classes: tuple[str, ...],
-        shape: tuple[int, int, int],
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-    ) -> None:
-        self.name, self.split = name, split
-        self.read = read
-        self.labels = labels
-        self.classes = classes
-        self.shape = shape
-        self.mean, self.std = mean, std
+    name: str
+    split: str
+    """"train" or "test"."""
+    read: ReadImage
+    """Reads one image; runs in loading processes."""
+    labels: Sequence[int]
+    """Of each image: indices into `classes`."""
+    classes: tuple[str, ...]
+    shape: tuple[int, int, int]
+    """Channels, height and width of every image as `read` returns it."""
+    mean: tuple[float, ...]
+    """Per channel, of the training split, on the scale where `white` is 1."""
+    std: tuple[float, ...]
+    """As `mean`."""
+    white: int = 255
+    """The largest value a pixel can have."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -76,13 +63,4 @@ class LazyImages(Dataset[tuple[Tensor, int]]):
                 f"a subset of {count} samples: {self.name} {self.split} holds {len(self)}. "
                 f"Use 1 .. {len(self)}."
             )
-        return LazyImages(
-            name=self.name,
-            split=self.split,
-            read=self.read,
-            labels=self.labels[:count],
-            classes=self.classes,
-            shape=self.shape,
-            mean=self.mean,
-            std=self.std,
-        )
+        return replace(self, labels=self.labels[:count])

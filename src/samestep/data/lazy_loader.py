@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from samestep.data.normalise import Normalise
 from samestep.sharding.batches import micro_batches
 from samestep.sharding.plan import Plan
 from samestep.sharding.position import Position
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +38,7 @@ class LazyLoader:
     batch_size: int
     """Samples per step, over all ranks."""
     place: Place = field(default_factory=Place)
-    device: torch.device = torch.device("cpu")
+    device: torch.device = _CPU
     shuffle: bool = True
     augment: Augment | None = None
     dtype: torch.dtype = torch.float32
@@ -45,7 +48,7 @@ class LazyLoader:
     """Loading processes of this rank; None is its share of the processor."""
     plan: Plan = field(init=False, repr=False)
     _sampler: "_Ids" = field(init=False, repr=False)
-    _loader: "DataLoader[tuple[Tensor, Tensor]]" = field(init=False, repr=False)
+    _loader: "DataLoader[Any]" = field(init=False, repr=False)
     _normalise: Normalise = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

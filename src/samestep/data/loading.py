@@ -1,6 +1,7 @@
 """One door to all image sets: whether they lie in memory or are read as they are needed."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 import torch
@@ -23,52 +24,38 @@ class Batches(Protocol):
         """Yield the (micro-)batches from `position` to the end of its epoch."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """How an image set is drawn from; the same on every rank."""
+
+    batch_size: int
+    """Samples per step, over all ranks."""
+    accumulate: int = 1
+    """Micro-batches per step."""
+    shuffle: bool = True
+    """Whether each epoch has an order of its own."""
+    augment: Augment | None = None
+    """Changes uint8 images at random, as whole batches."""
+    dtype: torch.dtype = torch.float32
+    """What images become."""
+
+
 def batches_of(
-    images: Images,
-    *,
-    batch_size: int,
-    place: Place,
-    device: torch.device,
-    dtype: torch.dtype = torch.float32,
-    shuffle: bool = True,
-    augment: Augment | None = None,
-    accumulate: int = 1,
-    workers: int | None = None,
+    images: Images, draw: Draw, *, place: Place, device: torch.device, workers: int | None = None
 ) -> Batches:
     """Return what draws this rank's shares of global batches of `images`, ready to compute with.
 
     Args:
         images: in memory, and then moved to `device` as a whole; or read by a DataLoader.
-        batch_size: samples per step, over all ranks.
+        draw: how.
         place: which rank this is.
         device: where batches are normalised and augmented, and end up.
-        dtype: what images become.
-        shuffle: draw each epoch in an order of its own.
-        augment: changes uint8 images at random, as whole batches.
-        accumulate: micro-batches per step.
         workers: loading processes of this rank, for a set that is read; None is its share of the processor.
 
     Raises:
-        UsageError: a full (micro-)batch is too small to give every rank a sample.
+        UsageError: a full batch is too small to give every rank a sample.
     """
+    how = {one.name: getattr(draw, one.name) for one in fields(draw)}
     if isinstance(images, ImageSet):
-        return Loader(
-            images.to(device),
-            batch_size=batch_size,
-            place=place,
-            shuffle=shuffle,
-            augment=augment,
-            dtype=dtype,
-            accumulate=accumulate,
-        )
-    return LazyLoader(
-        images,
-        batch_size=batch_size,
-        place=place,
-        device=device,
-        shuffle=shuffle,
-        augment=augment,
-        dtype=dtype,
-        accumulate=accumulate,
-        workers=workers,
-    )
+        return Loader(images.to(device), place=place, **how)
+    return LazyLoader(images, place=place, device=device, workers=workers, **how)

@@ -134,7 +134,8 @@ class Job:
         logs: where the workers' output goes.
         run_id: names the run to its workers and in the log folder.
         role: the workers' role, for programs that ask for it.
-        grace_s: how long workers may take to end when asked, before they are killed.
+        grace_s: how long workers may take to end after a failure, before they are killed.
+        patience_s: how long they may take where the launcher is asked to end: none of them hangs then.
         monitor_interval_s: how often nodes look at each other.
     """
 
@@ -147,6 +148,7 @@ class Job:
     run_id: str = "none"
     role: str = "default"
     grace_s: float = 10.0
+    patience_s: float = 10.0
     monitor_interval_s: float = 0.1
 
     def __post_init__(self) -> None:

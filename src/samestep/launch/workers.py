@@ -222,6 +222,10 @@ class Workers:
                 return
             self.wait(left)
 
+    def await_end(self, timeout_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
+        """Return when all have ended by themselves, or after `timeout_s`, or as soon as `hurry` says so."""
+        self._wait_until(time.monotonic() + timeout_s, hurry)
+
     def signal(self, number: int, to: Iterable[Worker] | None = None) -> None:
         """Send a signal to those of `to`, or of all, that still run."""
         for worker in self.all if to is None else to:

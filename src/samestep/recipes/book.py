@@ -1,18 +1,30 @@
-"""The recipes by name. Adding one: an entry here, and its file if it is of a new kind."""
+"""The recipes by name. Adding one: an entry here and in ``tutorial.py`` or ``fast.py``."""
 
 from samestep.base.errors import UsageError
+from samestep.recipes import fast, tutorial
 from samestep.recipes.recipe import Recipe
-from samestep.recipes.tutorial import DIGITS, MNIST
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (DIGITS, MNIST)}
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        tutorial.DIGITS,
+        tutorial.MNIST,
+        tutorial.FASHION_MNIST,
+        tutorial.CIFAR10,
+        tutorial.SYNTHETIC,
+    )
+}
+FAST: dict[str, Recipe] = {recipe.name: recipe for recipe in (fast.MNIST, fast.FASHION_MNIST, fast.CIFAR10)}
 
 
-def find(name: str) -> Recipe:
-    """Return the recipe called `name`.
+def find(name: str, *, fast: bool = False) -> Recipe:
+    """Return the recipe called `name`, or its fast form.
 
     Raises:
         UsageError: there is none; lists those there are.
     """
     if name not in RECIPES:
         raise UsageError(f"no recipe is called {name!r}. Use one of: {', '.join(RECIPES)}.")
-    return RECIPES[name]
+    if fast and name not in FAST:
+        raise UsageError(f"{name} has no --fast form; these have: {', '.join(FAST)}.")
+    return FAST[name] if fast else RECIPES[name]

@@ -1,109 +1,164 @@
-"""Running a recipe on the ranks of a world."""
+"""Running an order on the ranks of a world."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
+import torch
 from rich.console import Console
 
-from samestep.base.errors import UsageError
-from samestep.data.image_set import ImageSet
-from samestep.data.registry import load
-from samestep.recipes.book import find
-from samestep.recipes.recipe import Recipe
+from samestep.checkpoint.choose import Chosen, is_bare, newest_valid
+from samestep.checkpoint.foreign import load_state
+from samestep.checkpoint.retain import set_aside_later
+from samestep.checkpoint.shared import choose_on_all
+from samestep.models.registry import build
+from samestep.recipes.order import Order
+from samestep.training.evaluate import Score
+from samestep.training.keeping import Keeper
+from samestep.training.loggers.observed import observed
 from samestep.training.loop import Training
+from samestep.training.metrics import metrics_of
+from samestep.training.precision import machine_has_bf16
+from samestep.training.profile import Profiler
 from samestep.training.progress import Display, Silent, Spoken
 from samestep.training.result import Result
 from samestep.training.run_folder import Nowhere, RunFolder, Sink
-from samestep.training.settings import Settings
+from samestep.training.stopping import stop_request
+from samestep.training.surroundings import Surroundings
 from samestep.world.world import World
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """One training to run: its settings are checked and its data is in memory."""
-
-    recipe: Recipe
-    settings: Settings
-    train_set: ImageSet
-    test_set: ImageSet
-    out: Path
-    """The run folder."""
-
-    def config(self) -> dict[str, Any]:
-        """Return what reproduces the run."""
-        return {
-            "recipe": self.recipe.name,
-            "train_samples": len(self.train_set),
-            **self.settings.as_dict(),
-        }
-
-
-def take_order(
-    recipe: str,
-    changes: Mapping[str, Any],
-    *,
-    workers: int,
-    out: Path,
-    data_dir: Path | None = None,
-    subset: int | None = None,
-) -> Order:
-    """Return the order, checked as a whole before anything is written or started.
-
-    Args:
-        recipe: a name in the book.
-        changes: settings other than the recipe's own.
-        workers: how many will share the work.
-        out: the run folder.
-        data_dir: where the data set lies; None is the embedded or downloaded one.
-        subset: train on the first so many samples; the test set stays whole.
-
-    Raises:
-        UsageError: an unknown recipe, a setting out of range, or data that is missing or damaged.
-    """
-    found = find(recipe)
-    settings = replace(found.settings, **changes)
-    if settings.optimizer == "adamw" and "momentum" in changes:
-        raise UsageError("--momentum is SGD's; adamw has none. Leave it out, or use --optimizer sgd.")
-    settings.check_workers(workers)
-    train_set = load(found.name, "train", data_dir=data_dir)
-    return Order(
-        recipe=found,
-        settings=settings,
-        train_set=train_set if subset is None else train_set.subset(subset),
-        test_set=load(found.name, "test", data_dir=data_dir),
-        out=out,
-    )
-
-
 def prepare(order: Order) -> None:
-    """Make the run folder; called by one process, before others start.
+    """Make the run folder, or show that it can be gone on with; called by one process, before others start.
 
     Raises:
-        UsageError: it cannot be written, or holds another run.
+        UsageError: it cannot be written, or holds another run, or none that can go on.
+        CheckpointError: the run cannot go on: it has checkpoints and none is whole.
     """
-    RunFolder.prepare(order.out)
+    if order.resume:
+        RunFolder.reopen(order.out)
+        checkpoints = RunFolder(order.out).checkpoints
+        if not is_bare(checkpoints):
+            newest_valid(checkpoints)
+    else:
+        RunFolder.prepare(order.out)
 
 
 def cook(world: World, order: Order) -> Result:
-    """Train on the ranks of `world`; every rank calls this and gets the result."""
-    world.on_main(lambda: prepare(order))
-    training = Training(
-        lambda: order.recipe.model(order.train_set),
-        train_set=order.train_set,
+    """Train on the ranks of `world`; every rank calls this and gets the result.
+
+    Raises:
+        PutOff: a rank was asked to stop; a checkpoint is written.
+    """
+    with stop_request() as stop:
+        world.on_main(lambda: RunFolder.reopen(order.out) if order.resume else RunFolder.prepare(order.out))
+        order = _settled(world, order)
+        training = _training(world, order)
+        chosen = _go_on(world, order, training) if order.resume else None
+        sink, display = _outputs(world, order, training, chosen)
+        keeper = Keeper(world, order.conduct, folder=order.out / "checkpoints", tell=display.note)
+        profiler = Profiler(
+            order.conduct.profile, order.out, world, done=training.journal.steps, total=training.steps
+        )
+        try:
+            around = Surroundings(sink=sink, display=display, keeper=keeper, stop=stop, profiler=profiler)
+            return training.run(around)
+        finally:
+            keeper.close()
+            sink.close()
+
+
+def score(world: World, order: Order) -> Score:
+    """Score the weights of a checkpoint on the ranks of `world`; every rank calls this and gets the score.
+
+    Raises:
+        CheckpointError: it cannot be read, or belongs to another model.
+    """
+    training = _training(world, _settled(world, order))
+    model, weights = training.learner.evaluated, order.weights
+    assert weights is not None
+    state = world.on_main(lambda: load_state(weights, model))
+    model.load_state_dict(state)
+    return training.evaluate()
+
+
+def _settled(world: World, order: Order) -> Order:
+    """Return the order with nothing left to the machine: rank 0's decides for all."""
+    if order.settings.precision != "auto":
+        return order
+    precision = world.broadcast_object("bf16" if machine_has_bf16(world.device) else "fp32")
+    return replace(order, settings=replace(order.settings, precision=precision))
+
+
+def _training(world: World, order: Order) -> Training:
+    train_set = order.train_set
+    classes = len(train_set.classes)
+    return Training(
+        lambda: build(order.model, shape=train_set.shape, classes=classes),
+        train_set=train_set,
         test_set=order.test_set,
         settings=order.settings,
         world=world,
+        conduct=order.conduct,
+        metrics=metrics_of(order.conduct.metric, classes=classes),
     )
-    sink, display = _outputs(world, order, steps=training.steps)
-    return training.run(sink, display)
 
 
-def _outputs(world: World, order: Order, *, steps: int) -> tuple[Sink, Display]:
+def _go_on(world: World, order: Order, training: Training) -> Chosen | None:
+    """Let `training` stand where the newest usable checkpoint was taken; rank 0 alone needs its files.
+
+    None where the run was killed before there was one.
+    """
+    checkpoints = RunFolder(order.out).checkpoints
+    chosen = choose_on_all(world, checkpoints, missing_ok=True)
+    if chosen is not None:
+        training.restore(chosen.snapshot)
+    world.on_main(lambda: set_aside_later(checkpoints, than=training.journal.steps))
+    return chosen
+
+
+def _outputs(world: World, order: Order, training: Training, chosen: Chosen | None) -> tuple[Sink, Display]:
     """Return where results and progress go: somewhere on rank 0, nowhere on the others."""
     if not world.place.is_main:
         return Nowhere(), Silent()
+    display = Spoken(
+        steps=training.steps,
+        epochs=order.settings.epochs,
+        console=Console(stderr=True),
+        per_rank=order.conduct.per_rank,
+    )
     folder = RunFolder(order.out)
-    folder.write_config(order.config())
-    return folder, Spoken(steps=steps, epochs=order.settings.epochs, console=Console(stderr=True))
+    if not order.resume:
+        folder.write_config(order.config())
+    for line in _went_on(order, training, chosen):
+        display.note(line)
+    folder.begin(_session(world, training, chosen))
+    return observed(folder, order.conduct.logger, order.config(), tell=display.note), display
+
+
+def _went_on(order: Order, training: Training, chosen: Chosen | None) -> list[str]:
+    if not order.resume:
+        return []
+    if chosen is None:
+        return [f"{order.out} has no checkpoint yet: it begins anew"]
+    refused = [f"not used: {reason}" for _, reason in chosen.refused]
+    return [*refused, f"goes on from {chosen.path.name}, step {training.journal.steps} of {training.steps}"]
+
+
+def _session(world: World, training: Training, chosen: Chosen | None) -> dict[str, object]:
+    """Return what this start of the run ran on."""
+    place = world.place
+    return {
+        "step": training.journal.steps,
+        "checkpoint": None if chosen is None else chosen.path.name,
+        "world_size": place.size,
+        "nodes": place.nodes,
+        "launcher": place.launcher,
+        "device": _device_name(world.device),
+        "backend": type(world).__name__,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return device.type

@@ -1,21 +1,20 @@
 """A built-in training: its data, its network, and the settings it is known to work with."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import nn
-
-from samestep.data.image_set import ImageSet
+from samestep.training.conduct import Conduct
 from samestep.training.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """One built-in training."""
+    """One built-in training, by names and numbers alone; used where the user says nothing else."""
 
     name: str
-    """What ``samestep train`` calls it, and the name of its data set."""
-    model: Callable[[ImageSet], nn.Module]
-    """Returns an untrained network for images like these."""
+    """What ``samestep train`` calls it."""
+    data: str
+    """The data set; see `samestep.data.registry`."""
+    model: str
+    """The network; see `samestep.models.registry`."""
     settings: Settings
-    """Used where the user says nothing else."""
+    conduct: Conduct = Conduct()  # noqa: RUF009 - it is immutable

@@ -1,27 +1,48 @@
-"""The trainings of the tutorials: handwritten digits, small and large, by the small convolutional network."""
+"""The trainings of the tutorials, as they are taught."""
 
-from torch import nn
-
-from samestep.data.image_set import ImageSet
-from samestep.models.convnet import ConvNet
 from samestep.recipes.recipe import Recipe
 from samestep.training.settings import Settings
 
-
-def convnet(images: ImageSet) -> nn.Module:
-    """Return the tutorials' network for images of this size."""
-    channels, height, _ = images.shape
-    return ConvNet(channels=channels, size=height, classes=len(images.classes))
-
-
 DIGITS = Recipe(
     name="digits",
-    model=convnet,
+    data="digits",
+    model="convnet",
     settings=Settings(epochs=10, batch_size=64, lr=0.1, schedule="one-cycle", weight_decay=5e-4),
 )
 
 MNIST = Recipe(
     name="mnist",
-    model=convnet,
-    settings=Settings(epochs=3, batch_size=128, lr=0.1, schedule="one-cycle", weight_decay=5e-4),
+    data="mnist",
+    model="convnet",
+    settings=Settings(epochs=5, batch_size=100, lr=0.01, momentum=0.0),
 )
+
+FASHION_MNIST = Recipe(
+    name="fashion-mnist",
+    data="fashion-mnist",
+    model="convnet",
+    settings=Settings(epochs=10, batch_size=100, lr=0.01, momentum=0.9),
+)
+
+CIFAR10 = Recipe(
+    name="cifar10",
+    data="cifar10",
+    model="resnet34",
+    settings=Settings(
+        epochs=60,
+        batch_size=128,
+        lr=0.01,
+        weight_decay=1e-4,
+        schedule="step",  # 0.01, 0.001, 0.0001
+        step_epochs=20,
+        augment="crop:4,flip",
+    ),
+)
+
+SYNTHETIC = Recipe(
+    name="synthetic",
+    data="synthetic",
+    model="resnet152",
+    settings=Settings(epochs=1, batch_size=32, lr=0.01),
+)
+"""No accuracy is to be had: it shows how many images per second the machine trains on."""

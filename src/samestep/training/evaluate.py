@@ -1,12 +1,13 @@
 """Evaluation in which every sample counts exactly once."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from samestep.base.errors import OutOfStep
 from samestep.data.loader import Batch
@@ -21,6 +22,8 @@ class Score:
     total: int
     loss_sum: float
     """Sum of the samples' cross-entropies."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Whatever else was asked for, by name."""
 
     @property
     def accuracy(self) -> float:
@@ -32,8 +35,40 @@ class Score:
         """Mean cross-entropy of a sample."""
         return self.loss_sum / self.total
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures by name."""
+        figures = {"accuracy": self.accuracy, "correct": self.correct, "total": self.total, "loss": self.loss}
+        return {**figures, "metrics": self.metrics} if self.metrics else figures
 
-def evaluate(model: nn.Module, batches: Iterable[Batch], *, total: int, world: World) -> Score:
+    def summary(self) -> str:
+        """Return the score in one plain line."""
+        others = "".join(f", {name} {value:.4g}" for name, value in self.metrics.items())
+        right = f"{self.accuracy:.2%} of the test set right ({self.correct}/{self.total})"
+        return f"{right}, loss {self.loss:.4f}{others}"
+
+
+class Metrics(Protocol):
+    """Other figures over a data set, fed share by share."""
+
+    def reset(self) -> None:
+        """Forget all samples."""
+
+    def update(self, scores: Tensor, labels: Tensor) -> None:
+        """Take in this rank's scores of a batch, (local, classes), and the right answers, (local,)."""
+
+    def compute(self, world: World) -> dict[str, float]:
+        """Return each figure over the samples of all ranks; called by all ranks."""
+
+
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    total: int,
+    world: World,
+    autocast: AbstractContextManager[object] | None = None,
+    metrics: Metrics | None = None,
+) -> Score:
     """Score `model` on this rank's shares of `batches` and add up over all ranks.
 
     Args:
@@ -41,23 +76,31 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], *, total: int, world: W
         batches: this rank's shares; may all be empty.
         total: samples in the data set.
         world: sums the counts.
+        autocast: in which the model computes.
+        metrics: fed with every sample.
 
     Raises:
         OutOfStep: the ranks together did not count each of the `total` samples once.
     """
     sums = torch.zeros(3, dtype=torch.float64, device=world.device)  # correct, counted, loss
-    with _evaluating(model), torch.inference_mode():
+    if metrics is not None:
+        metrics.reset()
+    with _evaluating(model), torch.inference_mode(), autocast or nullcontext():
         for batch in batches:
             if len(batch.labels):
                 scores = model(batch.images)
+                scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
                 sums[0] += (scores.argmax(1) == batch.labels).sum()
                 sums[1] += len(batch.labels)
                 sums[2] += F.cross_entropy(scores, batch.labels, reduction="sum")
+                if metrics is not None:
+                    metrics.update(scores, batch.labels)
     world.all_reduce(sums)
     correct, counted, loss_sum = sums.tolist()
     if counted != total:
         raise OutOfStep(f"evaluation counted {counted:.0f} samples of a data set of {total}")
-    return Score(correct=int(correct), total=total, loss_sum=loss_sum)
+    others = {} if metrics is None else metrics.compute(world)
+    return Score(correct=int(correct), total=total, loss_sum=loss_sum, metrics=others)
 
 
 @contextmanager

@@ -1,24 +1,33 @@
-"""The exact loop: epochs of steps, each followed by an evaluation that counts every sample once."""
+"""The exact loop: epochs of steps, evaluations that count every sample once, checkpoints between steps."""
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
 
 from torch import nn
 
+from samestep.base.errors import PutOff
 from samestep.checkpoint.digest import weights_sha256
-from samestep.data.image_set import ImageSet
-from samestep.data.loader import Loader
+from samestep.checkpoint.random_state import restore_random_state
+from samestep.checkpoint.snapshot import Snapshot
+from samestep.data.augment import parse_augment
+from samestep.data.image_set import Images
+from samestep.data.loading import Draw, batches_of
 from samestep.measure.clock import step_clock
 from samestep.replicas.replicate import Replicas, replicate
 from samestep.sharding.position import Position
-from samestep.training.evaluate import Score, evaluate
+from samestep.training.compiling import compiled
+from samestep.training.conduct import Conduct
+from samestep.training.evaluate import Metrics, Score, evaluate
 from samestep.training.journal import Journal
-from samestep.training.progress import Display
+from samestep.training.keeping import Moment
+from samestep.training.learner import Learner
+from samestep.training.precision import Precision
 from samestep.training.result import Result
-from samestep.training.run_folder import Sink
 from samestep.training.settings import Settings
-from samestep.training.setup import build_model, build_optimizer, build_schedule
 from samestep.training.step import Step
+from samestep.training.surroundings import Surroundings
 from samestep.world.world import World
 
 EVALUATION_BATCH = 1000
@@ -34,106 +43,230 @@ class Training:
         test_set: what to be judged by.
         settings: the same on every rank.
         world: the ranks that share the work.
+        conduct: how it is watched and kept; the same on every rank.
+        metrics: other figures to evaluate.
     """
 
     def __init__(
         self,
         make_model: Callable[[], nn.Module],
         *,
-        train_set: ImageSet,
-        test_set: ImageSet,
+        train_set: Images,
+        test_set: Images,
         settings: Settings,
         world: World,
+        conduct: Conduct | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         settings.check_workers(world.place.size)
-        self.settings = settings
-        self.world = world
-        self.test_total = len(test_set)
-        self.batches = Loader(
-            train_set.to(world.device),
+        self.settings, self.world, self.conduct = settings, world, conduct or Conduct()
+        self.metrics = metrics
+        dtype = Precision.of(settings.precision, world.device).images
+        here: dict[str, Any] = {
+            "place": world.place,
+            "device": world.device,
+            "workers": self.conduct.loader_workers,
+        }
+        learnt = Draw(
             batch_size=settings.batch_size,
-            place=world.place,
-            dtype=settings.torch_dtype,
+            accumulate=settings.accumulate,
+            augment=parse_augment(settings.augment),
+            dtype=dtype,
         )
-        self.test_batches = Loader(
-            test_set.to(world.device),
-            batch_size=max(EVALUATION_BATCH, world.place.size),
-            place=world.place,
-            dtype=settings.torch_dtype,
-            shuffle=False,
-        )
+        scored = Draw(batch_size=max(EVALUATION_BATCH, world.place.size), shuffle=False, dtype=dtype)
+        self.batches = batches_of(train_set, learnt, **here)
+        self.test_batches = batches_of(test_set, scored, **here)
+        self.test_total = len(test_set)
         self.steps = settings.epochs * len(self.batches)
-        self.model = build_model(make_model, settings, world.device)
-        self.optimizer = build_optimizer(self.model, settings)
+        self.learner = Learner(
+            make_model,
+            settings,
+            device=world.device,
+            workers=world.place.size,
+            steps_per_epoch=len(self.batches),
+        )
         self.clock = step_clock(world.device)
         self.journal = Journal(world, self.clock)
+        self.position = Position(settings.seed)
+        self.best = 0.0
+        self._score: Score | None = None
+        self._seconds = 0.0
+        self._began: float | None = None
 
-    def run(self, sink: Sink, display: Display) -> Result:
-        """Train to the end; rows, checkpoint and result go to `sink`, what a person sees to `display`."""
+    def restore(self, snapshot: Snapshot) -> None:
+        """Stand where `snapshot` was taken, at any number of workers; called before `run`, by all ranks.
+
+        Raises:
+            CheckpointError: it is the state of another training.
+        """
+        self.learner.load(snapshot)
+        state = snapshot.state
+        self.position = Position(state["seed"], state["epoch"], state["samples"])
+        self.journal.load_state_dict(state)
+        self._seconds, self.best = state["seconds"], state["best"]
+        restore_random_state(self.world, snapshot.optimizer["random"])
+
+    def run(self, around: Surroundings) -> Result:
+        """Train to the end; every rank gets the result.
+
+        Raises:
+            PutOff: a rank was asked to stop; a checkpoint has been written.
+        """
         settings, world = self.settings, self.world
-        replicas = replicate(self.model, world, sync=settings.sync, batch_norm=settings.batch_norm)
+        compress = None if settings.compress == "none" else settings.compress
+        replicas = replicate(
+            self.learner.model, world, sync=settings.sync, batch_norm=settings.batch_norm, compress=compress
+        )
         try:
-            seconds, score = self._epochs(self._step(replicas), sink, display)
+            with around.display, around.profiler:
+                self._epochs(self._step(replicas), around)
             replicas.check()
         finally:
             replicas.detach()
-        result = Result(
+        if self._score is None:  # resumed after the last step: only the result was missing
+            self._score = self.evaluate()
+        around.keeper.finish()
+        result = self._result(self._score)
+        around.sink.finish(result)
+        return result
+
+    def evaluate(self) -> Score:
+        """Score the weights as they are now, every test sample once; called by all ranks."""
+        return evaluate(
+            self.learner.evaluated,
+            self.test_batches.epoch(),
+            total=self.test_total,
+            world=self.world,
+            autocast=self.learner.precision.autocast(),
+            metrics=self.metrics,
+        )
+
+    def _step(self, replicas: Replicas) -> Step:
+        settings, learner = self.settings, self.learner
+        return Step(
+            model=learner.model,
+            forward=compiled(learner.model, settings),
+            replicas=replicas,
+            optimizer=learner.optimizer,
+            schedule=learner.schedule,
+            precision=learner.precision,
+            clock=self.clock,
+            average=learner.average,
+            clip_norm=settings.clip_norm,
+            label_smoothing=settings.label_smoothing,
+            channels_last=settings.channels_last,
+        )
+
+    def _epochs(self, step: Step, around: Surroundings) -> None:
+        while self.position.epoch < self.settings.epochs:
+            self._began = time.perf_counter()
+            self._epoch(step, around)
+            stop, late = self._look(around)  # waits for the device: only then is the epoch over
+            self._seconds, self._began = self._seconds_so_far, None
+            self._after_epoch(around, stop=stop, late=late)
+
+    def _epoch(self, step: Step, around: Surroundings) -> None:
+        """Train from where we stand to the end of the epoch."""
+        epoch, count = self.position.epoch, 0
+        self.clock.start()
+        for batch in self.batches.epoch(self.position):
+            lr = step.lr
+            loss = step(batch)
+            count += batch.global_count
+            if loss is None:
+                continue
+            self.position = batch.after
+            self.journal.note(epoch=epoch + 1, count=count, lr=lr, loss=loss)
+            count = 0
+            around.profiler.step_done(self.journal.steps)
+            within = self.position.epoch == epoch
+            if within and (self.journal.due or around.keeper.due(self.journal.steps)):
+                self._pause(around)
+
+    def _pause(self, around: Surroundings) -> None:
+        """Look up from the steps: tell, write a checkpoint if one is due, stop if asked to."""
+        stop, late = self._look(around)
+        if stop or late or around.keeper.due(self.journal.steps):
+            around.keeper.save(self._moment())
+        if stop:
+            self._leave(around)
+        self.clock.start()  # what this took is no part of the next step
+
+    def _after_epoch(self, around: Surroundings, *, stop: bool, late: bool) -> None:
+        """Evaluate if it is time, then write a checkpoint if one is due: what it holds has been judged."""
+        epoch = self.position.epoch
+        last = epoch == self.settings.epochs
+        best = False
+        if last or epoch % self.conduct.evaluate_every == 0:
+            train_loss = self.journal.take_mean_loss()
+            self._score = score = self.evaluate()
+            best = score.accuracy > self.best
+            self.best = max(self.best, score.accuracy)
+            around.sink.evaluation(self._row(score, train_loss))
+            around.display.epoch_done(epoch, score=score, loss=train_loss, seconds=self._seconds)
+        if stop or late or last or best or around.keeper.due(self.journal.steps):
+            evaluated = None if self._score is None else self._score.accuracy
+            around.keeper.save(self._moment(), score=evaluated)
+        if stop and not last:
+            self._leave(around)
+
+    def _look(self, around: Surroundings) -> tuple[bool, bool]:
+        """Tell what the steps since the last look were; return whether to stop, and to write a checkpoint."""
+        look = self.journal.look(bool(around.stop), around.keeper.late)
+        if look.rows:
+            around.sink.steps(look.rows)
+            around.sink.ranks(look.ranks)
+            around.display.advance(step=self.journal.steps, loss=look.rows[-1]["loss"], ranks=look.ranks)
+        stop, late = look.wishes
+        return stop, late
+
+    def _leave(self, around: Surroundings) -> None:
+        around.keeper.finish()
+        asked = self.world.all_gather_objects(None if around.stop.signal is None else around.stop.signal.name)
+        by = next(name for name in asked if name is not None)
+        raise PutOff(f"stopped by {by} after step {self.journal.steps} of {self.steps}, with a checkpoint")
+
+    def _moment(self) -> Moment:
+        return Moment(
+            model=self.learner.tensors(),
+            optimizer=self.learner.rest(),
+            average=self.learner.averaged(),
+            state={
+                **asdict(self.position),
+                **self.journal.state_dict(),
+                "seconds": self._seconds_so_far,
+                "best": self.best,
+                "world_size": self.world.place.size,
+            },
+        )
+
+    def _row(self, score: Score, train_loss: float | None) -> dict[str, Any]:
+        return {
+            "step": self.journal.steps,
+            "epoch": self.position.epoch,
+            "samples": self.journal.samples,
+            "seconds": self._seconds,
+            "train_loss": train_loss,
+            **score.as_dict(),
+        }
+
+    def _result(self, score: Score) -> Result:
+        return Result(
             accuracy=score.accuracy,
             correct=score.correct,
             total=score.total,
             loss=score.loss,
-            epochs=settings.epochs,
+            epochs=self.settings.epochs,
             steps=self.journal.steps,
-            seconds=seconds,
-            samples_per_second=self.journal.samples / seconds,
-            weights_sha256=weights_sha256(self.model.state_dict()),
-            world_size=world.place.size,
+            seconds=self._seconds,
+            samples_per_second=self.journal.samples / self._seconds,
+            weights_sha256=weights_sha256(self.learner.tensors()),
+            world_size=self.world.place.size,
             step_s=self.journal.median_phases(),
-        )
-        sink.finish(self.model, result, Position(settings.seed, settings.epochs))
-        return result
-
-    def _step(self, replicas: Replicas) -> Step:
-        seen = replicas.when_exchange_begins(lambda: self.clock.mark("backward"))
-        return Step(
-            model=self.model,
-            optimizer=self.optimizer,
-            schedule=build_schedule(self.optimizer, self.settings, steps=self.steps),
-            clock=self.clock,
-            after_gradients="exposed_sync" if seen else "backward",
+            metrics=score.metrics,
         )
 
-    def _epochs(self, step: Step, sink: Sink, display: Display) -> tuple[float, Score]:
-        """Train all epochs; return the seconds spent in steps and the score after the last."""
-        seconds = 0.0
-        with display:
-            for epoch in range(self.settings.epochs):
-                position = Position(self.settings.seed, epoch)
-                began = time.perf_counter()
-                loss = self._epoch(step, position, sink, display)
-                lasted = time.perf_counter() - began
-                seconds += lasted
-                score = evaluate(
-                    self.model, self.test_batches.epoch(), total=self.test_total, world=self.world
-                )
-                display.epoch_done(epoch + 1, score=score, loss=loss, seconds=lasted)
-        return seconds, score
-
-    def _epoch(self, step: Step, position: Position, sink: Sink, display: Display) -> float:
-        """Train from `position` to the end of its epoch; return the mean loss of a sample."""
-        self.clock.start()
-        for batch in self.batches.epoch(position):
-            lr = step.lr
-            loss = step(batch)
-            if self.journal.note(epoch=position.epoch + 1, count=batch.global_count, lr=lr, loss=loss):
-                self._look(sink, display)
-        self._look(sink, display)
-        return self.journal.take_mean_loss()
-
-    def _look(self, sink: Sink, display: Display) -> None:
-        """Turn the steps since the last look into rows, and show the newest."""
-        rows = self.journal.flush()
-        if rows:
-            sink.steps(rows)
-            display.advance(step=self.journal.steps, loss=rows[-1]["loss"])
-        self.clock.start()  # what this took is no part of the next step
+    @property
+    def _seconds_so_far(self) -> float:
+        """Seconds of training in the whole run, evaluation and set-up left out."""
+        return self._seconds + (0.0 if self._began is None else time.perf_counter() - self._began)

@@ -1,6 +1,6 @@
 """What a training came to."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -26,6 +26,8 @@ class Result:
     world_size: int
     step_s: dict[str, float]
     """Median seconds of each phase of a step, on this rank."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Whatever else was asked for, over the test set."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result by name."""

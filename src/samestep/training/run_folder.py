@@ -3,28 +3,29 @@
 ::
 
     runs/NAME/
-      config.toml     the resolved settings; written first
-      metrics.jsonl   one object per step
-      checkpoints/    one folder each
-      result.json     written last: a run without one did not finish
+      config.toml        the resolved settings; written first
+      sessions.jsonl     one object per start of the run: the first one and each resume
+      metrics.jsonl      one object per step
+      evaluations.jsonl  one object per evaluation
+      ranks.jsonl        one object per rank and window of steps
+      checkpoints/       one folder each
+      result.json        written last: a run without one did not finish
 """
 
+import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 import tomli_w
-from torch import nn
 
 from samestep.base.errors import Error, UsageError
 from samestep.base.record import json_line, provenance, write_json
-from samestep.checkpoint.save import save
-from samestep.sharding.position import Position
 from samestep.training.result import Result
 
 _OURS = {"config.toml", "metrics.jsonl", "result.json", "checkpoints"}
+_BY_STEP = ("metrics.jsonl", "evaluations.jsonl", "ranks.jsonl")
 
 
 class Sink(Protocol):
@@ -33,8 +34,17 @@ class Sink(Protocol):
     def steps(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Take one row per step."""
 
-    def finish(self, model: nn.Module, result: Result, position: Position) -> None:
-        """Take the trained model, the result and where the training stands in its data; the run is over."""
+    def ranks(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Take one row per rank, over the steps since the last time."""
+
+    def evaluation(self, row: Mapping[str, Any]) -> None:
+        """Take the outcome of an evaluation."""
+
+    def finish(self, result: Result) -> None:
+        """Take the result; the run is over."""
+
+    def close(self) -> None:
+        """Let go of everything; without a result before, the run may go on later."""
 
 
 class Nowhere:
@@ -43,19 +53,33 @@ class Nowhere:
     def steps(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """See `Sink.steps`."""
 
-    def finish(self, model: nn.Module, result: Result, position: Position) -> None:
+    def ranks(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """See `Sink.ranks`."""
+
+    def evaluation(self, row: Mapping[str, Any]) -> None:
+        """See `Sink.evaluation`."""
+
+    def finish(self, result: Result) -> None:
         """See `Sink.finish`."""
+
+    def close(self) -> None:
+        """See `Sink.close`."""
 
 
 class RunFolder:
     """The files of one run.
 
     Args:
-        path: a folder that `prepare` has accepted.
+        path: a folder that `prepare` or `reopen` has accepted.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.path / "checkpoints"
 
     @staticmethod
     def prepare(path: Path) -> None:
@@ -66,9 +90,7 @@ class RunFolder:
         """
         try:
             path.mkdir(parents=True, exist_ok=True)
-            probe = path / f".probe-{os.getpid()}"
-            probe.touch()
-            probe.unlink()
+            _probe(path)
             taken = sorted(_OURS & {entry.name for entry in path.iterdir()})
         except OSError as error:
             raise UsageError(
@@ -76,29 +98,95 @@ class RunFolder:
             ) from None
         if taken:
             raise UsageError(
-                f"{path} already holds a run ({', '.join(taken)}). Choose another --out, or move it away."
+                f"{path} already holds a run ({', '.join(taken)}). Choose another --out, move it away, "
+                f"or go on with it: --resume {path}."
             )
+
+    @staticmethod
+    def reopen(path: Path) -> None:
+        """Show that the folder holds a run that can go on, before any work starts.
+
+        Raises:
+            UsageError: it holds none, or a finished one, or cannot be written.
+        """
+        if not (path / "config.toml").is_file():
+            raise UsageError(
+                f"--resume {path}: there is no config.toml in it, so it is no run folder. Name the folder "
+                "that a training has written, as its last line says."
+            )
+        if (path / "result.json").exists():
+            raise UsageError(f"--resume {path}: that run has finished; see its result.json.")
+        try:
+            _probe(path)
+        except OSError as error:
+            raise UsageError(f"--resume {path}: cannot write to it: {error.strerror}.") from None
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Store the resolved settings."""
-        (self.path / "config.toml").write_text(tomli_w.dumps(dict(config)), encoding="utf-8")
+        path = self.path / "config.toml"
+        draft = path.with_name(f".{path.name}.draft-{os.getpid()}")
+        draft.write_text(tomli_w.dumps(dict(config)), encoding="utf-8")
+        draft.replace(path)
+
+    def begin(self, session: Mapping[str, Any]) -> None:
+        """Note a start of the run; what was written after the step it starts from is taken back.
+
+        A run that was killed has gone on after its last checkpoint; those steps are about to be taken again.
+        """
+        for name in _BY_STEP:
+            _cut(self.path / name, after=session["step"])
+        self._append("sessions.jsonl", [{**session, "provenance": provenance()}])
 
     def steps(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append one line per step to ``metrics.jsonl``."""
-        path = self.path / "metrics.jsonl"
+        self._append("metrics.jsonl", rows)
+
+    def ranks(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append one line per rank to ``ranks.jsonl``."""
+        self._append("ranks.jsonl", rows)
+
+    def evaluation(self, row: Mapping[str, Any]) -> None:
+        """Append one line to ``evaluations.jsonl``."""
+        self._append("evaluations.jsonl", [row])
+
+    def finish(self, result: Result) -> None:
+        """Write ``result.json``."""
+        write_json(self.path / "result.json", {**result.as_dict(), "provenance": provenance()})
+
+    def close(self) -> None:
+        """See `Sink.close`: each file is open only while it is written."""
+
+    def _append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        path = self.path / name
         try:
             with path.open("a", encoding="utf-8") as stream:
                 stream.writelines(json_line(row) for row in rows)
         except OSError as error:
-            raise Error(f"cannot write to {path}: {error.strerror}. The run ends here.") from error
+            raise Error(
+                f"cannot write to {path}: {error.strerror}. The run ends here; its checkpoints are whole, "
+                f"and it goes on with --resume {self.path} once that is mended."
+            ) from error
 
-    def finish(self, model: nn.Module, result: Result, position: Position) -> None:
-        """Write the final checkpoint, then ``result.json``."""
-        checkpoints = self.path / "checkpoints"
-        checkpoints.mkdir(exist_ok=True)
-        save(
-            model,
-            checkpoints / f"step-{result.steps}",
-            state={"step": result.steps, **asdict(position), "weights_sha256": result.weights_sha256},
-        )
-        write_json(self.path / "result.json", {**result.as_dict(), "provenance": provenance()})
+
+def _probe(path: Path) -> None:
+    probe = path / f".probe-{os.getpid()}"
+    probe.touch()
+    probe.unlink()
+
+
+def _cut(path: Path, *, after: int) -> None:
+    """Keep the whole lines of the steps up to `after`."""
+    if not path.exists():
+        return
+    kept = []
+    with path.open(encoding="utf-8", errors="replace") as stream:
+        for line in stream:
+            try:
+                step = json.loads(line)["step"]
+            except (ValueError, KeyError, TypeError):
+                break  # half written when the run was killed
+            if step <= after and line.endswith("\n"):
+                kept.append(line)
+    draft = path.with_name(f".{path.name}.draft-{os.getpid()}")
+    draft.write_text("".join(kept), encoding="utf-8")
+    draft.replace(path)

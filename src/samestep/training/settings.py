@@ -4,98 +4,146 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-
 from samestep.base.errors import UsageError
-
-CHOICES = {
-    "optimizer": ("sgd", "adamw"),
-    "schedule": ("constant", "cosine", "one-cycle"),
-    "sync": ("bucketed", "reference", "ddp"),
-    "batch_norm": ("global", "local"),
-    "dtype": ("float32", "float64"),
-}
-"""What each named choice may be."""
-
+from samestep.training.option import check, option
 
 SMALL_SHARE = 16
 """Samples per worker and step below which the cost of a step hardly depends on their number."""
+
+_STEP, _SPEED = "Optimizer and schedule", "Precision and speed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The settings of one training; none of them depends on the number of workers."""
 
-    epochs: int
-    batch_size: int
-    """Samples per step over all workers: the *global* batch."""
-    lr: float
-    """Learning rate; the peak of the schedule."""
-    optimizer: str = "sgd"
-    momentum: float = 0.9
-    """Of SGD alone."""
-    weight_decay: float = 0.0
-    schedule: str = "constant"
-    """Steps once per global batch."""
-    seed: int = 0
-    """Of the initial weights and of every epoch's order."""
-    sync: str = "bucketed"
-    """The gradient synchroniser."""
-    batch_norm: Literal["local", "global"] = "global"
-    """Batch norm over the global batch (the serial result) or over each worker's share."""
-    dtype: str = "float32"
+    epochs: int = option(about="Passes over the training set.", least=1)
+    batch_size: int = option(about="Samples per step, over all workers: the global batch.", least=1)
+    seed: int = option(default=0, about="Of first weights, order and augmentation.", least=0, most=2**63 - 1)
+    augment: str = option(default="", about="Such as crop:4,flip,cutout:8; empty for none.")
+    label_smoothing: float = option(
+        default=0.0, about="Weight of the uniform distribution in the targets.", least=0, most=1
+    )
+    batch_norm: Literal["local", "global"] = option(
+        default="global",
+        about="global: over the global batch; local: over shares.",
+        choices=("global", "local"),
+    )
+    accumulate: int = option(default=1, about="Micro-batches per step; gradients add up over them.", least=1)
+
+    optimizer: str = option(default="sgd", about="Which.", panel=_STEP, choices=("sgd", "adamw"))
+    lr: float = option(about="Learning rate; the schedule's peak.", panel=_STEP, above=0)
+    momentum: float = option(default=0.9, about="Of SGD.", panel=_STEP, least=0)
+    nesterov: bool = option(default=False, about="Nesterov's momentum, of SGD.", panel=_STEP)
+    weight_decay: float = option(default=0.0, about="Of either optimizer.", panel=_STEP, least=0)
+    schedule: str = option(
+        default="constant",
+        about="How the learning rate goes; steps once per global batch.",
+        panel=_STEP,
+        choices=("constant", "step", "multistep", "cosine", "one-cycle"),
+    )
+    warmup: float = option(
+        default=0.0, about="Epochs over which the rate rises from near 0 first.", panel=_STEP, least=0
+    )
+    step_epochs: float = option(default=30.0, about="step: epochs between two drops.", panel=_STEP, above=0)
+    milestones: tuple[float, ...] = option(
+        default=(), about="multistep: the epochs of the drops.", panel=_STEP, above=0
+    )
+    gamma: float = option(
+        default=0.1, about="step, multistep: what a drop multiplies the rate by.", panel=_STEP, above=0
+    )
+    clip_norm: float | None = option(
+        default=None, about="Largest norm of the global batch's gradients.", panel=_STEP, above=0
+    )
+    ema: float = option(
+        default=0.0,
+        about="Decay of an average of the weights, evaluated instead.",
+        panel=_STEP,
+        least=0,
+        most=1,
+    )
+
+    precision: str = option(
+        default="fp32",
+        about="fp32; bf16, fp16 (mixed); bf16-true (weights too); fp64; auto: bf16 where the machine has it.",
+        panel=_SPEED,
+        choices=("fp32", "bf16", "fp16", "bf16-true", "fp64", "auto"),
+    )
+    compile: bool = option(default=False, about="Compile the model with torch.compile.", panel=_SPEED)
+    channels_last: bool = option(
+        default=False, about="Images and weights with channels innermost.", panel=_SPEED
+    )
+    sync: str = option(
+        default="bucketed",
+        about="The gradient synchroniser.",
+        panel=_SPEED,
+        choices=("bucketed", "reference", "ddp"),
+    )
+    compress: str = option(
+        default="none",
+        about="How gradients travel; powersgd needs --sync ddp.",
+        panel=_SPEED,
+        choices=("none", "fp16", "bf16", "powersgd"),
+    )
 
     def __post_init__(self) -> None:
-        for name, choices in CHOICES.items():
-            if (found := getattr(self, name)) not in choices:
-                raise UsageError(f"{_flag(name)} {found!r} is not one of {', '.join(choices)}.")
-        for name, least in (
-            ("epochs", 1),
-            ("batch_size", 1),
-            ("seed", 0),
-            ("weight_decay", 0),
-            ("momentum", 0),
-        ):
-            if not (found := getattr(self, name)) >= least:  # NaN is refused as well
-                raise UsageError(f"{_flag(name)} {found} is too small; use {least} or more.")
-        if self.seed >= 2**63:
-            raise UsageError(f"--seed {self.seed} is too large; use less than 2**63.")
-        if not 0 < self.lr < float("inf"):
-            raise UsageError(f"--lr {self.lr} is no learning rate; use a positive number.")
+        check(self)
+        self._refuse_combinations()
+
+    def _refuse_combinations(self) -> None:
+        if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
+            raise UsageError(
+                "--nesterov is a form of SGD's momentum: use --optimizer sgd and a --momentum above 0."
+            )
+        if self.schedule == "multistep" and not self.milestones:
+            raise UsageError(
+                "--schedule multistep needs --milestones, the epochs after which the rate drops."
+            )
+        if list(self.milestones) != sorted(set(self.milestones)):
+            raise UsageError(f"--milestones {_listed(self.milestones)} must rise.")
+        if self.warmup and self.schedule == "one-cycle":
+            raise UsageError("--schedule one-cycle warms up by itself: leave out --warmup.")
+        if self.warmup >= self.epochs:
+            raise UsageError(f"--warmup {self.warmup:g} takes all of the {self.epochs} epochs; use fewer.")
+        if self.batch_size % self.accumulate:
+            raise UsageError(
+                f"--batch-size {self.batch_size} does not divide into {self.accumulate} equal micro-batches; "
+                "use an --accumulate that divides it."
+            )
+        if self.compress != "none" and self.sync == "reference":
+            raise UsageError(f"--compress {self.compress} needs --sync bucketed or ddp.")
+        if self.compress == "powersgd" and self.sync != "ddp":
+            raise UsageError("--compress powersgd is torch's, and needs --sync ddp.")
 
     def check_workers(self, workers: int) -> None:
         """Refuse a global batch that leaves a worker without a sample in every step.
 
         Raises:
-            UsageError: there are more workers than samples in a batch.
+            UsageError: there are more workers than samples in a (micro-)batch.
         """
-        if self.batch_size < workers:
+        if (micro := self.batch_size // self.accumulate) < workers:
             raise UsageError(
-                f"--batch-size {self.batch_size} is the global batch, and {workers} workers share it: "
-                f"some would never see a sample. Use a batch size of {workers} or more, or fewer workers."
+                f"--batch-size {self.batch_size} is the global batch"
+                + (f" in {self.accumulate} micro-batches of {micro}" if self.accumulate > 1 else "")
+                + f", and {workers} workers share it: some would never see a sample. "
+                f"Use a batch size of {workers * self.accumulate} or more, or fewer workers."
             )
 
     def advice(self, workers: int) -> str | None:
         """Return what to know about this batch size on so many workers before waiting for it, if anything."""
-        share = self.batch_size / workers
+        share = self.batch_size / self.accumulate / workers
         if workers == 1 or share >= SMALL_SHARE:
             return None
         return (
-            f"{self.batch_size} samples per step on {workers} workers is {share:.3g} for each: most of a "
-            "step will be overhead and exchange. Fewer workers may be as fast; a larger --batch-size is "
-            "faster, and another training."
+            f"{self.batch_size // self.accumulate} samples per step on {workers} workers is {share:.3g} for "
+            "each: most of a step will be overhead and exchange. Fewer workers may be as fast; a larger "
+            "--batch-size is faster, and another training."
         )
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """The dtype of weights and images."""
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        return dtype
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings by name."""
         return dataclasses.asdict(self)
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+def _listed(numbers: tuple[float, ...]) -> str:
+    return ",".join(f"{number:g}" for number in numbers)

@@ -1,62 +1,96 @@
 """One training step: the same one at any number of workers."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.data.loader import Batch
 from samestep.measure.clock import StepClock
+from samestep.replicas.replicate import Replicas
+from samestep.training.average import Average
+from samestep.training.loss import share_of_loss
+from samestep.training.precision import Precision
 
 
-def share_of_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Return this rank's part of the mean cross-entropy over the global batch, times the number of ranks.
-
-    The ranks' gradients are averaged, so the factor that makes uneven shares right (`Batch.weight`) acts
-    here, upstream of every accumulation. An empty share runs through the model all the same, because
-    global batch norm needs all ranks; the sum over its no scores is 0, never 0 times NaN.
-    """
-    scores = model(batch.images)
-    if not len(batch.labels):
-        empty: Tensor = scores.sum()
-        return empty
-    loss = F.cross_entropy(scores, batch.labels)
-    return loss if batch.weight == 1.0 else loss * batch.weight
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Step:
-    """One step of the optimizer and of the schedule per global batch.
+    """One step of the optimizer and of the schedule per global batch, whole or in micro-batches.
 
-    `backward` ends with the gradients of the global batch on every rank: the synchroniser attached to
-    `model` sees to that.
+    The last backward of a step ends with the gradients of the global batch on every rank: `replicas` sees
+    to that. What needs them, clipping and the search for overflow, comes after it, and so finds the same on
+    all ranks. Nothing here waits for a device.
     """
 
     model: nn.Module
+    forward: Callable[[Tensor], Tensor]
+    """The model, as it computes: compiled or itself."""
+    replicas: Replicas
     optimizer: Optimizer
     schedule: LRScheduler | None
+    precision: Precision
     clock: StepClock
-    after_gradients: str = "backward"
-    """The phase that ends with `backward`: "exposed_sync" where the exchange is seen to begin before."""
+    average: Average | None = None
+    clip_norm: float | None = None
+    label_smoothing: float = 0.0
+    channels_last: bool = False
+    _loss: Tensor | None = field(default=None, init=False)
+    _after_gradients: str = field(init=False)
+    """The phase that ends with backward: "exposed_sync" where the exchange is seen to begin before."""
 
-    def __call__(self, batch: Batch) -> Tensor:
-        """Train on this rank's share of a global batch; return its `share_of_loss`, detached."""
-        self.clock.mark("data")
-        loss = share_of_loss(self.model, batch)
-        self.clock.mark("forward")
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.clock.mark(self.after_gradients)
-        self.optimizer.step()
-        if self.schedule is not None:
-            self.schedule.step()
-        self.optimizer.zero_grad()
-        self.clock.mark("optimizer")
-        self.clock.step_done()
-        return loss.detach()
+    def __post_init__(self) -> None:
+        seen = self.replicas.when_exchange_begins(lambda: self.clock.mark("backward"))
+        self._after_gradients = "exposed_sync" if seen else "backward"
+
+    def __call__(self, batch: Batch) -> Tensor | None:
+        """Train on this rank's share of a (micro-)batch.
+
+        Returns:
+            this rank's part of the step's loss, times the number of ranks, detached, once the step is done;
+            None after a micro-batch that is not its last.
+        """
+        loss = self._gradients(batch)
+        self._loss = loss if self._loss is None else self._loss + loss
+        if not batch.last_of_step:
+            return None
+        self._update()
+        loss, self._loss = self._loss, None
+        return loss
 
     @property
     def lr(self) -> float:
         """The learning rate of the next step."""
         return float(self.optimizer.param_groups[0]["lr"])
+
+    def _gradients(self, batch: Batch) -> Tensor:
+        images = batch.images
+        if self.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        self.clock.mark("data")
+        with nullcontext() if batch.last_of_step else self.replicas.accumulate():
+            with self.precision.autocast():
+                scores = self.forward(images)
+            loss = share_of_loss(scores, batch.labels, batch.weight, label_smoothing=self.label_smoothing)
+            self.clock.mark("forward")
+            self.precision.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self.clock.mark(self._after_gradients if batch.last_of_step else "backward")
+        return loss.detach()
+
+    def _update(self) -> None:
+        scaler = self.precision.scaler
+        if self.clip_norm is not None:
+            scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        scaler.step(self.optimizer)
+        scaler.update()
+        if self.schedule is not None:
+            self.schedule.step()
+        self.optimizer.zero_grad()
+        if self.average is not None:
+            self.average.update()
+        self.clock.mark("optimizer")
+        self.clock.step_done()

@@ -122,7 +122,7 @@ def test_an_empty_setting_changes_nothing():
     "spec", ["crop", "crop:0", "crop:x", "crop:2:wrap", "flip:2", "cutout", "blur", "crop:2,,flip"]
 )
 def test_what_is_no_augmentation_is_refused_by_name(spec):
-    with pytest.raises(UsageError, match="--augment .* is none of crop:PIXELS"):
+    with pytest.raises(UsageError, match=r"--augment .* is none of crop:PIXELS"):
         parse_augment(spec)
 
 

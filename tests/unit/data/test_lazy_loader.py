@@ -9,7 +9,7 @@ from samestep.base.place import Place
 from samestep.data.augment import parse_augment
 from samestep.data.lazy import LazyImages
 from samestep.data.lazy_loader import LazyLoader, loading_processes
-from samestep.data.loading import batches_of
+from samestep.data.loading import Draw, batches_of
 from samestep.sharding.position import Position
 from support.image_sets import random_images
 
@@ -41,8 +41,9 @@ def lazy(images, read=None):
     )
 
 
-def batches(images, position=None, **options):
-    return list(batches_of(images, device=CPU, **{"place": Place(), "workers": 0, **options}).epoch(position))
+def batches(images, position=None, *, place=None, **options):
+    drawn = batches_of(images, Draw(**options), place=place or Place(), device=CPU, workers=0)
+    return list(drawn.epoch(position))
 
 
 def assert_equal_batches(ours, theirs):

@@ -50,9 +50,9 @@ def run(job: Job, *, local: int, tell: Tell, hosted: bool = True, alone: bool = 
                 workers.start(
                     [] if signals.received else starts(job, places(local), this, alone=alone), entry
                 )
-                outcome = supervise(workers, signals, grace_s=job.grace_s)
+                outcome = supervise(workers, signals, job)
             tell(outcome, job.max_restarts - restarts)
-            if outcome.cause is None:
+            if outcome.cause is None or outcome.put_off:
                 break
     return outcome
 

@@ -34,7 +34,7 @@ from samestep.launch.descriptors import ensure_standard
 from samestep.launch.job import Job, Nodes
 from samestep.launch.orphans import adopt_orphans
 from samestep.launch.programs import entry_of
-from samestep.launch.supervisor import Outcome, Signals, conclude, signals_noted
+from samestep.launch.supervisor import Outcome, Signals, conclude, hand_on, signals_noted
 from samestep.launch.variables import Round
 from samestep.launch.workers import Workers
 from samestep.world.rendezvous import resolve
@@ -166,9 +166,10 @@ class _Agent(SimpleElasticAgent):
         if workers is None:
             return RunResult(state=WorkerState.INIT)
         workers.wait(0)
+        hand_on(workers, self._signals)
         if workers.running and not workers.failures and not self._signals.received:
             return RunResult(state=WorkerState.HEALTHY)
-        self.outcome = conclude(workers, self._signals, grace_s=self._job.grace_s)
+        self.outcome = conclude(workers, self._signals, self._job)
         self._end_round()
         if number := self.outcome.interrupted_by:
             raise SignalException("the launcher was asked to end", sigval=signal.Signals(number))

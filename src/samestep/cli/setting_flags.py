@@ -1,0 +1,99 @@
+"""Flags made of settings: each says for itself what it means, so it is said once."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import Field, fields
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import typer
+
+from samestep.base.errors import UsageError
+from samestep.training.option import flag
+
+Verb = TypeVar("Verb", bound=Callable[..., None])
+
+
+def with_flags_of(*kinds: type) -> Callable[[Verb], Verb]:
+    """Give a verb a flag for each setting of the dataclasses `kinds`; they arrive as its ``**settings``.
+
+    A flag that is not given arrives as None: what holds then is the recipe's to say.
+    """
+
+    def decorate(verb: Verb) -> Verb:
+        own = inspect.signature(verb, eval_str=True)
+        named = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        made = [_parameter(one, get_type_hints(kind)[one.name]) for kind in kinds for one in fields(kind)]
+        verb.__signature__ = own.replace(parameters=[*named, *made])  # type: ignore[attr-defined]
+        return verb
+
+    return decorate
+
+
+def given(settings: Mapping[str, Any], *kinds: type) -> dict[str, Any]:
+    """Return the settings whose flags were given, as their dataclasses hold them.
+
+    Raises:
+        UsageError: a list holds what is no number.
+    """
+    types = {one.name: get_type_hints(kind)[one.name] for kind in kinds for one in fields(kind)}
+    return {
+        name: _numbers(name, value) if types[name] == tuple[float, ...] else _frozen(value)
+        for name, value in settings.items()
+        if value not in (None, [])
+    }
+
+
+def as_arguments(settings: Mapping[str, Any]) -> list[str]:
+    """Return the arguments that say `settings`; None and empty ones are left out."""
+    said = []
+    for name, value in settings.items():
+        if isinstance(value, bool):
+            said.append(flag(name) if value else f"--no-{flag(name)[2:]}")
+        elif isinstance(value, tuple) and all(isinstance(item, str) for item in value):
+            said += [f"{flag(name)}={item}" for item in value]
+        elif isinstance(value, tuple):
+            said.append(f"{flag(name)}={','.join(map(str, value))}")
+        elif value is not None:
+            said.append(f"{flag(name)}={value}")
+    return said
+
+
+def _parameter(one: Field[Any], kind: Any) -> inspect.Parameter:
+    about, panel, choices = (one.metadata[key] for key in ("about", "panel", "choices"))
+    if choices:
+        about = f"{about} One of {', '.join(choices)}." if not any(c in about for c in choices) else about
+    name = flag(one.name)
+    kind = _kind(kind)
+    spelled = f"{name}/--no-{name[2:]}" if kind is bool else name
+    option = typer.Option(spelled, help=about, rich_help_panel=panel, show_default=False)
+    asked = list[str] if kind is list else kind
+    return inspect.Parameter(
+        one.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[asked | None, option],
+    )
+
+
+def _kind(kind: Any) -> Any:
+    """Return what the command line reads for a setting of type `kind`."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return _kind(inner[0])
+    if origin is Literal:
+        return str
+    if origin is tuple:
+        return list if inner[0] is str else str
+    return kind
+
+
+def _numbers(name: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(item) for item in text.split(","))
+    except ValueError:
+        raise UsageError(f"{flag(name)} {text!r} is no list of numbers such as 30,45.") from None
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

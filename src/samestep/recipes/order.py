@@ -1,0 +1,196 @@
+"""One training to run, as a value: what was asked for, checked as a whole."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from samestep.base.errors import UsageError
+from samestep.data.augment import parse_augment
+from samestep.data.image_set import Images
+from samestep.data.registry import load
+from samestep.models.registry import build
+from samestep.recipes.book import find
+from samestep.recipes.config import part_of, read_config
+from samestep.training.conduct import Conduct
+from samestep.training.loggers.observed import check_loggers
+from samestep.training.metrics import check_metrics
+from samestep.training.per_worker import batch_per_worker
+from samestep.training.profile import steps_of
+from samestep.training.run_folder import RunFolder
+from samestep.training.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a user asks for, before anything is looked at.
+
+    The recipe says everything; a configuration file changes some of it, and flags change some of that.
+    """
+
+    recipe: str | None = None
+    fast: bool | None = None
+    data: str | None = None
+    model: str | None = None
+    data_dir: Path | None = None
+    subset: int | None = None
+    changes: Mapping[str, Any]
+    """Settings and conduct other than the recipe's."""
+    config: Path | None = None
+    batch_per_worker: int | None = None
+    lr_scale: str | None = None
+    resume: Path | None = None
+    """The run folder of a training to go on with."""
+    weights: Path | None = None
+    """A checkpoint to score; nothing is trained then."""
+    out: Path | None = None
+    """The run folder of a new training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One training to run: its settings are checked and its data can be read."""
+
+    recipe: str
+    fast: bool
+    data: str
+    model: str
+    data_dir: Path | None
+    subset: int | None
+    settings: Settings
+    conduct: Conduct
+    train_set: Images
+    test_set: Images
+    out: Path
+    """The run folder."""
+    resume: bool
+    """Whether it holds the beginning of this run."""
+    weights: Path | None
+    """A checkpoint to score; nothing is trained then, and no run folder made."""
+    label: str | None
+    """What kind of training this is, where it is not the serial one."""
+
+    def config(self) -> dict[str, Any]:
+        """Return what reproduces the run."""
+        what = {
+            "recipe": self.recipe,
+            "fast": self.fast,
+            "data": self.data,
+            "model": self.model,
+            "subset": self.subset,
+            "data_dir": None if self.data_dir is None else str(self.data_dir.absolute()),
+            "label": self.label,
+        }
+        everything = what | self.settings.as_dict() | self.conduct.as_dict()
+        return {name: value for name, value in everything.items() if value is not None}
+
+
+def take_order(request: Request, *, workers: int) -> Order:
+    """Return the order, checked as a whole before anything is written or started.
+
+    Args:
+        request: what was asked for.
+        workers: how many will share the work.
+
+    Raises:
+        UsageError: an unknown recipe, a setting out of range, data that is missing or damaged, or a run
+            that cannot go on.
+    """
+    config = _configuration(request)
+    name = request.recipe or config.get("recipe", "digits")
+    fast = config.get("fast", False) if request.fast is None else request.fast
+    recipe = find(name, fast=fast)
+    asked = {**config, **request.changes}
+    settings = replace(recipe.settings, **part_of(asked, Settings))
+    _refuse_unused(settings, request.changes)
+    settings, label = _per_worker(request, settings, workers)
+    settings.check_workers(workers)
+    data_dir = request.data_dir or (Path(config["data_dir"]) if "data_dir" in config else None)
+    subset = request.subset or config.get("subset")
+    data = request.data or config.get("data", recipe.data)
+    train_set = load(data, "train", data_dir=data_dir)
+    model = request.model or config.get("model", recipe.model)
+    parse_augment(settings.augment)
+    with torch.device("meta"):  # costs nothing, and says whether the model takes such images
+        build(model, shape=train_set.shape, classes=len(train_set.classes))
+    conduct = replace(recipe.conduct, **part_of(asked, Conduct))
+    check_loggers(conduct.logger)
+    if conduct.profile is not None:
+        steps = -(-(subset or len(train_set)) // settings.batch_size)
+        steps_of(conduct.profile, total=settings.epochs * steps)
+    check_metrics(conduct.metric, classes=len(train_set.classes))
+    return Order(
+        recipe=name,
+        fast=fast,
+        data=data,
+        model=model,
+        data_dir=data_dir,
+        subset=subset,
+        settings=settings,
+        conduct=conduct,
+        train_set=train_set if subset is None else train_set.subset(subset),
+        test_set=load(data, "test", data_dir=data_dir),
+        out=request.resume or request.out or default_folder(name),
+        resume=request.resume is not None,
+        weights=request.weights,
+        label=label or config.get("label"),
+    )
+
+
+def default_folder(recipe: str) -> Path:
+    """Return where a run goes if nobody says."""
+    return Path("runs") / f"{recipe}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+
+
+def _per_worker(request: Request, settings: Settings, workers: int) -> tuple[Settings, str | None]:
+    """Return the settings with the global batch that a batch per worker means, and what that is called."""
+    if request.batch_per_worker is None:
+        if request.lr_scale is not None:
+            raise UsageError(
+                "--lr-scale belongs to --batch-per-worker: with a global batch nothing is scaled."
+            )
+        return settings, None
+    if "batch_size" in request.changes:
+        raise UsageError(
+            "--batch-size is the global batch and --batch-per-worker each worker's: give one of the two."
+        )
+    scaled = batch_per_worker(
+        request.batch_per_worker, scale=request.lr_scale or "none", lr=settings.lr, workers=workers
+    )
+    return replace(settings, batch_size=scaled.batch_size, lr=scaled.lr), scaled.label
+
+
+def _configuration(request: Request) -> dict[str, Any]:
+    """Return the keys of the file that the request builds on, if any."""
+    if request.resume is None:
+        return {} if request.config is None else read_config(request.config)
+    named = [one.name for one in fields(request) if one.name not in ("resume", "changes")]
+    given = [*request.changes, *(name for name in named if getattr(request, name) is not None)]
+    if given:
+        raise UsageError(
+            f"--resume goes on with the settings that the run began with, and --{given[0].replace('_', '-')} "
+            "would change them. Leave it out, or begin another run with --config."
+        )
+    RunFolder.reopen(request.resume)
+    return read_config(request.resume / "config.toml")
+
+
+def _refuse_unused(settings: Settings, changes: Mapping[str, Any]) -> None:
+    """Refuse settings that would change nothing: who gives one expects that it does."""
+    uses = {
+        "momentum": settings.optimizer == "sgd",
+        "step_epochs": settings.schedule == "step",
+        "milestones": settings.schedule == "multistep",
+        "gamma": settings.schedule in ("step", "multistep"),
+    }
+    for name, used in uses.items():
+        if name in changes and not used:
+            chosen = (
+                f"--optimizer {settings.optimizer}"
+                if name == "momentum"
+                else f"--schedule {settings.schedule}"
+            )
+            raise UsageError(f"--{name.replace('_', '-')} means nothing with {chosen}: leave it out.")

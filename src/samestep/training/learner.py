@@ -1,0 +1,109 @@
+"""What is trained: weights, their average, optimizer, schedule and precision, as one state."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from samestep.base.errors import CheckpointError
+from samestep.checkpoint.snapshot import Snapshot
+from samestep.training.average import Average
+from samestep.training.compiling import in_memory_format
+from samestep.training.optimizers import build_optimizer
+from samestep.training.precision import Precision
+from samestep.training.schedules import build_schedule
+from samestep.training.settings import Settings
+
+_generator = threading.Lock()  # ranks that are threads share the one generator of the process
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw from torch's CPU generator as if it had just been seeded; the caller's state is put back."""
+    with _generator:
+        generator = torch.default_generator
+        before = generator.get_state()
+        generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            generator.set_state(before)
+
+
+class Learner:
+    """The objects that a step changes; equal on all ranks.
+
+    Args:
+        make_model: returns the untrained network. Its weights are drawn under the settings' seed, on the
+            CPU, because devices draw other numbers.
+        settings: how it learns.
+        device: where.
+        workers: how many share a batch.
+        steps_per_epoch: for schedules that count epochs.
+    """
+
+    def __init__(
+        self,
+        make_model: Callable[[], nn.Module],
+        settings: Settings,
+        *,
+        device: torch.device,
+        workers: int,
+        steps_per_epoch: int,
+    ) -> None:
+        self.precision = Precision.of(settings.precision, device, workers=workers)
+        with seeded(settings.seed):
+            model = make_model()
+        self.model = in_memory_format(model.to(device=device, dtype=self.precision.weights), settings)
+        self.average = Average(self.model, settings.ema) if settings.ema else None
+        self.optimizer = build_optimizer(self.model, settings)
+        self.schedule = build_schedule(self.optimizer, settings, steps_per_epoch=steps_per_epoch)
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The model to be judged: the average of the weights where one is kept."""
+        return self.model if self.average is None else self.average.model
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the weights, with the serial model's keys."""
+        return self.model.state_dict()
+
+    def averaged(self) -> dict[str, Tensor] | None:
+        """Return the average of the weights, with the same keys."""
+        return None if self.average is None else self.average.state_dict()
+
+    def rest(self) -> dict[str, Any]:
+        """Return the state of everything else."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": {} if self.schedule is None else self.schedule.state_dict(),
+            "scaler": self.precision.state_dict(),
+        }
+
+    def load(self, snapshot: Snapshot) -> None:
+        """Take over the state of `snapshot`.
+
+        Raises:
+            CheckpointError: it belongs to another model or other settings; nothing was changed then.
+        """
+        snapshot.check_fits(self.model)
+        rest = snapshot.optimizer
+        if missing := sorted({"optimizer", "schedule", "scaler"} - set(rest)):
+            raise CheckpointError(
+                f"the checkpoint has weights but no {', '.join(missing)}: a training cannot go on from it. "
+                "Evaluate it with --eval-only --from."
+            )
+        if (snapshot.average is None) != (self.average is None):
+            raise CheckpointError(
+                "the checkpoint and the settings differ in --ema, the average of the weights."
+            )
+        self.precision.load_state_dict(rest["scaler"])
+        self.model.load_state_dict(dict(snapshot.model))
+        self.optimizer.load_state_dict(rest["optimizer"])
+        if self.schedule is not None:
+            self.schedule.load_state_dict(rest["schedule"])
+        if self.average is not None and snapshot.average is not None:
+            self.average.load_state_dict(snapshot.average)

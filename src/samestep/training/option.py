@@ -1,0 +1,74 @@
+"""Settings that say for themselves what they mean: one place for the value, its check and its flag."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, field, fields
+from typing import Any
+
+from samestep.base.errors import UsageError
+
+
+def option(
+    *,
+    default: Any = MISSING,
+    about: str,
+    panel: str = "Training",
+    choices: Sequence[str] = (),
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+) -> Any:
+    """Return a dataclass field that knows its meaning and its limits.
+
+    Args:
+        default: without one the field is required.
+        about: one line, for ``--help``.
+        panel: under which heading ``--help`` lists it.
+        choices: what a name may be.
+        least: the smallest number allowed.
+        most: the largest number allowed.
+        above: what a number must be larger than.
+    """
+    metadata = {
+        "about": about,
+        "panel": panel,
+        "choices": tuple(choices),
+        "least": least,
+        "most": most,
+        "above": above,
+    }
+    return field(default=default, metadata=metadata)
+
+
+def flag(name: str) -> str:
+    """Return the command line's spelling of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def check(settings: Any) -> None:
+    """Check each setting of a dataclass against its own limits.
+
+    Raises:
+        UsageError: the first that does not keep to them; says what may be used.
+    """
+    for one in fields(settings):
+        value = getattr(settings, one.name)
+        if one.metadata and value is not None:
+            _check(one, value)
+
+
+def _check(one: Field[Any], value: Any) -> None:
+    name, limits = flag(one.name), one.metadata
+    choices, least, most, above = (limits[key] for key in ("choices", "least", "most", "above"))
+    several = value if isinstance(value, tuple) else (value,)
+    for one_of in several:
+        if choices and one_of not in choices:
+            raise UsageError(f"{name} {one_of!r} is not one of {', '.join(choices)}.")
+    for number in several:
+        # NaN compares false with everything and is refused as well.
+        if least is not None and not least <= number < math.inf:
+            raise UsageError(f"{name} {number} is too small or no number; use {least} or more.")
+        if above is not None and not above < number < math.inf:
+            raise UsageError(f"{name} {number}: use a number above {above}.")
+        if most is not None and not number <= most:
+            raise UsageError(f"{name} {number} is too large; use {most} or less.")
