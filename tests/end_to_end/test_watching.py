@@ -1,0 +1,111 @@
+"""What a training shows beside its run folder: loggers, metrics, traces, on real workers."""
+
+import gzip
+import json
+import shutil
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from support.commands import samestep
+from support.run_files import json_lines
+
+STEPS = 12  # of each of two epochs
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The variables of a user whom wandb does not know, and who wants nothing sent."""
+    home = tmp_path_factory.mktemp("home")
+    return {"HOME": str(home), "WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, alone):
+    """A run folder with everything in it, and what the run said."""
+    folder = tmp_path_factory.mktemp("runs") / "all"
+    what = ["digits", "--subset=300", "--batch-size=25", "--epochs=2", "--per-rank", "-n", 2]
+    watched = ["--logger=tensorboard", "--logger=wandb", "--metric=AUROC", "--metric=F1Score:average=macro"]
+    ended = samestep("train", *what, *watched, "--profile=3:5", "--out", folder, **alone)
+    assert ended.code == 0, ended.err
+    return folder, ended
+
+
+def shown(folder):
+    """Return the steps of which TensorBoard shows a loss, and its accuracies."""
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return [
+        [(event.step, pytest.approx(event.value)) for event in events.Scalars(name)]
+        for name in ("train/loss", "test/accuracy")
+    ]
+
+
+def test_the_event_files_show_what_the_run_folder_says(run):
+    folder, _ = run
+    losses, accuracies = shown(folder)
+    rows = {row["step"]: row["loss"] for row in json_lines(folder / "metrics.jsonl")}
+
+    assert (losses[0][0], losses[-1][0]) == (1, 2 * STEPS)
+    assert losses == [(step, rows[step]) for step, _ in losses]
+    assert accuracies == [(row["step"], row["accuracy"]) for row in json_lines(folder / "evaluations.jsonl")]
+
+
+def test_metrics_are_in_evaluations_result_and_output(run):
+    folder, ended = run
+    last = json_lines(folder / "evaluations.jsonl")[-1]["metrics"]
+
+    assert list(last) == ["AUROC", "F1Score:average=macro"]
+    assert json.loads((folder / "result.json").read_text())["metrics"] == last
+    assert f"AUROC {last['AUROC']:.4g}" in ended.err
+
+
+def test_each_worker_is_traced_and_has_its_line(run):
+    folder, ended = run
+
+    for rank in range(2):
+        with gzip.open(folder / "profile" / f"rank-{rank}.json.gz", "rt") as stream:
+            names = {event.get("name") for event in json.load(stream)["traceEvents"]}
+        assert {name for name in names if str(name).startswith("ProfilerStep#")} == {
+            "ProfilerStep#3",
+            "ProfilerStep#4",
+        }
+        assert ended.err.count(f"  rank {rank}: ") == 2
+    assert "aten::" in (folder / "profile" / "summary.txt").read_text()
+
+
+def test_a_resumed_run_goes_on_in_the_same_places(run, alone, tmp_path):
+    folder = tmp_path / "again"
+    shutil.copytree(run[0], folder, symlinks=True)
+    (folder / "result.json").unlink()  # as if it had been killed after the first epoch's checkpoint
+    shutil.rmtree(folder / "checkpoints" / f"step-{2 * STEPS}")
+
+    ended = samestep("train", "--resume", folder, "-n", 1, **alone)
+
+    assert ended.code == 0, ended.err
+    losses, accuracies = shown(folder)
+    steps = [step for step, _ in losses]
+    assert steps == sorted(set(steps))
+    assert (steps[0], steps[-1]) == (1, 2 * STEPS)
+    assert [step for step, _ in accuracies] == [STEPS, 2 * STEPS]
+    kept = (folder / "wandb" / "run-id").read_text().strip()
+    starts = [path.name for path in (folder / "wandb").glob("offline-run-*")]
+    assert [name.rpartition("-")[2] for name in starts] == [kept, kept]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--logger", "paper"], "--logger 'paper' is not one of tensorboard, wandb."),
+        (["--metric", "F3"], "--metric F3: torchmetrics has no metric of that name"),
+        (["--profile", "5:9000"], "the training has only"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_line_before_work(tmp_path, arguments, message):
+    ended = samestep("train", "digits", "-n", 2, "--out", tmp_path / "run", *arguments)
+
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("samestep: error: ")
+    assert message in ended.err
+    assert ended.err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
