@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -31,10 +33,16 @@ def run(tmp_path_factory, alone):
     return folder, ended
 
 
-def shown(folder):
-    """Return the steps of which TensorBoard shows a loss, and its accuracies."""
+def events_of(folder):
+    """Return what TensorBoard has read."""
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
+    return events
+
+
+def shown(folder):
+    """Return the losses and the accuracies that TensorBoard shows, each with its step."""
+    events = events_of(folder)
     return [
         [(event.step, pytest.approx(event.value)) for event in events.Scalars(name)]
         for name in ("train/loss", "test/accuracy")
@@ -49,6 +57,14 @@ def test_the_event_files_show_what_the_run_folder_says(run):
     assert (losses[0][0], losses[-1][0]) == (1, 2 * STEPS)
     assert losses == [(step, rows[step]) for step, _ in losses]
     assert accuracies == [(row["step"], row["accuracy"]) for row in json_lines(folder / "evaluations.jsonl")]
+
+
+def test_the_guide_lists_every_figure(run):
+    guide = (Path(__file__).parents[2] / "docs" / "guide" / "watching.md").read_text()
+    listed = re.findall(r"`((?:train|phase|test)/[a-z]\w*)`", guide)
+    metrics = {"test/AUROC", "test/F1Score:average=macro"}
+
+    assert sorted(listed) == sorted(set(events_of(run[0]).Tags()["scalars"]) - metrics)
 
 
 def test_metrics_are_in_evaluations_result_and_output(run):
