@@ -1,10 +1,10 @@
 """``--logger wandb``: a run of Weights & Biases, on its server or in the run folder."""
 
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import requests
 import wandb
 
 from samestep.training.loggers.logger import evaluation_figures, step_figures
@@ -70,6 +70,7 @@ def open_logger(run_folder: Path, config: Mapping[str, Any], tell: Callable[[str
 
 
 def _logged_in(settings: wandb.Settings) -> bool:
-    """Whether wandb would find a key without asking for one."""
-    kept = requests.utils.get_netrc_auth(settings.base_url)
-    return bool(settings.api_key or settings.identity_token_file or kept)
+    """Whether wandb finds a login without asking for one."""
+    if "prompt" in signature(wandb.login).parameters:  # from 0.31 on, which warns of the older way
+        return wandb.login(prompt=False, verify=False)  # type: ignore[call-arg]
+    return bool(wandb.api.api_key or settings.identity_token_file)
