@@ -12,7 +12,8 @@ from samestep.base.errors import Error, WorkerFailed
 
 VERBS: Mapping[str, str] = {
     "run": "Run a program on N workers.",
-    "train": "Train a built-in recipe (digits, mnist) on N workers.",
+    "train": "Train a built-in recipe on N workers, or go on with one.",
+    "data": "List, fetch and check data sets.",
     "doctor": "Say what was detected here, from which variables, and what follows.",
 }
 """Each verb is a function of its name in ``samestep.cli.<verb>``; a ``SETTINGS`` there is its context's."""

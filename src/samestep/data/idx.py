@@ -65,6 +65,31 @@ class IdxDataSet:
             std=(self.std,),
         )
 
+    @property
+    def about(self) -> str:
+        """What it holds, in a few words."""
+        return "60,000 + 10,000 images, 28 x 28 grey"
+
+    def find(self, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> Path | None:
+        """Return the folder in which all of its files lie; None where some are missing. Nothing is read."""
+        files = [file for split in self.files.values() for file in split]
+        try:
+            return published.locate(
+                files,
+                data_dir or (cache_dir or user_cache()) / self.name,
+                self.folders if data_dir else (".",),
+            )[0].parent
+        except DataError:
+            return None
+
+    def fetch(self, folder: Path) -> list[Path]:
+        """Download what is published into `folder`, whole; return the files.
+
+        Raises:
+            DataError: it cannot be downloaded.
+        """
+        return [fetch(file, self.mirrors, folder) for files in self.files.values() for file in files]
+
 
 def parse(content: bytes, path: Path, *, dimensions: int) -> NDArray[np.uint8]:
     """Return the array that an idx file of unsigned bytes holds; read-only.

@@ -75,7 +75,7 @@ def test_nobody_is_asked_anything_and_all_is_in_the_run_folder(tmp_path):
     assert {item.key: json.loads(item.value_json) for item in run.config.update}["lr"] == 0.1
     assert ends == [0]
     (line,) = told
-    assert line.startswith("wandb: nobody is logged in, so what is logged stays in")
+    assert line.startswith("wandb: nobody is logged in; what is logged stays in")
 
 
 def test_a_resumed_run_is_the_same_run(tmp_path, monkeypatch):
@@ -117,20 +117,49 @@ def test_disabled_is_disabled(tmp_path, monkeypatch):
     assert records(tmp_path) == []
 
 
-@pytest.mark.parametrize("kept", ["variable", "netrc"])
-def test_a_login_that_is_no_good_is_told_and_the_run_goes_on(tmp_path, monkeypatch, kept):
-    if kept == "variable":
-        monkeypatch.setenv("WANDB_API_KEY", "too-short")
-    else:
-        netrc = tmp_path / "netrc"
-        netrc.write_text("machine api.wandb.ai login user password too-short\n")
-        monkeypatch.setenv("NETRC", str(netrc))
+def unreachable(monkeypatch, tmp_path):
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef" * 3)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nothing listens there
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1")
+
+
+def bad_key(monkeypatch, tmp_path):
+    monkeypatch.setenv("WANDB_API_KEY", "too-short")
+
+
+def bad_netrc(monkeypatch, tmp_path):
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password too-short\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+
+
+@pytest.mark.parametrize("trouble", [unreachable, bad_key, bad_netrc])
+def test_a_server_that_does_not_take_the_run_is_told_and_all_is_in_the_run_folder(
+    tmp_path, monkeypatch, trouble
+):
+    trouble(monkeypatch, tmp_path)
+    told = []
+
+    logger = open_logger(tmp_path, CONFIG, told.append)
+    logger.steps([step_row(1)])
+    logger.close(RESULT)
+
+    (start,) = records(tmp_path)
+    assert [row["step"] for row in history(start)] == [1]
+    (line,) = told
+    assert line.startswith("wandb: ")
+    assert "nobody is logged in" not in line
+    assert line.endswith(
+        f"; what is logged stays in {tmp_path}/wandb, to be sent with `wandb login` and `wandb sync`"
+    )
+
+
+def test_a_logger_that_cannot_be_opened_is_told_and_the_run_goes_on(tmp_path):
+    (tmp_path / "wandb").write_text("in the way")
     told = []
 
     sink = observed(RunFolder(tmp_path), ["wandb"], CONFIG, tell=told.append)
     sink.steps([step_row(1)])
 
     (line,) = told
-    assert line.startswith("--logger wandb has failed and is off from here on (")
-    assert "API key" in line
+    assert line.startswith("--logger wandb has failed and is off from here on (FileExistsError: ")
     assert (tmp_path / "metrics.jsonl").exists()

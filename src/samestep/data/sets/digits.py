@@ -55,5 +55,20 @@ class Digits:
             white=16,
         )
 
+    @property
+    def about(self) -> str:
+        """What it holds, in a few words."""
+        return "3,823 + 1,797 images, 8 x 8 grey"
+
+    def find(self, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> Path:
+        """Return the folder of its file, in the package."""
+        del data_dir, cache_dir
+        return Path(str(files("samestep.data"))) / "embedded"
+
+    def fetch(self, folder: Path) -> list[Path]:
+        """Download nothing: the file is in the package."""
+        del folder
+        return []
+
 
 DIGITS = Digits()

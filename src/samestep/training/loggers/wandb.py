@@ -45,25 +45,37 @@ def open_logger(run_folder: Path, config: Mapping[str, Any], tell: Callable[[str
     """Return a logger to the run that belongs to a run folder, which is a new one the first time.
 
     Where it goes is the user's to say, as anywhere with wandb: by ``wandb login`` and ``WANDB_MODE`` and its
-    other variables. Where nobody is logged in, files are written that can be sent later; nothing is asked.
+    other variables. Where that fails, because nobody is logged in or the server is out of reach, files are
+    written that can be sent later; nothing is asked.
     """
     settings = wandb.setup().settings
-    alone = settings.mode == "online" and not _logged_in(settings)
-    if alone:
-        tell(
-            f"wandb: nobody is logged in, so what is logged stays in {run_folder}/wandb; "
-            "send it with `wandb login` and `wandb sync`"
-        )
+    if settings.mode != "online":
+        return _begun(run_folder, config)
+    try:
+        if _logged_in(settings):
+            return _begun(run_folder, config, resume="allow")
+        reason = "nobody is logged in"
+    except wandb.errors.Error as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+    tell(
+        f"wandb: {reason}; what is logged stays in {run_folder}/wandb, "
+        "to be sent with `wandb login` and `wandb sync`"
+    )
+    return _begun(run_folder, config, mode="offline")
+
+
+def _begun(run_folder: Path, config: Mapping[str, Any], **how: Any) -> Wandb:
+    """Begin the run that belongs to a run folder, or go on with it."""
+    settings = wandb.setup().settings
     known = run_folder / "wandb" / "run-id"
     known.parent.mkdir(parents=True, exist_ok=True)
     run = wandb.init(
         dir=run_folder,
-        mode="offline" if alone else None,
         project=settings.project or "samestep",
         name=settings.run_name or run_folder.absolute().name,
         id=known.read_text(encoding="utf-8").strip() if known.exists() else None,
-        resume="allow" if settings.mode == "online" and not alone else None,
         config=dict(config),
+        **how,
     )
     known.write_text(f"{run.id}\n", encoding="utf-8")
     return Wandb(run)

@@ -1,0 +1,107 @@
+"""``samestep data``: what data sets there are, and bringing them to where there is no network."""
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from samestep.base.errors import UsageError
+from samestep.base.record import json_line
+
+OTHERS = (
+    ("synthetic:CxHxW,CLASSES,SAMPLES", "random images of any shape"),
+    ("folder@SIDE", "a folder of images, with --data-dir"),
+    ("torchvision:NAME@SIDE", "the data sets of torchvision, if it is installed"),
+)
+
+
+class Action(str, Enum):
+    """What can be done."""
+
+    LIST = "list"
+    FETCH = "fetch"
+    CHECK = "check"
+
+
+def data(
+    action: Annotated[Action, typer.Argument(help="What to do.")],
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Which; needed but for list.")] = None,
+    *,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the data set; by default the user's cache."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List data sets, fetch one where there is network, or check one where there is none.
+
+    list says what there is, and where a copy of it lies. fetch downloads one into --data-dir, or into the
+    user's cache. check reads every file of it and compares it with what was published.
+    """
+    if action is Action.LIST:
+        rows = _listed(data_dir)
+        print(json_line({"data": rows}).rstrip() if as_json else _table(rows))
+        return
+    if name is None:
+        raise UsageError(
+            f"samestep data {action.value} needs a NAME; samestep data list shows those there are."
+        )
+    row = _fetch(name, data_dir) if action is Action.FETCH else _check(name, data_dir)
+    told = row.pop("told")
+    print(json_line(row).rstrip() if as_json else f"{row['name']}: {row['about']}; {told}")
+
+
+def _listed(data_dir: Path | None) -> list[dict[str, Any]]:
+    from samestep.data.registry import DATA_SETS
+
+    found = [(one, one.find(data_dir=data_dir)) for one in DATA_SETS.values()]
+    return [
+        {"name": one.name, "about": one.about, "where": None if where is None else str(where)}
+        for one, where in found
+    ]
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    width = max(len(row["name"]) for row in rows) + 2
+    places = [row["where"] or f"not here: samestep data fetch {row['name']}" for row in rows]
+    lines = [
+        f"{row['name']:{width}}{row['about']:44}{place}" for row, place in zip(rows, places, strict=True)
+    ]
+    return "\n".join([*lines, "", *(f"{name:34}{about}" for name, about in OTHERS)])
+
+
+def _fetch(name: str, data_dir: Path | None) -> dict[str, Any]:
+    from samestep.data.download import user_cache
+    from samestep.data.registry import DATA_SETS
+
+    if name not in DATA_SETS:
+        raise UsageError(f"{name!r} is none of those that can be fetched: {', '.join(DATA_SETS)}.")
+    one = DATA_SETS[name]
+    files = one.fetch((data_dir or user_cache()) / name)
+    size = sum(path.stat().st_size for path in files)
+    where = files[0].parent if files else one.find()
+    return {
+        "name": name,
+        "about": one.about,
+        "told": f"{len(files)} files, {size / 1e6:.1f} MB, in {where}" if files else "comes along",
+        "where": str(where),
+        "bytes": size,
+    }
+
+
+def _check(name: str, data_dir: Path | None) -> dict[str, Any]:
+    from samestep.data.registry import DATA_SETS, load
+
+    train, test = (load(name, split, data_dir=data_dir) for split in ("train", "test"))
+    about = f"{len(train):,} + {len(test):,} images of {' x '.join(map(str, train.shape))}"
+    published = DATA_SETS.get(name)
+    where = data_dir if published is None else published.find(data_dir=data_dir)
+    told = "it can be read" if published is None else f"whole, as published, in {where}"
+    return {
+        "name": name,
+        "about": about,
+        "told": told,
+        "where": None if where is None else str(where),
+        "classes": len(train.classes),
+    }

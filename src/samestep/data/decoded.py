@@ -1,0 +1,34 @@
+"""Contents that took long to decode, kept for the next who asks: the other workers, and the next run."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+
+def remembered(sha256: str, decode: Callable[[], bytes], folder: Path) -> bytes:
+    """Return the content whose checksum is `sha256`: from `folder`, or else decoded and put there.
+
+    What is read from the folder is checked; what cannot be kept is returned all the same.
+
+    Args:
+        sha256: of the content.
+        decode: makes it, and has checked it.
+        folder: the user's cache.
+    """
+    path = folder / sha256
+    with suppress(OSError):
+        content = path.read_bytes()
+        if hashlib.sha256(content).hexdigest() == sha256:
+            return content
+    content = decode()
+    draft = folder / f".{sha256}.draft-{os.getpid()}"
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            draft.write_bytes(content)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+    return content

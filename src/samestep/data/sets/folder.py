@@ -1,0 +1,129 @@
+"""A folder of images, in a folder for each class.
+
+::
+
+    DIR/train/cat/1.jpg
+    DIR/train/dog/2.png
+    DIR/test/cat/3.jpg      or DIR/val/cat/3.jpg
+
+Spelled ``folder`` with ``--data-dir DIR``, or ``folder@SIDE``: images are resized so that their shorter side
+has SIDE pixels (224 if it is not said), and the square in the middle is taken. They are read as needed.
+"""
+
+import re
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from samestep.base.errors import DataError, UsageError
+from samestep.data.image_set import Split
+from samestep.data.lazy import LazyImages
+
+_SPEC = re.compile(r"folder(?:@(\d+))?")
+_USUAL_SIDE = 224
+SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+_SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test", "val")}
+# Of ImageNet's training set, as networks trained on photographs expect them.
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """Reads one of several files as RGB."""
+
+    paths: tuple[Path, ...]
+    side: int
+
+    def __call__(self, index: int) -> Tensor:
+        """Return image `index`, uint8 (3, side, side).
+
+        Raises:
+            DataError: the file is no image, or is damaged.
+        """
+        from PIL import Image, ImageOps
+
+        path = self.paths[index]
+        try:
+            with Image.open(path) as image:
+                square = ImageOps.fit(image.convert("RGB"), (self.side, self.side), Image.Resampling.BILINEAR)
+        except (OSError, ValueError, SyntaxError) as error:
+            raise DataError(f"{path} cannot be read as an image: {error}. Mend or remove it.") from None
+        return torch.from_numpy(np.asarray(square).transpose(2, 0, 1).copy())
+
+
+def load_folder(
+    spec: str, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None
+) -> LazyImages:
+    """Return the images of one split, in the order of their names.
+
+    Args:
+        spec: see above.
+        split: which one; its classes are those of the training split.
+        data_dir: the folder.
+        cache_dir: not needed, and not looked at.
+
+    Raises:
+        UsageError: `spec` is spelled otherwise, there is no folder, or Pillow is not installed.
+        DataError: the folder does not look as above.
+    """
+    del cache_dir
+    match = _SPEC.fullmatch(spec)
+    if match is None or match[1] == "0":
+        raise UsageError(f"--data {spec} is not spelled like folder@224.")
+    if data_dir is None:
+        raise UsageError(
+            f"--data {spec} needs --data-dir DIR with its images in DIR/train/CLASS and DIR/test/CLASS."
+        )
+    if find_spec("PIL") is None:
+        raise UsageError(f"--data {spec} reads images with Pillow, which is missing: pip install pillow.")
+    classes = _classes(_folder_of(data_dir, "train"))
+    folder = _folder_of(data_dir, split)
+    if (found := _classes(folder)) != classes:
+        odd = sorted(set(found) ^ set(classes))[:3]
+        raise DataError(
+            f"{folder} and {data_dir / 'train'} hold different classes: only one has {', '.join(odd)}."
+        )
+    side = int(match[1] or _USUAL_SIDE)
+    paths, labels = _images(folder, classes)
+    return LazyImages(
+        name=spec,
+        split=split,
+        read=ReadFile(paths, side),
+        labels=labels,
+        classes=classes,
+        shape=(3, side, side),
+        mean=_MEAN,
+        std=_STD,
+    )
+
+
+def _folder_of(data_dir: Path, split: Split) -> Path:
+    for name in _SPLITS[split]:
+        if (data_dir / name).is_dir():
+            return data_dir / name
+    wanted = " nor ".join(str(data_dir / name) for name in _SPLITS[split])
+    raise DataError(f"there is no {wanted}: images lie in DIR/train/CLASS and DIR/test/CLASS.")
+
+
+def _classes(folder: Path) -> tuple[str, ...]:
+    classes = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir()))
+    if not classes:
+        raise DataError(f"{folder} holds no folders: there is to be one for each class.")
+    return classes
+
+
+def _images(folder: Path, classes: tuple[str, ...]) -> tuple[tuple[Path, ...], tuple[int, ...]]:
+    found = [
+        (path, label)
+        for label, name in enumerate(classes)
+        for path in sorted((folder / name).rglob("*"))
+        if path.suffix.lower() in SUFFIXES
+    ]
+    if not found:
+        raise DataError(f"{folder} holds no images ({', '.join(sorted(SUFFIXES))}) in its folders.")
+    paths, labels = zip(*found, strict=True)
+    return paths, labels

@@ -1,0 +1,53 @@
+"""Random images of any shape: to see how fast a machine trains, not how well.
+
+Spelled ``synthetic``, or ``synthetic:CxHxW,CLASSES,SAMPLES`` with as much of it as differs.
+"""
+
+import re
+from pathlib import Path
+
+import torch
+
+from samestep.base.errors import UsageError
+from samestep.data.image_set import ImageSet, Split
+
+_SPEC = re.compile(r"synthetic(?::(\d+)x(\d+)x(\d+)(?:,(\d+)(?:,(\d+))?)?)?")
+_USUAL = (3, 224, 224, 1000, 1280)
+TEST_SAMPLES = 64
+
+
+def load_synthetic(
+    spec: str, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None
+) -> ImageSet:
+    """Return the split that `spec` means; the same images for the same spec, everywhere.
+
+    Args:
+        spec: by default 1,280 images of 3 x 224 x 224 in 1,000 classes, and `TEST_SAMPLES` to test.
+        split: the two differ.
+        data_dir: not needed, and not looked at; nor is `cache_dir`.
+        cache_dir: see `data_dir`.
+
+    Raises:
+        UsageError: `spec` is spelled otherwise, or one of its numbers is 0.
+    """
+    del data_dir, cache_dir
+    match = _SPEC.fullmatch(spec)
+    if match is None:
+        raise UsageError(f"--data {spec} is not spelled like synthetic:3x224x224,1000,1280.")
+    given = [None if text is None else int(text) for text in match.groups()]
+    channels, height, width, classes, samples = (
+        usual if number is None else number for number, usual in zip(given, _USUAL, strict=True)
+    )
+    if 0 in (channels, height, width, classes, samples):
+        raise UsageError(f"--data {spec}: every number must be 1 or more.")
+    count = samples if split == "train" else min(samples, TEST_SAMPLES)
+    draw = torch.Generator().manual_seed(0 if split == "train" else 1)
+    return ImageSet(
+        name=spec,
+        split=split,
+        images=torch.randint(0, 256, (count, channels, height, width), dtype=torch.uint8, generator=draw),
+        labels=torch.randint(0, classes, (count,), generator=draw),
+        classes=tuple(str(number) for number in range(classes)),
+        mean=(0.5,) * channels,
+        std=(0.29,) * channels,  # of a uniform distribution over 0 .. 1: 1/sqrt(12)
+    )
