@@ -153,7 +153,8 @@ def test_a_server_that_does_not_take_the_run_is_told_and_all_is_in_the_run_folde
     )
 
 
-def test_a_logger_that_cannot_be_opened_is_told_and_the_run_goes_on(tmp_path):
+def test_a_logger_that_cannot_be_opened_is_told_and_the_run_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
     (tmp_path / "wandb").write_text("in the way")
     told = []
 
