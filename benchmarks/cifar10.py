@@ -7,6 +7,8 @@ test images. The seconds are those of training steps, as in evaluations.jsonl; e
 way gets as many epochs as it can finish in SECONDS, by the speed of a short run before (or as many as
 ``--epochs-tutorial`` and ``--epochs-fast`` say), because a schedule is worth something only when it has come
 to its end. Told is the last evaluation within SECONDS. One worker has all the processors, two share them.
+Each run is evaluated once, at its end, and so is each short run: that takes minutes on a CPU. Saying the epochs
+saves the short runs.
 """
 
 import argparse
@@ -62,7 +64,7 @@ class Race:
     def run(self, way: Way, seed: int) -> Outcome:
         """Train one way and return its last score within the time, or its only one if that was late."""
         epochs = way.epochs or self.fitting(way, seed)
-        folder = self.train(way, f"{way.name}-{way.workers}-seed{seed}", seed, epochs, self.subset)
+        folder = self.train(way, "run", seed, epochs, self.subset)
         result = json.loads((folder / "result.json").read_text())
         scores = [json.loads(line) for line in (folder / "evaluations.jsonl").read_text().splitlines()]
         timely = [score for score in scores if score["seconds"] <= self.seconds]
@@ -78,7 +80,7 @@ class Race:
     def fitting(self, way: Way, seed: int) -> int:
         """Return how many epochs fit into the time, by the speed of a few steps."""
         few = min(self.subset, WARM_UP * way.batch_size)
-        folder = self.train(way, f"speed-{way.name}-{way.workers}-seed{seed}", seed, 1, few)
+        folder = self.train(way, "speed", seed, 1, few)
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         later = rows[len(rows) // 2 :]  # the first steps are slower
         seconds = sum(row[phase] for row in later for phase in PHASES) / len(later)
@@ -87,7 +89,7 @@ class Race:
 
     def train(self, way: Way, name: str, seed: int, epochs: int, subset: int) -> Path:
         """Run ``samestep train`` to its end; return its run folder."""
-        folder = self.out / name
+        folder = self.out / f"{way.name.strip('-')}-{way.workers}-seed{seed}-{name}"
         settings: dict[str, Any] = {
             "-n": way.workers,
             "--data-dir": self.data_dir,
