@@ -12,6 +12,7 @@ from samestep.base.errors import Error, WorkerFailed
 
 VERBS: Mapping[str, str] = {
     "run": "Run a program on N workers.",
+    "report": "Make a page of a run, or of several side by side.",
     "train": "Train a built-in recipe on N workers, or go on with one.",
     "data": "List, fetch and check data sets.",
     "doctor": "Say what was detected here, from which variables, and what follows.",

@@ -14,6 +14,7 @@ from samestep.cli.running import Decision, act, decide, headline, tell
 from samestep.cli.setting_flags import as_arguments, given, with_flags_of
 from samestep.launch.job import Job, Program
 from samestep.launch.plan import Spawn
+from samestep.report.run_page import write_report
 from samestep.training.conduct import Conduct
 from samestep.training.settings import Settings
 
@@ -170,7 +171,8 @@ def _work(decision: Decision, order: "Order", *, threads: int | None, as_json: b
                 world.print(json_line(found.as_dict()).rstrip() if as_json else found.summary())
                 return
             result = cook(world, order)
-            summary = f"{result.summary()}\nrun folder: {order.out}"
+            page = world.on_main(lambda: write_report(order.out))
+            summary = f"{result.summary()}\nrun folder: {order.out}, as a picture: {page}"
             world.print(json_line(result.as_dict()).rstrip() if as_json else summary)
     except KeyboardInterrupt:
         if decision.size == 1:  # of several, the launcher says it

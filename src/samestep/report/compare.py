@@ -1,0 +1,68 @@
+"""Several runs side by side, on one page."""
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+
+from samestep import __version__
+from samestep.report.figures import curves
+from samestep.report.page import page, section, table
+from samestep.report.read import Run, read_run
+from samestep.report.words import headline, shares
+from samestep.report.write import write_text
+
+
+def write_comparison(folders: Sequence[Path], out: Path) -> Path:
+    """Write a page that lays the runs in `folders` side by side; return its path.
+
+    Raises:
+        UsageError: one is no run folder, a file is damaged, or the page cannot be written.
+    """
+    return write_text(out, render([read_run(folder) for folder in folders]))
+
+
+def render(runs: Sequence[Run]) -> str:
+    """Return the page of several runs."""
+    title = f"{len(runs)} runs side by side"
+    return page(f"samestep: {title}", _body(title, runs), foot=f"Made by samestep {__version__}.")
+
+
+def differing(runs: Sequence[Run]) -> list[tuple[str, ...]]:
+    """Return the settings in which `runs` differ, each with its value in every run."""
+    names = sorted({name for run in runs for name in run.config})
+    rows = [(name, *(str(run.config.get(name, "")) for run in runs)) for name in names]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def _body(title: str, runs: Sequence[Run]) -> Iterator[str]:
+    yield f"<header><h1>{escape(title)}</h1></header>"
+    yield section("What they came to", table([(run.name, headline(run)) for run in runs]), _results(runs))
+    yield section(
+        "How they learnt", f'<div class="grid2">{"".join(chart.render() for chart in curves(runs))}</div>'
+    )
+    rows = differing(runs)
+    same = "" if rows else "<p>None.</p>"
+    yield section(
+        "Settings that differ", table(rows, head=("setting", *(run.name for run in runs))) if rows else same
+    )
+
+
+def _results(runs: Sequence[Run]) -> str:
+    rows: list[tuple[object, ...]] = []
+    for run in runs:
+        step_s = sum(shares(run).values())
+        result = run.result
+        rows.append(
+            (
+                run.name,
+                run.workers or "",
+                f"{result['accuracy']:.2%}" if result else "not finished",
+                result.get("loss", ""),
+                run.num_steps,
+                result.get("seconds", ""),
+                f"{result['samples_per_second']:,.0f}" if result else "",
+                f"{step_s * 1e3:.3g} ms",
+            )
+        )
+    head = ("run", "workers", "accuracy", "test loss", "steps", "seconds", "samples/s", "median step")
+    return table(rows, head=head)

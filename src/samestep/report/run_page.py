@@ -1,0 +1,97 @@
+"""``report.html``: one run as a page."""
+
+from collections.abc import Iterator, Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from samestep import __version__
+from samestep.base.units import bytes_text
+from samestep.report.figures import curves, times
+from samestep.report.page import bullets, page, section, table
+from samestep.report.read import PHASES, Run, read_run
+from samestep.report.words import headline, hints, shares
+from samestep.report.write import write_text
+
+NAME = "report.html"
+
+
+def write_report(run_folder: Path) -> Path:
+    """Write the page of one run into its folder; return its path.
+
+    Raises:
+        UsageError: it is no run folder, a file of it is damaged, or the page cannot be written.
+    """
+    run = read_run(run_folder)
+    return write_text(run_folder / NAME, render(run))
+
+
+def render(run: Run) -> str:
+    """Return the page of one run."""
+    return page(f"samestep: {run.name}", _body(run), foot=f"Made by samestep {__version__} from {run.path}.")
+
+
+def _body(run: Run) -> Iterator[str]:
+    yield f"<header><h1>{escape(run.name)}</h1>"
+    yield f'<p class="headline">{escape(headline(run))}</p></header>'
+    yield bullets(hints(run), "hints")
+    yield section("How it learnt", _grid(chart.render() for chart in curves([run])))
+    yield section("How fast", _grid(chart.render() for chart in times(run)), _phases(run))
+    if run.sessions:
+        yield section("What it ran on", _sessions(run), _machine(run.sessions[-1]))
+    yield section("Settings", table(sorted((name, _text(value)) for name, value in run.config.items())))
+    if run.checkpoints:
+        rows = [(one.name, bytes_text(one.num_bytes)) for one in run.checkpoints]
+        yield section("Checkpoints", table(rows, head=("name", "size")))
+
+
+def _grid(figures: Iterator[str]) -> str:
+    return f'<div class="grid2">{"".join(figures)}</div>'
+
+
+def _phases(run: Run) -> str:
+    seconds = shares(run)
+    whole = sum(seconds.values())
+    if not whole:
+        return ""
+    rows = [
+        (name.replace("_", " "), f"{seconds[name] * 1e3:.3g} ms", f"{seconds[name] / whole:.0%}")
+        for name in PHASES
+    ]
+    return table([*rows, ("a step", f"{whole * 1e3:.3g} ms", "100%")], head=("median of", "time", "share"))
+
+
+def _sessions(run: Run) -> str:
+    rows = [
+        (
+            "began" if session.get("checkpoint") is None else f"went on from {session['checkpoint']}",
+            int(session["step"]),
+            int(session["world_size"]),
+            *(_text(session.get(name, "")) for name in ("nodes", "launcher", "device", "threads")),
+            _text(_provenance(session).get("created", "")),
+        )
+        for session in run.sessions
+    ]
+    head = ("start", "after step", "workers", "nodes", "launcher", "device", "threads each", "when (UTC)")
+    return table(rows, head=head)
+
+
+def _machine(session: Mapping[str, Any]) -> str:
+    told = _provenance(session)
+    machine = told.get("machine")
+    facts = dict(machine) if isinstance(machine, dict) else {}
+    facts.pop("cpu", None)
+    if isinstance(facts.get("memory_bytes"), int):
+        facts["memory"] = bytes_text(facts.pop("memory_bytes"))
+    command = told.get("command")
+    rows = [("command", " ".join(map(str, command)) if isinstance(command, list) else "")]
+    return table([*rows, *((name, _text(value)) for name, value in facts.items())])
+
+
+def _provenance(session: Mapping[str, Any]) -> dict[str, Any]:
+    found = session.get("provenance")
+    return found if isinstance(found, dict) else {}
+
+
+def _text(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
