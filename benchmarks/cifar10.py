@@ -7,8 +7,8 @@ test images. The seconds are those of training steps, as in evaluations.jsonl; e
 way gets as many epochs as it can finish in SECONDS, by the speed of a short run before (or as many as
 ``--epochs-tutorial`` and ``--epochs-fast`` say), because a schedule is worth something only when it has come
 to its end. Told is the last evaluation within SECONDS. One worker has all the processors, two share them.
-Each run is evaluated once, at its end, and so is each short run: that takes minutes on a CPU. Saying the epochs
-saves the short runs.
+Each run is evaluated once, at its end, and so is each short run: that takes minutes on a CPU. Saying the
+epochs saves the short runs.
 """
 
 import argparse

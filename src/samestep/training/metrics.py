@@ -137,7 +137,10 @@ def _made(text: str, classes: int) -> "Metric":
 
 def _found(name: str) -> "tuple[type[Metric], Mapping[str, inspect.Parameter]]":
     """Return the class called `name` of those that tell several classes apart, and what it takes."""
-    module = importlib.import_module("torchmetrics.classification")
+    try:
+        module = importlib.import_module("torchmetrics.classification")
+    except (ImportError, RuntimeError) as error:  # RuntimeError: from a torchvision built for another torch
+        raise UsageError(f"--metric {name}: torchmetrics cannot be imported here: {error}") from None
     kinds = {each: inspect.signature(getattr(module, each)).parameters for each in module.__all__}
     if "num_classes" not in kinds.get(name, ()):
         general = ", ".join(

@@ -239,6 +239,13 @@ def test_what_gives_no_number_is_refused_when_it_is_tried_out(asked, message):
         metrics_of([asked], classes=CLASSES)
 
 
+def test_a_torchmetrics_that_cannot_be_imported_is_one_clear_error(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchmetrics.classification", None)
+
+    with pytest.raises(UsageError, match=r"--metric AUROC: torchmetrics cannot be imported here: .*"):
+        check_metrics(["AUROC"], classes=CLASSES)
+
+
 def test_without_torchmetrics_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchmetrics", None)
 
