@@ -1,0 +1,198 @@
+"""A training asked to stop does so whole, and goes on from the newest checkpoint that can be trusted."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import time
+
+import psutil
+import pytest
+
+from samestep.cli.main import run_command
+from support.commands import DEADLINE_S, finish, samestep, start
+from support.run_files import json_lines
+
+TRAIN = (
+    *("train", "digits", "--subset", 640, "--batch-size", 32, "--epochs", 25, "--precision", "fp64"),
+    *("--lr", "0.02", "--evaluate-every", 25, "--threads", 1),
+)
+STEPS = 25 * 20
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of the undisturbed run."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    done = samestep(*TRAIN, "--checkpoint-steps", 100, "--keep", 5, "--out", folder)
+    assert done.code == 0, done.err
+    return folder
+
+
+def begun(process, folder, *, steps):
+    """Wait until a started training has written so many steps; return its workers' processes."""
+    deadline = time.monotonic() + DEADLINE_S
+    path = folder / "metrics.jsonl"
+    while not path.exists() or path.read_text().count("\n") < steps:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return psutil.Process(process.pid).children()
+
+
+def assert_undisturbed(folder, whole):
+    ours, theirs = (json_lines(path / "metrics.jsonl") for path in (folder, whole))
+    assert [row["step"] for row in ours] == list(range(1, STEPS + 1))
+    assert [row["lr"] for row in ours] == [row["lr"] for row in theirs]
+    assert [row["loss"] for row in ours] == pytest.approx([row["loss"] for row in theirs], rel=0, abs=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("number", "workers", "who", "then"),
+    [
+        (signal.SIGTERM, 2, "the launcher", 1),
+        (signal.SIGUSR1, 2, "the launcher", 3),
+        (signal.SIGUSR1, 2, "one worker", 2),
+        (signal.SIGTERM, 1, "the only one", 2),
+    ],
+    ids=["TERM to the launcher", "USR1 to the launcher", "USR1 to one worker", "TERM to the only one"],
+)
+def test_a_run_that_is_asked_to_stop_ends_with_75_and_goes_on_elsewhere(
+    whole, tmp_path, number, workers, who, then
+):
+    folder = tmp_path / "run"
+    process = start(*TRAIN, "-n", workers, "--out", folder)
+    children = begun(process, folder, steps=5)
+    os.kill(children[-1].pid if who == "one worker" else process.pid, number)
+    stopped = finish(process)
+
+    assert stopped.code == 75, stopped.err
+    assert f"stopped by {number.name} after step " in stopped.err
+    assert f"Go on with: samestep train --resume {folder}" in stopped.err
+    assert "Traceback" not in stopped.err
+    assert not (folder / "result.json").exists()
+    assert len(list((folder / "checkpoints").iterdir())) >= 1
+
+    done = samestep("train", "--resume", folder, "-n", then, "--threads", 1)
+    assert done.code == 0, done.err
+    assert_undisturbed(folder, whole)
+    sessions = json_lines(folder / "sessions.jsonl")
+    assert [row["world_size"] for row in sessions] == [workers, then]
+    assert sessions[1]["checkpoint"] == f"step-{sessions[1]['step']}"
+
+
+def truncate(checkpoint):
+    path = checkpoint / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip_a_bit(checkpoint):
+    path = checkpoint / "optimizer.pt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def leave_half_written(checkpoint):
+    (checkpoint / "manifest.json").unlink()
+
+
+def make_foreign(checkpoint):
+    for path in checkpoint.iterdir():
+        path.unlink()
+    (checkpoint / "pytorch_model.bin").write_bytes(b"of somebody else")
+
+
+def make_of_the_future(checkpoint):
+    path = checkpoint / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
+
+
+@pytest.mark.parametrize(
+    "damage", [truncate, flip_a_bit, leave_half_written, make_foreign, make_of_the_future]
+)
+def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(whole, tmp_path, damage):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    (folder / "result.json").unlink()
+    damage(folder / "checkpoints" / "step-500")
+
+    done = samestep("train", "--resume", folder, "-n", 2, "--threads", 1)
+
+    assert done.code == 0, done.err
+    assert "not used: " in done.err
+    assert "step-500" in done.err
+    assert "goes on from step-400, step 400 of 500" in done.err
+    assert_undisturbed(folder, whole)
+    assert (folder / "checkpoints" / "left-step-500").is_dir()  # nothing is lost
+
+
+def test_a_run_without_one_good_checkpoint_is_refused_with_all_reasons(whole, tmp_path, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    (folder / "result.json").unlink()
+    for checkpoint in (folder / "checkpoints").iterdir():
+        truncate(checkpoint)
+
+    assert run_command(["train", "--resume", str(folder)]) == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert all(f"step-{step}: " in err for step in (100, 200, 300, 400, 500))
+
+
+def test_a_finished_run_is_not_gone_on_with(whole, capsys):
+    assert run_command(["train", "--resume", str(whole)]) == 2
+    assert "that run has finished" in capsys.readouterr().err
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(whole, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    shutil.copy(whole / "config.toml", folder)
+    (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 9.0}\n{"step": 2, "lo')
+
+    done = samestep("train", "--resume", folder)
+
+    assert done.code == 0, done.err
+    assert "has no checkpoint yet: it begins anew" in done.err
+    assert_undisturbed(folder, whole)
+
+
+@contextlib.contextmanager
+def full_disk(folder, size):
+    """A small file system at `folder`; grows when asked. Skips where none can be mounted."""
+    import subprocess
+
+    from support.systems import required
+
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        reason = f"no tmpfs can be mounted here: {mounted.stderr.decode().strip()}"
+        pytest.fail(reason) if required("tmpfs") else pytest.skip(reason)
+    try:
+        yield lambda larger: subprocess.run(
+            ["mount", "-o", f"remount,size={larger}", str(folder)], check=True, capture_output=True
+        )
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_costs_what_cannot_be_written_and_nothing_else(whole, tmp_path):
+    with full_disk(tmp_path / "disk", "1m") as grow:
+        folder = tmp_path / "disk" / "run"
+        ended = samestep(*TRAIN, "--checkpoint-steps", 20, "--keep", 50, "--out", folder)
+
+        assert ended.code in (1, 2), ended.err
+        assert "No space left on device" in ended.err
+        assert "Traceback" not in ended.err
+        assert not (folder / "result.json").exists()
+
+        grow("64m")
+        done = samestep("train", "--resume", folder, "-n", 2, "--threads", 1)
+        assert done.code == 0, done.err
+        assert "goes on from step-" in done.err
+        assert_undisturbed(folder, whole)
