@@ -33,14 +33,7 @@ class Plan:
     def __post_init__(self) -> None:
         if self.count < 1:
             raise UsageError(f"the data set holds {self.count} samples: there is nothing to read")
-        if self.batch_size < 1:
-            raise UsageError(f"a batch size of {self.batch_size} is not a batch; use at least 1")
-        if self.batch_size < self.place.size:
-            size = self.place.size
-            raise UsageError(
-                f"a global batch of {self.batch_size} cannot give each of {size} workers a sample. "
-                f"Use a batch size of {size} or more, or at most {self.batch_size} workers."
-            )
+        check_batch_size(self.batch_size, self.place)
         if self.drop_last and self.count < self.batch_size:
             raise UsageError(
                 f"drop_last leaves nothing of {self.count} samples in batches of {self.batch_size}. "
@@ -99,3 +92,14 @@ class Plan:
     def _take(self, count: int) -> int:
         """Return how many of `count` samples this rank takes."""
         return len(share(count, self.place.rank, self.place.size))
+
+
+def check_batch_size(batch_size: int, place: Place) -> None:
+    """Raise UsageError unless a full global batch gives every rank a sample."""
+    if batch_size < 1:
+        raise UsageError(f"a batch size of {batch_size} is not a batch; use at least 1")
+    if batch_size < place.size:
+        raise UsageError(
+            f"a global batch of {batch_size} cannot give each of {place.size} workers a sample. "
+            f"Use a batch size of {place.size} or more, or at most {batch_size} workers."
+        )

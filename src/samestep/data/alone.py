@@ -1,0 +1,59 @@
+"""Lets a stream be read as if its reader were the only one: no split among loader processes, own randomness.
+
+An `IterableDataset` of a serial script splits itself among the DataLoader's processes, by
+`torch.utils.data.get_worker_info`, and draws from the global generators, which are seeded differently in
+each. Where every process has to read the whole stream, and the same one, neither may be.
+"""
+
+import random
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data._utils import worker as torch_worker
+
+from samestep.sharding.position import Position
+
+
+class Alone:
+    """A context to draw from a stream in; entered again and again, it goes on where it was left.
+
+    Within, `get_worker_info` returns None, and Python's, NumPy's and torch's CPU generators are the stream's
+    own, seeded by (seed, epoch); without, all are as they were.
+
+    Args:
+        start: the position whose seed and epoch choose what is drawn.
+    """
+
+    def __init__(self, start: Position) -> None:
+        words = np.random.SeedSequence([start.seed, start.epoch]).generate_state(3, np.uint64)
+        torch_seed, python_seed, numpy_seed = (int(word) for word in words)
+        self._inside: tuple[Any, ...] = (
+            torch.Generator().manual_seed(torch_seed).get_state(),
+            random.Random(python_seed).getstate(),
+            np.random.RandomState(numpy_seed % 2**32).get_state(legacy=True),
+            None,
+        )
+
+    def __enter__(self) -> None:
+        self._swap()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._swap()
+
+    def _swap(self) -> None:
+        outside = (
+            torch.get_rng_state(),
+            random.getstate(),
+            np.random.get_state(legacy=True),
+            torch_worker._worker_info,  # noqa: SLF001 - `get_worker_info` reads it, and nothing sets it
+        )
+        torch_state, python_state, numpy_state, info = self._inside
+        torch.set_rng_state(torch_state)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch_worker._worker_info = info  # noqa: SLF001
+        self._inside = outside

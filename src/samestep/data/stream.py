@@ -1,0 +1,233 @@
+"""A stream of samples, without index or known length, cut into global batches.
+
+Every rank reads the whole stream, and keeps its share of each global batch; so does every loader process of
+a rank, and collates the batches that fall to it. That is what it takes for the samples of step k to be the
+same at any number of ranks and of loader processes, and for all ranks to make the same number of steps.
+"""
+
+from collections.abc import Iterator, Sized
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from samestep.base.errors import UsageError
+from samestep.base.place import Place
+from samestep.data.alone import Alone
+from samestep.data.empty import empty_batch
+from samestep.data.sample_digest import sample_digest
+from samestep.data.sharded_loader import Collate, Drawn, ShardedLoader
+from samestep.sharding.position import Position
+from samestep.sharding.share import share, weight
+from samestep.world.world import World
+
+
+class StreamLoader(ShardedLoader):
+    """A `ShardedLoader` of an `IterableDataset`; ``len`` and `remaining` need one that has a length.
+
+    Args:
+        dataset: the stream; the same on every rank.
+        batch_size: samples per step, over all ranks.
+        seed: chooses what the stream draws at random, with the epoch.
+        drop_last: leave out a last batch that is not full.
+        world: the ranks to share among.
+        collate: makes a batch of samples.
+        options: what else `DataLoader` takes.
+
+    Raises:
+        UsageError: in the first step, the ranks do not read the same stream.
+    """
+
+    def __init__(
+        self,
+        dataset: IterableDataset[Any],
+        *,
+        batch_size: int,
+        seed: int,
+        drop_last: bool,
+        world: World,
+        collate: Collate,
+        **options: Any,
+    ) -> None:
+        self._stream = _Stream(dataset, batch_size, world.place, collate, drop_last=drop_last)
+        self._stream.upcoming = Position(seed)
+        self._world = world
+        super().__init__(self._stream, self._stream, batch_size=None, collate_fn=_as_it_is, **options)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its private class
+        return self._tell(self._drawn())
+
+    def _drawn(self) -> Iterator[Drawn]:
+        start = self._stream.begin()
+        place, stands = self._world.place, start
+        for number, part in enumerate(_or_none(super().__iter__())):
+            if number == 0 and place.size > 1:
+                _check_same_stream(self._world.all_gather_objects(part and part.first))
+            if part is None:
+                return
+            stop = stands.samples + part.global_count
+            stands = start.next_epoch() if part.is_last else Position(start.seed, start.epoch, stop)
+            local = len(share(part.global_count, place.rank, place.size))
+            yield Drawn(part.batch, weight(local, part.global_count, place.size), part.global_count, stands)
+
+    def __len__(self) -> int:
+        """Return the steps of a whole epoch.
+
+        Raises:
+            TypeError: the stream does not know its length.
+        """
+        return self._stream.steps(Position())
+
+    @property
+    def remaining(self) -> int:
+        """See `ShardedLoader.remaining`.
+
+        Raises:
+            TypeError: the stream does not know its length.
+        """
+        return self._stream.steps(self.position)
+
+
+class _Part(NamedTuple):
+    """What a loader process makes of a global batch; a tuple, so that DataLoader can pin it."""
+
+    batch: Any
+    """This rank's share."""
+    global_count: int
+    """Samples over all ranks."""
+    is_last: bool
+    """Whether the epoch ends with it."""
+    first: str
+    """Of the pass's first batch, a digest of its first sample."""
+
+
+class _Stream(IterableDataset[_Part]):
+    """This rank's parts of the global batches; read in this process or in several loader processes."""
+
+    def __init__(
+        self,
+        dataset: IterableDataset[Any],
+        batch_size: int,
+        place: Place,
+        collate: Collate,
+        *,
+        drop_last: bool,
+    ) -> None:
+        self._dataset = dataset
+        self._batch_size = batch_size
+        self._place = place
+        self._collate = collate
+        self._drop_last = drop_last
+        self._probe = place.rank > 0 and not drop_last
+        self.upcoming = Position()
+        # Loader processes that stay from epoch to epoch hold copies of this object: they learn here where
+        # the epoch that they are to read begins.
+        self._start = torch.zeros(3, dtype=torch.uint64).share_memory_()  # type: ignore[no-untyped-call]
+
+    def begin(self) -> Position:
+        """Begin the next pass; return where."""
+        start = self.upcoming
+        self._start.copy_(torch.tensor([start.seed, start.epoch, start.samples], dtype=torch.uint64))
+        self.upcoming = start.next_epoch()
+        return start
+
+    def begin_at(self, position: Position) -> None:
+        """See `Passes.begin_at`."""
+        if isinstance(self._dataset, Sized) and position.samples > len(self._dataset):
+            raise _beyond(position, len(self._dataset))
+        self.upcoming = position
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `Passes.set_epoch`."""
+        if epoch != self.upcoming.epoch:
+            self.upcoming = Position(self.upcoming.seed, epoch)
+
+    def steps(self, position: Position) -> int:
+        """Return the steps from `position` to the end of its epoch."""
+        if not isinstance(self._dataset, Sized):
+            raise TypeError(
+                f"{type(self._dataset).__name__} has no len(): its steps are not known beforehand"
+            )
+        full, rest = divmod(max(len(self._dataset) - position.samples, 0), self._batch_size)
+        return full + (rest > 0 and not self._drop_last)
+
+    def __iter__(self) -> Iterator[_Part]:
+        start = Position(*self._start.tolist())  # now: a pass begun later has another
+        info = get_worker_info()
+        mine, of = (0, 1) if info is None else (info.id, info.num_workers)
+        batches = _batches(self._samples(start), self._batch_size, drop_last=self._drop_last)
+        return self._parts(batches, Alone(start), mine, of)
+
+    def _parts(
+        self, batches: Iterator[tuple[list[Any], bool]], alone: Alone, mine: int, of: int
+    ) -> Iterator[_Part]:
+        """Yield every batch number ``mine + k * of``."""
+        number = 0
+        while True:
+            with alone:
+                samples, is_last = next(batches, ([], True))
+            if not samples:
+                return
+            if number % of == mine:
+                yield self._part(samples, is_last=is_last, is_first=number == 0)
+            number += 1
+
+    def _part(self, samples: list[Any], *, is_last: bool, is_first: bool) -> _Part:
+        if self._probe:  # how long a stream is, one learns at its end: too late to find it cannot be made
+            self._probe = False
+            empty_batch(self._collate, samples[0])
+        span = share(len(samples), self._place.rank, self._place.size)
+        mine = samples[span.start : span.stop]
+        batch = self._collate(mine) if mine else empty_batch(self._collate, samples[0])
+        first = sample_digest(samples[0]) if is_first and self._place.size > 1 else ""
+        return _Part(batch, len(samples), is_last, first)
+
+    def _samples(self, start: Position) -> Iterator[Any]:
+        """Yield the samples of an epoch from `start`; those before are read and left out."""
+        if hasattr(self._dataset, "set_epoch"):
+            self._dataset.set_epoch(start.epoch)
+        samples = iter(self._dataset)
+        skipped = sum(1 for _ in islice(samples, start.samples))
+        if skipped < start.samples:
+            raise _beyond(start, skipped)
+        yield from samples
+
+
+def _batches(samples: Iterator[Any], batch_size: int, *, drop_last: bool) -> Iterator[tuple[list[Any], bool]]:
+    """Yield the global batches, each with whether it is the last: known by reading a little ahead."""
+    ahead = batch_size if drop_last else 1
+    window: list[Any] = []
+    while True:
+        window += islice(samples, batch_size + ahead - len(window))
+        batch, window = window[:batch_size], window[batch_size:]
+        if len(batch) < ahead:
+            return
+        yield batch, len(window) < ahead
+
+
+def _or_none(parts: Iterator[_Part]) -> Iterator[_Part | None]:
+    """Yield what there is, and None once at its end."""
+    yield from parts
+    yield None
+
+
+def _check_same_stream(firsts: list[str | None]) -> None:
+    for rank, theirs in enumerate(firsts):
+        if theirs != firsts[0]:
+            raise UsageError(
+                f"the data set gives worker {rank} another first sample than worker 0: it may give each worker "
+                "a part of its own, or draw from a generator that is not seeded alike on all. "
+                "Let every worker read the same stream; samestep.shard cuts it."
+            )
+
+
+def _beyond(position: Position, count: int) -> UsageError:
+    return UsageError(
+        f"cannot resume after {position.samples} samples of an epoch: this stream ends after {count}. "
+        "Use the data that the run began with."
+    )
+
+
+def _as_it_is(part: _Part) -> _Part:
+    return part
