@@ -12,7 +12,7 @@ help:
 	@echo "make test    run the tests"
 	@echo "make check   lint, format, types, layers"
 	@echo "make docs    build the documentation, warnings are errors"
-	@echo "make bench   measure against the peers on a quiet machine; DATA_DIR=DIR holds mnist"
+	@echo "make bench   measure against the peers on a quiet machine; DATA_DIR=DIR holds mnist, cifar10"
 
 setup: $(READY)
 
@@ -46,6 +46,12 @@ bench: $(READY)
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/sync_step.py
 	$(BIN)/python benchmarks/loader.py $(if $(DATA_DIR),--data-dir $(DATA_DIR))
+	$(BIN)/python benchmarks/checkpoint.py
+	$(BIN)/python benchmarks/precision.py
+ifdef DATA_DIR
+	$(BIN)/python benchmarks/mnist.py --data-dir $(DATA_DIR)
+	$(BIN)/python benchmarks/cifar10.py --data-dir $(DATA_DIR)
+endif
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache site

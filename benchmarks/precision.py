@@ -19,7 +19,7 @@ import torch
 
 from samestep.base.errors import UsageError
 from samestep.data.image_set import ImageSet
-from samestep.data.loading import batches_of
+from samestep.data.loading import Draw, batches_of
 from samestep.measure.clock import step_clock
 from samestep.models.registry import build
 from samestep.recipes.book import find
@@ -111,9 +111,8 @@ def one_batch(recipe: Recipe, settings: Settings, device: torch.device, dtype: t
         mean=(0.5,) * channels,
         std=(0.25,) * channels,
     )
-    batches = batches_of(
-        images, batch_size=count, place=SoloWorld().place, dtype=dtype, shuffle=False, device=device
-    )
+    draw_all = Draw(batch_size=count, dtype=dtype, shuffle=False)
+    batches = batches_of(images, draw_all, place=SoloWorld().place, device=device)
     return next(iter(batches.epoch()))
 
 

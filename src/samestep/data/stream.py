@@ -216,8 +216,8 @@ def _check_same_stream(firsts: list[str | None]) -> None:
     for rank, theirs in enumerate(firsts):
         if theirs != firsts[0]:
             raise UsageError(
-                f"the data set gives worker {rank} another first sample than worker 0: it may give each worker "
-                "a part of its own, or draw from a generator that is not seeded alike on all. "
+                f"the data set gives worker {rank} another first sample than worker 0. It may give each "
+                "worker a part of its own, or draw from a generator that is not seeded alike on all. "
                 "Let every worker read the same stream; samestep.shard cuts it."
             )
 
