@@ -71,7 +71,7 @@ def step_of(recipe: Recipe, variant: Variant, device: torch.device) -> Take:
         compile=variant.compile,
     )
     make_model = partial(build, recipe.model, shape=SHAPES[recipe.data], classes=10)
-    learner = Learner(make_model, settings, device=device, steps_per_epoch=1)
+    learner = Learner(make_model, settings, device=device, workers=1, steps_per_epoch=1)
     step = Step(
         model=learner.model,
         forward=compiled(learner.model, settings),
