@@ -3,6 +3,7 @@
 import torch
 
 from samestep.data.image_set import ImageSet
+from samestep.data.lazy import LazyImages
 
 
 def random_images(count, *, channels=1, side=6, seed=0):
@@ -16,4 +17,18 @@ def random_images(count, *, channels=1, side=6, seed=0):
         classes=tuple("0123456789"),
         mean=tuple(0.1 * (c + 1) for c in range(channels)),
         std=tuple(0.2 * (c + 1) for c in range(channels)),
+    )
+
+
+def as_read(images, read=None):
+    """Return the set as one whose images are read as they are needed, from memory or by `read`."""
+    return LazyImages(
+        name=images.name,
+        split=images.split,
+        read=read or images.images.__getitem__,
+        labels=images.labels.tolist(),
+        classes=images.classes,
+        shape=images.shape,
+        mean=images.mean,
+        std=images.std,
     )

@@ -1,11 +1,16 @@
-"""`samestep.shard` with worker processes that load for it."""
+"""Processes that load for a rank."""
 
 import torch
 from torch.utils.data import TensorDataset
 
 import samestep
+from samestep.data.augment import parse_augment
+from samestep.data.loading import Draw, batches_of
+from samestep.sharding.position import Position
 from samestep.world.solo import SoloWorld
 from samestep.world.threads import run_ranks
+from support.image_sets import as_read, random_images
+from support.snapshots import same
 
 SERVED = {"num_workers": 1, "multiprocessing_context": "forkserver"}
 
@@ -25,3 +30,20 @@ def test_a_worker_process_makes_the_batch_of_none():
     data, last = TensorDataset(torch.arange(4)), run_ranks(lambda world: world, 3)[2]
     served = samestep.shard(data, batch_size=3, world=last, collate_fn=list, **SERVED)
     assert [len(batch) for batch in served] == [1, 0]
+
+
+def read_by_processes(world, workers):
+    """Batches of images that `workers` loading processes read: the rest of an epoch, and one more."""
+    images = as_read(random_images(23, channels=3))
+    how = Draw(batch_size=6, accumulate=2, augment=parse_augment("crop:1,flip"))
+    drawn = batches_of(images, how, place=world.place, device=world.device, workers=workers)
+    starts = (Position(seed=3, epoch=0, samples=12), Position(seed=3, epoch=1))
+    return [(batch.images, batch.labels, batch.ids) for start in starts for batch in drawn.epoch(start)]
+
+
+def test_images_that_processes_read_are_those_read_in_place(processes):
+    served = processes.run(read_by_processes, 2, 2)
+    assert same(served, processes.run(read_by_processes, 2, 0))
+    assert len(served[0]) == (2 + 4) * 2
+    ids = torch.cat([ids for rank in served for _, _, ids in rank[4:]])
+    assert sorted(ids.tolist()) == list(range(23))

@@ -7,11 +7,10 @@ from samestep.base.errors import DataError, UsageError
 from samestep.base.machine import cpu_share
 from samestep.base.place import Place
 from samestep.data.augment import parse_augment
-from samestep.data.lazy import LazyImages
 from samestep.data.lazy_loader import LazyLoader, loading_processes
 from samestep.data.loading import Draw, batches_of
 from samestep.sharding.position import Position
-from support.image_sets import random_images
+from support.image_sets import as_read, random_images
 
 CPU = torch.device("cpu")
 
@@ -26,19 +25,6 @@ class Recorded:
     def __call__(self, index):
         self.read.append(index)
         return self.images[index]
-
-
-def lazy(images, read=None):
-    return LazyImages(
-        name=images.name,
-        split=images.split,
-        read=read or images.images.__getitem__,
-        labels=images.labels.tolist(),
-        classes=images.classes,
-        shape=images.shape,
-        mean=images.mean,
-        std=images.std,
-    )
 
 
 def batches(images, position=None, *, place=None, **options):
@@ -69,14 +55,14 @@ def test_read_and_in_memory_give_the_same_bits(size, accumulate):
         place = Place(rank=rank, size=size)
         position = Position(3, 1, 12)
         assert_equal_batches(
-            batches(lazy(images), position, place=place, **options),
+            batches(as_read(images), position, place=place, **options),
             batches(images, position, place=place, **options),
         )
 
 
 def test_epochs_one_after_the_other_and_cut_short_are_the_same():
     images = random_images(30)
-    loader = LazyLoader(lazy(images), batch_size=8, workers=0)
+    loader = LazyLoader(as_read(images), batch_size=8, workers=0)
     first = next(iter(loader.epoch(Position(1))))  # and the pass is left
     again = list(loader.epoch(Position(1)))
     other = list(loader.epoch(Position(1, 1)))
@@ -88,20 +74,20 @@ def test_epochs_one_after_the_other_and_cut_short_are_the_same():
 def test_a_resumed_epoch_reads_what_is_left_alone():
     images = random_images(30)
     recorded = Recorded(images.images)
-    left = batches(lazy(images, recorded), Position(1, 0, 16), batch_size=8)
+    left = batches(as_read(images, recorded), Position(1, 0, 16), batch_size=8)
     assert sorted(recorded.read) == sorted(torch.cat([batch.ids for batch in left]).tolist())
     assert len(recorded.read) == 14
 
 
 def test_a_rank_without_samples_gets_an_empty_batch():
-    last = batches(lazy(random_images(9, channels=2)), batch_size=4, place=Place(rank=2, size=3))[-1]
+    last = batches(as_read(random_images(9, channels=2)), batch_size=4, place=Place(rank=2, size=3))[-1]
     assert last.images.shape == (0, 2, 6, 6)
     assert (last.labels.shape, last.labels.dtype, last.weight) == ((0,), torch.int64, 0.0)
 
 
 def test_a_batch_below_the_world_size_is_refused():
     with pytest.raises(UsageError, match=r"global batch of 2 .* 3 workers"):
-        LazyLoader(lazy(random_images(9)), batch_size=2, place=Place(size=3))
+        LazyLoader(as_read(random_images(9)), batch_size=2, place=Place(size=3))
 
 
 def test_an_image_of_another_shape_is_named():
@@ -109,15 +95,15 @@ def test_an_image_of_another_shape_is_named():
     with pytest.raises(
         DataError, match=r"random train: image 0 is torch.uint8 \(1, 3, 6\), expected uint8 \(1, 6, 6\)"
     ):
-        lazy(images, lambda index: images.images[index][:, :3])[0]
+        as_read(images, lambda index: images.images[index][:, :3])[0]
 
 
 def test_a_subset_is_the_first_samples():
     images = random_images(9)
-    assert len(lazy(images).subset(4)) == 4
-    assert torch.equal(lazy(images).subset(4)[3][0], images.images[3])
+    assert len(as_read(images).subset(4)) == 4
+    assert torch.equal(as_read(images).subset(4)[3][0], images.images[3])
     with pytest.raises(UsageError, match="holds 9"):
-        lazy(images).subset(10)
+        as_read(images).subset(10)
 
 
 def test_loading_processes_share_the_processor():

@@ -1,0 +1,124 @@
+"""Accumulation, clipping, smoothing, averages, optimizers: the serial training, resumed anywhere."""
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from samestep.checkpoint.read import read
+from samestep.sharding.order import epoch_order
+from samestep.training.conduct import Conduct
+from samestep.training.keeping import Keeper
+from samestep.training.surroundings import Surroundings
+from samestep.world.threads import run_ranks
+from support.training import Memory, convnet, digits, largest_difference, settings, training
+
+EVERYTHING = {
+    "accumulate": 4,
+    "clip_norm": 0.5,
+    "label_smoothing": 0.1,
+    "ema": 0.9,
+    "schedule": "cosine",
+    "warmup": 0.3,
+    "augment": "crop:1,flip",
+}
+CHOICES = [
+    {"accumulate": 4},
+    {"clip_norm": 0.5},
+    {"label_smoothing": 0.2},
+    {"ema": 0.9},
+    {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1},
+    {"nesterov": True, "weight_decay": 0.01},
+    {"accumulate": 2, "clip_norm": 0.5, "label_smoothing": 0.1, "ema": 0.8, "optimizer": "adamw", "lr": 0.01},
+]
+TOLERANCE = 1e-8
+"""AdamW divides by gradients that may be near 0, and so makes rounding larger."""
+
+
+@pytest.fixture(autouse=True)
+def restore_random_state():
+    state = torch.get_rng_state()
+    yield
+    torch.set_rng_state(state)
+
+
+def by_hand(chosen):
+    """Train by a loop of plain PyTorch; return the model and what is evaluated."""
+    train_set, _ = digits()
+    torch.manual_seed(chosen.seed)
+    model = convnet().double()
+    if chosen.optimizer == "adamw":
+        optimizer = torch.optim.AdamW(model.parameters(), lr=chosen.lr, weight_decay=chosen.weight_decay)
+    else:
+        names = ("lr", "momentum", "nesterov", "weight_decay")
+        optimizer = torch.optim.SGD(model.parameters(), **{name: getattr(chosen, name) for name in names})
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(chosen.ema), use_buffers=True)
+    average.update_parameters(model)  # the first call copies
+    scale, shift = 1 / (train_set.white * train_set.std[0]), train_set.mean[0] / train_set.std[0]
+    for epoch in range(chosen.epochs):
+        order = torch.from_numpy(epoch_order(len(train_set), seed=chosen.seed, epoch=epoch))
+        for ids in order.split(chosen.batch_size):
+            optimizer.zero_grad()
+            for part in torch.tensor_split(ids, chosen.accumulate):
+                scores = model(train_set.images[part].double() * scale - shift)
+                losses = nn.functional.cross_entropy(
+                    scores, train_set.labels[part], reduction="sum", label_smoothing=chosen.label_smoothing
+                )
+                (losses / len(ids)).backward()
+            if chosen.clip_norm:
+                nn.utils.clip_grad_norm_(model.parameters(), chosen.clip_norm)
+            optimizer.step()
+            average.update_parameters(model)
+    return model, average.module if chosen.ema else model
+
+
+def floats(state):
+    """Leave counters out: torch averages them too."""
+    return {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
+
+
+def run(world, chosen, *, folder=None, every=None, snapshot=None):
+    """Train on one rank, from a snapshot if one is given; return the loss of each step and both states."""
+    made = training(world, chosen)
+    if snapshot is not None:
+        made.restore(snapshot)
+    memory = Memory()
+    keeper = Keeper(world, Conduct(checkpoint_steps=every, keep=100), folder=folder)
+    made.run(replace(Surroundings.bare(world, sink=memory), keeper=keeper))
+    keeper.close()
+    evaluated = made.learner.evaluated.state_dict()
+    return {row["step"]: row["loss"] for row in memory.rows}, made.learner.tensors(), evaluated
+
+
+@pytest.mark.parametrize("chosen", CHOICES, ids=" ".join)
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_weights_and_their_average_are_those_of_a_hand_written_loop(size, chosen):
+    model, evaluated = by_hand(settings(**chosen))
+
+    for _, weights, averaged in run_ranks(run, size, settings(**chosen)):
+        assert largest_difference(weights, model.state_dict()) < TOLERANCE
+        assert largest_difference(floats(averaged), floats(evaluated.state_dict())) < TOLERANCE
+
+
+def test_each_option_makes_a_difference():
+    plain = by_hand(settings())[1].state_dict()
+
+    for chosen in CHOICES:
+        assert largest_difference(by_hand(settings(**chosen))[1].state_dict(), plain) > 1000 * TOLERANCE
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 3), (2, 1), (2, 3), (3, 2)])
+def test_from_any_checkpoint_a_training_goes_on_at_another_size_as_if_undisturbed(before, after, tmp_path):
+    chosen = settings(**EVERYTHING)
+    losses, weights, averaged = run_ranks(functools.partial(run, folder=tmp_path, every=6), before, chosen)[0]
+
+    for step in (6, 10, 12, 18):  # within the first epoch, between the two, and within the second
+        resume = functools.partial(run, snapshot=read(tmp_path / f"step-{step}"))
+        for rest, later, later_averaged in run_ranks(resume, after, chosen):
+            assert sorted(rest) == list(range(step + 1, 21))
+            assert rest == pytest.approx({number: losses[number] for number in rest}, rel=0, abs=1e-10)
+            assert largest_difference(later, weights) < 1e-10
+            assert largest_difference(later_averaged, averaged) < 1e-10
