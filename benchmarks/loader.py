@@ -7,6 +7,7 @@ a busy machine is busy for both. Prints samples per second (median of the rounds
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -20,6 +21,8 @@ from samestep.sharding.position import Position
 
 ROUNDS = 7
 SAMPLES = 20_000
+Pass = Callable[[int], int]
+"""Draws all batches of an epoch; returns how many samples they held."""
 
 
 class OneByOne(Dataset):
@@ -37,17 +40,17 @@ class OneByOne(Dataset):
         return image.sub_(self.mean).div_(self.std), self.labels[index]
 
 
-def whole(images: ImageSet, batch_size: int, augment: Augment | None = None):
+def whole(images: ImageSet, batch_size: int, augment: Augment | None = None) -> Pass:
     loader = Loader(images, batch_size=batch_size, augment=augment)
     return lambda epoch: sum(len(batch.labels) for batch in loader.epoch(Position(0, epoch)))
 
 
-def one_by_one(images: ImageSet, batch_size: int):
+def one_by_one(images: ImageSet, batch_size: int) -> Pass:
     loader = DataLoader(OneByOne(images), batch_size=batch_size, shuffle=True)
     return lambda _: sum(len(labels) for _, labels in loader)
 
 
-def samples_per_second(run, epoch: int) -> float:
+def samples_per_second(run: Pass, epoch: int) -> float:
     began = time.perf_counter()
     count = run(epoch)
     return count / (time.perf_counter() - began)
@@ -57,6 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", type=Path, default=Path(__file__).parents[2] / "shared" / "data")
     images = load("mnist", "train", data_dir=parser.parse_args().data_dir).subset(SAMPLES)
+    assert isinstance(images, ImageSet)
     torch.set_num_threads(1)
 
     print(" batch     one by one          whole   ratio     with shift   ratio   samples/s")

@@ -89,7 +89,7 @@ class Form:
     def learner(self) -> tuple[nn.Module, Callable[[Pair], None]]:
         """Return a new network, and a function that takes one step of it."""
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        model = ConvNet().to(memory_format=layout)
+        model = ConvNet().to(memory_format=layout)  # type: ignore[call-overload]
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=self.fused)
 
         def step(pair: Pair) -> None:
@@ -228,6 +228,8 @@ def main() -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     train, test = (load("mnist", split, data_dir=options.data_dir) for split in ("train", "test"))
+    assert isinstance(train, ImageSet)
+    assert isinstance(test, ImageSet)
     part = train.subset(options.subset) if options.subset else train
 
     races = []

@@ -19,6 +19,7 @@ import torch
 
 from samestep.base.errors import UsageError
 from samestep.data.image_set import ImageSet
+from samestep.data.loader import Batch
 from samestep.data.loading import Draw, batches_of
 from samestep.measure.clock import step_clock
 from samestep.models.registry import build
@@ -97,7 +98,7 @@ def step_of(recipe: Recipe, variant: Variant, device: torch.device) -> Take:
     return take
 
 
-def one_batch(recipe: Recipe, settings: Settings, device: torch.device, dtype: torch.dtype):
+def one_batch(recipe: Recipe, settings: Settings, device: torch.device, dtype: torch.dtype) -> Batch:
     """Return a batch of random images; nothing is learnt from it."""
     draw = torch.Generator().manual_seed(0)
     channels, height, width = SHAPES[recipe.data]

@@ -15,8 +15,8 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -112,7 +112,7 @@ def main() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.spawn(rank_main, args=(options.ranks, port, options.rounds, options.only), nprocs=options.ranks)
+    spawn(rank_main, args=(options.ranks, port, options.rounds, options.only), nprocs=options.ranks)
 
 
 if __name__ == "__main__":
