@@ -13,6 +13,7 @@ from samestep.sharding.order import epoch_order
 from samestep.training.conduct import Conduct
 from samestep.training.keeping import Keeper
 from samestep.training.surroundings import Surroundings
+from samestep.world.solo import SoloWorld
 from samestep.world.threads import run_ranks
 from support.training import Memory, convnet, digits, largest_difference, settings, training
 
@@ -80,13 +81,14 @@ def floats(state):
     return {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
 
 
-def run(world, chosen, *, folder=None, every=None, snapshot=None):
+def run(world, chosen, *, folder=None, every=None, snapshot=None, evaluate_every=1, keep=100):
     """Train on one rank, from a snapshot if one is given; return the loss of each step and both states."""
-    made = training(world, chosen)
+    conduct = Conduct(checkpoint_steps=every, keep=keep, evaluate_every=evaluate_every)
+    made = training(world, chosen, conduct=conduct)
     if snapshot is not None:
         made.restore(snapshot)
     memory = Memory()
-    keeper = Keeper(world, Conduct(checkpoint_steps=every, keep=100), folder=folder)
+    keeper = Keeper(world, conduct, folder=folder)
     made.run(replace(Surroundings.bare(world, sink=memory), keeper=keeper))
     keeper.close()
     evaluated = made.learner.evaluated.state_dict()
@@ -122,3 +124,10 @@ def test_from_any_checkpoint_a_training_goes_on_at_another_size_as_if_undisturbe
             assert rest == pytest.approx({number: losses[number] for number in rest}, rel=0, abs=1e-10)
             assert largest_difference(later, weights) < 1e-10
             assert largest_difference(later_averaged, averaged) < 1e-10
+
+
+def test_a_checkpoint_is_scored_where_its_weights_were_judged_and_nowhere_else(tmp_path):
+    run(SoloWorld(), settings(epochs=5), folder=tmp_path, every=10, evaluate_every=2)
+
+    scored = {folder.name: "score" in read(folder).state for folder in tmp_path.iterdir()}
+    assert scored == {"step-10": False, "step-20": True, "step-30": False, "step-40": True, "step-50": True}

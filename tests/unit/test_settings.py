@@ -32,6 +32,10 @@ def settings(**changes):
         ({"label_smoothing": float("nan")}, "--label-smoothing nan"),
         ({"compress": "fp16", "sync": "reference"}, "--compress fp16 needs --sync bucketed or ddp"),
         ({"compress": "powersgd"}, "--compress powersgd is torch's, and needs --sync ddp"),
+        (
+            {"compress": "powersgd", "sync": "ddp", "precision": "fp16"},
+            "--compress powersgd .* never recovers from an overflow",
+        ),
         ({"weight_decay": float("nan")}, "--weight-decay nan"),
         ({"sync": "magic"}, "--sync 'magic' is not one of bucketed"),
         ({"batch_norm": "none"}, "--batch-norm 'none'"),

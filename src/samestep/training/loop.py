@@ -196,17 +196,18 @@ class Training:
         """Evaluate if it is time, then write a checkpoint if one is due: what it holds has been judged."""
         epoch = self.position.epoch
         last = epoch == self.settings.epochs
+        judged: float | None = None
         best = False
         if last or epoch % self.conduct.evaluate_every == 0:
             train_loss = self.journal.take_mean_loss()
             self._score = score = self.evaluate()
-            best = score.accuracy > self.best
+            judged = score.accuracy
+            best = judged > self.best
             self.best = max(self.best, score.accuracy)
             around.sink.evaluation(self._row(score, train_loss))
             around.display.epoch_done(epoch, score=score, loss=train_loss, seconds=self._seconds)
         if stop or late or last or best or around.keeper.due(self.journal.steps):
-            evaluated = None if self._score is None else self._score.accuracy
-            around.keeper.save(self._moment(), score=evaluated)
+            around.keeper.save(self._moment(), score=judged)
         if stop and not last:
             self._leave(around)
 

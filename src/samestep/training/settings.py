@@ -114,6 +114,11 @@ class Settings:
             raise UsageError(f"--compress {self.compress} needs --sync bucketed or ddp.")
         if self.compress == "powersgd" and self.sync != "ddp":
             raise UsageError("--compress powersgd is torch's, and needs --sync ddp.")
+        if self.compress == "powersgd" and self.precision == "fp16":
+            raise UsageError(
+                "--compress powersgd adds what it left out to the next step, so that it never recovers from "
+                "an overflow, which --precision fp16 has by design: use bf16, or --compress fp16."
+            )
 
     def check_workers(self, workers: int) -> None:
         """Refuse a global batch that leaves a worker without a sample in every step.
