@@ -1,7 +1,8 @@
 """Checkpoints of a training script of one's own: two calls that every rank makes."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from samestep.base.errors import CheckpointError
+from samestep.base.errors import CheckpointError, Error
 from samestep.checkpoint.choose import folder_of
 from samestep.checkpoint.files import tidy
 from samestep.checkpoint.fit import misfit, optimizer_misfit
@@ -143,12 +144,13 @@ def load(  # noqa: PLR0913 - a training has that many parts
     given = {"optimizer": optimizer, "schedule": schedule, "scaler": scaler}
     parts = {name: part for name, part in given.items() if part is not None}
     _check(chosen.path, snapshot, model, parts, needs_position=loader is not None)
-    if loader is not None:  # first: it refuses a place beyond the end of its data
-        loader.load_state_dict({name: snapshot.state[name] for name in ("seed", "epoch", "samples")})
-    own_names = serial_names(model.state_dict())
-    model.load_state_dict({name: snapshot.model[serial] for name, serial in own_names.items()})
-    for name, part in parts.items():
-        part.load_state_dict(snapshot.optimizer[name])
+    with _all_or_none(parts, chosen.path):
+        for name, part in parts.items():
+            part.load_state_dict(snapshot.optimizer[name])
+        if loader is not None:  # refuses a place beyond the end of its data, and is as it was then
+            loader.load_state_dict({name: snapshot.state[name] for name in ("seed", "epoch", "samples")})
+        own_names = serial_names(model.state_dict())
+        model.load_state_dict({name: snapshot.model[serial] for name, serial in own_names.items()})
     saved = snapshot.optimizer.get("random", [])
     notes = [f"{path.name} is not used: {reason}" for path, reason in chosen.refused]
     if not restore_random_state(world, saved):
@@ -175,6 +177,22 @@ def _write_among(folder: Path, snapshot: Snapshot, step: int, keep: int | None) 
     return path
 
 
+@contextmanager
+def _all_or_none(parts: Mapping[str, Stateful], path: Path) -> Iterator[None]:
+    """Put `parts` back to what they are now where the block fails: each may still refuse its state."""
+    before = {name: part.state_dict() for name, part in parts.items()}
+    try:
+        yield
+    except Exception as error:
+        for name, part in parts.items():
+            part.load_state_dict(before[name])
+        if isinstance(error, Error):
+            raise
+        raise CheckpointError(
+            f"{path} does not fit what it is loaded into: {type(error).__name__}: {error}."
+        ) from error
+
+
 def _serial_weights(model: nn.Module) -> dict[str, Tensor]:
     weights = model.state_dict()
     return {serial: weights[name] for name, serial in serial_names(weights).items()}
@@ -195,7 +213,7 @@ def _check(
         )
     for name, part in parts.items():
         saved, own = snapshot.optimizer[name], part.state_dict()
-        difference = optimizer_misfit(saved, own) if name == "optimizer" else None
+        difference = optimizer_misfit(saved, part) if name == "optimizer" else None
         if own and not saved:  # a scaler that was switched off has no state
             difference = "it was saved without a state"
         if difference:

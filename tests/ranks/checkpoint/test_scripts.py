@@ -1,5 +1,6 @@
 """samestep.save and load: every rank calls them, rank 0 alone touches files, all learn what came of it."""
 
+import copy
 import os
 import warnings
 from itertools import chain
@@ -228,23 +229,56 @@ def other_optimizer(script):
     script.optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1)
 
 
+def other_kind_of_optimizer(script):
+    script.optimizer = torch.optim.Adam(script.model.parameters())
+
+
+def other_order_of_parameters(script):
+    script.optimizer = torch.optim.SGD(reversed(list(script.model.parameters())), lr=1, momentum=0.9)
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
         (other_model, r"step-1 belongs to another model: missing: weight, bias; unexpected: "),
         (other_optimizer, r"step-1 belongs to another optimizer: groups of \[4\] parameters, .* of \[1\]"),
+        (other_kind_of_optimizer, r"another optimizer: it has no amsgrad, betas, .* which Adam needs"),
+        (other_order_of_parameters, r"another optimizer: of another shape: momentum_buffer of parameter 0 "),
     ],
 )
 def test_a_checkpoint_of_something_else_changes_nothing(tmp_path, change, told):
-    samestep.save(tmp_path, step=1, world=SoloWorld(), **Script(seed=1).parts)
+    save_after(SoloWorld(), tmp_path, 1)
     script = Script(seed=2)
     change(script)
-    before = {name: tensor.clone() for name, tensor in script.weights.items()}
+    before = copy.deepcopy((script.weights, script.optimizer.state_dict(), script.schedule.state_dict()))
 
     with pytest.raises(CheckpointError, match=told):
         samestep.load(tmp_path, world=SoloWorld(), **script.parts)
 
-    assert same(script.weights, before)
+    assert same((script.weights, script.optimizer.state_dict(), script.schedule.state_dict()), before)
+    assert script.loader.position.samples == 0
+
+
+class Refusing(StepLR):
+    """Has no use for the state of another one, and tells once it has half of it."""
+
+    def load_state_dict(self, state_dict):
+        self.gamma = state_dict["gamma"]
+        if self.step_size != state_dict["step_size"]:
+            raise ValueError("another step_size")
+        super().load_state_dict(state_dict)
+
+
+def test_what_a_part_refuses_while_it_is_loaded_changes_nothing_either(tmp_path):
+    save_after(SoloWorld(), tmp_path, 1)
+    script = Script(seed=2)
+    script.schedule = Refusing(script.optimizer, step_size=5, gamma=0.5)
+    before = copy.deepcopy((script.weights, script.optimizer.state_dict(), script.schedule.state_dict()))
+
+    with pytest.raises(CheckpointError, match=r"step-1 does not fit .*: ValueError: another step_size\."):
+        samestep.load(tmp_path, world=SoloWorld(), **script.parts)
+
+    assert same((script.weights, script.optimizer.state_dict(), script.schedule.state_dict()), before)
     assert script.loader.position.samples == 0
 
 
@@ -266,6 +300,7 @@ def test_a_place_beyond_the_end_of_the_data_is_refused_before_the_model_changes(
         samestep.load(tmp_path, world=SoloWorld(), **script.parts)
 
     assert same(script.weights, Script(seed=2).weights)
+    assert same(script.optimizer.state_dict(), Script(seed=2).optimizer.state_dict())
 
 
 def test_the_world_is_the_one_that_was_joined(tmp_path):
