@@ -11,6 +11,7 @@ from samestep.checkpoint.read import read
 from samestep.checkpoint.snapshot import Snapshot
 
 _NAME = re.compile(r"step-(\d+)")
+_SET_ASIDE = re.compile(r"left-step-\d+(\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,9 @@ def newest_valid(folder: Path) -> Chosen:
     Raises:
         CheckpointError: none is usable; tells each with its reason.
     """
-    if (folder / MANIFEST).exists() or (_NAME.fullmatch(folder.name) and not steps_in(folder)):
+    _restore_all(folder)
+    if _is_single(folder):
         return Chosen(folder, read(folder))
-    restore(folder)
     refused: list[tuple[Path, str]] = []
     for path in (folder_of(folder, step) for step in steps_in(folder)):
         found = _read_as_named(path)
@@ -60,9 +61,24 @@ def newest_valid(folder: Path) -> Chosen:
 
 
 def is_bare(folder: Path) -> bool:
-    """Return whether there is no checkpoint yet in `folder`, neither whole nor damaged."""
+    """Return whether there is no checkpoint yet in `folder`, whole or damaged, and it is none itself."""
+    _restore_all(folder)
+    return not steps_in(folder) and not (folder.exists() and _is_single(folder))
+
+
+def _is_single(folder: Path) -> bool:
+    """Whether `folder` is to be one checkpoint, not a place of several: by its manifest, or else its name."""
+    if (folder / MANIFEST).exists():
+        return True
+    named = _NAME.fullmatch(folder.name) or _SET_ASIDE.fullmatch(folder.name)
+    return named is not None and not steps_in(folder)
+
+
+def _restore_all(folder: Path) -> None:
+    """Give what was being replaced its name again: `folder` itself, or one in it."""
+    if _NAME.fullmatch(folder.name) and not folder.exists():
+        restore(folder.parent, name=folder.name)
     restore(folder)
-    return not (folder / MANIFEST).exists() and not steps_in(folder)
 
 
 def _read_as_named(path: Path) -> Snapshot | str:

@@ -95,16 +95,34 @@ def whole_or_absent(folder: Path) -> Iterator[Path]:
     The draft stands beside `folder`, on the same file system. Its files have to be on disk at the end of
     the block, as those of `SealedFile` are. A `folder` that is there already stays until then.
     """
-    draft = _hidden(folder, "draft")
+    draft, old = _hidden(folder, "draft"), _hidden(folder, "old")
+    make(folder.parent)
     remove(draft)
-    draft.mkdir(parents=True)
+    restore(folder.parent, name=folder.name)
+    remove(old)
+    draft.mkdir()
     try:
         yield draft
         flush(draft)
-        _take_the_name(draft, folder)
+        _take_the_name(draft, folder, old)
         flush(folder.parent)
     finally:
         remove(draft)
+    # The new one is there, whatever comes of this: the next writer clears away what is left.
+    with suppress(OSError):
+        remove(old)
+
+
+def make(folder: Path) -> None:
+    """Make `folder` and those above it that are missing, and wait until their names are on disk."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from error
+    for path in reversed(missing):
+        with suppress(PermissionError):  # where one may make folders, but not look
+            flush(path.parent)
 
 
 def delete(folder: Path) -> None:
@@ -123,13 +141,18 @@ def tidy(parent: Path) -> None:
             remove(path)
 
 
-def restore(parent: Path) -> None:
-    """Give a folder that was being replaced its name again, where the new one did not come to have it."""
-    for path, name in _left_over(parent, "old"):
-        if not (parent / name).exists():
+def restore(parent: Path, *, name: str | None = None) -> None:
+    """Give a folder that was being replaced its name again, where the new one did not come to have it.
+
+    Args:
+        parent: where it is.
+        name: looked for alone; None is all.
+    """
+    for path, its_name in _left_over(parent, "old"):
+        if name in {None, its_name} and not (parent / its_name).exists():
             # Somebody who may only read finds the ones before; the next writer comes by here as well.
             with suppress(OSError):
-                path.rename(parent / name)
+                path.rename(parent / its_name)
 
 
 def flush(folder: Path) -> None:
@@ -152,10 +175,8 @@ def remove(folder: Path) -> None:
         folder.rmdir()
 
 
-def _take_the_name(draft: Path, folder: Path) -> None:
-    """Rename `draft` to `folder`, after moving aside what has that name."""
-    old = _hidden(folder, "old")
-    remove(old)
+def _take_the_name(draft: Path, folder: Path, old: Path) -> None:
+    """Rename `draft` to `folder`, after renaming what has that name to `old`."""
     while True:
         try:
             draft.rename(folder)
@@ -164,7 +185,6 @@ def _take_the_name(draft: Path, folder: Path) -> None:
             if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
                 raise
         folder.rename(old)
-    remove(old)
 
 
 def _hidden(folder: Path, kind: str) -> Path:

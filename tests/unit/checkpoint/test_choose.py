@@ -82,6 +82,31 @@ def test_a_single_damaged_checkpoint_is_not_replaced_by_another(checkpoints):
         newest_valid(checkpoints / "step-100")
 
 
+def test_a_single_one_that_was_being_replaced_when_the_writer_was_killed_is_found(checkpoints):
+    (checkpoints / "step-100").rename(checkpoints / ".step-100.old-77")
+    (checkpoints / ".mine.old-1").mkdir()
+
+    assert newest_valid(checkpoints / "step-100").snapshot.state["step"] == 100
+    assert (checkpoints / ".mine.old-1").exists()
+
+
+@pytest.mark.parametrize("name", ["step-100", "left-step-100", "left-step-100.2"])
+def test_a_single_damaged_checkpoint_is_not_a_beginning_without_one(checkpoints, name):
+    folder = (checkpoints / "step-100").rename(checkpoints / name)
+    (folder / "manifest.json").unlink()
+
+    with pytest.raises(CheckpointError, match=rf"{name} is no checkpoint: it has no manifest\.json"):
+        choose_on_all(SoloWorld(), folder, missing_ok=True)
+
+
+def test_a_place_of_checkpoints_may_be_called_as_one_of_them(checkpoints):
+    place = checkpoints / "step-7"
+    assert choose_on_all(SoloWorld(), place, missing_ok=True) is None
+
+    write(snapshot(3), place / "step-3")
+    assert choose_on_all(SoloWorld(), place).path == place / "step-3"
+
+
 def test_where_none_is_usable_each_is_told(checkpoints):
     for step in (5, 90, 100):
         (checkpoints / f"step-{step}" / "state.json").unlink()

@@ -3,11 +3,12 @@
 import errno
 import hashlib
 import os
+from pathlib import Path
 
 import pytest
 import torch
 
-from samestep.checkpoint.files import SealedFile, delete, restore, tidy, whole_or_absent
+from samestep.checkpoint.files import SealedFile, delete, make, restore, tidy, whole_or_absent
 
 
 def folder_with(path, text):
@@ -99,6 +100,87 @@ def test_a_folder_is_replaced_and_the_old_one_deleted(tmp_path):
 
     assert (tmp_path / "c" / "f").read_text() == "new"
     assert names(tmp_path) == ["c"]
+
+
+class Recorder:
+    """Keeps the order in which things reach the disk, by names below `folder`."""
+
+    def __init__(self, folder, monkeypatch):
+        self.seen = []
+        for owner, name, whom in (
+            (os, "fsync", lambda handle: Path(f"/proc/self/fd/{handle}").readlink()),
+            (Path, "rename", lambda path, target: f"{path} -> {target}"),
+            (Path, "unlink", str),
+            (Path, "rmdir", str),
+        ):
+            monkeypatch.setattr(owner, name, self.recording(folder, name, getattr(owner, name), whom))
+
+    def recording(self, folder, name, function, whom):
+        def recorded(*arguments, **options):
+            told = str(whom(*arguments, **options)).replace(f"-{os.getpid()}", "")
+            result = function(*arguments, **options)  # what fails has not happened
+            self.seen.append(f"{name} {told}".replace(f"{folder}/", ""))
+            return result
+
+        return recorded
+
+
+def test_a_name_is_given_once_its_bytes_are_on_disk_and_the_old_ones_go_once_the_name_is(
+    tmp_path, monkeypatch
+):
+    folder_with(tmp_path / "c", "old")
+    recorder = Recorder(tmp_path.parent, monkeypatch)
+
+    with whole_or_absent(tmp_path / "c") as draft:
+        for name in ("f", "g"):
+            with SealedFile(draft / name) as file:
+                file.write(b"new")
+
+    here = tmp_path.name
+    assert recorder.seen == [
+        f"fsync {here}/.c.draft/f",
+        f"fsync {here}/.c.draft/g",
+        f"fsync {here}/.c.draft",
+        f"rename {here}/c -> {here}/.c.old",
+        f"rename {here}/.c.draft -> {here}/c",
+        f"fsync {here}",
+        f"unlink {here}/.c.old/f",
+        f"rmdir {here}/.c.old",
+    ]
+
+
+def test_each_new_folder_is_on_disk_in_the_one_above_it(tmp_path, monkeypatch):
+    recorder = Recorder(tmp_path.parent, monkeypatch)
+
+    make(tmp_path / "a" / "b")
+
+    flushed = [told for told in recorder.seen if told.startswith("fsync")]
+    assert flushed == [f"fsync {tmp_path.name}", f"fsync {tmp_path.name}/a"]
+
+
+def test_an_old_one_that_cannot_be_removed_does_not_undo_the_new_one(tmp_path, monkeypatch):
+    folder_with(tmp_path / "c", "old")
+
+    def refuse(_):
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        with whole_or_absent(tmp_path / "c") as draft:
+            (draft / "f").write_text("new")
+    assert (tmp_path / "c" / "f").read_text() == "new"
+
+    tidy(tmp_path)
+    assert names(tmp_path) == ["c"]
+
+
+def test_an_old_one_whose_place_was_not_taken_is_the_one_until_it_is(tmp_path):
+    folder_with(tmp_path / f".c.old-{os.getpid()}", "old")
+
+    with pytest.raises(KeyError), whole_or_absent(tmp_path / "c"):
+        raise KeyError
+
+    assert (tmp_path / "c" / "f").read_text() == "old"
 
 
 def test_deleting_takes_the_name_first(tmp_path, monkeypatch):
