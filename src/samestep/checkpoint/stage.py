@@ -5,6 +5,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -120,7 +121,9 @@ class _Copies:
 
 
 def _plain(path: str, value: Any) -> Any:
-    """Return a plain value, that of a subclass (numpy's float64 is one of float) as its plain parent."""
+    """Return a plain value, one of numpy or of a subclass as its plain relative."""
+    if isinstance(value, np.generic):
+        value = value.item()
     if type(value) in _PLAIN:
         return value
     if isinstance(value, int):
@@ -140,10 +143,31 @@ def _json_copy(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _through_json(name: str, value: Any) -> Any:
+    """Return what JSON makes of a value: of numpy's numbers plain ones, of a tuple a list, else the same."""
     try:
-        return json.loads(json.dumps(value))
+        _refuse_other_keys(value)
+        return json.loads(json.dumps(value, default=_number))
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{name}={value!r:.80} cannot be saved: JSON does not hold it ({error}). Use numbers, strings, "
             "lists and dicts."
         ) from error
+
+
+def _number(value: Any) -> Any:
+    plain = value.item() if isinstance(value, np.generic) else value
+    if isinstance(plain, bool | int | float | str):
+        return plain
+    raise TypeError(f"a {type(value).__name__} is no number, string, list or dict")
+
+
+def _refuse_other_keys(value: Any) -> None:
+    """Raise where a key is no string: JSON would make one of it, and 1 and "1" the same."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r:.40} is no string")
+            _refuse_other_keys(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _refuse_other_keys(item)

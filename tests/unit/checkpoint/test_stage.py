@@ -103,6 +103,10 @@ def test_optimizers_and_schedules_go_on_as_if_nothing_had_happened(tmp_path, mak
 def test_numbers_of_numpy_become_plain_ones_and_containers_keep_their_kind(tmp_path):
     tree = {
         "float": np.float64(0.5),
+        "half": np.float32(0.5),
+        "int": np.int64(7),
+        "switch": np.bool_(True),
+        "text": np.str_("a"),
         "tuple": (1, None, "a"),
         "counter": Counter({3: 1}),
         "ordered": OrderedDict(b=1, a=2),
@@ -119,7 +123,8 @@ def test_numbers_of_numpy_become_plain_ones_and_containers_keep_their_kind(tmp_p
     found = read(write(snapshot(optimizer=tree), tmp_path / "c")).optimizer
 
     assert found == tree
-    assert type(found["float"]) is float
+    plain = {name: type(found[name]) for name in ("float", "half", "int", "switch", "text")}
+    assert plain == {"float": float, "half": float, "int": int, "switch": bool, "text": str}
     assert [type(found[name]) for name in ("tuple", "counter", "ordered")] == [tuple, Counter, OrderedDict]
 
 
@@ -132,6 +137,7 @@ def test_two_tensors_of_one_dotted_path_are_two(tmp_path):
 @pytest.mark.parametrize(
     ("tree", "told"),
     [
+        ({"t": np.datetime64("2026-01-01")}, r"optimizer\.t is a datetime\.date"),
         ({"a": {"b": [1, np.zeros(2)]}}, r"optimizer\.a\.b\.1 is a numpy\.ndarray"),
         (
             {"f": test_numbers_of_numpy_become_plain_ones_and_containers_keep_their_kind},
@@ -159,9 +165,31 @@ def test_state_that_is_no_tensor_is_named():
         Stage().take(snapshot(model=Counting().state_dict()))
 
 
-def test_state_that_json_cannot_hold_is_named():
-    with pytest.raises(CheckpointError, match=r"best=.*JSON does not hold it"):
-        Stage().take(snapshot(state={"step": 1, "best": torch.ones(1)}))
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (torch.ones(1), "a Tensor is no number, string"),
+        ({1: 2.0}, "the key 1 is no string"),
+        ([({"a": {None: 1}},)], "the key None is no string"),
+        (np.complex64(1), "a complex64 is no number"),
+    ],
+)
+def test_state_that_json_does_not_give_back_is_named(value, why):
+    with pytest.raises(CheckpointError, match=rf"best=.*JSON does not hold it \({why}"):
+        Stage().take(snapshot(state={"step": 1, "best": value}))
+
+
+def test_in_the_state_numbers_of_numpy_become_plain_and_tuples_lists():
+    given = {
+        "a": np.float32(0.5),
+        "b": [np.int64(3), np.bool_(False)],
+        "c": {"d": (1, 2)},
+        "e": np.float64(2),
+    }
+
+    found = Stage().take(snapshot(state=given)).state
+
+    assert same(found, {"a": 0.5, "b": [3, False], "c": {"d": [1, 2]}, "e": 2.0})
 
 
 def test_a_dtype_that_safetensors_does_not_hold_is_named(tmp_path):
