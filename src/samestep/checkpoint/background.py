@@ -13,7 +13,7 @@ from torch import Tensor
 
 from samestep.base.errors import CheckpointError
 from samestep.checkpoint.choose import folder_of
-from samestep.checkpoint.files import tidy
+from samestep.checkpoint.files import make, tidy
 from samestep.checkpoint.retain import Keep, prune
 from samestep.checkpoint.save import write_staged
 from samestep.checkpoint.snapshot import Snapshot
@@ -30,7 +30,8 @@ class Writer:
     `save` copies the state and returns; a thread hashes it, writes it, waits for the disk, gives the folder
     its name, and deletes what need not stay. Each checkpoint has a thread of its own, which the
     interpreter waits for: a script that ends or fails after `save` still has its checkpoint. A write that
-    fails leaves the checkpoints before it as they are; `failure` tells, and the next one is tried.
+    fails leaves the checkpoints before it as they are; `failure` tells, and the next one is tried. One that
+    could be written, but not make room of an old one, is told by `warning`.
 
     Args:
         folder: where the ``step-N`` go; made if it is not there, and cleared of what a killed writer left.
@@ -47,10 +48,12 @@ class Writer:
         """The newest checkpoint that this writer has completed."""
         self.failure: str | None = None
         """Why the write that ended last has failed; None where it did not."""
+        self.warning: str | None = None
+        """Which old checkpoints could not be deleted after the newest, and why: no failure."""
         self._stage = Stage()
         self._thread: threading.Thread | None = None
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make(folder)
             tidy(folder)
         except OSError as error:
             raise CheckpointError(f"cannot write checkpoints to {folder}: {error.strerror}.") from error
@@ -120,9 +123,9 @@ class Writer:
             self.failure = f"cannot write the checkpoint {folder}: {type(error).__name__}: {error}."
             return
         try:
-            prune(self.folder, self.keep, newest=step)
-        except OSError as error:
-            self.failure = f"{folder} is written, but an older checkpoint cannot be deleted: {error}."
+            self.warning = prune(self.folder, self.keep, newest=step)
+        except Exception as error:  # noqa: BLE001 - the new one is on disk: nothing here undoes that
+            self.warning = f"old checkpoints in {self.folder} cannot be looked through: {error}."
 
 
 def _step_back() -> None:

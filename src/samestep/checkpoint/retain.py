@@ -9,7 +9,7 @@ from typing import Any
 
 from samestep.base.errors import CheckpointError, UsageError
 from samestep.checkpoint.choose import folder_of, steps_in
-from samestep.checkpoint.files import delete
+from samestep.checkpoint.files import delete, flush
 from samestep.checkpoint.read import read_state
 from samestep.checkpoint.save import refuse_foreign
 
@@ -48,18 +48,33 @@ def doomed(scores: Mapping[int, float | None], keep: Keep, *, newest: int) -> li
     return [step for step in steps if step not in kept]
 
 
-def prune(folder: Path, keep: Keep, *, newest: int) -> None:
+def prune(folder: Path, keep: Keep, *, newest: int) -> str | None:
     """Delete the checkpoints in `folder` that need not stay now that step `newest` is on disk.
 
     What is no checkpoint, or holds a file that samestep did not write, is neither counted nor deleted.
+
+    Returns:
+        which of them could not be deleted, and why; None where all could. The new one is no worse for it.
     """
     scores: dict[int, float | None] = {}
     for step in steps_in(folder):
-        with suppress(CheckpointError):
+        with suppress(CheckpointError, OSError):
             refuse_foreign(folder_of(folder, step))
             scores[step] = _score(read_state(folder_of(folder, step)))
-    for step in doomed(scores, keep, newest=newest):
-        delete(folder_of(folder, step))
+    tried = [(step, _delete(folder_of(folder, step))) for step in doomed(scores, keep, newest=newest)]
+    stuck = [f"{folder_of(folder, step).name} ({why})" for step, why in tried if why is not None]
+    if not stuck:
+        return None
+    return f"old checkpoints in {folder} cannot be deleted: {', '.join(stuck)}. Delete them by hand."
+
+
+def _delete(path: Path) -> str | None:
+    """Delete a checkpoint; return why it could not be."""
+    try:
+        delete(path)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 def _score(state: Mapping[str, Any]) -> float | None:
@@ -82,4 +97,6 @@ def set_aside_later(folder: Path, *, than: int) -> list[Path]:
                 count += 1
                 target = folder / f"left-{path.name}.{count}"
             moved.append(path.rename(target))
+    if moved:
+        flush(folder)
     return moved

@@ -11,15 +11,17 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from samestep.base.errors import CheckpointError, Error
+from samestep.checkpoint import course
 from samestep.checkpoint.choose import folder_of
 from samestep.checkpoint.files import tidy
 from samestep.checkpoint.fit import misfit, optimizer_misfit
 from samestep.checkpoint.foreign import serial_names
 from samestep.checkpoint.random_state import gather_random_state, restore_random_state
-from samestep.checkpoint.retain import Keep, prune
-from samestep.checkpoint.save import write
+from samestep.checkpoint.retain import Keep, prune, set_aside_later
+from samestep.checkpoint.save import write_staged
 from samestep.checkpoint.shared import choose_on_all
 from samestep.checkpoint.snapshot import Snapshot
+from samestep.checkpoint.stage import Stage
 from samestep.sharding.position import Position
 from samestep.world.current import current
 from samestep.world.world import World
@@ -58,10 +60,13 @@ def save(  # noqa: PLR0913 - a training has that many parts
     The checkpoint is there whole or not at all, whenever the job is killed. Its keys are the serial
     script's, and it loads at any number of ranks.
 
+    Checkpoints of later steps are of a course that was left, by going on from an earlier one: they are
+    renamed to ``left-step-N``, and a warning says so. So it does of an old one that cannot be deleted.
+
     Args:
         folder: where the checkpoints of this training lie; made where it is missing.
         model: bare, replicated, compiled or wrapped.
-        step: steps done.
+        step: steps done; never falls within a training.
         optimizer: its state, if given; so of `schedule` and `scaler`.
         schedule: of the learning rate.
         scaler: of the loss.
@@ -69,7 +74,7 @@ def save(  # noqa: PLR0913 - a training has that many parts
             next batch.
         keep: how many checkpoints stay; older ones are deleted once this one is on disk. None keeps all.
         world: the ranks; None is the job this process has joined.
-        extra: what else `load` is to return; anything JSON can hold.
+        extra: what else `load` is to return; anything JSON can hold. A tuple comes back as a list.
 
     Returns:
         the checkpoint, on every rank.
@@ -82,7 +87,7 @@ def save(  # noqa: PLR0913 - a training has that many parts
     position = {} if loader is None else asdict(Position(**loader.state_dict()))
     random = gather_random_state(world, step=step, **position)
 
-    def write_here() -> Path:
+    def write_here() -> tuple[Path, list[str]]:
         parts = {"optimizer": optimizer, "schedule": schedule, "scaler": scaler}
         snapshot = Snapshot(
             model=_serial_weights(model),
@@ -92,9 +97,14 @@ def save(  # noqa: PLR0913 - a training has that many parts
             },
             state={"step": step, **position, "extra": extra},
         )
-        return _write_among(Path(folder), snapshot, step, keep)
+        last = course.last_of_course(model, Path(folder), step=step)
+        return _write_among(folder_of(Path(folder), step), snapshot, last=last, keep=keep)
 
-    return world.on_main(write_here)
+    path, notes = world.on_main(write_here)
+    course.end(model)
+    if notes:
+        world.on_main(lambda: _warn(notes))
+    return path
 
 
 def load(  # noqa: PLR0913 - a training has that many parts
@@ -151,6 +161,7 @@ def load(  # noqa: PLR0913 - a training has that many parts
             loader.load_state_dict({name: snapshot.state[name] for name in ("seed", "epoch", "samples")})
         own_names = serial_names(model.state_dict())
         model.load_state_dict({name: snapshot.model[serial] for name, serial in own_names.items()})
+    course.begin(model, chosen.path)
     saved = snapshot.optimizer.get("random", [])
     notes = [f"{path.name} is not used: {reason}" for path, reason in chosen.refused]
     if not restore_random_state(world, saved):
@@ -162,19 +173,28 @@ def load(  # noqa: PLR0913 - a training has that many parts
     return {"step": snapshot.state["step"], **snapshot.state.get("extra", {})}
 
 
-def _write_among(folder: Path, snapshot: Snapshot, step: int, keep: int | None) -> Path:
-    """Write a checkpoint of a script beside its others; delete what need not stay."""
+def _write_among(path: Path, snapshot: Snapshot, *, last: int, keep: int | None) -> tuple[Path, list[str]]:
+    """Write a checkpoint of a script beside its others; return it and what there is to tell.
+
+    Args:
+        path: of the checkpoint.
+        snapshot: what it is to hold.
+        last: those there after this step are set aside: whoever loads next is to find this course.
+        keep: how many stay.
+    """
     retention = None if keep is None else Keep(last=keep, best=False)
-    tidy(folder)
-    path = write(snapshot, folder_of(folder, step))
-    if retention is not None:
-        try:
-            prune(folder, retention, newest=step)
-        except OSError as error:
-            raise CheckpointError(
-                f"{path} is written, but an older one cannot be deleted: {error}."
-            ) from error
-    return path
+    stage = Stage()
+    staged = stage.take(snapshot)  # what cannot be saved is refused before anything is moved
+    stage.settle()
+    try:
+        tidy(path.parent)
+        moved = set_aside_later(path.parent, than=last)
+    except OSError as error:
+        raise CheckpointError(f"cannot put {path.parent} in order: {error.strerror or error}.") from error
+    notes = [f"{path.parent} had a checkpoint after step {last}: it is {left.name} now." for left in moved]
+    write_staged(staged, path)
+    stuck = None if retention is None else prune(path.parent, retention, newest=snapshot.state["step"])
+    return path, notes if stuck is None else [*notes, stuck]
 
 
 @contextmanager
@@ -222,4 +242,4 @@ def _check(
 
 def _warn(notes: list[str]) -> None:
     for note in notes:
-        warnings.warn(note, stacklevel=5)  # the script's call of `load`, by way of `on_main`
+        warnings.warn(note, stacklevel=5)  # the script's call, by way of `on_main`

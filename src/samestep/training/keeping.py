@@ -34,6 +34,7 @@ class Keeper:
         conduct: when, and how many are kept.
         folder: where they go; None keeps nothing.
         tell: told of a checkpoint that could not be written; the training goes on, and the one before stays.
+            So of old ones that could not be deleted.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Keeper:
         self._conduct = conduct
         self._keeps = folder is not None
         self._tell = tell
-        self._told: str | None = None
+        self._told: set[str] = set()
         self._latest = time.monotonic()
         self._writer: Writer | None = None
         if folder is not None and world.place.is_main:
@@ -80,7 +81,7 @@ class Keeper:
                 average=moment.average,
                 score=score,
             )
-            self._tell_failure()
+            self._tell_troubles(self._writer.failure, self._writer.warning)
 
     def finish(self) -> None:
         """Wait until the last checkpoint is on disk; called by all ranks.
@@ -103,11 +104,13 @@ class Keeper:
         if self._writer is None:
             return
         self._writer.wait()
+        self._tell_troubles(self._writer.warning)
         if self._writer.failure is not None:
             raise CheckpointError(self._writer.failure)
 
-    def _tell_failure(self) -> None:
-        failure = None if self._writer is None else self._writer.failure
-        if failure is not None and failure != self._told:
-            self._tell(failure)
-        self._told = failure
+    def _tell_troubles(self, *troubles: str | None) -> None:
+        """Tell each once, for as long as it lasts."""
+        present = {trouble for trouble in troubles if trouble is not None}
+        for trouble in sorted(present - self._told):
+            self._tell(trouble)
+        self._told = present

@@ -1,6 +1,7 @@
 """samestep.save and load: every rank calls them, rank 0 alone touches files, all learn what came of it."""
 
 import copy
+import errno
 import os
 import warnings
 from itertools import chain
@@ -94,15 +95,6 @@ def test_what_else_a_script_saves_comes_back(tmp_path):
     assert told == {"step": 4, "best": 0.5, "names": ["a"]}
 
 
-def test_each_rank_gets_its_own_random_state_back(tmp_path):
-    def saving(world):
-        samestep.save(tmp_path, step=1, world=world, model=network())
-
-    run_ranks(saving, 2)
-
-    assert len(read(tmp_path / "step-1").optimizer["random"]) == 2
-
-
 def test_draws_go_on_where_they_would_have_gone_on(tmp_path):
     model = network()
     samestep.save(tmp_path, step=1, world=SoloWorld(), model=model)
@@ -186,6 +178,97 @@ def test_old_ones_go_once_the_new_one_is_there(tmp_path):
     with pytest.raises(UsageError, match="last 0 cannot be kept"):
         samestep.save(tmp_path, step=4, world=SoloWorld(), model=network(), keep=0)
     assert steps_in(tmp_path) == [3, 2]
+
+
+def test_an_old_one_that_cannot_go_is_told_once_and_is_no_error(tmp_path, monkeypatch):
+    def refused(_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    def saving(world):
+        return samestep.save(tmp_path, step=2, world=world, model=network(), keep=1)
+
+    samestep.save(tmp_path, step=1, world=SoloWorld(), model=network())
+    monkeypatch.setattr("samestep.checkpoint.retain.delete", refused)
+
+    with pytest.warns(UserWarning, match=r"cannot be deleted: step-1 \(Permission denied\)") as told:
+        assert run_ranks(saving, 2) == [tmp_path / "step-2"] * 2
+    assert [warning.filename for warning in told] == [__file__]
+
+
+def save_at(folder, *steps, model=None):
+    for step in steps:
+        samestep.save(folder, step=step, world=SoloWorld(), model=model or network(seed=step))
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_first_checkpoint_after_an_earlier_one_sets_later_ones_aside(tmp_path):
+    save_at(tmp_path, 1, 2, 4)
+    model = network()
+    samestep.load(tmp_path / "step-1", world=SoloWorld(), model=model)
+    assert names(tmp_path) == ["step-1", "step-2", "step-4"]  # it may only want to look
+
+    with pytest.warns(UserWarning, match=r"had a checkpoint after step 1: it is left-step-\d now") as told:
+        save_at(tmp_path, 3, model=torch.compile(model, backend="eager"))
+
+    assert [warning.filename for warning in told] == [__file__] * 2
+    assert names(tmp_path) == ["left-step-2", "left-step-4", "step-1", "step-3"]
+    left = network()
+    assert samestep.load(tmp_path / "left-step-4", world=SoloWorld(), model=left) == {"step": 4}
+    assert same(dict(left.state_dict()), dict(network(seed=4).state_dict()))
+
+
+def test_a_damaged_one_of_the_same_step_is_set_aside_too_and_only_then(tmp_path):
+    save_at(tmp_path, 1, 2)
+    os.truncate(tmp_path / "step-2" / "model.safetensors", 100)
+    model = network()
+    with pytest.warns(UserWarning, match="step-2 is not used"):
+        samestep.load(tmp_path, world=SoloWorld(), model=model)
+
+    with pytest.warns(UserWarning, match="it is left-step-2 now"):
+        save_at(tmp_path, 2, model=model)
+    save_at(tmp_path, 2, 3, model=model)
+
+    assert names(tmp_path) == ["left-step-2", "step-1", "step-2", "step-3"]
+
+
+def test_a_look_with_another_model_or_into_another_folder_leaves_none_of_the_course(tmp_path):
+    save_at(tmp_path / "a", 1, 2)
+    save_at(tmp_path / "b", 1, 2)
+    model = network()
+    samestep.load(tmp_path / "a", world=SoloWorld(), model=model)
+    samestep.load(tmp_path / "a" / "step-1", world=SoloWorld(), model=network())
+    samestep.load(tmp_path / "b" / "step-1", world=SoloWorld(), model=model)
+
+    save_at(tmp_path / "a", 3, model=model)
+
+    assert names(tmp_path / "a") == ["step-1", "step-2", "step-3"]
+
+
+def test_a_model_without_parameters_is_saved_and_loaded_as_any(tmp_path):
+    save_at(tmp_path, 1, model=torch.nn.ReLU())
+
+    assert samestep.load(tmp_path, world=SoloWorld(), model=torch.nn.ReLU()) == {"step": 1}
+
+
+def test_a_training_that_begins_anew_sets_aside_what_is_later(tmp_path):
+    save_at(tmp_path, 2, 3)
+
+    with pytest.warns(UserWarning, match="had a checkpoint after step 2: it is left-step-3 now"):
+        save_at(tmp_path, 2)
+
+    assert names(tmp_path) == ["left-step-3", "step-2"]
+
+
+def test_what_cannot_be_saved_moves_nothing(tmp_path):
+    samestep.save(tmp_path, step=4, world=SoloWorld(), model=network())
+
+    with pytest.raises(CheckpointError, match="JSON does not hold it"):
+        samestep.save(tmp_path, step=1, world=SoloWorld(), model=network(), best={1: 2.0})
+
+    assert [path.name for path in tmp_path.iterdir()] == ["step-4"]
 
 
 def test_a_wrapped_model_is_saved_with_serial_keys_and_loads_wrapped_or_bare(tmp_path):

@@ -13,6 +13,7 @@ from samestep.checkpoint.background import Writer
 from samestep.checkpoint.choose import newest_valid, steps_in
 from samestep.checkpoint.read import read
 from samestep.checkpoint.retain import Keep
+from samestep.checkpoint.stage import Stage
 from support.snapshots import network, same, snapshot, stepped
 
 
@@ -28,13 +29,16 @@ class Held:
 
     def __init__(self, monkeypatch):
         self.begun, self.go = threading.Event(), threading.Event()
+        self.order = []
         self.write = background.write_staged
         monkeypatch.setattr(background, "write_staged", self)
 
     def __call__(self, staged, folder):
         self.begun.set()
         assert self.go.wait(60)
-        return self.write(staged, folder)
+        path = self.write(staged, folder)
+        self.order.append(f"{folder.name} is written")
+        return path
 
 
 def test_what_is_written_is_the_state_at_the_call_whatever_the_next_step_does(tmp_path, monkeypatch):
@@ -75,16 +79,35 @@ def test_the_call_returns_before_the_checkpoint_is_there(tmp_path, monkeypatch):
 
 
 def test_a_second_waits_for_the_first_because_it_uses_its_memory(tmp_path, monkeypatch):
-    held = Held(monkeypatch)
+    held, waits = Held(monkeypatch), threading.Event()
+    take, join = Stage.take, threading.Thread.join
+
+    def recorded(stage, given):
+        held.order.append(f"step-{given.state['step']} is copied")
+        return take(stage, given)
+
+    def waiting(thread, *timeout):
+        waits.set()
+        join(thread, *timeout)
+
+    monkeypatch.setattr(Stage, "take", recorded)
     with Writer(tmp_path) as writer:
         save(writer, 1)
         assert held.begun.wait(60)
         second = threading.Thread(target=save, args=(writer, 2))
-        second.start()
-        assert steps_in(tmp_path) == []
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "join", waiting)
+            second.start()
+            assert waits.wait(60)  # it has come to where it has to wait, or else it would have copied by now
         held.go.set()
         second.join()
 
+    assert held.order == [
+        "step-1 is copied",
+        "step-1 is written",
+        "step-2 is copied",
+        "step-2 is written",
+    ]
     assert [same(dict(read(tmp_path / f"step-{n}").model), dict(snapshot(n).model)) for n in (1, 2)] == [
         True
     ] * 2
@@ -157,15 +180,37 @@ def test_whatever_goes_wrong_in_the_thread_is_told_and_not_raised(tmp_path, monk
 
 
 def test_an_old_one_that_cannot_be_deleted_does_not_undo_the_new_one(tmp_path, monkeypatch):
-    def refused(*_, **__):
+    def refused(_):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(background, "prune", refused)
+    writer = Writer(tmp_path, Keep(last=1))
+    save(writer, 1)
+    writer.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr("samestep.checkpoint.retain.delete", refused)
+        save(writer, 2)
+        writer.wait()
+
+    assert (writer.newest, writer.failure) == (tmp_path / "step-2", None)
+    assert writer.warning == (
+        f"old checkpoints in {tmp_path} cannot be deleted: step-1 (Permission denied). Delete them by hand."
+    )
+
+    save(writer, 3)
+    writer.close()
+    assert (steps_in(tmp_path), writer.warning) == ([3], None)
+
+
+def test_whatever_goes_wrong_in_clearing_up_is_told_and_not_raised(tmp_path, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr(background, "prune", broken)
     with Writer(tmp_path) as writer:
         save(writer, 1)
 
-    assert writer.newest == tmp_path / "step-1"
-    assert writer.failure.startswith(f"{tmp_path / 'step-1'} is written, but an older checkpoint cannot be")
+    assert (writer.newest, writer.failure) == (tmp_path / "step-1", None)
+    assert writer.warning == f"old checkpoints in {tmp_path} cannot be looked through: no more."
 
 
 def test_what_cannot_be_saved_is_an_error_of_the_call(tmp_path):

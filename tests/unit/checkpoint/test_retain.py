@@ -1,5 +1,8 @@
 """Deletion never takes what may still be needed."""
 
+import errno
+from pathlib import Path
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
@@ -48,11 +51,32 @@ def test_pruning_counts_and_deletes_whole_checkpoints_only(tmp_path):
     elsewhere = write(snapshot(0), tmp_path / "elsewhere")
     (tmp_path / "step-0").symlink_to(elsewhere)
 
-    prune(tmp_path, Keep(last=2), newest=6)
+    assert prune(tmp_path, Keep(last=2), newest=6) is None
 
     assert steps_in(tmp_path) == [7, 6, 5, 4, 2, 1, 0]
     assert read(elsewhere).state["step"] == 0
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+
+def test_one_that_cannot_be_deleted_is_told_and_the_others_are(tmp_path, monkeypatch):
+    for step in (1, 2, 3, 4):
+        write(snapshot(step), tmp_path / f"step-{step}")
+    rename = Path.rename
+
+    def held(path, target):
+        if path.name in {"step-1", "step-3"}:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", held)
+
+    told = prune(tmp_path, Keep(last=1), newest=4)
+
+    assert told == (
+        f"old checkpoints in {tmp_path} cannot be deleted: step-1 (Permission denied), "
+        "step-3 (Permission denied). Delete them by hand."
+    )
+    assert steps_in(tmp_path) == [4, 3, 1]
 
 
 def test_later_checkpoints_are_set_aside_under_names_that_no_resume_takes(tmp_path):
