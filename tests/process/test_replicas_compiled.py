@@ -59,10 +59,11 @@ def test_compiled_replicas_take_the_serial_steps(processes, order):
 
 
 def squeezed(world, compress):
-    compression.POWERSGD_AFTER = 2  # in this process of the pool, and for this test alone
     model = conv_net()
-    with replicate(model, world, sync="ddp", batch_norm="local", compress=compress):
-        return train(model, model, rank=world.place.rank, size=SIZE, steps=8)
+    with pytest.MonkeyPatch.context() as patch:  # this process of the pool serves other tests too
+        patch.setattr(compression, "POWERSGD_AFTER", 2)
+        with replicate(model, world, sync="ddp", batch_norm="local", compress=compress):
+            return train(model, model, rank=world.place.rank, size=SIZE, steps=8)
 
 
 def refused(world):
