@@ -20,6 +20,8 @@ WRAPPINGS = ("state_dict", "model_state_dict", "model_state", "model", "net", "n
 """Names under which scripts save a state dict beside other things; the first that is there is taken."""
 _INSIDE = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """Parts of a name that torch's wrappers add, wherever a module was wrapped; no module has such a name."""
+_ZIP, _OLD = b"PK\x03\x04", b"\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
+"""What a file of ``torch.save`` begins with, and has close to its beginning in the form before torch 1.6."""
 _COUNTER = "num_batches_tracked"
 """Batch norms saved before torch had it lack it; torch then leaves the model's own."""
 
@@ -135,12 +137,23 @@ def _warn_of_refused(refused: Iterable[tuple[Path, str]]) -> None:
 
 
 def _not_plain(path: Path, told: str) -> str:
-    culprit = re.search(r"GLOBAL ([\w.]+)", told)
-    what = f"a {culprit[1]}" if culprit else "something"
-    return (
-        f"{path} is not read: it holds {what}, and more than tensors and plain values cannot be unpickled "
-        "without running its code. If you trust it: load_state(torch.load(..., weights_only=False))."
-    )
+    """Return what to say of a file that torch does not read as tensors and plain values.
+
+    To a page of a web server or a pointer of Git LFS nobody should be advised to let it run its code.
+    """
+    with path.open("rb") as file:
+        start = file.read(32)
+    if not start.startswith(_ZIP) and _OLD not in start:
+        return f"{path} is no file of torch.save: it begins with {start[:20]!r}. Get it again, or convert it."
+    if culprit := re.search(r"GLOBAL ([\w.]+)", told):
+        return (
+            f"{path} is not read: it holds a {culprit[1]}, and more than tensors and plain values cannot be "
+            "unpickled without running its code. If you trust it: "
+            "load_state(torch.load(..., weights_only=False))."
+        )
+    reason = re.search(r"Unpickler error:\s*([^\n]+)", told)
+    why = f": {reason[1].rstrip('.')}" if reason else ""
+    return f"{path} cannot be read as tensors and plain values alone{why}. Save it anew, as torch.save does."
 
 
 def _state_dict(contents: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -177,6 +177,38 @@ def test_a_pickle_that_needs_its_code_is_refused_with_its_name(tmp_path):
         load_state(tmp_path / "w.pt")
 
 
+@pytest.mark.parametrize(
+    "contents",
+    [
+        b"<!DOCTYPE html>\n<html>not found</html>\n",
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12\n",
+        b"contents of\nGLOBAL interest\n",  # which a pickle would begin so as to name a global
+    ],
+)
+def test_a_file_that_torch_did_not_save_is_not_one_to_trust(tmp_path, contents):
+    (tmp_path / "w.pth").write_bytes(contents)
+
+    with pytest.raises(CheckpointError) as caught:
+        load_state(tmp_path / "w.pth")
+
+    assert str(caught.value) == (
+        f"{tmp_path / 'w.pth'} is no file of torch.save: it begins with {contents[:20]!r}. "
+        "Get it again, or convert it."
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickle_that_torch_cannot_follow_is_no_matter_of_trust(tmp_path, zipped):
+    torch.save(weights(), tmp_path / "w.pt", pickle_protocol=4, _use_new_zipfile_serialization=zipped)
+
+    with pytest.raises(
+        CheckpointError, match=r"tensors and plain values alone: Unsupported operand 149\. Save it anew"
+    ) as caught:
+        load_state(tmp_path / "w.pt")
+    assert "weights_only" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
 def test_a_file_of_something_else_is_one_clear_error(tmp_path, name):
     (tmp_path / name).write_bytes(b"PK\x03\x04 not weights")
