@@ -11,6 +11,7 @@ from torch import Tensor
 
 from samestep.base.errors import CheckpointError
 from samestep.checkpoint.snapshot import Snapshot
+from samestep.checkpoint.tensors import check_dtype
 
 _PINNED = frozenset({"cuda", "xpu"})
 """Kinds of devices that copy into page-locked memory by themselves, while the host goes on."""
@@ -35,8 +36,8 @@ class Stage:
         """Return a copy of `snapshot`; the one returned before must not be in use any more.
 
         Raises:
-            CheckpointError: it holds something that could not be read back without running code; told by
-                its path, before anything is copied over.
+            CheckpointError: it holds something that could not be read back, or not without running code;
+                told by its path, before anything is copied over.
         """
         kept = _Copies(self._buffers)
         copy = Snapshot(
@@ -70,6 +71,7 @@ class _Copies:
                     f"{name} in the state dict of the {path} is a {type(value).__name__}, not a tensor: it "
                     "cannot be saved. Leave it out, or hand it over as part of the state."
                 )
+            check_dtype(f"{path}.{name}", value.dtype)
         return {name: self._tensor(f"{path}.{name}", value) for name, value in values.items()}
 
     def tree(self, path: str, value: Any) -> Any:

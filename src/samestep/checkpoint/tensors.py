@@ -8,20 +8,28 @@ Source: the format's description, https://huggingface.co/docs/safetensors
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Protocol
 
+import safetensors.torch
 import torch
 from torch import Tensor
 
 from samestep.base.errors import CheckpointError
 
-_NAMES = {
+_NAMES: dict[torch.dtype, str] = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
     torch.bfloat16: "BF16",
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.complex64: "C64",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
     torch.int64: "I64",
     torch.int32: "I32",
     torch.int16: "I16",
@@ -29,6 +37,7 @@ _NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+"""What the format calls them. Not every version of the library reads every one."""
 _ALIGNMENT = 8
 """The data begins at a multiple of this many bytes."""
 
@@ -50,7 +59,7 @@ def write_tensors(sink: Sink, tensors: Mapping[str, Tensor]) -> None:
         data        the tensors, row by row, without gaps
 
     Raises:
-        CheckpointError: the format has no such dtype.
+        CheckpointError: see `check_dtype`.
     """
     # Wide types first, as the library does: then each tensor is aligned to its own width.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
@@ -58,20 +67,49 @@ def write_tensors(sink: Sink, tensors: Mapping[str, Tensor]) -> None:
     end = 0
     for name in order:
         tensor = tensors[name]
-        if tensor.dtype not in _NAMES:
-            raise CheckpointError(f"{name} is a {tensor.dtype}, which safetensors does not hold. Convert it.")
+        check_dtype(name, tensor.dtype)
         begin, end = end, end + tensor.numel() * tensor.element_size()
         entries[name] = {
             "dtype": _NAMES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [begin, end],
         }
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % _ALIGNMENT)
-    sink.write(len(header).to_bytes(8, "little"))
-    sink.write(header)
+    sink.write(_header(entries))
     for name in order:
         sink.write(bytes_of(tensors[name]))
+
+
+def check_dtype(name: str, dtype: torch.dtype) -> None:
+    """Refuse a tensor that could not be read back.
+
+    Raises:
+        CheckpointError: the format has no such dtype, or the library that is installed does not read it.
+    """
+    if dtype not in _NAMES:
+        raise CheckpointError(f"{name} is a {dtype}, for which safetensors has no name. Convert it.")
+    if not _is_read_back(dtype):
+        raise CheckpointError(
+            f"{name} is a {dtype}, which safetensors {safetensors.__version__} does not read. Update it, or "
+            "convert the tensor."
+        )
+
+
+@cache
+def _is_read_back(dtype: torch.dtype) -> bool:
+    """Whether the library reads a tensor of one element as what it was written as."""
+    size = torch.empty(0, dtype=dtype).element_size()
+    header = _header({"t": {"dtype": _NAMES[dtype], "shape": [1], "data_offsets": [0, size]}})
+    try:
+        return safetensors.torch.load(header + bytes(size))["t"].dtype == dtype
+    except Exception:  # noqa: BLE001 - each version says it in another way
+        return False
+
+
+def _header(entries: Mapping[str, object]) -> bytes:
+    """Return the first two parts of a file."""
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -26,6 +26,7 @@ from samestep.checkpoint.manifest import (
 )
 from samestep.checkpoint.read import read, read_state
 from samestep.checkpoint.save import write
+from samestep.checkpoint.tensors import _is_read_back
 from support.snapshots import network, same, snapshot
 
 WRITTEN = sorted(FILES - {"average.safetensors"})
@@ -216,10 +217,18 @@ def test_the_library_reads_the_weights_that_were_written_by_hand(written):
         torch.int8,
         torch.uint8,
         torch.bool,
+        torch.uint64,
+        torch.uint32,
+        torch.uint16,
+        torch.complex64,
+        torch.float8_e4m3fnuz,
+        torch.float8_e5m2fnuz,
     ],
     ids=str,
 )
 def test_weights_of_every_dtype_and_shape_come_back_as_the_library_writes_them(tmp_path, dtype):
+    if not _is_read_back(dtype):
+        pytest.skip(f"safetensors {safetensors.__version__} does not read {dtype}")
     weights = {
         "scalar": torch.ones(()).to(dtype),
         "none": torch.ones(0, 3).to(dtype),
@@ -235,7 +244,7 @@ def test_weights_of_every_dtype_and_shape_come_back_as_the_library_writes_them(t
     assert {name: tensor.shape for name, tensor in ours.items()} == {n: t.shape for n, t in loaded.items()}
     for name, tensor in loaded.items():
         assert ours[name].dtype == tensor.dtype
-        assert torch.equal(ours[name].double(), tensor.double())
+        assert ours[name].tolist() == tensor.tolist()
 
 
 def test_tied_weights_are_saved_under_both_names(tmp_path):
