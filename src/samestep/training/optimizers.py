@@ -13,18 +13,18 @@ from torch.optim import SGD, AdamW, Optimizer
 from samestep.training.settings import Settings
 
 _FUSED = ("cpu", "cuda", "mps", "xpu")
-"""Devices for which torch has one kernel per update from 2.6 on, for every floating dtype they compute in."""
+"""Devices for which torch has one kernel per update from 2.6 on."""
 
 
 def build_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
     """Return the optimizer of `settings` over the parameters of `model`.
 
-    Fused where torch can: the fastest of torch's forms (``benchmarks/README.md``), and one that takes a
+    Fused where torch can, and rightly: the fastest of torch's forms (``benchmarks/README.md``), and one that takes a
     loss scaler's findings on the device, so that a step that is skipped costs no synchronisation. It
     rounds a little otherwise than the loop over parameters does that a script gets on a CPU by default.
     """
     parameters = list(model.parameters())
-    fused = all(parameter.device.type in _FUSED for parameter in parameters)
+    fused = all(_can_be_fused(parameter, settings.optimizer) for parameter in parameters)
     form: dict[str, Any] = {"fused": True} if fused else {"foreach": True}
     optimizer: Optimizer
     if settings.optimizer == "adamw":
@@ -42,6 +42,16 @@ def build_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
             _start_at_rest(optimizer)
     optimizer.register_load_state_dict_post_hook(_lie_like_parameters)
     return optimizer
+
+
+def _can_be_fused(parameter: Tensor, optimizer: str) -> bool:
+    """Return whether torch's one kernel updates such a parameter.
+
+    On a CPU, SGD's leaves most of the elements of half-precision parameters as they are, without a word
+    (pytorch/pytorch#191763; seen in torch 2.13).
+    """
+    is_left_alone = optimizer == "sgd" and parameter.device.type == "cpu" and parameter.element_size() < 4
+    return parameter.device.type in _FUSED and not is_left_alone
 
 
 def _start_at_rest(optimizer: Optimizer) -> None:
