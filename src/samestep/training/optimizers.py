@@ -19,9 +19,9 @@ _FUSED = ("cpu", "cuda", "mps", "xpu")
 def build_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
     """Return the optimizer of `settings` over the parameters of `model`.
 
-    Fused where torch can, and rightly: the fastest of torch's forms (``benchmarks/README.md``), and one that takes a
-    loss scaler's findings on the device, so that a step that is skipped costs no synchronisation. It
-    rounds a little otherwise than the loop over parameters does that a script gets on a CPU by default.
+    Fused where torch can, and rightly: the fastest of torch's forms (``benchmarks/README.md``), and one that
+    takes a loss scaler's findings on the device, so that a step that is skipped costs no synchronisation.
+    It rounds a little otherwise than the loop over parameters does that a script gets on a CPU by default.
     """
     parameters = list(model.parameters())
     fused = all(_can_be_fused(parameter, settings.optimizer) for parameter in parameters)
