@@ -89,8 +89,9 @@ def run(world, chosen, *, folder=None, every=None, snapshot=None, evaluate_every
         made.restore(snapshot)
     memory = Memory()
     keeper = Keeper(world, conduct, folder=folder)
-    made.run(replace(Surroundings.bare(world, sink=memory), keeper=keeper))
+    result = made.run(replace(Surroundings.bare(world, sink=memory), keeper=keeper))
     keeper.close()
+    assert f"{made.steps} steps" in result.summary()
     evaluated = made.learner.evaluated.state_dict()
     return {row["step"]: row["loss"] for row in memory.rows}, made.learner.tensors(), evaluated
 
@@ -117,7 +118,7 @@ def test_from_any_checkpoint_a_training_goes_on_at_another_size_as_if_undisturbe
     chosen = settings(**EVERYTHING)
     losses, weights, averaged = run_ranks(functools.partial(run, folder=tmp_path, every=6), before, chosen)[0]
 
-    for step in (6, 10, 12, 18):  # within the first epoch, between the two, and within the second
+    for step in (6, 10, 12, 18, 20):  # within the first epoch, between the two, within the second, at the end
         resume = functools.partial(run, snapshot=read(tmp_path / f"step-{step}"))
         for rest, later, later_averaged in run_ranks(resume, after, chosen):
             assert sorted(rest) == list(range(step + 1, 21))

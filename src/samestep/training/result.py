@@ -34,24 +34,26 @@ class Result:
         return asdict(self)
 
     def summary(self) -> str:
-        """Return the result in two plain lines."""
+        """Return the result in two plain lines; in one where no step was taken since the last start."""
         workers, epochs, steps = (
             _count(self.world_size, "worker"),
             _count(self.epochs, "epoch"),
             _count(self.steps, "step"),
         )
+        reached = (
+            f"{workers}: {self.accuracy:.2%} of the test set right ({self.correct}/{self.total}) after "
+            f"{epochs}, {steps}, {self.seconds:.1f} s; "
+            f"{self.samples_per_second:,.0f} samples/s"
+        )
         step_s = sum(self.step_s.values())
+        if not step_s:
+            return reached
         parts = ", ".join(
             f"{name.replace('_', ' ')} {seconds / step_s:.0%}"
             for name, seconds in sorted(self.step_s.items(), key=lambda item: -item[1])
             if seconds / step_s >= 0.005
         )
-        return (
-            f"{workers}: {self.accuracy:.2%} of the test set right ({self.correct}/{self.total}) after "
-            f"{epochs}, {steps}, {self.seconds:.1f} s; "
-            f"{self.samples_per_second:,.0f} samples/s\n"
-            f"a step takes {step_s * 1e3:.2f} ms: {parts}"
-        )
+        return f"{reached}\na step takes {step_s * 1e3:.2f} ms: {parts}"
 
 
 def _count(number: int, noun: str) -> str:
