@@ -7,11 +7,13 @@ import shutil
 import signal
 import time
 
+import numpy as np
 import psutil
 import pytest
+from PIL import Image
 
 from samestep.cli.main import run_command
-from support.commands import DEADLINE_S, finish, samestep, start
+from support.commands import DEADLINE_S, await_end_of, finish, samestep, start
 from support.run_files import json_lines
 
 TRAIN = (
@@ -80,6 +82,41 @@ def test_a_run_that_is_asked_to_stop_ends_with_75_and_goes_on_elsewhere(
     sessions = json_lines(folder / "sessions.jsonl")
     assert [row["world_size"] for row in sessions] == [workers, then]
     assert sessions[1]["checkpoint"] == f"step-{sessions[1]['step']}"
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """A folder of small images in two classes."""
+    draw = np.random.default_rng(0)
+    for split, count in (("train", 20), ("val", 3)):
+        for name in ("cat", "dog"):
+            place = tmp_path / "pictures" / split / name
+            place.mkdir(parents=True)
+            for number in range(count):
+                pixels = draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(place / f"{number}.png")
+    return tmp_path / "pictures"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=["TERM", "USR1"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stop_of_a_whole_process_group_spares_those_who_read_for_it(pictures, tmp_path, workers, number):
+    folder = tmp_path / "run"
+    process = start(
+        *("train", "digits", "--data", "folder@8", "--data-dir", pictures, "-n", workers, "--out", folder),
+        *("--batch-size", 4, "--epochs", 200, "--evaluate-every", 200, "--loader-workers", 1, "--threads", 1),
+    )
+    begun(process, folder, steps=5)
+    loading = psutil.Process(process.pid).children(recursive=True)
+    assert len(loading) >= (workers if workers == 1 else 2 * workers)
+    os.killpg(process.pid, number)
+    stopped = finish(process)
+
+    assert stopped.code == 75, stopped.err
+    assert f"stopped by {number.name} after step " in stopped.err
+    assert "Traceback" not in stopped.err
+    assert len(list((folder / "checkpoints").iterdir())) >= 1
+    assert await_end_of(one.pid for one in loading) == []
 
 
 def truncate(checkpoint):

@@ -1,5 +1,10 @@
 """Global batches of images that loading processes read, and this rank's slice of each."""
 
+import multiprocessing
+import os
+import signal
+import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
@@ -63,6 +68,7 @@ class LazyLoader:
             batch_sampler=self._sampler,
             collate_fn=_Stack(self.images.shape),
             num_workers=workers,
+            worker_init_fn=_outlive_a_stop,
             persistent_workers=workers > 0,
             pin_memory=self.device.type in ("cuda", "xpu"),
         )
@@ -111,6 +117,26 @@ def loading_processes(place: Place, device: torch.device) -> int:
     """
     share = max(1, cpu_share().usable // place.local_size)
     return share if device.type != "cpu" else max(1, share // 2)
+
+
+def _outlive_a_stop(_: int) -> None:
+    """Let a loading process go on when its whole process group is asked to stop: its rank finishes the step.
+
+    SIGTERM from the rank itself ends it as ever: so multiprocessing ends what is left when the rank exits. If
+    the rank dies, torch's watchdog ends it. On macOS nobody tells who sent a signal: SIGTERM stays torch's.
+    """
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    rank = multiprocessing.parent_process()
+    if sys.platform != "darwin" and rank is not None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # for all threads: they begin after this
+        threading.Thread(target=_end_when_told, args=[rank.pid], daemon=True).start()
+
+
+def _end_when_told(by: int | None) -> None:
+    if sys.platform != "darwin":
+        while signal.sigwaitinfo([signal.SIGTERM]).si_pid != by:
+            pass
+        os._exit(0)
 
 
 class _Ids(Sampler[list[int]]):
