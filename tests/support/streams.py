@@ -68,3 +68,32 @@ class PerRank(IterableDataset):
 
     def __iter__(self):
         return iter(range(self.rank, 20, self.size))
+
+
+class Unseeded(Counting):
+    """Draws from a generator of its own that nobody seeds."""
+
+    def __iter__(self):
+        return iter(random.Random().sample(range(2**40), self.stop))
+
+
+class Broken(Counting):
+    """Fails after its last number, on one rank or on all."""
+
+    def __init__(self, stop, error, *, broken=True):
+        super().__init__(stop)
+        self.error, self.broken = error, broken
+
+    def __iter__(self):
+        yield from range(self.stop)
+        if self.broken:
+            raise self.error
+
+
+class Sliced(Counting):
+    """The numbers from `start` on: what torch's documentation lets a `worker_init_fn` change."""
+
+    start = 0
+
+    def __iter__(self):
+        return iter(range(self.start, self.stop))

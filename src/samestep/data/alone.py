@@ -6,6 +6,8 @@ each. Where every process has to read the whole stream, and the same one, neithe
 """
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -57,3 +59,14 @@ class Alone:
         np.random.set_state(numpy_state)
         torch_worker._worker_info = info  # noqa: SLF001
         self._inside = outside
+
+
+@contextmanager
+def worker_info(info: Any) -> Iterator[None]:
+    """Let `get_worker_info` return `info` within."""
+    outside = torch_worker._worker_info  # noqa: SLF001 - nothing public sets it
+    torch_worker._worker_info = info  # noqa: SLF001
+    try:
+        yield
+    finally:
+        torch_worker._worker_info = outside  # noqa: SLF001

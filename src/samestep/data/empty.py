@@ -11,8 +11,10 @@ from torch import Tensor
 
 from samestep.base.errors import UsageError
 
+_WHY = "a short last batch leaves this worker without samples"
 
-def empty_batch(collate: Callable[[list[Any]], Any], sample: Any) -> Any:
+
+def empty_batch(collate: Callable[[list[Any]], Any], sample: Any, *, why: str = _WHY) -> Any:
     """Return what `collate` would make of no samples.
 
     The batches of 2 and of 4 copies of `sample` are compared; what grows is carried on to 0::
@@ -27,16 +29,32 @@ def empty_batch(collate: Callable[[list[Any]], Any], sample: Any) -> Any:
 
     Not of 1 and 2: some functions squeeze a batch of 1, others make pairs.
 
+    Args:
+        collate: makes a batch of samples.
+        sample: one of those that it takes.
+        why: what a batch of none is for; begins the error.
+
     Raises:
         UsageError: the batch is neither tensors, arrays nor lists, tuples and dicts of them, or nothing in
             it grows with the samples.
     """
     two, four = (collate([deepcopy(sample) for _ in range(count)]) for count in (2, 4))
     carry = _Carry()
-    empty = carry(two, four)
-    if not carry.grows:
-        raise _unclear(f"a {_name(two)} that is as long for 2 samples as for 4")
+    try:
+        empty = carry(two, four)
+        if not carry.grows:
+            raise _Unclear(f"a {_name(two)} that is as long for 2 samples as for 4")
+    except _Unclear as found:
+        raise UsageError(
+            f"{why}, and a batch of none cannot be made: the collate function gives {found}. Use "
+            "drop_last=True, a batch size whose last batch has a sample for every worker, or a collate "
+            "function that gives tensors, arrays, lists, tuples or dicts."
+        ) from None
     return empty
+
+
+class _Unclear(Exception):  # noqa: N818 - reads as what it is
+    """Says what a collate function gives, where that tells nothing about a batch of none."""
 
 
 class _Carry:
@@ -47,7 +65,7 @@ class _Carry:
 
     def __call__(self, two: Any, four: Any) -> Any:
         if type(two) is not type(four):
-            raise _unclear(f"a {_name(two)} of 2 samples but a {_name(four)} of 4")
+            raise _Unclear(f"a {_name(two)} of 2 samples but a {_name(four)} of 4")
         if isinstance(two, Tensor | np.ndarray):
             return self._array(two, four)
         if isinstance(two, list | tuple):
@@ -60,13 +78,13 @@ class _Carry:
             return type(two)(0) if four == 2 * two else two
         if two is four or isinstance(two, str | bytes | float | complex):
             return two
-        raise _unclear(f"a {_name(two)}")
+        raise _Unclear(f"a {_name(two)}")
 
     def _array(self, two: Any, four: Any) -> Any:
         if isinstance(two, Tensor) and (two.is_nested or two.layout != torch.strided):
-            raise _unclear("a nested or sparse tensor")
+            raise _Unclear("a nested or sparse tensor")
         if two.ndim != four.ndim:
-            raise _unclear(f"{two.ndim} dimensions for 2 samples but {four.ndim} for 4")
+            raise _Unclear(f"{two.ndim} dimensions for 2 samples but {four.ndim} for 4")
         if two.shape == four.shape:
             doubled = _counts(two) and bool((four == 2 * two).all())
             return two - two if doubled else two
@@ -91,14 +109,6 @@ def _counts(array: Any) -> bool:
     if isinstance(array, Tensor):
         return not (array.is_floating_point() or array.is_complex() or array.dtype == torch.bool)
     return bool(array.dtype.kind in "iu")
-
-
-def _unclear(found: str) -> UsageError:
-    return UsageError(
-        "a short last batch leaves this worker without samples, and a batch of none cannot be made: the "
-        f"collate function gives {found}. Use drop_last=True, a batch size whose last batch has a sample for "
-        "every worker, or a collate function that gives tensors, arrays, lists, tuples or dicts."
-    )
 
 
 def _name(value: Any) -> str:

@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 
+from samestep.base.errors import UsageError
 from samestep.base.machine import cpu_share
 from samestep.base.place import Place
 from samestep.data.augment import Augment
 from samestep.data.draws import sample_words
+from samestep.data.failed import Failed, unless_failed
 from samestep.data.lazy import LazyImages
 from samestep.data.loader import Batch
 from samestep.data.normalise import Normalise
@@ -35,7 +37,8 @@ class LazyLoader:
     processes. These stay from epoch to epoch; a resumed epoch reads nothing that was used before.
 
     Raises:
-        UsageError: a full batch is too small to give every rank a sample.
+        UsageError: a full batch is too small to give every rank a sample. While reading, an image cannot be
+            read (DataError).
     """
 
     images: LazyImages
@@ -64,7 +67,7 @@ class LazyLoader:
         self._sampler = _Ids()
         workers = loading_processes(self.place, self.device) if self.workers is None else self.workers
         self._loader = DataLoader(
-            self.images,
+            _Told(self.images),
             batch_sampler=self._sampler,
             collate_fn=_Stack(self.images.shape),
             num_workers=workers,
@@ -89,9 +92,8 @@ class LazyLoader:
         pairs = list(micro_batches(steps, self.accumulate))
         parts = [self.plan.share(micro) for _, micro in pairs]
         self._sampler.batches = [order[part.start : part.stop].tolist() for part in parts]
-        for (step, micro), ids, (images, labels) in zip(
-            pairs, self._sampler.batches, self._loader, strict=True
-        ):
+        read = map(unless_failed, self._loader)
+        for (step, micro), ids, (images, labels) in zip(pairs, self._sampler.batches, read, strict=True):
             numbers = torch.tensor(ids, dtype=torch.int64)
             yield Batch(
                 images=self._images(images, numbers, position),
@@ -152,13 +154,31 @@ class _Ids(Sampler[list[int]]):
         return iter(self.batches)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Told(Dataset[tuple[Tensor, int] | Failed]):
+    """The images; of one that cannot be read, the error."""
+
+    images: LazyImages
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int] | Failed:
+        try:
+            return self.images[index]
+        except UsageError as error:
+            return Failed(error)
+
+
 @dataclass(frozen=True, slots=True)
 class _Stack:
     """Puts samples into one batch; none make one of length 0."""
 
     shape: tuple[int, int, int]
 
-    def __call__(self, samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
-        images = [image for image, _ in samples]
-        labels = torch.tensor([label for _, label in samples], dtype=torch.int64)
+    def __call__(self, samples: list[tuple[Tensor, int] | Failed]) -> tuple[Tensor, Tensor] | Failed:
+        read = []
+        for sample in samples:
+            if isinstance(sample, Failed):
+                return sample
+            read.append(sample)
+        images = [image for image, _ in read]
+        labels = torch.tensor([label for _, label in read], dtype=torch.int64)
         return torch.stack(images) if images else torch.empty((0, *self.shape), dtype=torch.uint8), labels

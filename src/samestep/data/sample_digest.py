@@ -1,4 +1,4 @@
-"""A digest of one sample, to tell whether two ranks read the same."""
+"""A digest of one sample, to tell whether two processes read the same."""
 
 import hashlib
 from collections.abc import Mapping
@@ -23,7 +23,8 @@ def _add(digest: "hashlib._Hash", value: Any) -> None:
     digest.update(f"{type(value).__qualname__} ".encode())
     if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_nested:
         digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
-        value = value.detach().cpu().contiguous().reshape(-1)
+        value = value.detach().cpu().resolve_conj().resolve_neg().flatten()
+        value = value.clone(memory_format=torch.contiguous_format)  # a strided view has no bytes of its own
         digest.update(value.view(torch.uint8).numpy().tobytes())
     elif isinstance(value, np.ndarray) and value.dtype != object:
         digest.update(f"{value.dtype} {value.shape}".encode() + value.tobytes())

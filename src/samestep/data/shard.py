@@ -30,6 +30,8 @@ _KEPT = (
     "prefetch_factor",
     "persistent_workers",
 )
+_OF_PROCESSES = ("timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers")
+"""Settings of loader processes, which torch refuses where there are none."""
 
 
 def shard(
@@ -75,16 +77,22 @@ def shard(
 
     Raises:
         UsageError: `batch_size` is missing or below the number of ranks, or the data has no length and is not
-            a stream, or the DataLoader draws in an order of its own. In the first step: the ranks read
-            different streams.
+            a stream, or the DataLoader draws in an order of its own, or ``in_order=False``. In the first
+            step: ranks or loader processes read different streams.
     """
     settings: dict[str, Any] = {"batch_size": batch_size, "shuffle": shuffle, "drop_last": drop_last}
-    given = {name: value for name, value in settings.items() if value is not None}
+    given = {name: value for name, value in settings.items() if value is not None} | options
     if isinstance(data, DataLoader):
-        given = _settings(data, needs_order=shuffle is None) | given | options
+        kept = _settings(data, needs_order=shuffle is None)
+        if given.get("num_workers") == 0:
+            kept = {name: value for name, value in kept.items() if name not in _OF_PROCESSES}
+        given = kept | given
         data = data.dataset
-    else:
-        given |= options
+    if not given.pop("in_order", True):
+        raise UsageError(
+            "in_order=False gives batches as loader processes finish them: a batch would be weighed as "
+            "another, and ranks would take different steps. Leave it out."
+        )
     if "batch_size" not in given:
         raise UsageError("shard(data) needs batch_size=, the samples per step over all workers")
     world = current() if world is None else world

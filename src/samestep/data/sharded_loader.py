@@ -6,7 +6,9 @@ from typing import Any, NamedTuple, Protocol
 
 from torch.utils.data import DataLoader, Dataset
 
+from samestep.base.errors import UsageError
 from samestep.data.empty import empty_batch
+from samestep.data.failed import Failed, unless_failed
 from samestep.data.sampler import ShareBatchSampler
 from samestep.sharding.plan import Plan
 from samestep.sharding.position import Position
@@ -143,7 +145,7 @@ class IndexedLoader(ShardedLoader):
         plan = self._shares.plan
         steps = plan.steps(self._shares.upcoming)
         for step, batch in zip(steps, super().__iter__(), strict=True):
-            yield Drawn(batch, plan.weight(step), step.count, step.after)
+            yield Drawn(unless_failed(batch), plan.weight(step), step.count, step.after)
 
     @property
     def remaining(self) -> int:
@@ -161,6 +163,12 @@ class _CollateOrEmpty:
     """Whether a batch of none will be needed: then the first batch shows that it can be made."""
 
     def __call__(self, samples: list[Any]) -> Any:
+        try:
+            return self._batch(samples)
+        except UsageError as error:
+            return Failed(error)
+
+    def _batch(self, samples: list[Any]) -> Any:
         if samples and self.probe:
             self.probe = False
             empty_batch(self.collate, samples[0])

@@ -1,9 +1,14 @@
 """Processes that load for a rank."""
 
+from dataclasses import replace
+
+import pytest
 import torch
 from torch.utils.data import TensorDataset
 
 import samestep
+from samestep.base.errors import DataError, UsageError
+from samestep.base.place import Place
 from samestep.data.augment import parse_augment
 from samestep.data.loading import Draw, batches_of
 from samestep.sharding.position import Position
@@ -30,6 +35,23 @@ def test_a_worker_process_makes_the_batch_of_none():
     data, last = TensorDataset(torch.arange(4)), run_ranks(lambda world: world, 3)[2]
     served = samestep.shard(data, batch_size=3, world=last, collate_fn=list, **SERVED)
     assert [len(batch) for batch in served] == [1, 0]
+
+
+def test_that_no_batch_of_none_can_be_made_is_said_without_a_traceback():
+    data, last = TensorDataset(torch.arange(4)), run_ranks(lambda world: world, 3)[2]
+    served = samestep.shard(data, batch_size=3, world=last, collate_fn=frozenset, **SERVED)
+    with pytest.raises(UsageError, match=r"^a short last batch leaves this worker without samples") as caught:
+        next(iter(served))
+    assert "Traceback" not in str(caught.value)
+
+
+def test_an_image_that_cannot_be_read_is_named_without_a_traceback():
+    images = as_read(random_images(8, channels=3))
+    other = replace(images, shape=(1, 8, 8))
+    drawn = batches_of(other, Draw(batch_size=4), place=Place(), device=torch.device("cpu"), workers=1)
+    with pytest.raises(DataError, match=r"^random train: image \d is torch.uint8") as caught:
+        next(drawn.epoch(Position()))
+    assert "Traceback" not in str(caught.value)
 
 
 def read_by_processes(world, workers):

@@ -1,12 +1,17 @@
 """`samestep.shard` of a stream that loader processes read."""
 
+import gc
+import multiprocessing
+
 import pytest
 import torch
+from torch.utils.data import DataLoader, get_worker_info
 
 import samestep
+from samestep.base.errors import DataError, UsageError
 from samestep.world.solo import SoloWorld
 from samestep.world.threads import run_ranks
-from support.streams import Counting, Shuffled, Split
+from support.streams import Broken, Counting, Shuffled, Sliced, Split, Unseeded
 
 SERVED = {"multiprocessing_context": "forkserver", "num_workers": 2}
 
@@ -36,6 +41,65 @@ def test_a_rank_reads_its_share_through_two_processes():
     worlds = run_ranks(lambda world: world, 3)
     last = samestep.shard(Counting(7), batch_size=3, drop_last=False, world=_Alike(worlds[2]), **SERVED)
     assert steps_of(last) == [[2], [5], []]
+
+
+def test_processes_that_read_different_streams_are_refused_before_the_first_step():
+    with pytest.raises(UsageError, match="the loader processes of worker 0 different first samples"):
+        next(iter(samestep.shard(Unseeded(20), batch_size=4, world=SoloWorld(), **SERVED)))
+    alone = samestep.shard(Unseeded(20), batch_size=4, world=SoloWorld())
+    assert len(steps_of(alone)) == 5
+
+
+@pytest.mark.parametrize("readable", [0, 9])
+def test_what_cannot_be_read_is_said_without_a_traceback(readable):
+    data = Broken(readable, DataError("shard-7.tar is damaged"))
+    loader = samestep.shard(data, batch_size=3, world=SoloWorld(), **SERVED, persistent_workers=True)
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"^shard-7\.tar is damaged$"):
+            steps_of(loader)
+
+
+def test_an_error_does_not_keep_loader_processes():
+    """A cycle through its traceback would: until the collector comes by, and then ending them takes long."""
+    before = set(multiprocessing.active_children())
+    data = Broken(9, DataError("no"))
+    loader = samestep.shard(data, batch_size=3, world=SoloWorld(), **SERVED, persistent_workers=True)
+    gc.disable()
+    try:
+        with pytest.raises(DataError, match="no"):
+            steps_of(loader)
+        del loader
+        assert set(multiprocessing.active_children()) <= before
+    finally:
+        gc.enable()
+
+
+def start_at_2(process):
+    """As in torch's documentation of IterableDataset, but alike in all processes."""
+    info = get_worker_info()
+    assert (info.id, info.num_workers) == (process, 2)
+    info.dataset.start = 2
+
+
+def test_a_kept_worker_init_fn_finds_the_users_data_set():
+    serial = DataLoader(
+        Sliced(11),
+        batch_size=4,
+        worker_init_fn=start_at_2,
+        num_workers=2,
+        multiprocessing_context="forkserver",
+    )
+    assert steps_of(samestep.shard(serial, world=SoloWorld())) == [[2, 3, 4, 5], [6, 7, 8, 9], [10]]
+
+
+def start_apart(process):
+    get_worker_info().dataset.start = process
+
+
+def test_a_worker_init_fn_that_splits_the_stream_is_refused():
+    loader = samestep.shard(Sliced(9), batch_size=4, world=SoloWorld(), worker_init_fn=start_apart, **SERVED)
+    with pytest.raises(UsageError, match="split among them by a worker_init_fn"):
+        next(iter(loader))
 
 
 class _Alike:

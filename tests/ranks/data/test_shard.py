@@ -257,6 +257,23 @@ def test_a_dataloader_keeps_its_settings():
     ]
 
 
+def test_a_dataloader_with_processes_may_be_read_without():
+    serial = DataLoader(
+        numbers(4), batch_size=2, num_workers=2, persistent_workers=True, prefetch_factor=4, timeout=9
+    )
+    assert samestep.shard(serial, world=SoloWorld()).prefetch_factor == 4
+    alone = samestep.shard(serial, num_workers=0, world=SoloWorld())
+    assert steps_of(alone) == [[0, 1], [2, 3]]
+    assert (alone.persistent_workers, alone.prefetch_factor, alone.timeout) == (False, None, 0)
+    with pytest.raises(ValueError, match="persistent_workers"):
+        samestep.shard(serial, num_workers=0, persistent_workers=True, world=SoloWorld())
+
+
+def test_batches_in_the_order_of_the_processes_are_those_of_a_dataloader_that_does_not_care():
+    serial = DataLoader(numbers(4), batch_size=2, num_workers=2, in_order=False)
+    assert samestep.shard(serial, world=SoloWorld()).in_order
+
+
 class Endless(Dataset):
     def __getitem__(self, index):
         return index
@@ -271,6 +288,7 @@ OWN_BATCHES = BatchSampler(SequentialSampler(range(8)), 2, drop_last=False)
     [
         (numbers(8), {}, "needs batch_size="),
         (numbers(8), {"batch_size": 2}, r"global batch of 2 .* 3 workers"),
+        (numbers(8), {"batch_size": 4, "in_order": False}, "in_order=False gives batches as"),
         (Endless(), {"batch_size": 4}, "Endless has no length"),
         (DataLoader(numbers(8), batch_size=4, sampler=OWN_ORDER), {}, "through a WeightedRandomSampler"),
         (DataLoader(numbers(8), batch_sampler=OWN_BATCHES), {}, "batch_sampler of its own"),

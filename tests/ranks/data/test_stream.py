@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import samestep
-from samestep.base.errors import UsageError
+from samestep.base.errors import DataError, PeerLost, UsageError
 from samestep.data.sample_digest import sample_digest
 from samestep.sharding.plan import Plan
 from samestep.sharding.position import Position
 from samestep.world.solo import SoloWorld
 from samestep.world.threads import run_ranks
-from support.streams import Counting, Epochs, Forever, PerRank, Shuffled, Sized
+from support.streams import Broken, Counting, Epochs, Forever, PerRank, Shuffled, Sized
 
 SIZES = (1, 2, 3)
 
@@ -148,9 +148,49 @@ def test_that_no_batch_of_none_can_be_made_is_said_in_the_first_step_though_the_
             iter(samestep.shard(Forever(), batch_size=3, drop_last=True, collate_fn=frozenset, world=world))
         )
 
-    with pytest.raises(UsageError, match="drop_last=True"):
-        run_ranks(lambda world: next(iter(samestep.shard(Forever(), batch_size=3, collate_fn=frozenset))), 2)
+    def each(world):
+        with pytest.raises(UsageError, match=r"length may leave worker 1 without samples.*drop_last=True"):
+            next(iter(samestep.shard(Forever(), batch_size=3, collate_fn=frozenset, world=world)))
+
+    run_ranks(each, 2)
     assert run_ranks(dropping, 3) == [{0}, {1}, {2}]
+
+
+@pytest.mark.parametrize(("count", "options"), [(10, {}), (8, {}), (9, {"drop_last": True})])
+def test_a_stream_that_leaves_no_rank_without_samples_is_never_asked_for_a_batch_of_none(count, options):
+    def lengths(world):
+        loader = samestep.shard(Sized(count), batch_size=4, collate_fn=frozenset, world=world, **options)
+        return [len(batch) for batch in loader]
+
+    assert run_ranks(lengths, 2) == [[2, 2, 1][: -(-count // 4) - ("drop_last" in options)]] * 2
+
+
+def test_all_ranks_refuse_at_once_what_one_cannot_do():
+    """A length known to leave rank 1 alone without samples, and a data set that it cannot read."""
+
+    def none_for_rank_1(world):
+        with pytest.raises(UsageError, match="a short last batch leaves worker 1 without samples"):
+            next(iter(samestep.shard(Sized(5), batch_size=4, collate_fn=frozenset, world=world)))
+
+    def unreadable_on_rank_1(world):
+        data = Broken(0, DataError("shard-7.tar is damaged"), broken=world.place.rank == 1)
+        with pytest.raises(DataError, match=r"^shard-7\.tar is damaged$"):
+            next(iter(samestep.shard(data, batch_size=4, world=world)))
+
+    run_ranks(none_for_rank_1, 2)
+    run_ranks(unreadable_on_rank_1, 3)
+
+
+def test_an_error_of_the_users_is_raised_where_it_is_and_told_to_the_others():
+    def first(world):
+        data = Broken(0, KeyError("mask"), broken=world.place.rank == 1)
+        kind, says = (
+            (KeyError, "mask") if world.place.rank == 1 else (PeerLost, "worker 1 .* KeyError: 'mask'")
+        )
+        with pytest.raises(kind, match=says):
+            next(iter(samestep.shard(data, batch_size=4, world=world)))
+
+    run_ranks(first, 3)
 
 
 def test_ranks_that_read_different_streams_are_refused_in_the_first_step():
@@ -213,6 +253,12 @@ def test_a_digest_tells_samples_apart(sample, other):
 
 def test_equal_samples_have_equal_digests():
     def sample():
-        return {"x": torch.arange(6).reshape(2, 3).T, "y": [torch.tensor(0.5).numpy(), object(), None]}
+        imaginary = torch.tensor([1 + 2j]).conj()
+        strange = [torch.arange(0), torch.arange(2.0).to(torch.bfloat16), imaginary, imaginary.imag]
+        return {
+            "x": torch.arange(6).reshape(2, 3).T,
+            "strange": strange,
+            "y": [torch.tensor(0.5).numpy(), object(), None],
+        }
 
     assert sample_digest(sample()) == sample_digest(sample())
