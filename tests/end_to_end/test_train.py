@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -112,7 +114,7 @@ def test_the_config_reproduces_the_run_and_the_checkpoint_holds_its_weights(runs
         (["digits", "--batch-per-worker", "0"], "--batch-per-worker 0"),
         (["digits", "--eval-only"], "--eval-only and --from CHECKPOINT go together"),
         (["--resume", "."], "there is no config.toml in it, so it is no run folder"),
-        (["--resume", "somewhere", "--lr", "1"], "--lr would change them"),
+        (["digits", "--resume", "somewhere", "--out", "other"], "--resume names the run folder already"),
         (["digits", "--config", "nowhere.toml"], "cannot read the configuration nowhere.toml"),
         (["digits", "--config", "file"], "is no TOML"),
         (["digits", "--profile", "5"], "--profile '5' is no span of steps"),
@@ -169,11 +171,26 @@ def test_a_wrong_configuration_is_named_by_file_and_key(text, message, tmp_path,
     assert message in capsys.readouterr().err
 
 
-def test_flags_go_before_the_file_and_the_file_before_the_recipe():
-    from samestep.recipes.order import Request, take_order
+def test_flags_go_before_the_file_and_the_file_before_the_recipe(tmp_path):
+    from samestep.recipes.order import take_order
+    from samestep.recipes.request import Request
 
-    settings = take_order(Request(changes={"lr": 0.5}), workers=1).settings
-    assert (settings.lr, settings.schedule) == (0.5, "one-cycle")
+    file = tmp_path / "mine.toml"
+    file.write_text("lr = 0.25\nschedule = 'cosine'\n")
+    settings = take_order(Request(recipe="digits", config=file, changes={"lr": 0.5}), workers=1).settings
+
+    assert (settings.lr, settings.schedule, settings.weight_decay) == (0.5, "cosine", 5e-4)
+
+
+@pytest.mark.parametrize(("code", "requeues"), [(0, 0), (75, 1), (1, 0)])
+def test_the_job_script_of_the_guide_queues_a_stopped_run_again_and_no_other(code, requeues):
+    guide = (Path(__file__).parents[2] / "docs" / "guide" / "training.md").read_text()
+    script = textwrap.dedent(guide[guide.index("    #!/bin/bash") :].split("\n\n")[0])
+    cluster = f"srun() {{ return {code}; }}; scontrol() {{ echo $*; }}; SLURM_JOB_ID=17\n"
+
+    done = subprocess.run(["bash", "-c", cluster + script], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout, done.stderr) == (code, "requeue 17\n" * requeues, "")
 
 
 def test_a_checkpoint_is_scored_alike_at_any_number_of_workers(runs):

@@ -19,7 +19,8 @@ from samestep.training.conduct import Conduct
 from samestep.training.settings import Settings
 
 if TYPE_CHECKING:
-    from samestep.recipes.order import Order, Request
+    from samestep.recipes.order import Order
+    from samestep.recipes.request import Request
 
 FINISH_S = 300.0
 """How long workers that were asked to stop may take for their step and a checkpoint."""
@@ -57,7 +58,9 @@ def train(
     resume: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Go on with the run in this folder, on any -n.", rich_help_panel=_WHAT
+            metavar="DIR",
+            help="Go on with the run in this folder, on any -n; with a RECIPE, begin it if there is none.",
+            rich_help_panel=_WHAT,
         ),
     ] = None,
     eval_only: Annotated[
@@ -110,7 +113,8 @@ def train(
     the workers; elsewhere -n of them start here. SIGTERM and SIGUSR1 finish the step, write a checkpoint and
     end with exit code 75; --resume goes on from it.
     """
-    from samestep.recipes.order import Request, take_order
+    from samestep.recipes.order import take_order
+    from samestep.recipes.request import Request
 
     if eval_only != (weights is not None):
         raise UsageError(
@@ -149,7 +153,7 @@ def _start(decision: Decision, request: "Request", order: "Order", *, as_json: b
         from samestep.recipes.cook import prepare
 
         prepare(order)
-        request = replace(request, out=None if order.resume else order.out)
+        request = replace(request, out=None if request.resume else order.out)
     for said in (order.label, order.settings.advice(decision.size), headline(decision)):
         if said is not None:
             tell(said)

@@ -1,7 +1,7 @@
 """One training to run, as a value: what was asked for, checked as a whole."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,40 +14,14 @@ from samestep.data.image_set import Images
 from samestep.data.registry import load
 from samestep.models.registry import build
 from samestep.recipes.book import find
-from samestep.recipes.config import part_of, read_config
+from samestep.recipes.config import part_of
+from samestep.recipes.request import Request, configuration
 from samestep.training.conduct import Conduct
 from samestep.training.loggers.observed import check_loggers
 from samestep.training.metrics import check_metrics
 from samestep.training.per_worker import batch_per_worker
 from samestep.training.profile import steps_of
-from samestep.training.run_folder import RunFolder
 from samestep.training.settings import Settings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What a user asks for, before anything is looked at.
-
-    The recipe says everything; a configuration file changes some of it, and flags change some of that.
-    """
-
-    recipe: str | None = None
-    fast: bool | None = None
-    data: str | None = None
-    model: str | None = None
-    data_dir: Path | None = None
-    subset: int | None = None
-    changes: Mapping[str, Any]
-    """Settings and conduct other than the recipe's."""
-    config: Path | None = None
-    batch_per_worker: int | None = None
-    lr_scale: str | None = None
-    resume: Path | None = None
-    """The run folder of a training to go on with."""
-    weights: Path | None = None
-    """A checkpoint to score; nothing is trained then."""
-    out: Path | None = None
-    """The run folder of a new training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +73,11 @@ def take_order(request: Request, *, workers: int) -> Order:
         UsageError: an unknown recipe, a setting out of range, data that is missing or damaged, or a run
             that cannot go on.
     """
-    config = _configuration(request)
+    config, goes_on = configuration(request)
     name = request.recipe or config.get("recipe", "digits")
     fast = config.get("fast", False) if request.fast is None else request.fast
     recipe = find(name, fast=fast)
-    asked = {**config, **request.changes}
-    settings = replace(recipe.settings, **part_of(asked, Settings))
+    settings = replace(recipe.settings, **part_of(config, Settings))
     _refuse_unused(settings, request.changes)
     settings, label = _per_worker(request, settings, workers)
     settings.check_workers(workers)
@@ -116,7 +89,7 @@ def take_order(request: Request, *, workers: int) -> Order:
     parse_augment(settings.augment)
     with torch.device("meta"):  # costs nothing, and says whether the model takes such images
         build(model, shape=train_set.shape, classes=len(train_set.classes))
-    conduct = replace(recipe.conduct, **part_of(asked, Conduct))
+    conduct = replace(recipe.conduct, **part_of(config, Conduct))
     check_loggers(conduct.logger)
     if conduct.profile is not None:
         steps = -(-(subset or len(train_set)) // settings.batch_size)
@@ -134,7 +107,7 @@ def take_order(request: Request, *, workers: int) -> Order:
         train_set=train_set if subset is None else train_set.subset(subset),
         test_set=load(data, "test", data_dir=data_dir),
         out=request.resume or request.out or default_folder(name),
-        resume=request.resume is not None,
+        resume=goes_on,
         weights=request.weights,
         label=label or config.get("label"),
     )
@@ -161,21 +134,6 @@ def _per_worker(request: Request, settings: Settings, workers: int) -> tuple[Set
         request.batch_per_worker, scale=request.lr_scale or "none", lr=settings.lr, workers=workers
     )
     return replace(settings, batch_size=scaled.batch_size, lr=scaled.lr), scaled.label
-
-
-def _configuration(request: Request) -> dict[str, Any]:
-    """Return the keys of the file that the request builds on, if any."""
-    if request.resume is None:
-        return {} if request.config is None else read_config(request.config)
-    named = [one.name for one in fields(request) if one.name not in ("resume", "changes")]
-    given = [*request.changes, *(name for name in named if getattr(request, name) is not None)]
-    if given:
-        raise UsageError(
-            f"--resume goes on with the settings that the run began with, and --{given[0].replace('_', '-')} "
-            "would change them. Leave it out, or begin another run with --config."
-        )
-    RunFolder.reopen(request.resume)
-    return read_config(request.resume / "config.toml")
 
 
 def _refuse_unused(settings: Settings, changes: Mapping[str, Any]) -> None:
