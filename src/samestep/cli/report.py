@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from samestep.base.record import json_line
-from samestep.report.compare import write_comparison
-from samestep.report.read import read_run
-from samestep.report.run_page import NAME, render
+from samestep.report import compare, run_page
+from samestep.report.read import names, read_run
+from samestep.report.run_page import NAME
 from samestep.report.words import headline
 from samestep.report.write import write_text
 
@@ -30,10 +30,10 @@ def report(
     """
     runs = [read_run(path) for path in paths]
     if len(runs) == 1:
-        page = write_text(out or paths[0] / NAME, render(runs[0]))
+        page = write_text(out or paths[0] / NAME, run_page.render(runs[0]))
     else:
-        page = write_comparison(paths, out or Path(NAME))
-    said = {run.name: headline(run) for run in runs}
+        page = write_text(out or Path(NAME), compare.render(runs))
+    said = dict(zip(names(runs), map(headline, runs), strict=True))
     if as_json:
         print(json_line({"page": str(page), "runs": said}).rstrip())
         return

@@ -7,7 +7,7 @@ from pathlib import Path
 from samestep import __version__
 from samestep.report.figures import curves
 from samestep.report.page import page, section, table
-from samestep.report.read import Run, read_run
+from samestep.report.read import Run, names, read_run
 from samestep.report.words import headline, shares
 from samestep.report.write import write_text
 
@@ -36,25 +36,25 @@ def differing(runs: Sequence[Run]) -> list[tuple[str, ...]]:
 
 def _body(title: str, runs: Sequence[Run]) -> Iterator[str]:
     yield f"<header><h1>{escape(title)}</h1></header>"
-    yield section("What they came to", table([(run.name, headline(run)) for run in runs]), _results(runs))
+    yield section(
+        "What they came to", table(list(zip(names(runs), map(headline, runs), strict=True))), _results(runs)
+    )
     yield section(
         "How they learnt", f'<div class="grid2">{"".join(chart.render() for chart in curves(runs))}</div>'
     )
     rows = differing(runs)
     same = "" if rows else "<p>None.</p>"
-    yield section(
-        "Settings that differ", table(rows, head=("setting", *(run.name for run in runs))) if rows else same
-    )
+    yield section("Settings that differ", table(rows, head=("setting", *names(runs))) if rows else same)
 
 
 def _results(runs: Sequence[Run]) -> str:
     rows: list[tuple[object, ...]] = []
-    for run in runs:
+    for name, run in zip(names(runs), runs, strict=True):
         step_s = sum(shares(run).values())
         result = run.result
         rows.append(
             (
-                run.name,
+                name,
                 run.workers or "",
                 f"{result['accuracy']:.2%}" if result else "not finished",
                 result.get("loss", ""),

@@ -1,9 +1,10 @@
 """What is drawn of runs: each figure takes one run, or several side by side."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 
-from samestep.report.read import PHASES, Run
+from samestep.report.read import PHASES, Run, names
 from samestep.report.scales import Bin, thin
 from samestep.report.svg import Chart, Line, Mark
 
@@ -21,7 +22,8 @@ def curves(runs: Sequence[Run]) -> list[Chart]:
     note = "The line is the mean of neighbouring steps; the band goes from the least to the greatest."
 
     def column(name: str) -> list[Line]:
-        return [Line(run.name, thin(run.steps["step"], run.steps[name], most=MOST)) for run in runs]
+        drawn = (thin(run.steps["step"], run.steps[name], most=MOST) for run in runs)
+        return list(map(Line, names(runs), drawn))
 
     return [
         Chart(
@@ -96,15 +98,19 @@ def _evaluated(
     runs: Sequence[Run], value: Callable[[dict[str, float]], float], *, several: bool
 ) -> list[Line]:
     x = "seconds" if several else "step"
-    return [Line(run.name, [_point(row[x], value(row)) for row in run.evaluations]) for run in runs]
+    return [
+        Line(name, _finite((row[x], value(row)) for row in run.evaluations))
+        for name, run in zip(names(runs), runs, strict=True)
+    ]
 
 
 def _points(run: Run, name: str) -> list[Bin]:
-    return [_point(row["step"], row[name]) for row in run.evaluations if row.get(name) is not None]
+    return _finite((row["step"], row[name]) for row in run.evaluations if name in row)
 
 
-def _point(x: float, y: float) -> Bin:
-    return Bin(x, y, y, y)
+def _finite(points: Iterable[tuple[float, float]]) -> list[Bin]:
+    """Return each point that has a place on the page."""
+    return [Bin(x, y, y, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
 
 
 def _starts(run: Run) -> tuple[Mark, ...]:

@@ -3,7 +3,9 @@
 import json
 import sys
 from array import array
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ else:
 
 PHASES = ("data", "forward", "backward", "exposed_sync", "optimizer")
 _COLUMNS = ("step", "loss", "lr", *PHASES)
+_EVALUATED = ("seconds", "accuracy", "loss")
+_NAN = float("nan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ class Run:
     steps: Mapping[str, "array[float]"]
     """By column: ``step``, ``loss`` (NaN where it was not finite), ``lr``, and seconds of each phase."""
     evaluations: list[dict[str, Any]]
+    """A figure that was not finite is NaN, here and below."""
     ranks: list[dict[str, Any]]
     sessions: list[dict[str, Any]]
     result: Mapping[str, Any]
@@ -75,27 +80,41 @@ def read_run(path: Path) -> Run:
             path=path,
             config=_toml(path / "config.toml"),
             steps=_columns(path / "metrics.jsonl"),
-            evaluations=list(_rows(path / "evaluations.jsonl", ("step", "seconds", "accuracy", "loss"))),
-            ranks=list(_rows(path / "ranks.jsonl", ("step", "rank", "samples_per_second"))),
+            evaluations=list(_rows(path / "evaluations.jsonl", ("step",), _EVALUATED, ("train_loss",))),
+            ranks=list(_rows(path / "ranks.jsonl", ("step", "rank"), ("samples_per_second",), PHASES)),
             sessions=list(_rows(path / "sessions.jsonl", ("step", "world_size"))),
-            result=_json(path / "result.json"),
+            result=_result(path / "result.json"),
             checkpoints=_checkpoints(path / "checkpoints"),
         )
     except OSError as error:
         raise UsageError(f"cannot read {error.filename or path}: {error.strerror}.") from None
 
 
+def names(runs: Sequence[Run]) -> list[str]:
+    """Return what to call each of several runs: the folder's name, or its path where two have the same."""
+    count = Counter(run.name for run in runs)
+    return [run.name if count[run.name] == 1 else str(run.path) for run in runs]
+
+
 def _columns(path: Path) -> dict[str, "array[float]"]:
     columns = {name: array("d") for name in _COLUMNS}
-    for row in _rows(path, ("step", "loss")):
+    for row in _rows(path, ("step",), ("loss",), ("lr", *PHASES)):
         for name, column in columns.items():
-            value = row.get(name)
-            column.append(float("nan") if value is None else value)
+            column.append(row.get(name, _NAN))
     return columns
 
 
-def _rows(path: Path, needed: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file of JSON lines; none where there is no file."""
+def _rows(
+    path: Path, counts: Sequence[str], figures: Sequence[str] = (), more: Sequence[str] = ()
+) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file of JSON lines; none where there is no file.
+
+    Args:
+        path: the file.
+        counts: what each has as a number.
+        figures: what each has as a number, or as null where it was not finite.
+        more: figures that may be missing.
+    """
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as stream:
@@ -106,14 +125,30 @@ def _rows(path: Path, needed: tuple[str, ...]) -> Iterator[dict[str, Any]]:
                 if not line.endswith("\n"):
                     return
                 raise UsageError(f"{path} is damaged: line {number} is no JSON.") from None
-            if not isinstance(row, dict) or any(name not in row for name in needed):
-                raise UsageError(f"{path} is of something else: line {number} lacks {', '.join(needed)}.")
-            if not all(isinstance(row[name], int | float | None) for name in needed):
-                raise UsageError(f"{path} is damaged: line {number} holds what is no number.")
-            yield row
+            where = f"line {number}"
+            _check(path, where, row, (*counts, *figures))
+            yield row | _numbers(path, where, row, counts, (*figures, *more))
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _check(path: Path, where: str, found: Any, needed: Sequence[str]) -> None:
+    if not isinstance(found, dict) or any(name not in found for name in needed):
+        raise UsageError(f"{path} is of something else: {where} lacks {', '.join(needed)}.")
+
+
+def _numbers(
+    path: Path, where: str, row: Mapping[str, Any], counts: Sequence[str], figures: Sequence[str]
+) -> dict[str, float]:
+    """Return the numbers in `row`; a figure that is null is NaN, which JSON does not have."""
+    numbers = {name: row[name] for name in counts}
+    for name in figures:
+        if name in row:
+            numbers[name] = _NAN if row[name] is None else row[name]
+    if not all(isinstance(value, int | float) for value in numbers.values()):
+        raise UsageError(f"{path} is damaged: {where} holds what is no number.")
+    return numbers
+
+
+def _result(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
@@ -122,7 +157,9 @@ def _json(path: Path) -> dict[str, Any]:
         found = None
     if not isinstance(found, dict):
         raise UsageError(f"{path} is damaged: it is no JSON object.")
-    return found
+    counts, figures = ("epochs", "steps"), (*_EVALUATED, "samples_per_second")
+    _check(path, "it", found, (*counts, *figures))
+    return found | _numbers(path, "it", found, counts, figures)
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -137,4 +174,9 @@ def _checkpoints(path: Path) -> list[Checkpoint]:
         return []
     steps = [folder for folder in path.glob("step-*") if (folder / "manifest.json").is_file()]
     steps.sort(key=lambda folder: (len(folder.name), folder.name))
-    return [Checkpoint(one.name, sum(file.stat().st_size for file in one.iterdir())) for one in steps]
+    found = []
+    for folder in steps:
+        with suppress(FileNotFoundError):  # a run that goes on removes old ones
+            size = sum(file.stat().st_size for file in folder.iterdir())
+            found.append(Checkpoint(folder.name, size))
+    return found

@@ -53,9 +53,14 @@ def hints(run: Run) -> list[str]:
 
 
 def _slow_ranks(run: Run) -> list[str]:
-    """Say which rank computes slower than the others: those that wait longer in the exchange wait for it."""
+    """Say which rank computes slower than the others: those that wait longer in the exchange wait for it.
+
+    Since the last start: before it, a rank may have had another share of the batch, and another machine.
+    """
+    began = run.sessions[-1]["step"] if run.sessions else 0
+    now = [row for row in run.ranks if row["step"] > began]
     busy = {}
-    for rank, rows in groupby(sorted(run.ranks, key=lambda row: row["rank"]), key=lambda row: row["rank"]):
+    for rank, rows in groupby(sorted(now, key=lambda row: row["rank"]), key=lambda row: row["rank"]):
         own = [row.get("forward", 0.0) + row.get("backward", 0.0) for row in rows]
         busy[rank] = _median(own)
     if len(busy) < 2:

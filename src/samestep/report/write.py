@@ -12,10 +12,17 @@ def write_text(path: Path, text: str) -> Path:
     Raises:
         UsageError: it cannot be written.
     """
-    draft = path.with_name(f".{path.name}.draft-{os.getpid()}")
     try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
+        if path.is_dir():
+            raise UsageError(
+                f"cannot write {path}: it is a folder. Name a file, such as --out {path / 'report.html'}."
+            )
+        draft = path.with_name(f".{path.name}.draft-{os.getpid()}")
+        try:
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}. Choose another --out.") from None
     return path

@@ -3,14 +3,17 @@
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.report import compare
-from samestep.report.read import read_run
+from samestep.cli import report as verb
+from samestep.report import compare, read
+from samestep.report.read import names, read_run
 from samestep.report.run_page import render, write_report
 from samestep.report.words import headline, hints
+from samestep.report.write import write_text
 from support.run_folders import run_folder, write_lines
 
 VOID = {"meta", "link", "br", "hr", "img"}
@@ -113,6 +116,9 @@ def test_a_half_written_last_line_is_left_out(tmp_path):
         ("metrics.jsonl", "nonsense\n", "metrics.jsonl is damaged: line 1 is no JSON"),
         ("metrics.jsonl", '{"a": 1}\n', "metrics.jsonl is of something else: line 1 lacks step, loss"),
         ("metrics.jsonl", '{"step": 1, "loss": "low"}\n', "line 1 holds what is no number"),
+        ("metrics.jsonl", '{"step": null, "loss": 1}\n', "line 1 holds what is no number"),
+        ("ranks.jsonl", '{"step": 1, "rank": 0, "samples_per_second": 1, "data": "?"}\n', "no number"),
+        ("result.json", '{"accuracy": 0.5}', "result.json is of something else: it lacks epochs, steps"),
         ("sessions.jsonl", "[]\n", "sessions.jsonl is of something else"),
         ("result.json", "[1]", "result.json is damaged"),
         ("config.toml", "= 3", "config.toml is damaged"),
@@ -156,6 +162,42 @@ def test_a_loss_that_is_not_finite_and_a_slow_rank_are_told(tmp_path):
     rendered(folder)
 
 
+def changed(folder, name, **values):
+    """Write `values` into every row of a file of the run in `folder`."""
+    rows = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+    write_lines(folder / name, [row | values for row in rows])
+
+
+def test_figures_that_were_not_finite_are_left_out_of_curves_also_side_by_side(tmp_path):
+    well, ill = run_folder(tmp_path / "well"), run_folder(tmp_path / "ill")
+    changed(ill, "evaluations.jsonl", loss=None, accuracy=None, train_loss=None)
+    changed(ill, "ranks.jsonl", samples_per_second=None, forward=None)
+    result = json.loads((ill / "result.json").read_text())
+    (ill / "result.json").write_text(json.dumps(result | {"loss": None, "samples_per_second": None}))
+    pages = render(read_run(ill)), compare.render([read_run(well), read_run(ill)])
+    for page in pages:
+        drawn = [value for value in re.findall(r' (?:d|cx|cy)="([^"]*)"', page) if "nan" in value]
+        assert drawn == []
+        assert "None" not in Outline(page).texts
+
+
+def test_a_rank_is_compared_with_the_others_since_the_last_start_only(tmp_path):
+    """Gone on with five workers, each has a smaller share than the two before had."""
+    folder = run_folder(tmp_path / "run")
+    before = [
+        {"step": k, "rank": rank, "samples_per_second": 1.0, "forward": 0.008, "backward": 0.012}
+        for k in range(5, 21, 5)
+        for rank in (0, 1)
+    ]
+    after = [
+        row | {"step": step, "rank": rank, "forward": 0.004, "backward": 0.006}
+        for row, step in zip(before, (25, 30), strict=False)
+        for rank in range(5)
+    ]
+    write_lines(folder / "ranks.jsonl", before + after)
+    assert hints(read_run(folder)) == []
+
+
 def test_an_unfinished_run_says_how_far_it_is(tmp_path):
     run = read_run(run_folder(tmp_path / "run", finished=False))
     assert headline(run).startswith(
@@ -179,3 +221,48 @@ def test_runs_side_by_side_show_what_differs(tmp_path):
     assert compare.differing(runs) == [("lr", "0.1", "0.2")]
     assert outline.tags.count("figure") == 4
     assert "not finished" in " ".join(outline.texts)
+
+
+@pytest.mark.parametrize("out", [".", "..", "there"])
+def test_a_page_is_not_written_over_a_folder(tmp_path, monkeypatch, out):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    with pytest.raises(UsageError, match=r"it is a folder\. Name a file, such as --out"):
+        write_text(Path(out), "page")
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_a_page_that_cannot_be_put_in_place_leaves_nothing(tmp_path, monkeypatch):
+    def full(self, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(UsageError, match="No space left"):
+        write_text(tmp_path / "page.html", "page")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_of_the_same_name_are_called_by_their_paths(tmp_path, monkeypatch, capsys):
+    folders = [run_folder(tmp_path / name) for name in ("a/run", "b/run", "other")]
+    runs = [read_run(folder) for folder in folders]
+    assert names(runs) == [str(folders[0]), str(folders[1]), "other"]
+    assert str(folders[1]) in Outline(compare.render(runs)).texts
+    verb.report(folders, out=tmp_path / "all.html", as_json=True)
+    assert list(json.loads(capsys.readouterr().out)["runs"]) == names(runs)
+
+
+def test_each_run_is_read_once(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(read, "_toml", lambda path: asked.append(path.parent) or {})
+    folders = [run_folder(tmp_path / name) for name in ("one", "two")]
+    verb.report(folders, out=tmp_path / "both.html", as_json=True)
+    assert asked == folders
+
+
+def test_a_checkpoint_that_goes_while_it_is_looked_at_is_left_out(tmp_path):
+    folder = run_folder(tmp_path / "run")
+    going = folder / "checkpoints" / "step-20"
+    going.mkdir()
+    (going / "manifest.json").write_text("{}")
+    (going / "model.safetensors").symlink_to(going / "gone")
+    assert [one.name for one in read_run(folder).checkpoints] == ["step-40"]
