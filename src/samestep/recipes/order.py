@@ -1,6 +1,5 @@
 """One training to run, as a value: what was asked for, checked as a whole."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +15,7 @@ from samestep.models.registry import build
 from samestep.recipes.book import find
 from samestep.recipes.config import part_of
 from samestep.recipes.request import Request, configuration
+from samestep.recipes.unused import refuse_unused, refuse_unused_by_data
 from samestep.training.conduct import Conduct
 from samestep.training.loggers.observed import check_loggers
 from samestep.training.metrics import check_metrics
@@ -78,13 +78,16 @@ def take_order(request: Request, *, workers: int) -> Order:
     fast = config.get("fast", False) if request.fast is None else request.fast
     recipe = find(name, fast=fast)
     settings = replace(recipe.settings, **part_of(config, Settings))
-    _refuse_unused(settings, request.changes)
+    refuse_unused(request, settings)
     settings, label = _per_worker(request, settings, workers)
     settings.check_workers(workers)
     data_dir = request.data_dir or (Path(config["data_dir"]) if "data_dir" in config else None)
-    subset = request.subset or config.get("subset")
+    subset = config.get("subset") if request.subset is None else request.subset
     data = request.data or config.get("data", recipe.data)
     train_set = load(data, "train", data_dir=data_dir)
+    refuse_unused_by_data(request, data, train_set)
+    if subset is not None:
+        train_set = train_set.subset(subset)
     model = request.model or config.get("model", recipe.model)
     parse_augment(settings.augment)
     with torch.device("meta"):  # costs nothing, and says whether the model takes such images
@@ -92,7 +95,7 @@ def take_order(request: Request, *, workers: int) -> Order:
     conduct = replace(recipe.conduct, **part_of(config, Conduct))
     check_loggers(conduct.logger)
     if conduct.profile is not None:
-        steps = -(-(subset or len(train_set)) // settings.batch_size)
+        steps = -(-len(train_set) // settings.batch_size)
         steps_of(conduct.profile, total=settings.epochs * steps)
     check_metrics(conduct.metric, classes=len(train_set.classes))
     return Order(
@@ -104,7 +107,7 @@ def take_order(request: Request, *, workers: int) -> Order:
         subset=subset,
         settings=settings,
         conduct=conduct,
-        train_set=train_set if subset is None else train_set.subset(subset),
+        train_set=train_set,
         test_set=load(data, "test", data_dir=data_dir),
         out=request.resume or request.out or default_folder(name),
         resume=goes_on,
@@ -134,21 +137,3 @@ def _per_worker(request: Request, settings: Settings, workers: int) -> tuple[Set
         request.batch_per_worker, scale=request.lr_scale or "none", lr=settings.lr, workers=workers
     )
     return replace(settings, batch_size=scaled.batch_size, lr=scaled.lr), scaled.label
-
-
-def _refuse_unused(settings: Settings, changes: Mapping[str, Any]) -> None:
-    """Refuse settings that would change nothing: who gives one expects that it does."""
-    uses = {
-        "momentum": settings.optimizer == "sgd",
-        "step_epochs": settings.schedule == "step",
-        "milestones": settings.schedule == "multistep",
-        "gamma": settings.schedule in ("step", "multistep"),
-    }
-    for name, used in uses.items():
-        if name in changes and not used:
-            chosen = (
-                f"--optimizer {settings.optimizer}"
-                if name == "momentum"
-                else f"--schedule {settings.schedule}"
-            )
-            raise UsageError(f"--{name.replace('_', '-')} means nothing with {chosen}: leave it out.")

@@ -50,7 +50,7 @@ def configuration(request: Request) -> tuple[dict[str, Any], bool]:
     file = {} if request.config is None else read_config(request.config)
     asked = {**file, **request.changes}
     folder = request.resume
-    if folder is None:
+    if folder is None or request.weights is not None:
         return asked, False
     _refuse_beside_resume(request)
     says_what = request.recipe is not None or request.config is not None

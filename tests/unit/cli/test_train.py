@@ -1,5 +1,7 @@
 """What ``samestep train`` makes of what was asked for: an order, or one line that says what to do."""
 
+from pathlib import Path
+
 import pytest
 import tomli_w
 
@@ -70,10 +72,60 @@ def test_a_run_does_not_go_on_as_another(begun, asked, message):
     assert message in refused(resume=begun, **asked)
 
 
-def test_a_run_goes_on_kept_and_watched_as_its_start_says(begun, tmp_path):
+def test_a_run_goes_on_kept_and_watched_as_its_start_says(begun):
     watched = {"keep": 3, "checkpoint_minutes": 1.0, "profile": "5:6", "per_rank": True}
-    found = order(resume=begun, data_dir=tmp_path, changes=watched)
+    found = order(resume=begun, changes=watched)
 
     assert {name: getattr(found.conduct, name) for name in watched} == watched
-    assert found.data_dir == tmp_path
     assert found.settings == order(resume=begun).settings
+
+
+def test_a_run_goes_on_with_its_data_in_another_folder(begun, tmp_path):
+    config = begun / "config.toml"
+    config.write_text(config.read_text().replace('data = "digits"', 'data = "folder"\ndata_dir = "nowhere"'))
+
+    assert f"{tmp_path}/there" in refused(resume=begun, data_dir=tmp_path / "there")
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"subset": 0}, "a subset of 0 samples: digits train holds 3823. Use 1 .. 3823."),
+        ({"data_dir": Path("x")}, "--data-dir means nothing with digits, which needs no files: leave it out"),
+        (
+            {"recipe": "synthetic", "data": "synthetic:1x8x8,2,8", "data_dir": Path("x")},
+            "--data-dir means nothing with synthetic:1x8x8,2,8",
+        ),
+        ({"changes": {"loader_workers": 2}}, "--loader-workers means nothing with digits, which lies in mem"),
+        (
+            {"changes": {"schedule": "step"}},
+            "every 30 epochs (--step-epochs), and the training ends after 10: it would never drop",
+        ),
+        ({"changes": {"schedule": "step", "step_epochs": 10.0}}, "it would never drop"),
+        (
+            {"changes": {"schedule": "multistep", "milestones": (3.0, 10.0)}},
+            "--milestones 10: the training ends after 10 epochs, before the rate would drop",
+        ),
+        ({"changes": {"optimizer": "adamw", "momentum": 0.5}}, "--momentum means nothing with --optimizer"),
+        ({"changes": {"gamma": 0.5}}, "--gamma means nothing with --schedule one-cycle"),
+        ({"weights": Path("x"), "out": Path("y")}, "--out means nothing with --eval-only, which trains not"),
+        ({"weights": Path("x"), "subset": 4}, "--subset means nothing with --eval-only"),
+        ({"weights": Path("x"), "resume": Path("y")}, "--resume means nothing with --eval-only"),
+        ({"weights": Path("x"), "changes": {"lr": 0.5}}, "--lr means nothing with --eval-only"),
+        (
+            {"weights": Path("x"), "changes": {"logger": ("wandb",)}},
+            "--logger means nothing with --eval-only",
+        ),
+        ({"weights": Path("x"), "changes": {"checkpoint_steps": 5}}, "--checkpoint-steps means nothing with"),
+    ],
+)
+def test_a_flag_that_would_change_nothing_is_refused(asked, message):
+    assert message in refused(**asked)
+
+
+def test_what_a_recipe_or_a_file_says_beyond_need_is_no_flag(tmp_path):
+    file = tmp_path / "config.toml"
+    file.write_text("schedule = 'step'\nstep_epochs = 20\nloader_workers = 1\ndata_dir = 'nowhere'\n")
+
+    assert order(config=file, changes={"epochs": 3}).settings.step_epochs == 20
+    assert order(config=file, weights=Path("x"), changes={"precision": "bf16"}).conduct.loader_workers == 1
