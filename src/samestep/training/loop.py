@@ -31,7 +31,15 @@ from samestep.training.surroundings import Surroundings
 from samestep.world.world import World
 
 EVALUATION_BATCH = 1000
-"""Samples per evaluation step, over all workers; it changes no result."""
+"""Samples per evaluation step at most, over all workers."""
+
+
+def evaluation_batch(settings: Settings, workers: int) -> int:
+    """Return the samples per evaluation step, over all workers; it changes no result.
+
+    Twice a training step's need no more memory than that did: nothing is kept for a backward.
+    """
+    return max(workers, min(EVALUATION_BATCH, 2 * settings.batch_size // settings.accumulate))
 
 
 class Training:
@@ -73,7 +81,7 @@ class Training:
             augment=parse_augment(settings.augment),
             dtype=dtype,
         )
-        scored = Draw(batch_size=max(EVALUATION_BATCH, world.place.size), shuffle=False, dtype=dtype)
+        scored = Draw(batch_size=evaluation_batch(settings, world.place.size), shuffle=False, dtype=dtype)
         self.batches = batches_of(train_set, learnt, **here)
         self.test_batches = batches_of(test_set, scored, **here)
         self.test_total = len(test_set)
