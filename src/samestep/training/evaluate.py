@@ -1,6 +1,6 @@
 """Evaluation in which every sample counts exactly once."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -47,6 +47,10 @@ class Score:
         return f"{right}, loss {self.loss:.4f}{others}"
 
 
+class Interrupted(Exception):  # noqa: N818 - reads as the event it is
+    """A rank was asked to stop while it evaluated; all ranks know, and nothing was scored."""
+
+
 class Metrics(Protocol):
     """Other figures over a data set, fed share by share."""
 
@@ -68,6 +72,7 @@ def evaluate(
     world: World,
     autocast: AbstractContextManager[object] | None = None,
     metrics: Metrics | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Score:
     """Score `model` on this rank's shares of `batches` and add up over all ranks.
 
@@ -78,15 +83,20 @@ def evaluate(
         world: sums the counts.
         autocast: in which the model computes.
         metrics: fed with every sample.
+        stop: whether this rank is to leave off; asked before each batch.
 
     Raises:
+        Interrupted: a rank left off.
         OutOfStep: the ranks together did not count each of the `total` samples once.
     """
-    sums = torch.zeros(3, dtype=torch.float64, device=world.device)  # correct, counted, loss
+    sums = torch.zeros(4, dtype=torch.float64, device=world.device)  # correct, counted, loss, who left off
     if metrics is not None:
         metrics.reset()
     with _evaluating(model), torch.inference_mode(), autocast or nullcontext():
         for batch in batches:
+            if stop():
+                sums[3] += 1
+                break
             if len(batch.labels):
                 scores = model(batch.images)
                 scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
@@ -96,7 +106,9 @@ def evaluate(
                 if metrics is not None:
                     metrics.update(scores, batch.labels)
     world.all_reduce(sums)
-    correct, counted, loss_sum = sums.tolist()
+    correct, counted, loss_sum, left = sums.tolist()
+    if left:
+        raise Interrupted
     if counted != total:
         raise OutOfStep(f"evaluation counted {counted:.0f} samples of a data set of {total}")
     others = {} if metrics is None else metrics.compute(world)

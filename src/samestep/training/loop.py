@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import nn
 
@@ -19,7 +19,7 @@ from samestep.replicas.replicate import Replicas, replicate
 from samestep.sharding.position import Position
 from samestep.training.compiling import compiled
 from samestep.training.conduct import Conduct
-from samestep.training.evaluate import Metrics, Score, evaluate
+from samestep.training.evaluate import Interrupted, Metrics, Score, evaluate
 from samestep.training.journal import Journal
 from samestep.training.keeping import Moment
 from samestep.training.learner import Learner
@@ -97,6 +97,8 @@ class Training:
         self.journal = Journal(world, self.clock)
         self.position = Position(settings.seed)
         self.best = 0.0
+        self._unjudged = False
+        """Whether an evaluation is due that a stop did not wait for."""
         self._score: Score | None = None
         self._seconds = 0.0
         self._began: float | None = None
@@ -112,6 +114,7 @@ class Training:
         self.position = Position(state["seed"], state["epoch"], state["samples"])
         self.journal.load_state_dict(state)
         self._seconds, self.best = state["seconds"], state["best"]
+        self._unjudged = state.get("unjudged", False)
         restore_random_state(self.world, snapshot.optimizer["random"])
 
     def run(self, around: Surroundings) -> Result:
@@ -138,8 +141,12 @@ class Training:
         around.sink.finish(result)
         return result
 
-    def evaluate(self) -> Score:
-        """Score the weights as they are now, every test sample once; called by all ranks."""
+    def evaluate(self, *, stop: Callable[[], bool] = lambda: False) -> Score:
+        """Score the weights as they are now, every test sample once; called by all ranks.
+
+        Raises:
+            Interrupted: a rank was to `stop`.
+        """
         return evaluate(
             self.learner.evaluated,
             self.test_batches.epoch(),
@@ -147,6 +154,7 @@ class Training:
             world=self.world,
             autocast=self.learner.precision.autocast(),
             metrics=self.metrics,
+            stop=stop,
         )
 
     def _step(self, replicas: Replicas) -> Step:
@@ -166,6 +174,8 @@ class Training:
         )
 
     def _epochs(self, step: Step, around: Surroundings) -> None:
+        if self._unjudged:
+            self._judge(around, late=False)
         while self.position.epoch < self.settings.epochs:
             self._began = time.perf_counter()
             self._epoch(step, around)
@@ -194,30 +204,37 @@ class Training:
     def _pause(self, around: Surroundings) -> None:
         """Look up from the steps: tell, write a checkpoint if one is due, stop if asked to."""
         stop, late = self._look(around)
-        if stop or late or around.keeper.due(self.journal.steps):
-            around.keeper.save(self._moment())
         if stop:
-            self._leave(around)
+            self._save_and_leave(around)
+        if late or around.keeper.due(self.journal.steps):
+            around.keeper.save(self._moment())
         self.clock.start()  # what this took is no part of the next step
 
     def _after_epoch(self, around: Surroundings, *, stop: bool, late: bool) -> None:
-        """Evaluate if it is time, then write a checkpoint if one is due: what it holds has been judged."""
+        """Evaluate if it is time, and write a checkpoint if one is due; a stop waits for no evaluation."""
         epoch = self.position.epoch
-        last = epoch == self.settings.epochs
-        judged: float | None = None
-        best = False
-        if last or epoch % self.conduct.evaluate_every == 0:
-            train_loss = self.journal.take_mean_loss()
-            self._score = score = self.evaluate()
-            judged = score.accuracy
-            best = judged > self.best
-            self.best = max(self.best, score.accuracy)
-            around.sink.evaluation(self._row(score, train_loss))
-            around.display.epoch_done(epoch, score=score, loss=train_loss, seconds=self._seconds)
-        if stop or late or last or best or around.keeper.due(self.journal.steps):
-            around.keeper.save(self._moment(), score=judged)
-        if stop and not last:
-            self._leave(around)
+        self._unjudged = epoch == self.settings.epochs or epoch % self.conduct.evaluate_every == 0
+        if stop:
+            self._save_and_leave(around)
+        if self._unjudged:
+            self._judge(around, late=late)
+        elif late or around.keeper.due(self.journal.steps):
+            around.keeper.save(self._moment())
+
+    def _judge(self, around: Surroundings, *, late: bool) -> None:
+        """Evaluate, then write a checkpoint if one is due: what it holds has been judged."""
+        try:
+            score = self.evaluate(stop=lambda: bool(around.stop))
+        except Interrupted:
+            self._save_and_leave(around)
+        epoch, train_loss = self.position.epoch, self.journal.take_mean_loss()
+        best = score.accuracy > self.best
+        self._score, self._unjudged = score, False
+        self.best = max(self.best, score.accuracy)
+        around.sink.evaluation(self._row(score, train_loss))
+        around.display.epoch_done(epoch, score=score, loss=train_loss, seconds=self._seconds)
+        if late or best or epoch == self.settings.epochs or around.keeper.due(self.journal.steps):
+            around.keeper.save(self._moment(), score=score.accuracy)
 
     def _look(self, around: Surroundings) -> tuple[bool, bool]:
         """Tell what the steps since the last look were; return whether to stop, and to write a checkpoint."""
@@ -229,7 +246,8 @@ class Training:
         stop, late = look.wishes
         return stop, late
 
-    def _leave(self, around: Surroundings) -> None:
+    def _save_and_leave(self, around: Surroundings) -> NoReturn:
+        around.keeper.save(self._moment())
         around.keeper.finish()
         asked = self.world.all_gather_objects(None if around.stop.signal is None else around.stop.signal.name)
         by = next(name for name in asked if name is not None)
@@ -245,6 +263,7 @@ class Training:
                 **self.journal.state_dict(),
                 "seconds": self._seconds_so_far,
                 "best": self.best,
+                "unjudged": self._unjudged,
                 "world_size": self.world.place.size,
             },
         )
