@@ -107,6 +107,10 @@ def test_the_config_reproduces_the_run_and_the_checkpoint_holds_its_weights(runs
         (["digits", "--milestones", "3,5"], "--milestones means nothing with --schedule one-cycle"),
         (["digits", "--schedule", "multistep", "--milestones", "3;5"], "no list of numbers such as 30,45"),
         (["digits", "--fast"], "digits has no --fast form; these have: mnist, fashion-mnist, cifar10"),
+        (
+            ["digits", "--augment", "flip,crop:8:reflect"],
+            "crop:8:reflect mirrors 8 pixels of images of 8 x 8",
+        ),
         (["digits", "--augment", "blur"], "--augment 'blur' is none of crop:PIXELS"),
         (["digits", "--model", "vgg"], "no model is called 'vgg'"),
         (["digits", "--lr-scale", "linear"], "--lr-scale belongs to --batch-per-worker"),
@@ -132,6 +136,16 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, mon
     assert (code, out) == (2, "")
     assert message in err
     assert len(err.splitlines()) == 1, err
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_compiler_that_is_missing_spoils_no_run_folder(workers, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr("samestep.cli.train.accelerator_count", lambda: 0)
+
+    assert run_command(["train", "digits", "--compile", "-n", workers, "--out", str(tmp_path / "run")]) == 2
+    assert "CXX='no-such-compiler' is not found" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_damaged_data_set_is_one_line_and_exit_code_2(tmp_path):

@@ -12,6 +12,7 @@ from samestep.base.errors import PutOff, UsageError
 from samestep.base.record import json_line
 from samestep.cli.running import Decision, act, decide, headline, tell
 from samestep.cli.setting_flags import as_arguments, given, with_flags_of
+from samestep.launch.accelerators import accelerator_count
 from samestep.launch.job import Job, Program
 from samestep.launch.plan import Spawn
 from samestep.report.run_page import write_report
@@ -113,7 +114,7 @@ def train(
     the workers; elsewhere -n of them start here. SIGTERM and SIGUSR1 finish the step, write a checkpoint and
     end with exit code 75; --resume goes on from it.
     """
-    from samestep.recipes.order import take_order
+    from samestep.recipes.order import check_compiler, take_order
     from samestep.recipes.request import Request
 
     if eval_only != (weights is not None):
@@ -142,6 +143,10 @@ def train(
         environment=env.snapshot(),
     )
     order = take_order(request, workers=decision.size)
+    if (
+        order.settings.compile and not accelerator_count()
+    ):  # else the workers look: devices are theirs to open
+        check_compiler(order)
     if decision.size > 1 and isinstance(decision.plan, Spawn):
         raise typer.Exit(_start(decision, request, order, as_json=as_json))
     _work(decision, order, threads=threads, as_json=as_json)
@@ -164,12 +169,14 @@ def _start(decision: Decision, request: "Request", order: "Order", *, as_json: b
 def _work(decision: Decision, order: "Order", *, threads: int | None, as_json: bool) -> None:
     """Be a worker, or the only one."""
     from samestep.recipes.cook import cook, score
+    from samestep.recipes.order import check_compiler
     from samestep.world.join import join
 
     if decision.size == 1 and order.label is not None:
         tell(order.label)
     try:
         with join(threads=threads) as world:
+            check_compiler(order, world.device)
             if order.weights is not None:
                 found = score(world, order)
                 world.print(json_line(found.as_dict()).rstrip() if as_json else found.summary())

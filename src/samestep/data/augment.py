@@ -32,15 +32,23 @@ class RandomCrop:
     def __call__(self, images: Tensor, words: Tensor) -> Tensor:
         """Return the changed images; each is a function of itself and its word."""
         height, width = images.shape[2:]
+        self.check(height, width)
+        padded = _pad(images, self.pad, self.padding)
+        span = 2 * self.pad + 1
+        top, left = integers(words, span, bit=0), integers(words, span, bit=20)
+        return _crop(padded, top=top, left=left, size=(height, width))
+
+    def check(self, height: int, width: int) -> None:
+        """Refuse images that have too few pixels to be mirrored.
+
+        Raises:
+            UsageError: they have.
+        """
         if self.padding == "reflect" and self.pad >= min(height, width):
             raise UsageError(
                 f"--augment crop:{self.pad}:reflect mirrors {self.pad} pixels of images of {height} x "
                 f"{width}: use fewer than a side has."
             )
-        padded = _pad(images, self.pad, self.padding)
-        span = 2 * self.pad + 1
-        top, left = integers(words, span, bit=0), integers(words, span, bit=20)
-        return _crop(padded, top=top, left=left, size=(height, width))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +117,26 @@ def parse_augment(spec: str) -> Augment | None:
     Raises:
         UsageError: a part that is none of these.
     """
-    if not spec:
-        return None
-    return Chain(tuple(_part(text.strip()) for text in spec.split(",")))
+    return Chain(_parts(spec)) if spec else None
+
+
+def check_augment(spec: str, *, shape: tuple[int, int, int]) -> None:
+    """Refuse a setting that means nothing, or cannot be done to images of a shape, before any is there.
+
+    Args:
+        spec: see `parse_augment`.
+        shape: channels, height and width.
+
+    Raises:
+        UsageError: it is one of these.
+    """
+    for part in _parts(spec):
+        if isinstance(part, RandomCrop):
+            part.check(*shape[1:])
+
+
+def _parts(spec: str) -> tuple[Augment, ...]:
+    return tuple(_part(text.strip()) for text in spec.split(",")) if spec else ()
 
 
 def _part(text: str) -> Augment:

@@ -1,12 +1,16 @@
 """Running an order on the ranks of a world."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
+from torch import nn
 
 from samestep.checkpoint.choose import Chosen, is_bare, newest_valid
 from samestep.checkpoint.foreign import load_state
+from samestep.checkpoint.manifest import AVERAGE, MODEL
 from samestep.checkpoint.retain import set_aside_later
 from samestep.checkpoint.shared import choose_on_all
 from samestep.models.registry import build
@@ -69,15 +73,32 @@ def cook(world: World, order: Order) -> Result:
 def score(world: World, order: Order) -> Score:
     """Score the weights of a checkpoint on the ranks of `world`; every rank calls this and gets the score.
 
+    Of a run that keeps an average of the weights, that is what is judged, as it was in the run.
+
     Raises:
         CheckpointError: it cannot be read, or belongs to another model.
     """
     training = _training(world, _settled(world, order))
-    model, weights = training.learner.evaluated, order.weights
-    assert weights is not None
-    state = world.on_main(lambda: load_state(weights, model))
+    model, path = training.learner.evaluated, order.weights
+    assert path is not None
+    state = world.on_main(lambda: _judged(path, model))
     model.load_state_dict(state)
     return training.evaluate()
+
+
+def _judged(path: Path, model: nn.Module) -> dict[str, Any]:
+    """Load the weights that a checkpoint is to be judged by; say so where they are not those that train."""
+    chosen = newest_valid(path) if path.is_dir() else None
+    if chosen is None or chosen.snapshot.average is None:
+        return load_state(path, model)
+    Console(stderr=True).print(
+        f"{chosen.path} keeps an average of the weights (--ema), which is scored. To score those that were "
+        f"trained: --from {chosen.path / MODEL}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    return load_state(chosen.path / AVERAGE, model)
 
 
 def _settled(world: World, order: Order) -> Order:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from samestep.base.errors import UsageError
-from samestep.data.augment import parse_augment
+from samestep.data.augment import check_augment
 from samestep.data.image_set import Images
 from samestep.data.registry import load
 from samestep.models.registry import build
@@ -16,6 +16,7 @@ from samestep.recipes.book import find
 from samestep.recipes.config import part_of
 from samestep.recipes.request import Request, configuration
 from samestep.recipes.unused import refuse_unused, refuse_unused_by_data
+from samestep.training.compiling import compiled
 from samestep.training.conduct import Conduct
 from samestep.training.loggers.observed import check_loggers
 from samestep.training.metrics import check_metrics
@@ -89,7 +90,7 @@ def take_order(request: Request, *, workers: int) -> Order:
     if subset is not None:
         train_set = train_set.subset(subset)
     model = request.model or config.get("model", recipe.model)
-    parse_augment(settings.augment)
+    check_augment(settings.augment, shape=train_set.shape)
     with torch.device("meta"):  # costs nothing, and says whether the model takes such images
         build(model, shape=train_set.shape, classes=len(train_set.classes))
     conduct = replace(recipe.conduct, **part_of(config, Conduct))
@@ -114,6 +115,20 @@ def take_order(request: Request, *, workers: int) -> Order:
         weights=request.weights,
         label=label or config.get("label"),
     )
+
+
+def check_compiler(order: Order, device: torch.device | str = "cpu") -> None:
+    """Refuse an order to compile where nothing can be compiled, before anything is written.
+
+    Args:
+        order: for what.
+        device: where it is to be trained.
+
+    Raises:
+        UsageError: a program is missing, or this Python is too new.
+    """
+    if order.settings.compile and order.weights is None:
+        compiled(torch.nn.Linear(1, 1, device=device), order.settings)
 
 
 def default_folder(recipe: str) -> Path:
