@@ -150,17 +150,48 @@ def test_a_script_that_spawns_is_started_once_and_left_to_it(script):
     assert "started once" in ended.err
 
 
-def test_a_serial_script_is_refused_for_several_workers_and_runs_on_one(script):
+def test_a_serial_script_of_which_nothing_can_be_shared_out_is_refused_and_runs_on_one(script):
     prog = script("import sys; print('ran', *sys.argv[1:])")
 
     refused = samestep("run", "-n", 2, prog, "-v")
-    assert (refused.code, refused.out) == (2, "")
-    assert len(refused.err.splitlines()) == 1
-    assert "serial script" in refused.err
-    assert "samestep.join()" in refused.err
+    assert refused.code == 2
+    assert "could be shared out (it calls no module with parameters)" in refused.err
+    assert "2 silent copies" in refused.err
 
     ran = samestep("run", "-n", 1, prog, "-v")
     assert (ran.code, ran.out) == (0, "ran -v\n")
+
+
+def test_a_serial_script_trains_on_two_workers_what_it_trains_on_one(script, tmp_path):
+    prog = script(
+        """\
+        import os, sys, torch
+        torch.set_default_dtype(torch.float64)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        torch.manual_seed(0)
+        for weight in model.parameters():
+            torch.nn.init.uniform_(weight, -1, 1)
+        for step in range(5):
+            x = torch.randn(7, 4)
+            loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            print(f"{step} {loss.item():.9f}")
+        with open(sys.argv[1], "a") as file:
+            file.write("once")
+        sys.exit(3)
+        """
+    )
+    serial = samestep("run", "-n", 1, prog, tmp_path / "1")
+    shared = samestep("run", "-n", 2, prog, tmp_path / "2")
+
+    assert serial.code == shared.code == 3
+    assert shared.out == serial.out
+    assert (tmp_path / "2").read_text() == "once"
+    assert "Sequential at prog.py:10: 5 calls shared out" in shared.err
+    assert "Sequential" not in serial.err
 
 
 def test_workers_that_never_met_are_called_silent_copies(script):

@@ -14,7 +14,7 @@ from samestep.launch.forking import fork_is_safe, release_compute_threads
 from samestep.launch.hosting import host, leave
 from samestep.launch.job import Job, Program
 from samestep.launch.plan import Join, Plan, Spawn, plan
-from samestep.launch.programs import become, has_met
+from samestep.launch.programs import Around, as_it_is, become, entry_of, has_met
 from samestep.launch.supervisor import Outcome
 from samestep.launch.variables import joined_variables
 from samestep.source.modules import own_folders, source_of
@@ -64,6 +64,11 @@ class Decision:
         return self.script is not None and self.script.kind == "spawns"
 
     @property
+    def steered(self) -> bool:
+        """Whether the program knows of one worker only, and runs on several all the same."""
+        return self.size > 1 and self.script is not None and self.script.kind == "serial"
+
+    @property
     def told_by_join(self) -> bool:
         """Whether `samestep.join` in the program will say how many workers there are, and what each has."""
         return isinstance(self.plan, Join) and self.script is not None and self.script.joins
@@ -104,8 +109,6 @@ def decide(
         threads=None,
         guarded=script is not None and not _HELP_FLAGS & set(job.program.args),
     )
-    if decision.size > 1 and script is not None and script.kind == "serial":
-        raise UsageError(_refusal(job.program, decision.size))
     if decision.alone:
         _refuse_copies_of_launchers(decision)
         return decision
@@ -197,14 +200,20 @@ def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
     if hosted:
         _import_once()
         hosted = release_compute_threads()
+    if decision.steered and not hosted:
+        raise UsageError(
+            f"{job.program.target} is a serial script, and this process cannot be forked into workers that "
+            "steer it (another system than Linux, or other threads). Start it under torchrun or srun."
+        )
+    entry = entry_of(job.program, hosted=hosted, around=_around(decision))
     if spawn.nodes.count > 1:
         from samestep.launch.backends import nodes
 
-        return nodes.run(job, local=spawn.local, nodes=spawn.nodes, tell=ended, hosted=hosted)
+        return nodes.run(job, entry, local=spawn.local, nodes=spawn.nodes, tell=ended)
     from samestep.launch.backends import local
 
     count = 1 if decision.alone else spawn.local
-    return local.run(job, local=count, tell=ended, hosted=hosted, alone=decision.alone)
+    return local.run(job, entry, local=count, tell=ended, alone=decision.alone)
 
 
 def _import_once() -> None:
@@ -216,7 +225,10 @@ def _run_here(decision: Decision, join: Join) -> NoReturn:
     """Be the worker that the launcher started."""
     program, place = decision.job.program, join.place
     env.export(joined_variables(place, join.master if place.size > 1 else None))
-    ending = become(program).ending if program.kind == "executable" else host(program)
+    if program.kind == "executable":
+        ending = become(program).ending
+    else:
+        ending = _around(decision)(lambda: host(program))
     sys.stderr.write(ending.traceback)
     if ending.exit_code == 0 and decision.guarded and not has_met(place.size):
         tell(f"error: {SILENT_COPIES.format(size=place.size)}")
@@ -266,16 +278,17 @@ def _what(decision: Decision) -> str:
     if script.kind == "spawns":
         return f"{target} starts its own workers ({script.evidence}): started once, and left to it"
     if script.kind == "serial":
-        return f"{target} is a serial script"
+        return f"{target} is a serial script" + (
+            "; its models' calls are shared out" if decision.steered else ""
+        )
     why = f" ({script.evidence})" if script.evidence else ""
     return f"{target} joins its peers itself{why}: runs as under torchrun"
 
 
-def _refusal(program: Program, size: int) -> str:
-    return (
-        f"{program.target} is a serial script: nothing in it, or in the modules beside it, joins other "
-        f"workers: {size} of them would be {size} silent copies of one run. Run it with -n 1; or have it "
-        "join (`with samestep.join() as world:`, or torch.distributed.init_process_group) and share out its "
-        "data; or say --mode native if it does so in a way that cannot be seen. A later release runs serial "
-        "scripts data-parallel as they are."
-    )
+def _around(decision: Decision) -> Around:
+    """Return what runs each worker's program."""
+    if not decision.steered:
+        return as_it_is
+    from samestep.autopilot.steering import steered
+
+    return partial(steered, guarded=decision.guarded)

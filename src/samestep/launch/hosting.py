@@ -155,12 +155,14 @@ def _user_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _calling_line(trace: TracebackType | None) -> str:
-    """Return where the user's code called samestep, as ``file:line``."""
+    """Return where the user's code called samestep, maybe through a library, as ``file:line``."""
     ours = str(Path(__file__).parents[1])
     place = "outside of any file"
     for frame, line in traceback.walk_tb(trace):
         if frame.f_code.co_filename.startswith(ours):
             break
+        if "site-packages" in frame.f_code.co_filename:
+            continue
         place = f"{frame.f_code.co_filename}:{line}"
     return place
 

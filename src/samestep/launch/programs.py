@@ -3,10 +3,13 @@
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeAlias
 
+from samestep.base.errors import Error
 from samestep.launch.child import Entry, Start
-from samestep.launch.hosting import Ending, host
+from samestep.launch.hosting import Ending, host, told
 from samestep.launch.job import Program
 from samestep.launch.report import Report, Word
 
@@ -14,19 +17,32 @@ _OTHER_WAYS = ("samestep.world.join", "mpi4py", "horovod", "ray", "jax")
 """Ways for processes to meet that leave no trace in torch.distributed, or not the one looked for."""
 
 
-def entry_of(program: Program, *, hosted: bool = True) -> Entry:
+Around: TypeAlias = Callable[[Callable[[], Ending]], Ending]
+"""Runs a worker's program, which it is given, in whatever it needs around it."""
+
+
+def as_it_is(run: Callable[[], Ending]) -> Ending:
+    """Run a program with nothing around it."""
+    return run()
+
+
+def entry_of(program: Program, *, hosted: bool = True, around: Around = as_it_is) -> Entry:
     """Return what each worker runs; its report's result is `has_met`.
 
     Args:
         program: what to run.
         hosted: whether Python code runs in the forked worker; otherwise a fresh interpreter takes its place.
+        around: runs a hosted program.
     """
 
     def run(start: Start, word: Word) -> Report:
         if program.kind == "executable" or not hosted:
             return become(program)
         _draw_apart()
-        ending = host(program, word.foretell)
+        try:
+            ending = around(lambda: host(program, word.foretell))
+        except Error as error:
+            ending = told(error)
         return Report(ending=ending, result=has_met(start.place.size))
 
     return run

@@ -65,20 +65,20 @@ def make_global(modules: Iterable[BatchNorm], world: World) -> list[Undo]:
 
     `torch.compile` leaves these forwards to Python: an exchange cannot be part of a compiled graph.
     """
-    return [redirect(module, partial(_global_forward, world=world), compiled=False) for module in modules]
+    return [redirect(module, partial(global_forward, world=world), compiled=False) for module in modules]
 
 
 def _local_forward(
     module: Norm, batch: Tensor, *args: Any, own: Forward | None, tracked: Tracked | None, **kwargs: Any
 ) -> Tensor:
-    if batch.numel() == 0 and _uses_batch_statistics(module):
+    if batch.numel() == 0 and uses_batch_statistics(module):
         if own is not None:
             raise UsageError(
                 f"{type(module).__name__} has a forward of its own, which cannot run on this rank's empty "
                 f"share {list(batch.shape)}. Call contribute_nothing() there, in place of the model."
             )
         return _normalise_nothing(module, batch)
-    if isinstance(module, BatchNorm) and _uses_batch_statistics(module) and _is_single(batch):
+    if isinstance(module, BatchNorm) and uses_batch_statistics(module) and _is_single(batch):
         raise UsageError(
             f"batch norm in training needs more than one value per channel, and this rank's share of the "
             f"batch is {list(batch.shape)}. Use batch_norm='global', which normalises over the global batch, "
@@ -110,8 +110,9 @@ def _has_torchs_forward(module: Norm) -> bool:
     return type(module).forward in known and "forward" not in vars(module)
 
 
-def _global_forward(module: BatchNorm, batch: Tensor, *, world: World) -> Tensor:
-    if not _uses_batch_statistics(module):
+def global_forward(module: BatchNorm, batch: Tensor, *, world: World) -> Tensor:
+    """Run a batch norm on this rank's share of a batch, as a part of it; an exchange in training."""
+    if not uses_batch_statistics(module):
         return BatchNorm.forward(module, batch)
     _check_input(module, batch)
     with torch.no_grad():
@@ -134,7 +135,8 @@ def _check_input(module: Norm, batch: Tensor) -> None:
     module._check_input_dim(batch)  # type: ignore[no-untyped-call]  # noqa: SLF001 - as forward begins
 
 
-def _uses_batch_statistics(module: Norm) -> bool:
+def uses_batch_statistics(module: Norm) -> bool:
+    """Return whether a norm normalises with the statistics of what it is given, not with running ones."""
     return module.training or module.running_mean is None
 
 

@@ -6,11 +6,10 @@ from contextlib import contextmanager
 
 from samestep.base.place import Place
 from samestep.launch import output
-from samestep.launch.child import Start
+from samestep.launch.child import Entry, Start
 from samestep.launch.descriptors import ensure_standard
 from samestep.launch.job import STDERR, STDOUT, Job
 from samestep.launch.orphans import adopt_orphans
-from samestep.launch.programs import entry_of
 from samestep.launch.supervisor import Outcome, signals_noted, supervise
 from samestep.launch.variables import Round, worker_variables
 from samestep.launch.workers import Workers
@@ -21,19 +20,18 @@ Tell = Callable[[Outcome, int], None]
 """Told how a round ended and how many more are allowed."""
 
 
-def run(job: Job, *, local: int, tell: Tell, hosted: bool = True, alone: bool = False) -> Outcome:
+def run(job: Job, entry: Entry, *, local: int, tell: Tell, alone: bool = False) -> Outcome:
     """Run `job` on `local` workers to its end, with fresh ones after a failure if the job allows it.
 
     Args:
         job: what to run.
+        entry: what each worker does with its program; see `entry_of`.
         local: number of workers.
         tell: told how each round ended.
-        hosted: whether Python programs run in forked workers or in fresh interpreters.
         alone: start the one worker without a launcher's variables: it starts the others itself.
     """
     ensure_standard()
     adopt_orphans()
-    entry = entry_of(job.program, hosted=hosted)
     with signals_noted() as signals:
         for restarts in range(job.max_restarts + 1):
             with (

@@ -29,11 +29,10 @@ from samestep.base import env
 from samestep.base.errors import WorldError
 from samestep.base.place import Place
 from samestep.launch.backends.local import Tell, starts
-from samestep.launch.child import HANDLED_SIGNALS
+from samestep.launch.child import HANDLED_SIGNALS, Entry
 from samestep.launch.descriptors import ensure_standard
 from samestep.launch.job import Job, Nodes
 from samestep.launch.orphans import adopt_orphans
-from samestep.launch.programs import entry_of
 from samestep.launch.supervisor import Outcome, Signals, conclude, hand_on, signals_noted
 from samestep.launch.variables import Round
 from samestep.launch.workers import Workers
@@ -43,15 +42,15 @@ _IN_USE = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
 _OUT_OF_FILES = re.compile("EMFILE|ENFILE|too many open files", re.IGNORECASE)
 
 
-def run(job: Job, *, local: int, nodes: Nodes, tell: Tell, hosted: bool = True) -> Outcome:
+def run(job: Job, entry: Entry, *, local: int, nodes: Nodes, tell: Tell) -> Outcome:
     """Run `job` on `local` workers here and as many on each other node, to its end.
 
     Args:
         job: what to run.
+        entry: what each worker does with its program; see `entry_of`.
         local: workers on this node.
         nodes: where this node meets the others.
         tell: told how each round ended.
-        hosted: whether Python programs run in forked workers or in fresh interpreters.
 
     Raises:
         DetectionError: the host where the nodes meet is unknown here.
@@ -64,7 +63,7 @@ def run(job: Job, *, local: int, nodes: Nodes, tell: Tell, hosted: bool = True) 
     ensure_standard()
     adopt_orphans()
     with signals_noted() as signals:
-        agent = _Agent(_specification(job, local, nodes), job=job, signals=signals, tell=tell, hosted=hosted)
+        agent = _Agent(_specification(job, local, nodes), job=job, entry=entry, signals=signals, tell=tell)
         try:
             agent.run()
         except SignalException as interrupt:
@@ -119,13 +118,13 @@ def _specification(job: Job, local: int, nodes: Nodes) -> WorkerSpec:
 class _Agent(SimpleElasticAgent):
     """torch's agent, with `Workers` as its worker processes."""
 
-    def __init__(self, spec: WorkerSpec, *, job: Job, signals: Signals, tell: Tell, hosted: bool) -> None:
+    def __init__(self, spec: WorkerSpec, *, job: Job, entry: Entry, signals: Signals, tell: Tell) -> None:
         super().__init__(spec)
         self.outcome = Outcome()
         self._job = job
         self._signals = signals
         self._tell = tell
-        self._entry = entry_of(job.program, hosted=hosted)
+        self._entry = entry
         self._workers: Workers | None = None
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:

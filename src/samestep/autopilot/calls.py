@@ -1,0 +1,128 @@
+"""The outermost calls of modules with parameters, shared out among the ranks."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from samestep.autopilot.account import Account, calling_site
+from samestep.autopilot.cut import Cut
+from samestep.autopilot.gradients import Gradients, leaves_of
+from samestep.autopilot.plans import Given, SplitPlan
+from samestep.autopilot.state import Drawn
+from samestep.autopilot.tree import leaves, mapped
+from samestep.autopilot.trial import Forward, Trial, split
+from samestep.base.errors import OutOfStep
+from samestep.world.world import World
+
+Kind: TypeAlias = tuple[Any, ...]
+_calls: ContextVar["Calls | None"] = ContextVar("samestep_calls", default=None)
+
+
+class Calls:
+    """Shares out the calls of one rank's script.
+
+    Args:
+        world: the ranks.
+        gradients: told of what is computed with.
+        account: told of each call.
+    """
+
+    def __init__(self, world: World, gradients: Gradients, account: Account) -> None:
+        self._world, self._gradients, self._account = world, gradients, account
+        self._inside = False
+        self._plans: WeakKeyDictionary[nn.Module, dict[Kind, SplitPlan | None]] = WeakKeyDictionary()
+
+    def __call__(
+        self, forward: Forward, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a module, and share the call out if it is worth it."""
+        if self._inside or next(module.parameters(), None) is None or _is_transformed():
+            return forward(module, *args, **kwargs)
+        self._inside = True
+        try:
+            return self._shared(forward, module, Given(args, kwargs))
+        finally:
+            self._inside = False
+
+    def _shared(self, forward: Forward, module: nn.Module, given: Given) -> Any:
+        kind = (module.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), given.form())
+        plans = self._plans.setdefault(module, {})
+        what = f"{type(module).__name__} at {calling_site()}"
+        if not any(max(tensor.shape[:2]) >= self._world.place.size for _, tensor in given.tensors()):
+            self._account.note_whole(what, "fewer samples than workers")
+            return forward(module, *given.args, **given.kwargs)
+        self._gradients.follow(module.parameters())
+        if kind not in plans:
+            verdict = Trial(forward, module, given, self._world).run()
+            plans[kind] = verdict.plan
+            if verdict.plan is not None:
+                self._account.split[what] += 1
+                return self._followed(verdict.outputs)
+            self._account.reasons[what] = verdict.why
+        plan = plans[kind]
+        total = None if plan is None else given.total(plan.dims)
+        if plan is None or total is None or total < self._world.place.size:
+            why = "fewer samples than workers" if plan is not None else self._account.reasons.get(what, "")
+            self._account.note_whole(what, why)
+            return forward(module, *given.args, **given.kwargs)
+        self._account.split[what] += 1
+        return self._split(forward, module, given, plan, Cut(self._world, total))
+
+    def _split(self, forward: Forward, module: nn.Module, given: Given, plan: SplitPlan, cut: Cut) -> Any:
+        before = None if plan.draws else Drawn.now(self._world.device)
+        outputs, _ = split(forward, module, given, cut, plan.dims, draws=plan.draws)
+        if before is not None and not before.same(Drawn.now(self._world.device)):
+            raise OutOfStep(
+                f"{type(module).__name__} drew random numbers, as it had not in its first call of this kind: "
+                "the workers' streams have gone apart."
+            )
+        return mapped(outputs, lambda path, part: plan.joints[path].put_together(part, cut))
+
+    def _followed(self, outputs: Any) -> Any:
+        """Follow what the module computes with beside its parameters, such as tensors of the script."""
+        own = [tensor for _, tensor in leaves(outputs) if isinstance(tensor, Tensor)]
+        self._gradients.follow(leaf for leaf in leaves_of(*own) if leaf.is_leaf)
+        return outputs
+
+
+@contextmanager
+def sharing_out(calls: Calls) -> Iterator[None]:
+    """Within, the calling thread's calls of modules go through `calls`."""
+    token = _calls.set(calls)
+    try:
+        yield
+    finally:
+        _calls.reset(token)
+
+
+@contextmanager
+def outermost_calls() -> Iterator[None]:
+    """Have all modules of this process look whether their calls are shared out."""
+    original: Callable[..., Any] = nn.Module.__call__
+
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        calls = _calls.get()
+        return original(module, *args, **kwargs) if calls is None else calls(original, module, args, kwargs)
+
+    nn.Module.__call__ = call  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.__call__ = original  # type: ignore[method-assign]
+
+
+def current_gradients() -> Gradients | None:
+    """Return who averages the gradients of the calling thread's script."""
+    calls = _calls.get()
+    return None if calls is None else calls._gradients  # noqa: SLF001 - of the same idea
+
+
+def _is_transformed() -> bool:
+    """Return whether something other than the script itself calls: a trace, a transform, a compiler."""
+    level: Any = torch._C._functorch.maybe_current_level()  # noqa: SLF001 - no public spelling
+    return level is not None or bool(torch._C._get_tracing_state())  # noqa: SLF001

@@ -1,0 +1,200 @@
+"""Files that the copies of a script write: once, by rank 0; the other copies see their own all the same.
+
+Every copy does what the script does: makes folders, writes checkpoints, reads them back. Rank 0 does it for
+real. For the others, whatever would change a file system happens in a private shadow of it::
+
+    writes, makes, renames, removes        in the shadow
+    reads, asks, lists                     the shadow first, then what there was before the run
+
+"Before the run" leaves out what rank 0 has made since: it may be ahead. So rank 0 notes each new path in a
+journal before it makes it, and a path in the journal is not there for the others until they have made it.
+"""
+
+import errno
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+class Journal:
+    """The paths that rank 0 has made in this run: a file that it appends to, and the others read.
+
+    Args:
+        file: on a file system that rank 0 shares with the reader; where it does not, nothing is known.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._read = 0
+        self._paths: set[str] = set()
+
+    def note(self, path: str) -> None:
+        """Append a path, before it is made."""
+        with self._file.open("a") as journal:
+            journal.write(f"{path}\n")
+
+    def __contains__(self, path: str) -> bool:
+        try:
+            with self._file.open() as journal:
+                journal.seek(self._read)
+                text = journal.read()
+        except OSError:
+            return path in self._paths
+        whole, newline, _ = text.rpartition("\n")
+        self._read += len((whole + newline).encode())
+        self._paths.update(whole.splitlines())
+        return path in self._paths
+
+
+class Shadow:
+    """What one copy has changed, and where it lies instead.
+
+    Args:
+        root: a private folder.
+        journal: of rank 0.
+    """
+
+    def __init__(self, root: Path, journal: Journal) -> None:
+        self._root, self._journal = str(root), journal
+        self._gone: set[str] = set()
+        """Paths that this copy has removed, and not made again."""
+        self._emptied: set[str] = set()
+        """Folders that it has removed: what was in them before the run stays gone."""
+
+    def place(self, path: Any, *, make: bool = False) -> Any:
+        """Return where `path` is to be looked for; with `make`, where it is to be made."""
+        if isinstance(path, int):
+            return path
+        real = absolute(path)
+        if real is None or real.startswith((*_PASSED, self._root)):
+            return path
+        shadow = self._root + real
+        if make:
+            self._gone.discard(real)
+            self._make_parents(real)
+            return shadow
+        if there(shadow):
+            return shadow
+        return self._root + "/.nothing" if self._hidden(real) else path
+
+    def open_for(self, path: Any, *, truncates: bool, must_be: bool = False) -> Any:
+        """Return where to open `path` for writing: a copy of what there is, unless that is overwritten."""
+        before = self.place(path)
+        if must_be and not there(before):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        shadow = self.place(path, make=True)
+        if shadow is path or shadow == before:
+            return shadow
+        if not truncates and os.path.isfile(before):
+            shutil.copyfile(before, shadow)
+        return shadow
+
+    def remove(self, path: Any, how: Callable[..., Any]) -> None:
+        """Remove a file or an empty folder from what this copy sees."""
+        real, where = absolute(path), self.place(path)
+        if real is None or (where is path and real.startswith((*_PASSED, self._root))):
+            how(path)
+            return
+        if not there(where):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        if _is_special(where):
+            how(where)
+            return
+        if os.path.isdir(real):
+            self._emptied.add(real)
+        if where == self._root + real:
+            how(where)
+        self._gone.add(real)
+
+    def rename(self, source: Any, target: Any) -> None:
+        """Move what this copy sees at `source` to `target`."""
+        before, real = self.place(source), absolute(source)
+        after = self.place(target, make=True)
+        if real is None or before == self._root + real:
+            os.rename(before, after)
+        elif os.path.isdir(before):
+            shutil.copytree(before, after, dirs_exist_ok=True)
+        else:
+            shutil.copyfile(before, after)
+        if real is not None:
+            self._gone.add(real)
+
+    def make_folder(self, path: Any, mode: int) -> None:
+        """Make a folder that this copy does not see yet."""
+        if there(self.place(path)):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        parent = os.path.dirname(os.path.abspath(path))
+        if not there(self.place(parent)):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        where = self.place(path, make=True)
+        if not there(where):
+            os.mkdir(where, mode)
+
+    def enter(self, path: Any, how: Callable[..., Any]) -> None:
+        """Change into a folder; one that this copy has made is waited for until rank 0 has made it too."""
+        deadline = time.monotonic() + PATIENCE_S
+        if there(self.place(path)):
+            while not there(path) and time.monotonic() < deadline:
+                time.sleep(0.01)
+        how(path)
+
+    def names(self, path: Any) -> list[str]:
+        """Return the names in a folder as this copy sees it."""
+        real = absolute(path)
+        if real is None:
+            return list(os.listdir(path))
+        if not there(self.place(path)):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        found = set(os.listdir(real)) if there(real) else set()
+        found = {name for name in found if not self._hidden(os.path.join(real, name))}
+        if there(self._root + real):
+            found |= set(os.listdir(self._root + real))
+        return sorted(found)
+
+    def _hidden(self, real: str) -> bool:
+        """Return whether a real path is not there for this copy, or what holds it is not."""
+        if real in self._gone:
+            return True
+        while len(real) > 1:
+            if real in self._journal and not there(self._root + real):
+                return True
+            real = os.path.dirname(real)
+            if real in self._gone or real in self._emptied:
+                return True
+        return False
+
+    def _make_parents(self, real: str) -> None:
+        """Make the shadows of the folders that hold `real`, as far as this copy sees them."""
+        parent = os.path.dirname(real)
+        if there(self.place(parent)):
+            os.makedirs(self._root + parent, exist_ok=True)
+
+
+PATIENCE_S = 60.0
+"""How long a copy waits for a folder that rank 0 is about to make."""
+_PASSED = ("/dev/", "/proc/", "/sys/")
+"""What is no file, and belongs to every process."""
+
+
+def absolute(path: Any) -> str | None:
+    """Return a path from the root on; None for what is no path."""
+    try:
+        text = os.fsdecode(path)
+    except TypeError:
+        return None
+    return os.path.normpath(os.path.join(os.getcwd(), text))
+
+
+def _is_special(path: Any) -> bool:
+    """Return whether this is a socket or a pipe, which belongs to one process and not to the script."""
+    mode = os.lstat(path).st_mode
+    return stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode)
+
+
+def there(path: Any) -> bool:
+    """Return whether there is something at `path`, if only a link to nowhere."""
+    return os.path.lexists(path)

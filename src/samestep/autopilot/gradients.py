@@ -1,0 +1,148 @@
+"""Gradients of everything that split calls compute with, averaged at the end of each outermost backward."""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakSet, ref
+
+import torch
+from torch import Tensor, nn
+
+from samestep.base.errors import UsageError
+from samestep.replicas.bucketed import Bucketed
+from samestep.replicas.fingerprint import check_alike
+from samestep.replicas.plan import MEBIBYTE
+from samestep.replicas.synchroniser import Job, Synchroniser
+from samestep.world.world import World
+
+
+class Gradients:
+    """Follows parameters, and leaves each with the gradient of the whole batch.
+
+    Args:
+        world: the ranks.
+        check_every: after how many exchanges replicas are compared; 0 is never.
+    """
+
+    def __init__(self, world: World, *, check_every: int = 100) -> None:
+        self._world = world
+        self._check_every = check_every
+        self._followed: WeakSet[_ById] = WeakSet()
+        self._keys: dict[int, _ById] = {}
+        self._synchronisers: list[Synchroniser] = []
+        self._exchanges = 0
+
+    def follow(self, tensors: Iterable[Tensor]) -> None:
+        """Average the gradients of these as well, from the next backward on; called alike on all ranks.
+
+        Raises:
+            OutOfStep: they are not equal on all ranks.
+        """
+        new = [tensor for tensor in dict.fromkeys(map(_ById, tensors)) if id(tensor.tensor) not in self._keys]
+        named = {f"parameter {len(self._keys) + i}": one.tensor for i, one in enumerate(new)}
+        named = {name: tensor for name, tensor in named.items() if _can_learn(tensor)}
+        for one in new:
+            self._keys[id(one.tensor)] = one
+        if not named:
+            return
+        check_alike(self._world, named)
+        job = Job(
+            world=self._world,
+            model=ref(nn.Module()),
+            parameters=named,
+            statistics=(),
+            bucket_bytes=25 * MEBIBYTE,
+            may_overlap=False,
+            exchanged=self._exchanged,
+        )
+        synchroniser = Bucketed(job)
+        synchroniser.attach()
+        self._synchronisers.append(synchroniser)
+
+    def follows(self, tensor: Tensor) -> bool:
+        """Return whether the gradients of `tensor` are averaged."""
+        return id(tensor) in self._keys
+
+    def average(self, gradients: Sequence[Tensor | None]) -> None:
+        """Average gradients that did not go to their parameters, in place."""
+        for gradient in gradients:
+            if gradient is not None:
+                self._world.all_reduce(gradient)
+                gradient.div_(self._world.place.size)
+
+    def detach(self) -> None:
+        """Follow nothing any more."""
+        while self._synchronisers:
+            self._synchronisers.pop().detach()
+
+    def _exchanged(self) -> None:
+        self._exchanges += 1
+        if self._check_every and self._exchanges % self._check_every == 0:
+            check_alike(self._world, {str(i): one.tensor for i, one in enumerate(self._keys.values())})
+
+
+class _ById:
+    """A tensor as a key; keeps it alive, as its optimizer does."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __hash__(self) -> int:
+        return id(self.tensor)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and other.tensor is self.tensor
+
+
+def _can_learn(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def leaves_of(*outputs: Tensor) -> list[Tensor]:
+    """Return the tensors at the end of the graphs of `outputs`, whose gradients a backward accumulates."""
+    found: dict[int, Tensor] = {}
+    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen = set(waiting)
+    while waiting:
+        node: Any = waiting.pop()
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found[id(variable)] = variable
+        for one, _ in node.next_functions:
+            if one is not None and one not in seen:
+                seen.add(one)
+                waiting.append(one)
+    return list(found.values())
+
+
+@contextmanager
+def averaging_grad(of: Callable[[], Gradients | None]) -> Iterator[None]:
+    """Have `torch.autograd.grad` return averages where it is asked for gradients of parameters.
+
+    Args:
+        of: returns whose parameters, on the calling rank.
+    """
+    original = torch.autograd.grad
+
+    @functools.wraps(original)
+    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        asked = [inputs] if isinstance(inputs, Tensor) else list(inputs)  # it may be a generator
+        found = original(outputs, asked, *args, **kwargs)
+        gradients = of()
+        if gradients is None:
+            return found
+        own = [one for one, tensor in zip(found, asked, strict=False) if gradients.follows(tensor)]
+        if own and any(one is not None and one.requires_grad for one in own):
+            raise UsageError(
+                "torch.autograd.grad(..., create_graph=True) of a model's parameters cannot be shared out: "
+                "the penalty it is for would be that of each worker's slice. Run this script with -n 1."
+            )
+        gradients.average(own)
+        return found
+
+    torch.autograd.grad = grad
+    try:
+        yield
+    finally:
+        torch.autograd.grad = original

@@ -1,0 +1,166 @@
+"""How one kind of call is split: along which dimensions, and how its outputs come together."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from samestep.autopilot.cut import Cut
+from samestep.autopilot.reduction import Reduction, reduction_of
+from samestep.autopilot.tree import Path, leaves, mapped
+from samestep.base.errors import UsageError
+
+Dims: TypeAlias = Mapping[Path, int]
+"""Of each input that is cut, the dimension that counts samples."""
+By: TypeAlias = Literal["graph", "samples", "sum"]
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """An output that does not depend on the samples: every rank has it."""
+
+    def put_together(self, part: Tensor, _: Cut) -> Tensor:
+        """Return it."""
+        return part
+
+
+@dataclass(frozen=True, slots=True)
+class Concatenated:
+    """An output with a row, or several, for each sample."""
+
+    dim: int
+    inner: bool = False
+    """Whether the samples change faster than their rows, as where sequences come first."""
+
+    def put_together(self, part: Tensor, cut: Cut) -> Tensor:
+        """Return the rows of all samples."""
+        every = part.size(self.dim) // cut.local
+        if not self.inner:
+            return cut.gathered(part, self.dim, every=every)
+        rows: Tensor = torch.unflatten(part, self.dim, (every, cut.local))
+        return cut.gathered(rows, self.dim + 1).flatten(self.dim, self.dim + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """An output that is a sum or a mean over the samples."""
+
+    by: By
+
+    def put_together(self, part: Tensor, cut: Cut) -> Tensor:
+        """Return the sum or the mean over all samples.
+
+        Raises:
+            UsageError: the graph does not tell what the mean was divided by, as it did when this was learnt.
+        """
+        found = self.of(part, cut)
+        if found is None:
+            raise UsageError(
+                "a loss that a model computes was reduced in a way that could be told before and cannot now. "
+                "Have forward return scores and compute the loss outside, or run with --mode native."
+            )
+        if found.kind == "sum":
+            return cut.added(part)
+        total = cut.world.sum(found.weight)
+        return cut.added(part, found.weight / total if total else 1 / cut.world.place.size)
+
+    def of(self, part: Tensor, cut: Cut) -> Reduction | None:
+        """Return how this rank's part was reduced."""
+        if self.by == "graph":
+            return reduction_of(part)
+        return Reduction("sum") if self.by == "sum" else Reduction("mean", float(cut.local))
+
+
+Joint: TypeAlias = Alike | Concatenated | Reduced
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPlan:
+    """How a call is split."""
+
+    dims: Dims
+    joints: Mapping[Path, Joint]
+    draws: bool
+    """Whether the module draws random numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a module is called with."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def tensors(self) -> list[tuple[Path, Tensor]]:
+        """Return the tensors that have dimensions, each with its place."""
+        found = leaves((self.args, dict(self.kwargs)))
+        return [(path, tensor) for path, tensor in found if tensor.dim() and tensor.layout == torch.strided]
+
+    def form(self) -> tuple[Any, ...]:
+        """Return what is the same in all calls of one kind: places, dimensions and dtypes, no sizes."""
+        return tuple((path, tensor.dim(), tensor.dtype) for path, tensor in self.tensors())
+
+    def total(self, dims: Dims) -> int | None:
+        """Return the number of samples; None where the inputs do not agree on it."""
+        sizes = {tensor.size(dims[path]) for path, tensor in self.tensors() if path in dims}
+        return sizes.pop() if len(sizes) == 1 else None
+
+    def cut(self, cut: Cut, dims: Dims) -> "Given":
+        """Return this rank's slice of it."""
+
+        def own(path: Path, tensor: Tensor) -> Tensor:
+            return cut.sliced(tensor, dims[path]) if path in dims else tensor
+
+        args, kwargs = mapped((self.args, dict(self.kwargs)), own)
+        return Given(args, kwargs)
+
+
+def candidates(given: Given, size: int) -> Iterator[Dims]:
+    """Yield the ways in which the inputs may be cut for `size` ranks, likeliest first.
+
+    The samples are counted by the first dimension of the first tensor, or of a later one, or by a second
+    dimension: sequences may come first, hidden states have layers before.
+    """
+    tensors = given.tensors()
+    seen: list[Dims] = []
+    for dim in (0, 1):
+        for path, tensor in tensors:
+            if tensor.dim() <= dim or tensor.size(dim) < size:
+                continue
+            total = tensor.size(dim)
+            every = {other: at for other, one in tensors if (at := _sample_dim(one, total)) is not None}
+            for dims in ({**every, path: dim}, {path: dim}):
+                if dims not in seen:
+                    seen.append(dims)
+                    yield dims
+
+
+def _sample_dim(tensor: Tensor, total: int) -> int | None:
+    """Return which dimension of `tensor` counts `total` samples, if one does."""
+    if tensor.size(0) == total:
+        return 0
+    return 1 if tensor.dim() > 2 and tensor.size(1) == total else None
+
+
+def joints_for(whole: Tensor, part: Tensor, cut: Cut) -> Iterator[Joint]:
+    """Yield the ways in which parts of this shape may make an output of that one, likeliest first."""
+    if whole.shape == part.shape:
+        yield Alike()
+        if whole.is_floating_point() or whole.is_complex():
+            if reduction_of(part) is not None:
+                yield Reduced("graph")
+            yield Reduced("samples")
+            yield Reduced("sum")
+    if whole.dim() != part.dim():
+        return
+    for dim, size in enumerate(whole.shape):
+        if size % cut.total or part.size(dim) * cut.total != size * cut.local:
+            continue
+        others = [at for at in range(whole.dim()) if at != dim]
+        if any(whole.size(at) != part.size(at) for at in others):
+            continue
+        yield Concatenated(dim)
+        if size > cut.total:
+            yield Concatenated(dim, inner=True)

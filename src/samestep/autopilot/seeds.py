@@ -1,0 +1,67 @@
+"""One random stream for all copies of a script: what nobody seeded is seeded alike."""
+
+import random
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from samestep.world.world import World
+
+
+@contextmanager
+def seeded_alike(world: World) -> Iterator[None]:
+    """Seed all generators of this process as those of the other ranks; seeds drawn from now on agree too.
+
+    A script that seeds its generators has its own seeds. One that does not, or that asks for a seed from the
+    system (``numpy.random.default_rng()``, ``random.Random()``, ``torch.seed()``), gets one that is drawn
+    here, once for all ranks and at each run anew.
+    """
+    common = random.Random(world.broadcast_object(secrets.randbits(63)))
+
+    def draw() -> int:
+        return common.getrandbits(63)
+
+    torch.manual_seed(draw())
+    random.seed(draw())
+    np.random.seed(draw() % 2**32)
+    with _nothing_from_the_system(draw):
+        yield
+
+
+@contextmanager
+def _nothing_from_the_system(draw: Callable[[], int]) -> Iterator[None]:
+    """Replace what asks the system for a seed."""
+    seed_one, seed_python, seed_numpy = random.Random.seed, random.seed, np.random.seed
+    make_numpy, seed_torch = np.random.default_rng, torch.manual_seed
+
+    def seed_of(generator: random.Random, a: Any = None, version: int = 2) -> None:
+        seed_one(generator, draw() if a is None else a, version)
+
+    def of_python(a: Any = None, version: int = 2) -> None:
+        seed_python(draw() if a is None else a, version)
+
+    def of_numpy(seed: Any = None) -> None:
+        seed_numpy(draw() % 2**32 if seed is None else seed)
+
+    def numpys(seed: Any = None) -> np.random.Generator:
+        return make_numpy(draw() if seed is None else seed)
+
+    def of_torch() -> int:
+        seed = draw()
+        seed_torch(seed)
+        return seed
+
+    with (
+        patch.object(random.Random, "seed", seed_of),
+        patch.object(random, "seed", of_python),
+        patch.object(np.random, "seed", of_numpy),
+        patch.object(np.random, "default_rng", numpys),
+        patch.object(torch, "seed", of_torch),
+        patch.object(torch.random, "seed", of_torch),
+    ):
+        yield

@@ -1,0 +1,91 @@
+"""What a call of a module may change, so that it can be tried and taken back."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """Where the process's random generators stand."""
+
+    cpu: Tensor
+    device: tuple[Any, Tensor] | None
+    python: Any
+    numpy: Any
+
+    @classmethod
+    def now(cls, device: torch.device) -> "Drawn":
+        """Return where they stand."""
+        own = None
+        if device.type != "cpu":
+            own = (device, torch.get_device_module(device).get_rng_state(device))
+        return cls(torch.get_rng_state(), own, random.getstate(), np.random.get_state(legacy=True))
+
+    def restore(self) -> None:
+        """Put them back there."""
+        torch.set_rng_state(self.cpu)
+        if self.device is not None:
+            where, state = self.device
+            torch.get_device_module(where).set_rng_state(state, where)
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+
+    def same(self, other: "Drawn") -> bool:
+        """Return whether both are the same place in the same streams."""
+        mine, theirs = self.numpy, other.numpy
+        devices = (self.device is None and other.device is None) or (
+            self.device is not None
+            and other.device is not None
+            and torch.equal(self.device[1], other.device[1])
+        )
+        return (
+            torch.equal(self.cpu, other.cpu)
+            and devices
+            and self.python == other.python
+            and mine[2:] == theirs[2:]
+            and bool((mine[1] == theirs[1]).all())
+        )
+
+
+class Changeable:
+    """The attributes and buffers of a module and all within it, as they were.
+
+    Lists and other objects that a module changes in place are not among them.
+
+    Args:
+        module: whose.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._attributes = [
+            (one, dict(vars(one)), dict(one._buffers), dict(one._parameters))  # noqa: SLF001
+            for one in module.modules()
+        ]
+        self._values = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+        self._module = module
+
+    def restore(self) -> None:
+        """Make all of it as it was."""
+        for module, attributes, buffers, parameters in self._attributes:
+            vars(module).clear()
+            vars(module).update(attributes)
+            _refill(module._buffers, buffers)  # noqa: SLF001
+            _refill(module._parameters, parameters)  # noqa: SLF001
+        with torch.no_grad():
+            for buffer, value in self._values:
+                buffer.copy_(value)
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Return copies of the buffers as they are now."""
+        return {name: buffer.detach().clone() for name, buffer in self._module.named_buffers()}
+
+
+def _refill(one: dict[str, Any], other: Mapping[str, Any]) -> None:
+    one.clear()
+    one.update(other)

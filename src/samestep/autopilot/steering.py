@@ -1,0 +1,116 @@
+"""Steers a script that knows of one worker only, as one of several copies in step."""
+
+import functools
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+from samestep.autopilot.account import Account
+from samestep.autopilot.calls import Calls, current_gradients, outermost_calls, sharing_out
+from samestep.autopilot.files import Journal, Shadow
+from samestep.autopilot.gradients import Gradients, averaging_grad
+from samestep.autopilot.norms import batch_norm_of_slices
+from samestep.autopilot.output import silenced
+from samestep.autopilot.seeds import seeded_alike
+from samestep.autopilot.shadow_calls import noted, shadowed
+from samestep.world.join import join
+from samestep.world.world import World
+
+ENOUGH = 3
+"""Backwards after which a script must have had a call that was shared out."""
+
+
+class Ended(Protocol):
+    """How a script ended."""
+
+    @property
+    def exit_code(self) -> int:
+        """What it would have exited with."""
+
+
+E = TypeVar("E", bound=Ended)
+
+
+def steered(run: Callable[[], E], *, guarded: bool = True) -> E:
+    """Join the other workers, and run a script as one of several copies in step.
+
+    Args:
+        run: runs it, and says how it ended.
+        guarded: whether it is an error that none of its work could be shared out.
+
+    Raises:
+        UsageError: so it was; each worker has done all of it.
+    """
+    with join() as world:
+        with steering(world) as account:
+            ended = run()
+        if world.place.size > 1 and guarded and not ended.exit_code:
+            account.check_shared(world.place.size)
+        if world.place.is_main:
+            sys.stderr.write("".join(f"samestep: {line}\n" for line in account.lines()))
+    return ended
+
+
+@contextmanager
+def steering(world: World) -> Iterator[Account]:
+    """Within, a script is one of several copies in step; a copy that is alone is left alone.
+
+    Args:
+        world: the ranks, one for each copy.
+    """
+    account = Account()
+    if world.place.size == 1:
+        yield account
+        return
+    with ExitStack() as stack:
+        gradients = Gradients(world)
+        stack.callback(gradients.detach)
+        # To the script, and to the libraries it uses, there is one worker.
+        stack.enter_context(patch.object(dist, "is_initialized", lambda: False))
+        stack.enter_context(_writing_once(world))
+        stack.enter_context(seeded_alike(world))
+        stack.enter_context(outermost_calls())
+        stack.enter_context(batch_norm_of_slices())
+        stack.enter_context(averaging_grad(current_gradients))
+        stack.enter_context(sharing_out(Calls(world, gradients, account)))
+        stack.enter_context(_backwards_counted(account, world.place.size))
+        yield account
+
+
+@contextmanager
+def _backwards_counted(account: Account, size: int) -> Iterator[None]:
+    """Stop a script that trains without a call that could be shared out, before it has taken long."""
+    original = torch.autograd.backward
+
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        account.backwards += 1
+        if account.backwards == ENOUGH:
+            account.check_shared(size)
+
+    torch.autograd.backward = backward
+    try:
+        yield
+    finally:
+        torch.autograd.backward = original
+
+
+@contextmanager
+def _writing_once(world: World) -> Iterator[None]:
+    """Let rank 0 alone print, and write files for real."""
+    with tempfile.TemporaryDirectory(prefix="samestep-", ignore_cleanup_errors=True) as scratch:
+        journal = Journal(Path(world.broadcast_object(scratch)) / "journal")
+        if world.place.is_main:
+            with noted(journal):
+                yield
+        else:
+            with silenced(), shadowed(Shadow(Path(scratch), journal)):
+                yield

@@ -1,0 +1,65 @@
+"""The tensors in what modules take and give: in tuples, dicts, dataclasses, output objects."""
+
+from collections import UserDict
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeAlias
+
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+Path: TypeAlias = tuple[str | int, ...]
+"""Where in a structure something is: keys, indices and names from the outside in."""
+Change: TypeAlias = Callable[[Path, Tensor], Any]
+
+
+def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+    """Yield the tensors in `value`, each with its place, in order.
+
+    A packed sequence counts as none: its rows are time steps, not samples.
+    """
+    if isinstance(value, Tensor):
+        yield path, value
+    else:
+        for key, part in _parts(value):
+            yield from leaves(part, (*path, key))
+
+
+def mapped(value: Any, change: Change, path: Path = ()) -> Any:
+    """Return `value` with each tensor replaced; containers are copied, everything else is shared."""
+    if isinstance(value, Tensor):
+        return change(path, value)
+    parts = {key: mapped(part, change, (*path, key)) for key, part in _parts(value)}
+    if not parts:
+        return value
+    if isinstance(value, tuple):
+        return type(value)(*parts.values()) if hasattr(value, "_fields") else type(value)(parts.values())
+    if isinstance(value, list):
+        return type(value)(parts.values())
+    changed = copy(value)
+    if isinstance(value, dict | UserDict):
+        for key, part in parts.items():
+            changed[key] = part
+    else:
+        for name, part in parts.items():
+            object.__setattr__(changed, str(name), part)  # frozen ones too
+    return changed
+
+
+def text(path: Path) -> str:
+    """Return a place as one would write it: ``[0]['mask']``."""
+    return "".join(f"[{key!r}]" for key in path)
+
+
+def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, PackedSequence):
+        return
+    if isinstance(value, list | tuple):
+        yield from enumerate(value)
+    elif isinstance(value, dict | UserDict):
+        yield from value.items()
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            if hasattr(value, field.name):
+                yield field.name, getattr(value, field.name)

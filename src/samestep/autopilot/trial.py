@@ -1,0 +1,179 @@
+"""The first call of each kind, made both ways: whole, and split; what comes out decides.
+
+Whether a call can be split cannot be seen from its inputs: samples may be compared with each other, the first
+dimension may be time, a loss may be a mean of unequal parts. So the first call of each kind is computed on
+the whole batch, without gradients, and then split in each way that its shapes allow. A way is right if it
+gives the outputs, leaves the buffers, and draws the random numbers of the whole call. If none is, calls of
+this kind stay whole: every rank computes all of them, which is slower and right.
+"""
+
+import os
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from samestep.autopilot.cut import Cut
+from samestep.autopilot.draws import GlobalDraws
+from samestep.autopilot.norms import over_all_ranks
+from samestep.autopilot.plans import Dims, Given, Joint, SplitPlan, candidates, joints_for
+from samestep.autopilot.state import Changeable, Drawn
+from samestep.autopilot.tree import Path, leaves, mapped, text
+from samestep.world.world import World
+
+Forward: TypeAlias = Callable[..., Any]
+_TOLERANCE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+"""Of the largest value; another way to cut a sum rounds otherwise. Single precision: 1e-4."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a trial came to."""
+
+    plan: SplitPlan | None
+    outputs: Any
+    """Of the call, by the plan; nothing where there is none."""
+    why: str = ""
+    """Why there is no plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """What the whole call gave, and left."""
+
+    outputs: Mapping[Path, Tensor]
+    buffers: Mapping[str, Tensor]
+    drawn: Drawn
+
+
+class Trial:
+    """The trial of one call.
+
+    Args:
+        forward: what runs the module.
+        module: it.
+        given: what it is called with.
+        world: the ranks.
+    """
+
+    def __init__(self, forward: Forward, module: nn.Module, given: Given, world: World) -> None:
+        self._forward, self._module, self._given, self._world = forward, module, given, world
+        self._before = Changeable(module)
+        self._drawn = Drawn.now(world.device)
+
+    def run(self) -> Verdict:
+        """Try all ways; leave the module and the generators as the way that was right does, or as before."""
+        whole = self._whole()
+        why = "no input has a dimension with a sample for every worker"
+        for dims in candidates(self._given, self._world.place.size):
+            self._reset()
+            found = self._split(dims, whole)
+            if isinstance(found, Verdict):
+                return found
+            why = found
+        self._reset()
+        return Verdict(None, None, why)
+
+    def _reset(self) -> None:
+        self._before.restore()
+        self._drawn.restore()
+
+    def _whole(self) -> _Whole:
+        with torch.no_grad(), FilePath(os.devnull).open("w") as silence, redirect_stdout(silence):
+            outputs = self._forward(self._module, *self._given.args, **self._given.kwargs)
+        found = {path: tensor.detach() for path, tensor in leaves(outputs)}
+        return _Whole(found, self._before.buffers(), Drawn.now(self._world.device))
+
+    def _split(self, dims: Dims, whole: _Whole) -> Verdict | str:
+        """Return the verdict if the split call is the whole one, else what is wrong with it."""
+        total = self._given.total(dims)
+        assert total is not None
+        cut = Cut(self._world, total)
+        draws = not self._drawn.same(whole.drawn)
+        failure, outputs, untold = "", None, ""
+        try:
+            outputs, mode = split(self._forward, self._module, self._given, cut, dims, draws=draws)
+            untold = (
+                f" ({', '.join(sorted(mode.untold))} draws by its values)" if mode and mode.untold else ""
+            )
+        except Exception as error:  # noqa: BLE001 - a slice may be anything to a module; then it runs whole
+            failure = _in_one_line(error)
+        if not self._agreed(not failure):
+            return failure or "another worker's slice failed"
+        return (
+            self._compared(whole, outputs, SplitPlan(dims, {}, draws), cut) or f"its outputs differ{untold}"
+        )
+
+    def _compared(self, whole: _Whole, outputs: Any, plan: SplitPlan, cut: Cut) -> Verdict | str:
+        parts = dict(leaves(outputs))
+        if not self._agreed(parts.keys() == whole.outputs.keys()):
+            return "its outputs have another structure"
+        joints: dict[Path, Joint] = {}
+        together: dict[Path, Tensor] = {}
+        for path, part in parts.items():
+            found = self._joint(whole.outputs[path], part, cut)
+            if found is None:
+                return f"its output{text(path)} is not made of those of the slices"
+            joints[path], together[path] = found
+        kept = self._before.buffers()
+        if not self._agreed(all(close(kept[name], value) for name, value in whole.buffers.items())):
+            return "its buffers differ: it keeps statistics of its slice"
+        if not self._agreed(Drawn.now(self._world.device).same(whole.drawn)):
+            return "it draws random numbers in a way that cannot be shared out"
+        result = mapped(outputs, lambda path, _: together[path])
+        return Verdict(SplitPlan(plan.dims, joints, plan.draws), result)
+
+    def _joint(self, whole: Tensor, part: Tensor, cut: Cut) -> tuple[Joint, Tensor] | None:
+        possible = list(joints_for(whole, part, cut))
+        if not self._agreed_on([type(one).__name__ for one in possible]):
+            return None
+        for joint in possible:
+            together = joint.put_together(part, cut)
+            if self._agreed(close(together, whole)):
+                return joint, together
+        return None
+
+    def _agreed(self, here: bool) -> bool:  # noqa: FBT001 - it is what all ranks are asked for
+        flag = torch.tensor([float(here)], device=self._world.device)
+        self._world.all_reduce(flag, op="min")
+        return bool(flag.item())
+
+    def _agreed_on(self, value: Any) -> bool:
+        return self._agreed(value == self._world.broadcast_object(value))
+
+
+def split(
+    forward: Forward, module: nn.Module, given: Given, cut: Cut, dims: Dims, *, draws: bool
+) -> tuple[Any, GlobalDraws | None]:
+    """Return the outputs of this rank's slice, before they are put together, and what drew."""
+    own = given.cut(cut, dims)
+    mode = GlobalDraws(cut) if draws else None
+    with over_all_ranks(cut.world), mode or nullcontext():
+        return forward(module, *own.args, **own.kwargs), mode
+
+
+def close(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are equal but for rounding."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not one.numel():
+        return True
+    if not (one.is_floating_point() or one.is_complex()):
+        return torch.equal(one, other)
+    a, b = one.detach(), other.detach()
+    finite = b[torch.isfinite(b)].abs()
+    largest = float(finite.max()) if finite.numel() else 0.0
+    rtol = _TOLERANCE.get(one.dtype, 1e-4)
+    return torch.allclose(a, b, rtol=rtol, atol=rtol * largest, equal_nan=True)
+
+
+def _in_one_line(error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    where = next((one for one in reversed(frames) if "site-packages" not in one.filename), None)
+    at = "" if where is None else f" ({FilePath(where.filename).name}:{where.lineno})"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{at}"

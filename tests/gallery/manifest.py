@@ -1,0 +1,94 @@
+"""How each script of the gallery is started, what it leaves behind, and which of its lines hold durations."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Script:
+    """A serial training script, run in an empty folder.
+
+    Attributes:
+        name: the file in this folder.
+        files: what it leaves in the current folder, after all its runs.
+        arguments: what follows its name on the command line.
+        timing_patterns: regular expressions that match (`re.search`) the printed lines that hold a duration.
+        deterministic: whether two runs print the same, but for those lines, and write the same numbers.
+        runs: how often it is started in the same folder, one after the other.
+    """
+
+    name: str
+    files: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    timing_patterns: tuple[str, ...] = ()
+    deterministic: bool = True
+    runs: int = 1
+
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+        return Path(__file__).parent / self.name
+
+
+SCRIPTS = [
+    Script("toplevel_cnn.py", ("model.ckpt",), timing_patterns=(r"^Training took \d+\.\d+ seconds$",)),
+    Script(
+        "main_argparse.py",
+        ("checkpoints/checkpoint.pth.tar", "checkpoints/model_best.pth.tar"),
+        arguments=("--epochs", "4", "--lr", "0.2"),
+        timing_patterns=(r"^epoch time: \d+\.\d+s$",),
+    ),
+    Script("trainer_class.py", ("output/best.pt", "output/last.pt", "output/history.json")),
+    Script(
+        "notebook_export.py",
+        ("losses.npy", "accs.npy", "net.pt"),
+        timing_patterns=(r"^wall time \d+\.\d+$",),
+    ),
+    Script(
+        "phases_in_one_loop.py",
+        ("best_model_params.pt",),
+        timing_patterns=(r"^Training time: \d+m \d+s$",),
+    ),
+    Script("gan.py", ("fake_images.npy", "gan.pth")),
+    Script("wgan_gp.py", ("log.csv", "samples.npy")),
+    Script(
+        "vae.py",
+        (*(f"reconstruction_{epoch}.npy" for epoch in range(1, 6)), "sample.npy"),
+        arguments=("--epochs", "5"),
+    ),
+    Script("lbfgs.py", ("history.txt", "surrogate.pt")),
+    Script("accumulation.py", ("log.json",), timing_patterns=(r"^done, \d+\.\d+ seconds$",)),
+    Script("amp_scaler.py", ("amp.pt",), timing_patterns=(r"^Total execution time = \d+\.\d+ sec$",)),
+    Script("clip_before_after.py", ("autoencoder.pt",)),
+    Script("ema.py", ("ema.pth",)),
+    Script("stop_on_loss.py", ("best_weights.pt",), timing_patterns=(r"^total time \d+\.\d+$",)),
+    Script("endless_sampler.py", ("model-1.pt", "model-2.pt", "points.npy")),
+    Script("language_model.py", ("model.pt",), timing_patterns=(r"\btime: +\d+\.\d+s$",)),
+    Script("gpt_loss_inside.py", ("ckpt.pt",), timing_patterns=(r"^time per iteration \d+\.\d+ms$",)),
+    Script("rnn_classifier.py", ("gru.pth",)),
+    Script("regression_by_hand.py", ("fit.npz",)),
+    Script("sliced_tensors.py", ("net.pt",), timing_patterns=(r"^\d+\.\d+ seconds$",)),
+    Script("iterable_data.py", arguments=("5",)),
+    Script("resume.py", ("checkpoint.pt", "log.csv"), runs=2),
+    Script("per_batch_scheduler.py", ("history.pt",)),
+    Script(
+        "plateau_scheduler.py",
+        ("results/history.json", "results/model_final.pth"),
+        timing_patterns=(r"^average epoch time \d+\.\d+$",),
+    ),
+    Script("data_parallel.py", ("checkpoint/ckpt.pth",)),
+    Script("metric_learning.py", ("embeddings.npy", "history.npy")),
+    Script("multi_output.py", ("metrics.json", "multitask.pt")),
+    Script(
+        "unseeded.py",
+        ("rings.pt",),
+        timing_patterns=(r"^elapsed time \d+\.\d+$",),
+        deterministic=False,
+    ),
+    Script("dropout_zoo.py", ("zoo.pt",)),
+    Script(
+        "simclr_inside.py",
+        ("curve.npy", "encoder.pth"),
+        timing_patterns=(r"^pretraining time: \d+\.\d+$",),
+    ),
+]

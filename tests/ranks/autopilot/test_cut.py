@@ -1,0 +1,78 @@
+"""Slices and gathers: the serial result and its derivatives, once and twice, at any number of ranks."""
+
+import pytest
+import torch
+from torch.autograd import grad
+
+from samestep.autopilot.cut import Cut
+from samestep.world.threads import run_ranks
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("total", [3, 7, 8])
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
+def test_slices_put_together_are_the_whole(total, dim, dtype):
+    whole = (drawn(*((total, 2) if dim == 0 else (2, total))) * 5).to(dtype)
+
+    def there_and_back(world):
+        cut = Cut(world, total)
+        part = cut.sliced(whole, dim)
+        assert part.size(dim) == cut.local
+        return cut.gathered(part, dim)
+
+    for found in run_ranks(there_and_back, 3):
+        assert torch.equal(found, whole)
+
+
+def test_a_rank_without_samples_takes_part():
+    whole = drawn(2, 3)
+
+    def there_and_back(world):
+        cut = Cut(world, 2)
+        return cut.gathered(cut.sliced(whole, 0), 0)
+
+    assert all(torch.equal(found, whole) for found in run_ranks(there_and_back, 3))
+
+
+def function(weight, x):
+    return torch.tanh(x @ weight) ** 2
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_first_and_second_derivatives_are_the_serial_ones(size):
+    weight, x = drawn(4, 2).requires_grad_(), drawn(7, 4, seed=1).requires_grad_()
+
+    def losses(y, x):
+        (slope,) = grad(y.sum(), x, create_graph=True)  # a gradient penalty
+        return y.mean() + ((slope.norm(dim=1) - 1) ** 2).mean()
+
+    expected = grad(losses(function(weight, x), x), (weight, x))
+
+    def on_each_rank(world):
+        cut = Cut(world, 7)
+        own_weight, own_x = weight.detach().clone().requires_grad_(), x.detach().clone().requires_grad_()
+        y = cut.gathered(function(own_weight, cut.sliced(own_x, 0)), 0)
+        by_weight, by_x = grad(losses(y, own_x), (own_weight, own_x))
+        world.all_reduce(by_weight)
+        return by_weight / size, by_x
+
+    for by_weight, by_x in run_ranks(on_each_rank, size):
+        torch.testing.assert_close(by_weight, expected[0], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(by_x, expected[1], rtol=1e-12, atol=1e-12)
+
+
+def test_parts_add_up_with_their_weights_and_one_of_weight_0_may_be_nan():
+    def on_each_rank(world):
+        rank = world.place.rank
+        part = torch.tensor(
+            float("nan") if rank == 2 else rank + 1.0, dtype=torch.float64, requires_grad=True
+        )
+        total = Cut(world, 3).added(part, [0.25, 0.75, 0.0][rank])
+        total.backward()
+        return total.item(), part.grad.item()
+
+    assert run_ranks(on_each_rank, 3) == [(1.75, 0.75), (1.75, 2.25), (1.75, 0.0)]

@@ -1,0 +1,72 @@
+"""Runs a whole script on ranks that are kept, and puts back what a script leaves behind in a process."""
+
+import io
+import os
+import random
+import re
+import sys
+import warnings
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from samestep.autopilot.steering import steering
+from samestep.launch.hosting import host
+from samestep.launch.job import Program
+
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\bnan\b|\binf\b")
+
+
+def run_script(world, path, arguments, folder, runs=1):
+    """Run a script on a rank of `world`, in `folder`.
+
+    Returns:
+        stdout, the lines of the account, and the traceback if it failed.
+    """
+    printed, lines = io.StringIO(), []
+    for _ in range(runs):
+        with as_found(), redirect_stdout(printed):
+            os.chdir(folder)
+            with steering(world) as account:
+                ending = host(Program(target=str(path), args=tuple(arguments)))
+        lines += account.lines()
+        if ending.exit_code:
+            return printed.getvalue(), lines, ending.traceback or f"exit code {ending.exit_code}"
+    return printed.getvalue(), lines, ""
+
+
+@contextmanager
+def as_found():
+    """Put back the state of the process that a script changes."""
+    found = sys.argv, sys.path[:], sys.modules["__main__"], Path.cwd(), torch.get_default_dtype()
+    drawn = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # as in a process of its own
+        try:
+            yield
+        finally:
+            sys.argv, sys.path[:], sys.modules["__main__"] = found[:3]
+            os.chdir(found[3])
+            torch.set_default_dtype(found[4])
+            torch.set_grad_enabled(True)
+            torch.set_rng_state(drawn[0])
+            random.setstate(drawn[1])
+            np.random.set_state(drawn[2])
+
+
+def difference(one, other, *, leave_out=(), digits=9):
+    """Return the first lines in which two outputs differ by more than their last digits, or None."""
+    left, right = ([line for line in text.splitlines() if _kept(line, leave_out)] for text in (one, other))
+    for a, b in zip(left, right, strict=False):
+        if _NUMBER.sub("#", a) != _NUMBER.sub("#", b):
+            return a, b
+        for p, q in zip(_NUMBER.findall(a), _NUMBER.findall(b), strict=True):
+            if p != q and abs(float(p) - float(q)) > 10.0**-digits * max(1.0, abs(float(p))):
+                return a, b
+    return None if len(left) == len(right) else (f"{len(left)} lines", f"{len(right)} lines")
+
+
+def _kept(line, patterns):
+    return not any(re.search(pattern, line) for pattern in patterns)

@@ -1,0 +1,133 @@
+"""A copy of a script sees its own files and those of before, and nothing that rank 0 has made since."""
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from samestep.autopilot.files import Journal, Shadow
+from samestep.autopilot.shadow_calls import noted, shadowed
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    """A folder to work in, with a file of before; a journal; and a shadow."""
+    work, scratch = tmp_path / "work", tmp_path / "scratch"
+    work.mkdir()
+    scratch.mkdir()
+    (work / "before.txt").write_text("before")
+    monkeypatch.chdir(work)
+    journal = Journal(tmp_path / "journal")
+    return journal, Shadow(scratch, Journal(tmp_path / "journal"))
+
+
+def real_files():
+    return sorted(str(path) for path in Path().rglob("*"))
+
+
+def test_what_a_copy_writes_is_its_own_and_it_reads_it_back(world):
+    with shadowed(world[1]):
+        os.makedirs("out/deep")
+        Path("out/deep/a.txt").write_text("1")
+        with open("out/deep/a.txt", "a") as file:
+            file.write("2")
+        torch.save({"w": torch.ones(2)}, "out/model.pt")
+        with open("out/log.json", "w") as file:
+            json.dump([1], file)
+        assert Path("out/deep/a.txt").read_text() == "12"
+        assert torch.equal(torch.load("out/model.pt")["w"], torch.ones(2))
+        assert sorted(os.listdir("out")) == ["deep", "log.json", "model.pt"]
+        assert {entry.name: entry.is_dir() for entry in os.scandir("out")} == {
+            "deep": True,
+            "log.json": False,
+            "model.pt": False,
+        }
+        assert sorted(map(str, Path("out").rglob("*.*"))) == [
+            "out/deep/a.txt",
+            "out/log.json",
+            "out/model.pt",
+        ]
+        assert os.path.getsize("out/deep/a.txt") == 2
+    assert real_files() == ["before.txt"]
+
+
+def test_what_there_was_before_is_read_and_changed_in_a_copy(world):
+    with shadowed(world[1]):
+        assert Path("before.txt").read_text() == "before"
+        with open("before.txt", "r+") as file:
+            file.write("BE")
+        assert Path("before.txt").read_text() == "BEfore"
+        with open("before.txt", "a") as file:
+            file.write("!")
+        assert Path("before.txt").read_text() == "BEfore!"
+        os.rename("before.txt", "after.txt")
+        assert not os.path.exists("before.txt")
+        assert os.listdir() == ["after.txt"]
+        with pytest.raises(FileNotFoundError):
+            Path("before.txt").read_text()
+        os.remove("after.txt")
+        assert os.listdir() == []
+        with pytest.raises(FileNotFoundError):
+            os.remove("after.txt")
+    assert Path("before.txt").read_text() == "before"
+
+
+def test_a_folder_that_was_removed_is_empty_when_it_is_made_again(world):
+    Path("old").mkdir()
+    Path("old/x").write_text("x")
+    with shadowed(world[1]):
+        shutil.rmtree("old")
+        assert not os.path.isdir("old")
+        os.mkdir("old")
+        assert os.listdir("old") == []
+        assert not Path("old/x").exists()
+    assert real_files() == ["before.txt", "old", "old/x"]
+
+
+def test_a_copy_does_not_see_what_rank_0_has_made_since(world):
+    journal, shadow = world
+    with noted(journal):
+        os.makedirs("out")
+        Path("out/model.pt").write_text("rank 0")
+        with open("before.txt", "a") as file:
+            file.write(" and since")
+    with shadowed(shadow):
+        assert not os.path.exists("out")
+        assert os.listdir() == ["before.txt"]
+        with pytest.raises(FileNotFoundError):
+            Path("out/model.pt").read_text()
+        os.mkdir("out")  # no error: this copy has not made it yet
+        assert os.listdir("out") == []
+        with open("out/model.pt", "x") as file:
+            file.write("mine")
+        assert Path("out/model.pt").read_text() == "mine"
+        with pytest.raises(FileExistsError):
+            os.mkdir("out")
+        with pytest.raises(FileExistsError):
+            Path("out/model.pt").open("x").close()
+    assert Path("out/model.pt").read_text() == "rank 0"
+
+
+def test_temporary_files_and_devices_work_as_ever(world):
+    with shadowed(world[1]):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "q").write_text("t")
+            assert (Path(folder) / "q").read_text() == "t"
+        assert not os.path.exists(folder)
+        with tempfile.NamedTemporaryFile("w+") as file:
+            file.write("x")
+            file.flush()
+            assert Path(file.name).read_text() == "x"
+        with open(os.devnull, "w") as file:
+            file.write("x")
+
+
+def test_everything_is_put_back(world):
+    before = open, os.stat, os.mkdir, torch.save, shutil.rmtree
+    with shadowed(world[1]):
+        assert os.stat is not before[1]
+    assert (open, os.stat, os.mkdir, torch.save, shutil.rmtree) == before
