@@ -1,9 +1,11 @@
 """``samestep train``, as a user types it."""
 
 import json
+import socket
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from samestep.checkpoint.digest import weights_sha256
 from samestep.checkpoint.read import read
 from samestep.cli.main import run_command
+from support.commands import finish, start
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -241,3 +244,24 @@ def test_a_batch_per_worker_is_called_another_training_where_it_is_one(tmp_path)
     assert (config["batch_size"], config["lr"]) == (64, 0.2)
     assert config["label"].startswith("Not the serial training: 32 samples on each of 2 workers")
     assert config["label"] in done.stderr
+
+
+def test_tasks_of_a_launcher_agree_on_a_folder_and_say_once_what_they_train(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "2"}
+    tasks = []
+    for rank in ("0", "1"):
+        place = {"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
+        what = ("digits", "--epochs", 1, "--subset", 64, "--batch-per-worker", 8)
+        tasks.append(start("train", *what, "--profile", "2:3", "--threads", 1, **place, **meet))
+        time.sleep(1.1)  # the name of the folder holds the second
+    first, second = map(finish, tasks)
+
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert str(folder.relative_to(tmp_path)) in first.out
+    assert len(list((folder / "profile").glob("rank-*"))) == 2
+    assert "samestep: Not the serial training: 8 samples on each of 2 workers" in first.err
+    assert "Not the serial training" not in second.err

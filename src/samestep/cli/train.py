@@ -18,6 +18,7 @@ from samestep.launch.plan import Spawn
 from samestep.report.run_page import write_report
 from samestep.training.conduct import Conduct
 from samestep.training.settings import Settings
+from samestep.world.launchers import SAMESTEP
 
 if TYPE_CHECKING:
     from samestep.recipes.order import Order
@@ -157,26 +158,33 @@ def _start(decision: Decision, request: "Request", order: "Order", *, as_json: b
     if order.weights is None:
         from samestep.recipes.cook import prepare
 
-        prepare(order)
+        if isinstance(decision.plan, Spawn) and not decision.plan.nodes.rank:  # rank 0 writes, so its node
+            prepare(order)
         request = replace(request, out=None if request.resume else order.out)
-    for said in (order.label, order.settings.advice(decision.size), headline(decision)):
-        if said is not None:
-            tell(said)
+    _tell_what_it_is(decision, order)
+    tell(headline(decision))
     program = replace(decision.job.program, args=_arguments(request, as_json=as_json))
     return act(replace(decision, job=replace(decision.job, program=program)))
+
+
+def _tell_what_it_is(decision: Decision, order: "Order") -> None:
+    for said in (order.label, order.settings.advice(decision.size)):
+        if said is not None:
+            tell(said)
 
 
 def _work(decision: Decision, order: "Order", *, threads: int | None, as_json: bool) -> None:
     """Be a worker, or the only one."""
     from samestep.recipes.cook import cook, score
-    from samestep.recipes.order import check_compiler
+    from samestep.recipes.order import check_compiler, settled_by_first
     from samestep.world.join import join
 
-    if decision.size == 1 and order.label is not None:
-        tell(order.label)
     try:
         with join(threads=threads) as world:
             check_compiler(order, world.device)
+            order = settled_by_first(order, world)
+            if decision.found.launcher != SAMESTEP.name:  # which has told it
+                world.on_main(lambda: _tell_what_it_is(decision, order))
             if order.weights is not None:
                 found = score(world, order)
                 world.print(json_line(found.as_dict()).rstrip() if as_json else found.summary())

@@ -23,6 +23,7 @@ from samestep.training.metrics import check_metrics
 from samestep.training.per_worker import batch_per_worker
 from samestep.training.profile import steps_of
 from samestep.training.settings import Settings
+from samestep.world.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,9 @@ def take_order(request: Request, *, workers: int) -> Order:
     recipe = find(name, fast=fast)
     settings = replace(recipe.settings, **part_of(config, Settings))
     refuse_unused(request, settings)
-    settings, label = _per_worker(request, settings, workers)
+    changed = not goes_on and bool({"batch_size", "lr"} & set(request.changes))
+    label = None if changed else config.get("label")  # what a file calls it, unless it is another by now
+    settings, label = _per_worker(request, settings, workers, label=label)
     settings.check_workers(workers)
     data_dir = request.data_dir or (Path(config["data_dir"]) if "data_dir" in config else None)
     subset = config.get("subset") if request.subset is None else request.subset
@@ -113,7 +116,7 @@ def take_order(request: Request, *, workers: int) -> Order:
         out=request.resume or request.out or default_folder(name),
         resume=goes_on,
         weights=request.weights,
-        label=label or config.get("label"),
+        label=label,
     )
 
 
@@ -131,22 +134,45 @@ def check_compiler(order: Order, device: torch.device | str = "cpu") -> None:
         compiled(torch.nn.Linear(1, 1, device=device), order.settings)
 
 
+def settled_by_first(order: Order, world: World) -> Order:
+    """Return the order with what rank 0 made of it: the time in the folder's name, and what it found there.
+
+    Every rank took its order for itself, and its clock and its file system may be another.
+    """
+    names = ("settings", "conduct", "out", "resume", "label")
+    return replace(order, **world.broadcast_object({name: getattr(order, name) for name in names}))
+
+
 def default_folder(recipe: str) -> Path:
     """Return where a run goes if nobody says."""
     return Path("runs") / f"{recipe}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
 
 
-def _per_worker(request: Request, settings: Settings, workers: int) -> tuple[Settings, str | None]:
-    """Return the settings with the global batch that a batch per worker means, and what that is called."""
+def _per_worker(
+    request: Request, settings: Settings, workers: int, *, label: str | None
+) -> tuple[Settings, str | None]:
+    """Return the settings with the global batch that a batch per worker means, and what that is called.
+
+    Args:
+        request: the flags.
+        settings: without them.
+        workers: how many.
+        label: what the settings are called already, where they are those of another training.
+    """
     if request.batch_per_worker is None:
         if request.lr_scale is not None:
             raise UsageError(
                 "--lr-scale belongs to --batch-per-worker: with a global batch nothing is scaled."
             )
-        return settings, None
+        return settings, label
     if "batch_size" in request.changes:
         raise UsageError(
             "--batch-size is the global batch and --batch-per-worker each worker's: give one of the two."
+        )
+    if request.lr_scale not in (None, "none") and label is not None:
+        raise UsageError(
+            f"--lr-scale {request.lr_scale} would scale the rate {settings.lr:g} of {request.config}, which "
+            "is that of several workers already (see its label). Give the rate of one worker with --lr."
         )
     scaled = batch_per_worker(
         request.batch_per_worker, scale=request.lr_scale or "none", lr=settings.lr, workers=workers

@@ -6,8 +6,9 @@ import pytest
 import tomli_w
 
 from samestep.base.errors import UsageError
-from samestep.recipes.order import take_order
+from samestep.recipes.order import settled_by_first, take_order
 from samestep.recipes.request import Request
+from samestep.world.solo import SoloWorld
 
 
 def order(workers=1, **asked):
@@ -129,3 +130,50 @@ def test_what_a_recipe_or_a_file_says_beyond_need_is_no_flag(tmp_path):
 
     assert order(config=file, changes={"epochs": 3}).settings.step_epochs == 20
     assert order(config=file, weights=Path("x"), changes={"precision": "bf16"}).conduct.loader_workers == 1
+
+
+@pytest.fixture
+def scaled(tmp_path):
+    """The configuration of a training with a batch per worker."""
+    path = tmp_path / "scaled.toml"
+    config = order(workers=4, recipe="digits", batch_per_worker=16, lr_scale="linear").config()
+    path.write_text(tomli_w.dumps(config))
+    return path
+
+
+def test_a_rate_that_was_scaled_is_not_scaled_again(scaled):
+    again = order(workers=4, config=scaled)
+    other = order(workers=2, config=scaled, batch_per_worker=16, lr_scale="linear", changes={"lr": 0.1})
+
+    message = refused(workers=2, config=scaled, batch_per_worker=16, lr_scale="linear")
+    assert f"--lr-scale linear would scale the rate 0.4 of {scaled}" in message
+    assert (again.settings.lr, other.settings.lr) == (0.4, 0.2)
+
+
+def test_what_a_file_calls_its_training_holds_until_it_is_another(scaled):
+    assert "on each of 4 workers" in order(config=scaled).label
+    assert "on each of 4 workers" in order(config=scaled, changes={"epochs": 3}).label
+    assert order(config=scaled, changes={"lr": 0.1}).label is None
+    assert order(config=scaled, changes={"batch_size": 64}).label is None
+    assert order(workers=1, config=scaled, batch_per_worker=64).label is None
+
+
+class Heard(SoloWorld):
+    """A world whose rank 0 is somebody else, and has said `first`."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.first = first
+
+    def broadcast_object(self, value, *, source=0):
+        return {name: getattr(self.first, name) for name in value}
+
+
+def test_the_folder_of_a_run_is_the_one_that_rank_0_has_named(begun, tmp_path):
+    ours = order(recipe="digits", subset=640, changes={"lr": 0.5}, resume=tmp_path / "seen here only")
+    first = order(resume=begun)
+
+    found = settled_by_first(ours, Heard(first))
+
+    assert (found.out, found.resume) == (begun, True)
+    assert found.config() == first.config()
