@@ -1,6 +1,7 @@
 """Flags made of settings: each says for itself what it means, so it is said once."""
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, fields
 from types import UnionType
@@ -61,8 +62,8 @@ def as_arguments(settings: Mapping[str, Any]) -> list[str]:
 
 def _parameter(one: Field[Any], kind: Any) -> inspect.Parameter:
     about, panel, choices = (one.metadata[key] for key in ("about", "panel", "choices"))
-    if choices:
-        about = f"{about} One of {', '.join(choices)}." if not any(c in about for c in choices) else about
+    if not set(choices) <= set(re.findall(r"[\w-]+", about)):  # some say them all in their meaning
+        about = f"{about} One of {', '.join(choices)}."
     name = flag(one.name)
     kind = _kind(kind)
     spelled = f"{name}/--no-{name[2:]}" if kind is bool else name

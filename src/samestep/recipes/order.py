@@ -15,7 +15,7 @@ from samestep.models.registry import build
 from samestep.recipes.book import find
 from samestep.recipes.config import part_of
 from samestep.recipes.request import Request, configuration
-from samestep.recipes.unused import refuse_unused, refuse_unused_by_data
+from samestep.recipes.unused import refuse_recipes_nesterov, refuse_unused, refuse_unused_by_data
 from samestep.training.compiling import compiled
 from samestep.training.conduct import Conduct
 from samestep.training.loggers.observed import check_loggers
@@ -79,6 +79,7 @@ def take_order(request: Request, *, workers: int) -> Order:
     name = request.recipe or config.get("recipe", "digits")
     fast = config.get("fast", False) if request.fast is None else request.fast
     recipe = find(name, fast=fast)
+    refuse_recipes_nesterov(config, recipe)
     settings = replace(recipe.settings, **part_of(config, Settings))
     refuse_unused(request, settings)
     changed = not goes_on and bool({"batch_size", "lr"} & set(request.changes))

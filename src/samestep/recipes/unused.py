@@ -3,14 +3,18 @@
 Only flags are looked at. A recipe and the ``config.toml`` of a run say everything, needed or not.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from samestep.base.errors import UsageError
 from samestep.data.image_set import Images, ImageSet
+from samestep.recipes.recipe import Recipe
 from samestep.recipes.request import Request
 from samestep.training.option import flag
 from samestep.training.settings import Settings
 
-_SCORING = ("precision", "channels_last", "loader_workers", "metric")
-"""What matters where nothing is trained."""
+_SCORING = ("batch_size", "precision", "channels_last", "loader_workers", "metric")
+"""What matters where nothing is trained; a batch is what fits into memory."""
 _TRAINING = ("subset", "batch_per_worker", "lr_scale", "resume", "out")
 """What does not, of a request."""
 _NO_FILES = ("digits", "synthetic")
@@ -37,6 +41,24 @@ def refuse_unused(request: Request, settings: Settings) -> None:
             raise UsageError(f"{flag(name)} means nothing with {why}: leave it out.")
     if {"schedule", "step_epochs", "milestones", "gamma"} & set(request.changes):
         _refuse_drops_after_the_end(settings)
+
+
+def refuse_recipes_nesterov(asked: Mapping[str, Any], recipe: Recipe) -> None:
+    """Refuse another optimizer for a recipe that uses Nesterov's momentum, with the flag that goes with it.
+
+    Args:
+        asked: the settings other than the recipe's.
+        recipe: which.
+    """
+    settings = {"nesterov": recipe.settings.nesterov, "momentum": recipe.settings.momentum, **asked}
+    if "nesterov" in asked or not settings["nesterov"]:
+        return  # what a user has said is checked with the other settings
+    optimizer = settings.get("optimizer", "sgd")
+    if optimizer != "sgd" or not settings["momentum"]:
+        chosen = f"--optimizer {optimizer}" if optimizer != "sgd" else "--momentum 0"
+        raise UsageError(
+            f"{recipe.name} uses Nesterov's momentum, which does not go with {chosen}: add --no-nesterov."
+        )
 
 
 def refuse_unused_by_data(request: Request, data: str, images: Images) -> None:

@@ -124,6 +124,17 @@ def test_a_flag_that_would_change_nothing_is_refused(asked, message):
     assert message in refused(**asked)
 
 
+@pytest.mark.parametrize(
+    ("changes", "chosen"),
+    [({"optimizer": "adamw"}, "--optimizer adamw"), ({"momentum": 0.0}, "--momentum 0")],
+)
+def test_a_recipe_with_nesterovs_momentum_says_how_to_do_without(changes, chosen):
+    message = refused(recipe="cifar10", fast=True, changes=changes)
+
+    assert message.endswith(f"does not go with {chosen}: add --no-nesterov.")
+    assert "--nesterov is a form of SGD's" in refused(changes={**changes, "nesterov": True})
+
+
 def test_what_a_recipe_or_a_file_says_beyond_need_is_no_flag(tmp_path):
     file = tmp_path / "config.toml"
     file.write_text("schedule = 'step'\nstep_epochs = 20\nloader_workers = 1\ndata_dir = 'nowhere'\n")

@@ -1,0 +1,20 @@
+"""Flags made of settings: their help names every choice."""
+
+import inspect
+import re
+from dataclasses import fields
+from typing import get_args
+
+import pytest
+
+from samestep.cli.train import train
+from samestep.training.conduct import Conduct
+from samestep.training.settings import Settings
+
+
+@pytest.mark.parametrize("kind", [Settings, Conduct])
+def test_help_names_every_choice_of_a_setting(kind):
+    flags = inspect.signature(train).parameters
+    for one in fields(kind):
+        _, option = get_args(flags[one.name].annotation)
+        assert set(one.metadata["choices"]) <= set(re.findall(r"[\w-]+", option.help)), option.help
