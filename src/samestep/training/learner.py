@@ -1,7 +1,7 @@
 """What is trained: weights, their average, optimizer, schedule and precision, as one state."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.base.errors import CheckpointError
+from samestep.checkpoint.fit import optimizer_misfit
 from samestep.checkpoint.snapshot import Snapshot
 from samestep.training.average import Average
 from samestep.training.compiling import in_memory_format
@@ -100,6 +101,8 @@ class Learner:
             raise CheckpointError(
                 "the checkpoint and the settings differ in --ema, the average of the weights."
             )
+        if difference := self._misfit(rest):
+            raise CheckpointError(f"the checkpoint belongs to another training: {difference}.")
         self.precision.load_state_dict(rest["scaler"])
         self.model.load_state_dict(dict(snapshot.model))
         self.optimizer.load_state_dict(rest["optimizer"])
@@ -107,3 +110,12 @@ class Learner:
             self.schedule.load_state_dict(rest["schedule"])
         if self.average is not None and snapshot.average is not None:
             self.average.load_state_dict(snapshot.average)
+
+    def _misfit(self, rest: Mapping[str, Any]) -> str | None:
+        """Return why the optimizer or the schedule cannot go on from a state, or None."""
+        if difference := optimizer_misfit(rest["optimizer"], self.optimizer):
+            return f"its optimizer does not fit: {difference}"
+        needed = set() if self.schedule is None else {"last_epoch", "lr_lambdas"}
+        if bool(rest["schedule"]) != bool(needed) or needed - rest["schedule"].keys():
+            return "its --schedule or --warmup is another"
+        return None

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from torch import nn
 
-from samestep.base.errors import PutOff
+from samestep.base.errors import CheckpointError, PutOff
 from samestep.checkpoint.digest import weights_sha256
 from samestep.checkpoint.random_state import restore_random_state
 from samestep.checkpoint.snapshot import Snapshot
@@ -32,6 +32,10 @@ from samestep.world.world import World
 
 EVALUATION_BATCH = 1000
 """Samples per evaluation step at most, over all workers."""
+_STATE = frozenset(
+    {"seed", "epoch", "samples", "step", "samples_total", "loss_sum", "loss_count", "seconds", "best"}
+)
+"""What a checkpoint says of where a training stands, since the first version."""
 
 
 def evaluation_batch(settings: Settings, workers: int) -> int:
@@ -107,10 +111,16 @@ class Training:
         """Stand where `snapshot` was taken, at any number of workers; called before `run`, by all ranks.
 
         Raises:
-            CheckpointError: it is the state of another training.
+            CheckpointError: it is the state of another training; nothing was changed then.
         """
-        self.learner.load(snapshot)
         state = snapshot.state
+        if missing := sorted(_STATE - state.keys() | {"random"} - snapshot.optimizer.keys()):
+            raise CheckpointError(
+                f"the checkpoint lacks {', '.join(missing)}: a training cannot go on from it. "
+                "Evaluate it with --eval-only --from."
+            )
+        self.settings.check_go_on(state.get("settings", {}))
+        self.learner.load(snapshot)
         self.position = Position(state["seed"], state["epoch"], state["samples"])
         self.journal.load_state_dict(state)
         self._seconds, self.best = state["seconds"], state["best"]
@@ -265,6 +275,7 @@ class Training:
                 "best": self.best,
                 "unjudged": self._unjudged,
                 "world_size": self.world.place.size,
+                "settings": self.settings.as_dict(),
             },
         )
 

@@ -1,14 +1,18 @@
 """What a training is to do, as a value: resolved once, checked, stored in the run folder."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from samestep.base.errors import UsageError
-from samestep.training.option import check, option
+from samestep.base.errors import CheckpointError, UsageError
+from samestep.training.option import check, flag, option
 
 SMALL_SHARE = 16
 """Samples per worker and step below which the cost of a step hardly depends on their number."""
+
+_COMPUTED_ALIKE = frozenset({"compile", "channels_last", "sync"})
+"""What a run may go on with otherwise: another machine may need it, and the steps are the same."""
 
 _STEP, _SPEED = "Optimizer and schedule", "Precision and speed"
 
@@ -145,6 +149,23 @@ class Settings:
             "--batch-size is faster, and another training."
         )
 
+    def check_go_on(self, begun: Mapping[str, Any]) -> None:
+        """Refuse to go on with another training than was begun.
+
+        Args:
+            begun: its settings by name, as `as_dict` or JSON gave them; of another version, maybe.
+
+        Raises:
+            CheckpointError: one is another now.
+        """
+        for name, value in self.as_dict().items():
+            before, now = _plain(begun.get(name, value)), _plain(value)
+            if before != now and name not in _COMPUTED_ALIKE:
+                raise CheckpointError(
+                    f"the run began with {flag(name)} {before}, and its settings now say {now}: that is "
+                    "another training. Put it back in config.toml, or begin another run with --config."
+                )
+
     def as_dict(self) -> dict[str, Any]:
         """Return the settings by name."""
         return dataclasses.asdict(self)
@@ -152,3 +173,8 @@ class Settings:
 
 def _listed(numbers: tuple[float, ...]) -> str:
     return ",".join(f"{number:g}" for number in numbers)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON would give it back."""
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,115 @@
+"""A checkpoint of another training is refused before anything has changed, by what is other about it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from samestep.base.errors import CheckpointError
+from samestep.checkpoint.read import read
+from samestep.training.conduct import Conduct
+from samestep.training.keeping import Keeper
+from samestep.training.surroundings import Surroundings
+from samestep.world.solo import SoloWorld
+from samestep.world.threads import run_ranks
+from support.snapshots import same
+from support.training import settings, training
+
+BEGUN = {"epochs": 1, "schedule": "step", "step_epochs": 1.0, "weight_decay": 0.1, "milestones": (1.0, 2.0)}
+
+
+@pytest.fixture(autouse=True)
+def restore_random_state():
+    state = torch.get_rng_state()
+    yield
+    torch.set_rng_state(state)
+
+
+@pytest.fixture(scope="module")
+def snapshot(tmp_path_factory):
+    """The checkpoint in the middle of a short training."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    state = torch.get_rng_state()
+    conduct = Conduct(checkpoint_steps=5)
+    keeper = Keeper(SoloWorld(), conduct, folder=folder)
+    around = replace(Surroundings.bare(SoloWorld()), keeper=keeper)
+    training(SoloWorld(), settings(**BEGUN), conduct=conduct).run(around)
+    keeper.close()
+    torch.set_rng_state(state)
+    return read(folder / "step-5")
+
+
+def without(parts, *names):
+    return {name: value for name, value in parts.items() if name not in names}
+
+
+def assert_refused(world, chosen, snapshot, message):
+    made = training(world, settings(**chosen))
+    before = made.learner.tensors(), made.learner.rest(), made.journal.state_dict(), made.position
+
+    with pytest.raises(CheckpointError, match=message):
+        made.restore(snapshot)
+
+    after = made.learner.tensors(), made.learner.rest(), made.journal.state_dict(), made.position
+    assert same(before[:3], after[:3])
+    assert before[3] == after[3]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lr": 0.1}, r"began with --lr 0.05, and its settings now say 0.1"),
+        ({"momentum": 0.5}, r"--momentum 0.9, .* 0.5"),
+        ({"weight_decay": 0.2}, r"--weight-decay 0.1, .* 0.2"),
+        ({"optimizer": "adamw"}, r"--optimizer sgd, .* adamw"),
+        ({"schedule": "constant"}, r"--schedule step, .* constant"),
+        ({"step_epochs": 2.0}, r"--step-epochs 1.0, .* 2.0"),
+        ({"milestones": (1.0,)}, r"--milestones \[1.0, 2.0\], .* \[1.0\]"),
+        ({"clip_norm": 1.0}, r"--clip-norm None, .* 1.0"),
+        ({"seed": 1}, r"--seed 0, .* 1"),
+        ({"epochs": 2}, r"--epochs 1, .* 2"),
+        ({"ema": 0.9}, r"--ema 0.0, .* 0.9"),
+    ],
+    ids=str,
+)
+def test_settings_other_than_those_it_began_with_are_named(snapshot, change, message):
+    run_ranks(lambda world: assert_refused(world, {**BEGUN, **change}, snapshot, message), 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"optimizer": "adamw"}, "its optimizer does not fit: it has no "),
+        ({"schedule": "constant"}, "its --schedule or --warmup is another"),
+        ({"ema": 0.9}, "differ in --ema"),
+        ({"precision": "fp16"}, "no loss scale"),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_that_does_not_tell_its_settings_is_refused_by_what_it_holds(snapshot, change, message):
+    old = replace(snapshot, state=without(snapshot.state, "settings", "unjudged"))
+    assert_refused(SoloWorld(), {**BEGUN, **change}, old, message)
+
+
+@pytest.mark.parametrize("part", ["optimizer", "schedule", "scaler", "random"])
+def test_what_a_checkpoint_lacks_is_named(snapshot, part):
+    lacking = replace(snapshot, optimizer=without(snapshot.optimizer, part))
+    assert_refused(SoloWorld(), BEGUN, lacking, rf"no {part}|lacks {part}: .* --eval-only --from")
+
+
+def test_a_checkpoint_that_some_script_saved_is_no_state_of_a_training(snapshot):
+    lacking = replace(snapshot, state={"step": 5})
+    assert_refused(SoloWorld(), BEGUN, lacking, r"lacks best, epoch, loss_count, .*: a training cannot go on")
+
+
+@pytest.mark.parametrize("change", [{"channels_last": True}, {"sync": "reference"}], ids=str)
+def test_what_computes_the_same_steps_may_change(snapshot, change):
+    made = training(SoloWorld(), settings(**BEGUN, **change))
+    made.restore(snapshot)
+    assert made.run(Surroundings.bare(SoloWorld())).steps == 10
+
+
+def test_a_checkpoint_from_before_settings_were_kept_is_gone_on_from(snapshot):
+    made = training(SoloWorld(), settings(**BEGUN))
+    made.restore(replace(snapshot, state=without(snapshot.state, "settings", "unjudged")))
+    assert made.journal.steps == 5
