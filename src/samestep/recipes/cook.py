@@ -137,22 +137,31 @@ def _go_on(world: World, order: Order, training: Training) -> Chosen | None:
 
 
 def _outputs(world: World, order: Order, training: Training, chosen: Chosen | None) -> tuple[Sink, Display]:
-    """Return where results and progress go: somewhere on rank 0, nowhere on the others."""
-    if not world.place.is_main:
-        return Nowhere(), Silent()
-    display = Spoken(
-        steps=training.steps,
-        epochs=order.settings.epochs,
-        console=Console(stderr=True),
-        per_rank=order.conduct.per_rank,
-    )
-    folder = RunFolder(order.out)
-    if not order.resume:
-        folder.write_config(order.config())
-    for line in _went_on(order, training, chosen):
-        display.note(line)
-    folder.begin(_session(world, training, chosen))
-    return observed(folder, order.conduct.logger, order.config(), tell=display.note), display
+    """Return where results and progress go: somewhere on rank 0, nowhere on the others.
+
+    Raises:
+        Error: what belongs there cannot be written; on every rank.
+    """
+    opened: list[tuple[Sink, Display]] = []
+
+    def open_here() -> None:
+        display = Spoken(
+            steps=training.steps,
+            epochs=order.settings.epochs,
+            console=Console(stderr=True),
+            per_rank=order.conduct.per_rank,
+        )
+        folder = RunFolder(order.out)
+        if not order.resume:
+            folder.write_config(order.config())
+        for line in _went_on(order, training, chosen):
+            display.note(line)
+        folder.begin(_session(world, training, chosen))
+        sink = observed(folder, order.conduct.logger, order.config(), tell=display.note)
+        opened.append((sink, display))
+
+    world.on_main(open_here)
+    return next(iter(opened), (Nowhere(), Silent()))
 
 
 def _went_on(order: Order, training: Training, chosen: Chosen | None) -> list[str]:

@@ -27,7 +27,7 @@ class Moment:
 
 
 class Keeper:
-    """Writes checkpoints on rank 0, at steps that all ranks know.
+    """Writes checkpoints on rank 0, at steps that all ranks know; made by all of them.
 
     Args:
         world: whose random states belong to a checkpoint.
@@ -35,6 +35,9 @@ class Keeper:
         folder: where they go; None keeps nothing.
         tell: told of a checkpoint that could not be written; the training goes on, and the one before stays.
             So of old ones that could not be deleted.
+
+    Raises:
+        CheckpointError: the folder cannot be made; on all ranks.
     """
 
     def __init__(
@@ -52,8 +55,8 @@ class Keeper:
         self._told: set[str] = set()
         self._latest = time.monotonic()
         self._writer: Writer | None = None
-        if folder is not None and world.place.is_main:
-            self._writer = Writer(folder, keep=Keep(last=conduct.keep, best=True))
+        if folder is not None:
+            world.on_main(lambda: self._open(folder))
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint is due after `step`, by the number of steps alone."""
@@ -99,6 +102,9 @@ class Keeper:
     @property
     def _age_s(self) -> float:
         return time.monotonic() - self._latest
+
+    def _open(self, folder: Path) -> None:
+        self._writer = Writer(folder, keep=Keep(last=self._conduct.keep, best=True))
 
     def _finish(self) -> None:
         if self._writer is None:

@@ -1,10 +1,12 @@
 """``--profile A:B``: what torch's profiler sees of some steps, on every rank."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from samestep.base.errors import Error, UsageError
+from samestep.base.errors import Error, PutOff, UsageError
 
 if TYPE_CHECKING:
     from torch.profiler import profile, record_function
@@ -76,7 +78,7 @@ class Profiler:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._profile is not None:  # the training ends within the steps: what there is is kept
-            self._end()
+            self._end(together=kind is None or issubclass(kind, PutOff))
 
     def step_done(self, step: int) -> None:
         """Note that so many steps are done and the next one begins."""
@@ -86,7 +88,7 @@ class Profiler:
     def _between(self, step: int) -> None:
         if step == self._steps[-1]:
             if self._profile is not None:
-                self._end()
+                self._end(together=True)
             return
         if self._profile is None:  # one step early: a GPU's tracing takes seconds to come up
             self._prepare()
@@ -115,8 +117,12 @@ class Profiler:
         self._mark = record_function(f"ProfilerStep#{step}")
         self._mark.__enter__()  # type: ignore[no-untyped-call]
 
-    def _end(self) -> None:
-        """Stop, and write what was traced, if anything was."""
+    def _end(self, *, together: bool) -> None:
+        """Stop, and write what was traced, if anything was.
+
+        Args:
+            together: whether all ranks end here; one that fails alone leaves its trace and no summary.
+        """
         traced, self._profile = self._profile, None
         mark, self._mark = self._mark, None
         assert traced is not None
@@ -126,19 +132,25 @@ class Profiler:
             return
         mark.__exit__(None, None, None)
         traced.stop_trace()
+        with self._telling():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            traced.export_chrome_trace(str(self._folder / f"rank-{self._world.place.rank}.json.gz"))
+        if together:
+            self._world.on_main(lambda: self._summarise(traced))
+
+    def _summarise(self, traced: "profile") -> None:
+        by = "self_cpu_time_total" if self._world.device.type == "cpu" else "self_device_time_total"
+        with self._telling():
+            table = traced.key_averages().table(sort_by=by, row_limit=TOP)
+            (self._folder / "summary.txt").write_text(table, encoding="utf-8")
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Say what cannot be written, and what to do then."""
         try:
-            self._write(traced)
+            yield
         except OSError as failed:
             raise Error(
                 f"cannot write the profile to {self._folder}: {failed.strerror}. The run ends here, and "
                 f"goes on with --resume {self._folder.parent} once that is mended."
             ) from failed
-
-    def _write(self, traced: "profile") -> None:
-        place, device = self._world.place, self._world.device
-        self._folder.mkdir(parents=True, exist_ok=True)
-        traced.export_chrome_trace(str(self._folder / f"rank-{place.rank}.json.gz"))
-        if place.is_main:
-            by = "self_cpu_time_total" if device.type == "cpu" else "self_device_time_total"
-            table = traced.key_averages().table(sort_by=by, row_limit=TOP)
-            (self._folder / "summary.txt").write_text(table, encoding="utf-8")

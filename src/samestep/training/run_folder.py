@@ -14,7 +14,8 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -67,7 +68,7 @@ class Nowhere:
 
 
 class RunFolder:
-    """The files of one run.
+    """The files of one run; each method that writes one raises an Error that names it where it cannot.
 
     Args:
         path: a folder that `prepare` or `reopen` has accepted.
@@ -125,8 +126,9 @@ class RunFolder:
         """Store the resolved settings."""
         path = self.path / "config.toml"
         draft = path.with_name(f".{path.name}.draft-{os.getpid()}")
-        draft.write_text(tomli_w.dumps(dict(config)), encoding="utf-8")
-        draft.replace(path)
+        with _telling(path, "Choose another --out."):
+            draft.write_text(tomli_w.dumps(dict(config)), encoding="utf-8")
+            draft.replace(path)
 
     def begin(self, session: Mapping[str, Any]) -> None:
         """Note a start of the run; what was written after the step it starts from is taken back.
@@ -134,7 +136,9 @@ class RunFolder:
         A run that was killed has gone on after its last checkpoint; those steps are about to be taken again.
         """
         for name in _BY_STEP:
-            _cut(self.path / name, after=session["step"])
+            path = self.path / name
+            with _telling(path, self._goes_on):
+                _cut(path, after=session["step"])
         self._append("sessions.jsonl", [{**session, "provenance": provenance()}])
 
     def steps(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -151,21 +155,33 @@ class RunFolder:
 
     def finish(self, result: Result) -> None:
         """Write ``result.json``."""
-        write_json(self.path / "result.json", {**result.as_dict(), "provenance": provenance()})
+        path = self.path / "result.json"
+        with _telling(path, self._goes_on):
+            write_json(path, {**result.as_dict(), "provenance": provenance()})
 
     def close(self) -> None:
         """See `Sink.close`: each file is open only while it is written."""
 
     def _append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         path = self.path / name
-        try:
-            with path.open("a", encoding="utf-8") as stream:
-                stream.writelines(json_line(row) for row in rows)
-        except OSError as error:
-            raise Error(
-                f"cannot write to {path}: {error.strerror}. The run ends here; its checkpoints are whole, "
-                f"and it goes on with --resume {self.path} once that is mended."
-            ) from error
+        with _telling(path, self._goes_on), path.open("a", encoding="utf-8") as stream:
+            stream.writelines(json_line(row) for row in rows)
+
+    @property
+    def _goes_on(self) -> str:
+        return (
+            "The run ends here; its checkpoints are whole, "
+            f"and it goes on with --resume {self.path} once that is mended."
+        )
+
+
+@contextmanager
+def _telling(path: Path, then: str) -> Iterator[None]:
+    """Say which file cannot be written, and what to do `then`."""
+    try:
+        yield
+    except OSError as error:
+        raise Error(f"cannot write to {path}: {error.strerror}. {then}") from error
 
 
 def _probe(path: Path) -> None:

@@ -1,0 +1,57 @@
+"""What rank 0 cannot write is known to every rank, in one clear error."""
+
+import pytest
+import torch
+
+from samestep.base.errors import CheckpointError, Error
+from samestep.recipes.cook import cook
+from samestep.recipes.order import Request, take_order
+from samestep.training.conduct import Conduct
+from samestep.training.keeping import Keeper
+from samestep.training.run_folder import RunFolder
+from samestep.world.threads import run_ranks
+from support.training import settings, train
+
+
+@pytest.fixture(autouse=True)
+def restore_random_state():
+    state = torch.get_rng_state()
+    yield
+    torch.set_rng_state(state)
+
+
+@pytest.mark.parametrize("name", ["sessions.jsonl", "ranks.jsonl"])
+def test_a_run_folder_that_cannot_be_begun_ends_all_ranks(tmp_path, name):
+    (tmp_path / name).mkdir()
+    order = take_order(Request(subset=64, changes={"epochs": 1}, out=tmp_path), workers=3)
+
+    def begin(world):
+        with pytest.raises(Error, match=rf"cannot write to .*{name}: Is a directory\. .*--resume {tmp_path}"):
+            cook(world, order)
+
+    run_ranks(begin, 3)
+
+
+def test_checkpoints_that_can_lie_nowhere_end_all_ranks(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+
+    def begin(world):
+        with pytest.raises(CheckpointError, match=r"cannot write checkpoints to .*: Not a directory"):
+            Keeper(world, Conduct(), folder=tmp_path / "file" / "checkpoints")
+
+    run_ranks(begin, 3)
+
+
+def test_every_file_of_a_run_is_named_where_it_cannot_be_written(tmp_path):
+    result = run_ranks(lambda world: train(world, settings(epochs=1)), 1)[0].result
+    folder = RunFolder(tmp_path)
+    writes = {
+        "config.toml": lambda: folder.write_config({"lr": 0.1}),
+        "evaluations.jsonl": lambda: folder.evaluation({"step": 1}),
+        "result.json": lambda: folder.finish(result),
+    }
+    for name, write in writes.items():
+        (tmp_path / name).mkdir()
+        then = "Choose another --out" if name == "config.toml" else f"goes on with --resume {tmp_path}"
+        with pytest.raises(Error, match=rf"cannot write to {tmp_path}/{name}: Is a directory\. .*{then}"):
+            write()
