@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+import torch
+
 from samestep.base.errors import UsageError
 
 _HERE = str(Path(__file__).parent.parent)
-_TORCH = str(Path(sys.modules["torch"].__file__ or "").parent) if "torch" in sys.modules else "torch"
+_TORCH = str(Path(torch.__file__).parent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +62,18 @@ class Account:
         ]
 
 
+def is_users(file: str) -> bool:
+    """Return whether code is the script's: neither ours nor torch's."""
+    return not file.startswith((_HERE, _TORCH, "<"))
+
+
 def calling_site() -> Site:
     """Return the line of the script that the call under way comes from."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the public way copies the whole stack
     last = frame
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((_HERE, _TORCH, "<")):
+        if is_users(file):
             return Site(file, frame.f_lineno)
         last, frame = frame, frame.f_back
     assert last is not None

@@ -13,14 +13,19 @@ from samestep.autopilot.account import Account, calling_site
 from samestep.autopilot.cut import Cut
 from samestep.autopilot.gradients import Gradients, leaves_of
 from samestep.autopilot.plans import Given, SplitPlan
+from samestep.autopilot.sides import cut_again, leave, outcome, put_together
 from samestep.autopilot.state import Drawn
-from samestep.autopilot.tree import leaves, mapped
-from samestep.autopilot.trial import Forward, Trial, split
+from samestep.autopilot.tree import leaves
+from samestep.autopilot.trial import FEWER, Forward, Trial, split
 from samestep.base.errors import OutOfStep
 from samestep.world.world import World
 
 Kind: TypeAlias = tuple[Any, ...]
 _calls: ContextVar["Calls | None"] = ContextVar("samestep_calls", default=None)
+
+
+TRIALS = 3
+"""Sizes of calls of one kind that are tried before the kind stays whole for good."""
 
 
 class Calls:
@@ -36,6 +41,7 @@ class Calls:
         self._world, self._gradients, self._account = world, gradients, account
         self._inside = False
         self._plans: WeakKeyDictionary[nn.Module, dict[Kind, SplitPlan | None]] = WeakKeyDictionary()
+        self._tried: WeakKeyDictionary[nn.Module, dict[Kind, set[Any]]] = WeakKeyDictionary()
 
     def __call__(
         self, forward: Forward, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -54,20 +60,20 @@ class Calls:
         plans = self._plans.setdefault(module, {})
         what = f"{type(module).__name__} at {calling_site()}"
         if not any(max(tensor.shape[:2]) >= self._world.place.size for _, tensor in given.tensors()):
-            self._account.note_whole(what, "fewer samples than workers")
+            self._account.note_whole(what, FEWER)
             return forward(module, *given.args, **given.kwargs)
         self._gradients.follow(module.parameters())
-        if kind not in plans:
+        if plans.get(kind) is None and self._may_try(module, kind, given):
             verdict = Trial(forward, module, given, self._world).run()
             plans[kind] = verdict.plan
             if verdict.plan is not None:
                 self._account.split[what] += 1
-                return self._followed(verdict.outputs)
+                return self._followed(verdict.outputs, given)
             self._account.reasons[what] = verdict.why
-        plan = plans[kind]
+        plan = plans.get(kind)
         total = None if plan is None else given.total(plan.dims)
         if plan is None or total is None or total < self._world.place.size:
-            why = "fewer samples than workers" if plan is not None else self._account.reasons.get(what, "")
+            why = FEWER if plan is not None else self._account.reasons.get(what, "")
             self._account.note_whole(what, why)
             return forward(module, *given.args, **given.kwargs)
         self._account.split[what] += 1
@@ -75,18 +81,33 @@ class Calls:
 
     def _split(self, forward: Forward, module: nn.Module, given: Given, plan: SplitPlan, cut: Cut) -> Any:
         before = None if plan.draws else Drawn.now(self._world.device)
+        if plan.sides:
+            cut_again(module, plan.joints, plan.sides, cut)
         outputs, _ = split(forward, module, given, cut, plan.dims, draws=plan.draws)
         if before is not None and not before.same(Drawn.now(self._world.device)):
             raise OutOfStep(
                 f"{type(module).__name__} drew random numbers, as it had not in its first call of this kind: "
                 "the workers' streams have gone apart."
             )
-        return mapped(outputs, lambda path, part: plan.joints[path].put_together(part, cut))
+        value = outcome(module, outputs, plan.sides)
+        result, left = put_together(value, plan.joints, cut, what=type(module).__name__)
+        leave(module, left)
+        return result
 
-    def _followed(self, outputs: Any) -> Any:
+    def _may_try(self, module: nn.Module, kind: Kind, given: Given) -> bool:
+        """Return whether a trial may find what those before did not: for calls of another size, a few."""
+        sizes = tuple(tensor.shape[:2] for _, tensor in given.tensors())
+        tried = self._tried.setdefault(module, {}).setdefault(kind, set())
+        if sizes in tried or len(tried) >= TRIALS:
+            return False
+        tried.add(sizes)
+        return True
+
+    def _followed(self, outputs: Any, given: Given) -> Any:
         """Follow what the module computes with beside its parameters, such as tensors of the script."""
         own = [tensor for _, tensor in leaves(outputs) if isinstance(tensor, Tensor)]
-        self._gradients.follow(leaf for leaf in leaves_of(*own) if leaf.is_leaf)
+        inputs = {id(tensor) for _, tensor in given.tensors()}
+        self._gradients.follow(leaf for leaf in leaves_of(*own) if leaf.is_leaf and id(leaf) not in inputs)
         return outputs
 
 

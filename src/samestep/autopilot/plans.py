@@ -9,6 +9,7 @@ from torch import Tensor
 
 from samestep.autopilot.cut import Cut
 from samestep.autopilot.reduction import Reduction, reduction_of
+from samestep.autopilot.state import Side
 from samestep.autopilot.tree import Path, leaves, mapped
 from samestep.base.errors import UsageError
 
@@ -82,6 +83,9 @@ class SplitPlan:
 
     dims: Dims
     joints: Mapping[Path, Joint]
+    """Of each output; see `sides.outcome`."""
+    sides: tuple[Side, ...]
+    """The attributes in which the module leaves tensors."""
     draws: bool
     """Whether the module draws random numbers."""
 
@@ -97,6 +101,16 @@ class Given:
         """Return the tensors that have dimensions, each with its place."""
         found = leaves((self.args, dict(self.kwargs)))
         return [(path, tensor) for path, tensor in found if tensor.dim() and tensor.layout == torch.strided]
+
+    def copied(self) -> "Given":
+        """Return it with copies of all tensors."""
+        args, kwargs = mapped((self.args, dict(self.kwargs)), lambda _, tensor: tensor.detach().clone())
+        return Given(args, kwargs)
+
+    def same(self, other: "Given") -> bool:
+        """Return whether the tensors of both hold the same numbers."""
+        pairs = zip(self.tensors(), other.tensors(), strict=True)
+        return all(bool(((one == two) | (one != one)).all()) for (_, one), (_, two) in pairs)  # noqa: PLR0124 - NaN
 
     def form(self) -> tuple[Any, ...]:
         """Return what is the same in all calls of one kind: places, dimensions and dtypes, no sizes."""

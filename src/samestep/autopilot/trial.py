@@ -11,22 +11,25 @@ import os
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from samestep.autopilot.account import is_users
 from samestep.autopilot.cut import Cut
 from samestep.autopilot.draws import GlobalDraws
 from samestep.autopilot.norms import over_all_ranks
 from samestep.autopilot.plans import Dims, Given, Joint, SplitPlan, candidates, joints_for
-from samestep.autopilot.state import Changeable, Drawn
+from samestep.autopilot.sides import leave, outcome
+from samestep.autopilot.state import Changeable, Drawn, Side
 from samestep.autopilot.tree import Path, leaves, mapped, text
 from samestep.world.world import World
 
 Forward: TypeAlias = Callable[..., Any]
+FEWER = "fewer samples than workers"
 _TOLERANCE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 """Of the largest value; another way to cut a sum rounds otherwise. Single precision: 1e-4."""
 
@@ -47,6 +50,7 @@ class _Whole:
     """What the whole call gave, and left."""
 
     outputs: Mapping[Path, Tensor]
+    sides: tuple[Side, ...]
     buffers: Mapping[str, Tensor]
     drawn: Drawn
 
@@ -65,19 +69,28 @@ class Trial:
         self._forward, self._module, self._given, self._world = forward, module, given, world
         self._before = Changeable(module)
         self._drawn = Drawn.now(world.device)
+        self._is_writing = False
 
     def run(self) -> Verdict:
         """Try all ways; leave the module and the generators as the way that was right does, or as before."""
+        hooked = next((name for name, one in self._module.named_modules() if one._forward_hooks), None)  # noqa: SLF001
+        if hooked is not None:
+            return Verdict(None, None, f"a hook on {hooked or 'it'} would see slices")
         whole = self._whole()
-        why = "no input has a dimension with a sample for every worker"
+        if self._is_writing:
+            self._reset()
+            return Verdict(None, None, "it writes into what it is given")
+        reasons = []
         for dims in candidates(self._given, self._world.place.size):
             self._reset()
             found = self._split(dims, whole)
             if isinstance(found, Verdict):
                 return found
-            why = found
+            reasons.append(found)
         self._reset()
-        return Verdict(None, None, why)
+        first = next((tensor.size(0) for _, tensor in self._given.tensors()), 0)
+        likeliest = reasons[0] if reasons and first >= self._world.place.size else FEWER
+        return Verdict(None, None, likeliest)
 
     def _reset(self) -> None:
         self._before.restore()
@@ -85,9 +98,13 @@ class Trial:
 
     def _whole(self) -> _Whole:
         with torch.no_grad(), FilePath(os.devnull).open("w") as silence, redirect_stdout(silence):
-            outputs = self._forward(self._module, *self._given.args, **self._given.kwargs)
-        found = {path: tensor.detach() for path, tensor in leaves(outputs)}
-        return _Whole(found, self._before.buffers(), Drawn.now(self._world.device))
+            given = self._given.copied()
+            outputs = self._forward(self._module, *given.args, **given.kwargs)
+            self._is_writing = not given.same(self._given)
+        sides = tuple(self._before.left())
+        found = leaves(outcome(self._module, outputs, sides))
+        outputs = {path: tensor.detach().clone() for path, tensor in found}
+        return _Whole(outputs, sides, self._before.buffers(), Drawn.now(self._world.device))
 
     def _split(self, dims: Dims, whole: _Whole) -> Verdict | str:
         """Return the verdict if the split call is the whole one, else what is wrong with it."""
@@ -105,28 +122,31 @@ class Trial:
             failure = _in_one_line(error)
         if not self._agreed(not failure):
             return failure or "another worker's slice failed"
-        return (
-            self._compared(whole, outputs, SplitPlan(dims, {}, draws), cut) or f"its outputs differ{untold}"
-        )
+        found = self._compared(whole, outputs, SplitPlan(dims, {}, whole.sides, draws), cut)
+        return found + untold if isinstance(found, str) else found
 
     def _compared(self, whole: _Whole, outputs: Any, plan: SplitPlan, cut: Cut) -> Verdict | str:
-        parts = dict(leaves(outputs))
-        if not self._agreed(parts.keys() == whole.outputs.keys()):
+        value = outcome(self._module, outputs, plan.sides)
+        parts = dict(leaves(value))
+        if not self._agreed(
+            parts.keys() == whole.outputs.keys() and self._before.left().keys() <= set(plan.sides)
+        ):
             return "its outputs have another structure"
         joints: dict[Path, Joint] = {}
         together: dict[Path, Tensor] = {}
         for path, part in parts.items():
             found = self._joint(whole.outputs[path], part, cut)
             if found is None:
-                return f"its output{text(path)} is not made of those of the slices"
+                return f"its output{text(path[1:])} is not made of those of the slices"
             joints[path], together[path] = found
         kept = self._before.buffers()
         if not self._agreed(all(close(kept[name], value) for name, value in whole.buffers.items())):
             return "its buffers differ: it keeps statistics of its slice"
         if not self._agreed(Drawn.now(self._world.device).same(whole.drawn)):
             return "it draws random numbers in a way that cannot be shared out"
-        result = mapped(outputs, lambda path, _: together[path])
-        return Verdict(SplitPlan(plan.dims, joints, plan.draws), result)
+        result, left = mapped(value, lambda path, _: together[path])
+        leave(self._module, left)
+        return Verdict(replace(plan, joints=joints), result)
 
     def _joint(self, whole: Tensor, part: Tensor, cut: Cut) -> tuple[Joint, Tensor] | None:
         possible = list(joints_for(whole, part, cut))
@@ -174,6 +194,6 @@ def close(one: Tensor, other: Tensor) -> bool:
 
 def _in_one_line(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    where = next((one for one in reversed(frames) if "site-packages" not in one.filename), None)
+    where = next((one for one in reversed(frames) if is_users(one.filename)), None)
     at = "" if where is None else f" ({FilePath(where.filename).name}:{where.lineno})"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{at}"

@@ -1,0 +1,278 @@
+"""Calls of modules are shared out, or stay whole with the reason, and come out as on one rank either way."""
+
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from samestep.autopilot.account import Account
+from samestep.autopilot.calls import Calls, current_gradients, outermost_calls, sharing_out
+from samestep.autopilot.gradients import Gradients, averaging_grad
+from samestep.autopilot.norms import batch_norm_of_slices
+from samestep.base.errors import UsageError
+from samestep.world.threads import run_ranks
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def labels(*shape, classes=4, seed=0):
+    return torch.randint(0, classes, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def weighted(module):
+    """Give a module weights of double precision that do not depend on who makes it, or when."""
+    for number, parameter in enumerate(module.parameters()):
+        parameter.data = drawn(*parameter.shape, seed=number) * 0.3
+    return module.double()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.norm, self.two = nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)
+
+
+class Plain(Net):
+    def forward(self, x):
+        return self.two(torch.relu(self.norm(self.one(x))))
+
+
+@dataclass
+class Output:
+    scores: torch.Tensor
+    loss: torch.Tensor | None = None
+
+
+class LossInside(Net):
+    def forward(self, x, *, targets=None):
+        scores = self.two(torch.relu(self.one(x)))
+        loss = None if targets is None else F.cross_entropy(scores, targets, ignore_index=-1)
+        return Output(scores, loss)
+
+
+class TimeFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.out = nn.LSTM(5, 6, num_layers=2), nn.Linear(6, 4)
+
+    def forward(self, x, hidden=None):
+        y, hidden = self.rnn(x, hidden)
+        return self.out(y).view(-1, 4), hidden
+
+
+class LeavesPenalty(Plain):
+    def forward(self, x):
+        scores = super().forward(x)
+        self.penalty = scores.square().mean()
+        self.kept = [scores.detach(), x.sum(0)]
+        return scores
+
+
+class KeepsState(Net):
+    """Goes on from the state that its last call has left."""
+
+    state = None
+
+    def forward(self, x):
+        before = 0.0 if self.state is None else self.state.detach()
+        self.state = torch.tanh(self.one(x) + before)
+        return self.two(self.state)
+
+
+class ComparesSamples(Plain):
+    def forward(self, x):
+        y = super().forward(x)
+        return y @ y.T
+
+
+class FixedSize(Plain):
+    def forward(self, x):
+        return super().forward(x.view(7, 5))
+
+
+class WritesInput(Plain):
+    def forward(self, x):
+        return super().forward(x.mul_(2))
+
+
+def losses_of(model, steps):
+    """Train by plain PyTorch; return the loss of each step and the final weights."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    found = []
+    for number in range(4):
+        optimizer.zero_grad()
+        loss = steps(model, number)
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found, [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def plain(model, number):
+    return F.cross_entropy(model(drawn(7, 5, seed=number)), labels(7, seed=number))
+
+
+def loss_inside(model, number):
+    targets = labels(8, seed=number)
+    targets[: 3 + number] = -1  # most of them in the first slices
+    return model(drawn(8, 5, seed=number), targets=targets).loss
+
+
+def time_first(model, number):
+    x, targets = drawn(3, 7, 5, seed=number), labels(3, 7, seed=number)
+    first, hidden = model(x)
+    second, _ = model(x, hidden)
+    return F.cross_entropy(first, targets.view(-1)) + F.cross_entropy(second, targets.view(-1))
+
+
+def with_penalty(model, number):
+    return plain(model, number) + model.penalty + model.kept[0].std() + model.kept[1].sum()
+
+
+def with_noise_on_inputs(model, number):
+    x = drawn(7, 5, seed=number).requires_grad_()
+    scores = model(x)
+    (slope,) = torch.autograd.grad(scores.logsumexp(1).sum(), x, create_graph=True)
+    return F.cross_entropy(scores, labels(7, seed=number)) + slope.square().sum()
+
+
+SHARED = [
+    (Plain, plain),
+    (LossInside, loss_inside),
+    (TimeFirst, time_first),
+    (LeavesPenalty, with_penalty),
+    (KeepsState, plain),
+    (Plain, with_noise_on_inputs),
+]
+WHOLE = [
+    (ComparesSamples, lambda model, number: model(drawn(7, 5, seed=number)).mean(), "is not made of"),
+    (FixedSize, plain, "shape '\\[7, 5\\]' is invalid"),
+    (WritesInput, plain, "it writes into what it is given"),
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def patched():
+    with outermost_calls(), batch_norm_of_slices(), averaging_grad(current_gradients):
+        yield
+
+
+@contextmanager
+def shared(world):
+    """Within, this rank's calls are shared out; yields the account."""
+    account, gradients = Account(), Gradients(world, check_every=1)
+    with sharing_out(Calls(world, gradients, account)):
+        yield account
+    gradients.detach()
+
+
+def train(world, make, steps):
+    model = weighted(make())
+    with shared(world) as account:
+        found = losses_of(model, steps)
+    return *found, account, {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+def assert_serial(make, steps, ranks):
+    model = weighted(make())
+    losses, weights = losses_of(model, steps)
+    for found, own, _, buffers in ranks:
+        assert found == pytest.approx(losses, rel=0, abs=1e-12)
+        for one, other in zip(own, weights, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+        for name, buffer in model.named_buffers():
+            torch.testing.assert_close(buffers[name], buffer, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("make", "steps"), SHARED, ids=lambda one: one.__name__)
+def test_what_is_shared_out_trains_as_on_one_rank(size, make, steps):
+    ranks = run_ranks(train, size, make, steps)
+
+    assert_serial(make, steps, ranks)
+    for _, _, account, _ in ranks:
+        assert account.split.total() >= 4
+        assert not account.whole
+
+
+@pytest.mark.parametrize(("make", "steps", "why"), WHOLE, ids=lambda one: getattr(one, "__name__", ""))
+def test_what_cannot_be_shared_out_stays_whole_and_trains_as_on_one_rank(make, steps, why):
+    ranks = run_ranks(train, 2, make, steps)
+
+    assert_serial(make, steps, ranks)
+    for _, _, account, _ in ranks:
+        assert not account.split
+        ((_, reason),) = account.reasons.items()
+        assert re.search(why, reason)
+
+
+def test_a_hook_within_would_see_slices():
+    def hooked():
+        model = Plain()
+        model.one.register_forward_hook(lambda *_: None)
+        return model
+
+    ranks = run_ranks(train, 2, hooked, plain)
+    assert_serial(hooked, plain, ranks)
+    assert list(ranks[0][2].reasons.values()) == ["a hook on one would see slices"]
+
+
+def test_fewer_samples_than_ranks_stay_whole():
+    def steps(model, number):
+        return F.mse_loss(model(drawn(2, 5, seed=number)), drawn(2, 4, seed=number))
+
+    ranks = run_ranks(train, 3, Plain, steps)
+    assert_serial(Plain, steps, ranks)
+    assert set(ranks[0][2].reasons.values()) == {"fewer samples than workers"}
+
+
+def test_a_later_call_of_another_size_is_tried_again():
+    def steps(model, number):
+        return model(drawn(1 if number == 0 else 6, 5, seed=number)).scores.square().mean()
+
+    ranks = run_ranks(train, 2, LossInside, steps)
+    assert_serial(LossInside, steps, ranks)
+    assert ranks[0][2].split.total() == 3
+    assert list(ranks[0][2].reasons.values()) == ["fewer samples than workers"]
+
+
+def test_gradients_asked_for_are_averages():
+    def on_each_rank(world):
+        model = weighted(Plain())
+        with shared(world):
+            return torch.autograd.grad(plain(model, 0), model.parameters())
+
+    model = weighted(Plain())
+    expected = torch.autograd.grad(plain(model, 0), tuple(model.parameters()))
+    for found in run_ranks(on_each_rank, 3):
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_a_penalty_on_gradients_of_parameters_is_refused():
+    def on_each_rank(world):
+        model = weighted(Plain())
+        with shared(world), pytest.raises(UsageError, match="create_graph"):
+            torch.autograd.grad(plain(model, 0), model.parameters(), create_graph=True)
+
+    run_ranks(on_each_rank, 2)
+
+
+def test_evaluation_is_shared_out_and_outputs_are_those_of_one_rank():
+    def on_each_rank(world):
+        model = weighted(LossInside()).eval()
+        with shared(world) as account, torch.no_grad():
+            return [model(drawn(7, 5, seed=number)).scores for number in range(3)], account.split.total()
+
+    model = weighted(LossInside()).eval()
+    for found, count in run_ranks(on_each_rank, 2):
+        assert count == 3
+        for number, scores in enumerate(found):
+            expected = model(drawn(7, 5, seed=number)).scores
+            torch.testing.assert_close(scores, expected, rtol=0, atol=1e-12)
