@@ -1,6 +1,8 @@
 """``samestep train``, as a user types it."""
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import pytest
 from samestep.checkpoint.digest import weights_sha256
 from samestep.checkpoint.read import read
 from samestep.cli.main import run_command
-from support.commands import finish, start
+from support.commands import DEADLINE_S, finish, start
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -265,3 +267,23 @@ def test_tasks_of_a_launcher_agree_on_a_folder_and_say_once_what_they_train(tmp_
     assert len(list((folder / "profile").glob("rank-*"))) == 2
     assert "samestep: Not the serial training: 8 samples on each of 2 workers" in first.err
     assert "Not the serial training" not in second.err
+
+
+def test_the_same_command_begins_a_run_and_goes_on_with_it_until_it_has_finished(tmp_path):
+    folder = tmp_path / "long"
+    what = ("digits", "--subset", 640, "--epochs", 25, "--evaluate-every", 25, "--threads", 1)
+    command = ("train", *what, "-n", 2, "--resume", folder)
+
+    first = start(*command)
+    deadline = time.monotonic() + DEADLINE_S
+    while not (folder / "metrics.jsonl").exists():
+        assert first.poll() is None, first.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(first.pid, signal.SIGUSR1)
+    stopped, done, over = finish(first), finish(start(*command)), finish(start(*command))
+
+    assert (stopped.code, done.code, over.code) == (75, 0, 2), stopped.err + done.err + over.err
+    assert "goes on from step-" in done.err
+    assert [row["step"] for row in rows(folder)] == list(range(1, 251))
+    assert "that run has finished" in over.err
