@@ -193,6 +193,11 @@ def test_a_serial_script_trains_on_two_workers_what_it_trains_on_one(script, tmp
     assert "Sequential at prog.py:10: 5 calls shared out" in shared.err
     assert "Sequential" not in serial.err
 
+    explained = samestep("run", "-n", 2, "--explain", prog, tmp_path / "3")
+    assert (explained.code, explained.out) == (0, "")
+    assert "Sequential at prog.py:10: 3 calls shared out" in explained.err
+    assert not (tmp_path / "3").exists()
+
 
 def test_workers_that_never_met_are_called_silent_copies(script):
     prog = script(

@@ -62,6 +62,8 @@ class Shadow:
         self._root, self._journal = str(root), journal
         self._gone: set[str] = set()
         """Paths that this copy has removed, and not made again."""
+        self.made: list[str] = []
+        """What this copy has made or written, in that order."""
         self._emptied: set[str] = set()
         """Folders that it has removed: what was in them before the run stays gone."""
 
@@ -75,6 +77,7 @@ class Shadow:
         shadow = self._root + real
         if make:
             self._gone.discard(real)
+            self.made.append(real)
             self._make_parents(real)
             return shadow
         if there(shadow):

@@ -5,6 +5,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from unittest.mock import patch
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from samestep.autopilot.account import Account
 from samestep.autopilot.calls import Calls, current_gradients, outermost_calls, sharing_out
+from samestep.autopilot.explain import Stop, explaining
 from samestep.autopilot.files import Journal, Shadow
 from samestep.autopilot.gradients import Gradients, averaging_grad
 from samestep.autopilot.norms import batch_norm_of_slices
@@ -24,7 +26,7 @@ from samestep.world.join import join
 from samestep.world.world import World
 
 ENOUGH = 3
-"""Backwards after which a script must have had a call that was shared out."""
+"""Backwards after which it is known whether anything of a script can be shared out."""
 
 
 class Ended(Protocol):
@@ -38,18 +40,19 @@ class Ended(Protocol):
 E = TypeVar("E", bound=Ended)
 
 
-def steered(run: Callable[[], E], *, guarded: bool = True) -> E:
+def steered(run: Callable[[], E], *, guarded: bool = True, explain: bool = False) -> E:
     """Join the other workers, and run a script as one of several copies in step.
 
     Args:
         run: runs it, and says how it ended.
         guarded: whether it is an error that none of its work could be shared out.
+        explain: only say what would be shared out and written, and end the process after a few steps.
 
     Raises:
         UsageError: so it was; each worker has done all of it.
     """
     with join() as world:
-        with steering(world) as account:
+        with steering(world, explain=explain) as account:
             ended = run()
         if world.place.size > 1 and guarded and not ended.exit_code:
             account.check_shared(world.place.size)
@@ -59,11 +62,12 @@ def steered(run: Callable[[], E], *, guarded: bool = True) -> E:
 
 
 @contextmanager
-def steering(world: World) -> Iterator[Account]:
+def steering(world: World, *, explain: bool = False) -> Iterator[Account]:
     """Within, a script is one of several copies in step; a copy that is alone is left alone.
 
     Args:
         world: the ranks, one for each copy.
+        explain: see `steered`.
     """
     account = Account()
     if world.place.size == 1:
@@ -74,19 +78,25 @@ def steering(world: World) -> Iterator[Account]:
         stack.callback(gradients.detach)
         # To the script, and to the libraries it uses, there is one worker.
         stack.enter_context(patch.object(dist, "is_initialized", lambda: False))
-        stack.enter_context(_writing_once(world))
+        if explain:
+            stop = stack.enter_context(explaining(world))
+        else:
+            stack.enter_context(_writing_once(world))
+            stop = partial(Account.check_shared, size=world.place.size)
         stack.enter_context(seeded_alike(world))
         stack.enter_context(outermost_calls())
         stack.enter_context(batch_norm_of_slices())
         stack.enter_context(averaging_grad(current_gradients))
         stack.enter_context(sharing_out(Calls(world, gradients, account)))
-        stack.enter_context(_backwards_counted(account, world.place.size))
+        stack.enter_context(_after_some_steps(account, stop))
         yield account
+        if explain:
+            stop(account)
 
 
 @contextmanager
-def _backwards_counted(account: Account, size: int) -> Iterator[None]:
-    """Stop a script that trains without a call that could be shared out, before it has taken long."""
+def _after_some_steps(account: Account, then: Stop) -> Iterator[None]:
+    """Do something once a script has had its first steps, told by their backwards."""
     original = torch.autograd.backward
 
     @functools.wraps(original)
@@ -94,7 +104,7 @@ def _backwards_counted(account: Account, size: int) -> Iterator[None]:
         original(*args, **kwargs)
         account.backwards += 1
         if account.backwards == ENOUGH:
-            account.check_shared(size)
+            then(account)
 
     torch.autograd.backward = backward
     try:

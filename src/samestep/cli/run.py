@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,12 +55,19 @@ def run(
     mode: Annotated[
         str,
         typer.Option(
-            help="auto: look at the script; native: start it N times whatever it is.", rich_help_panel=_JOB
+            help="auto: look at the script; autopilot: it is serial; native: start it N times as it is.",
+            rich_help_panel=_JOB,
         ),
     ] = "auto",
     module: Annotated[bool, typer.Option("-m", "--module", help="PROGRAM is a Python module.")] = False,
     no_python: Annotated[bool, typer.Option("--no-python", help="PROGRAM is any executable.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done.")] = False,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain", help="Run a serial script's first steps, say what is shared out, keep nothing."
+        ),
+    ] = False,
     log_dir: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Keep each worker's output there.", rich_help_panel=_OUTPUT),
@@ -113,8 +121,8 @@ def run(
     """Run a program on N workers.
 
     A script that sets up torch.distributed (or uses Accelerate, Lightning, samestep.join, ...) runs as it
-    would under torchrun; one that starts its own workers is started once. Under srun, mpirun or torchrun the
-    launcher's tasks are the workers.
+    would under torchrun; one that starts its own workers is started once. Of a serial script the models'
+    calls are shared out. Under srun, mpirun or torchrun the launcher's tasks are the workers.
     """
     meeting = Meeting(
         nnodes=nnodes,
@@ -144,6 +152,9 @@ def run(
         master=job_flags.master(meeting),
         environment=env.snapshot(),
     )
+    if explain and not decision.steered:
+        raise UsageError("--explain tells how a serial script is run on several workers; say -n 2 or more.")
+    decision = replace(decision, explain=explain)
     job_flags.refuse_unused(job, decision.plan, meeting, launcher=decision.found.launcher)
     if dry_run:
         print("\n".join(dry_run_of(decision)))
@@ -157,6 +168,6 @@ def run(
 
 
 def _checked(mode: str) -> str:
-    if mode not in ("auto", "native"):
-        raise UsageError(f"--mode {mode!r} is neither auto nor native.")
+    if mode not in ("auto", "autopilot", "native"):
+        raise UsageError(f"--mode {mode!r} is none of auto, autopilot and native.")
     return mode

@@ -44,6 +44,7 @@ class Decision:
         threads: compute threads of each worker; None where the program settles them: it brings its own
             workers, or joins another launcher's, which compare their processors.
         guarded: whether workers that never meet are an error.
+        explain: whether to say only what would be done to a serial script.
     """
 
     job: Job
@@ -52,6 +53,7 @@ class Decision:
     script: Recognised | None
     threads: Threads | None
     guarded: bool
+    explain: bool = False
 
     @property
     def size(self) -> int:
@@ -86,7 +88,8 @@ def decide(
 
     Args:
         job: what to run.
-        mode: ``auto`` to look at the script, ``native`` to start it on every worker whatever it is.
+        mode: ``auto`` to look at the script, ``native`` to start it on every worker whatever it is,
+            ``autopilot`` to take it for a serial one.
         threads: compute threads of each worker, if the user said.
         master: address and port where the ranks meet, each if the user said.
         environment: this process's variables.
@@ -100,7 +103,7 @@ def decide(
         address, port = choose(replace(found, master_addr=address, master_port=port))
         found = replace(found, master_addr=address, master_port=port)
     settled = plan(job, found)
-    script = _look_at(job.program) if mode == "auto" and job.program.kind != "executable" else None
+    script = _script(job.program, mode)
     decision = Decision(
         job=job,
         plan=settled,
@@ -236,6 +239,15 @@ def _run_here(decision: Decision, join: Join) -> NoReturn:
     leave(ending.exit_code)
 
 
+def _script(program: Program, mode: str) -> Recognised | None:
+    """Return what the script is: as it looks, or as the user says."""
+    if mode == "autopilot" and program.kind == "executable":
+        raise UsageError("--mode autopilot steers Python scripts, and --no-python runs an executable.")
+    if mode == "native" or program.kind == "executable":
+        return None
+    return Recognised("serial") if mode == "autopilot" else _look_at(program)
+
+
 def _look_at(program: Program) -> Recognised:
     here, path = Path.cwd(), sys.path[1:]  # the first is this command's own folder
     if program.kind == "script":
@@ -291,4 +303,4 @@ def _around(decision: Decision) -> Around:
         return as_it_is
     from samestep.autopilot.steering import steered
 
-    return partial(steered, guarded=decision.guarded)
+    return partial(steered, guarded=decision.guarded, explain=decision.explain)

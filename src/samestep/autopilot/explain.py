@@ -1,0 +1,52 @@
+"""``--explain``: what would be shared out and written, seen in a script's first steps; nothing is kept."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+from samestep.autopilot.account import Account
+from samestep.autopilot.files import Journal, Shadow
+from samestep.autopilot.output import silenced
+from samestep.autopilot.shadow_calls import shadowed
+from samestep.world.world import World
+
+Stop: TypeAlias = Callable[[Account], None]
+"""Tells what has been seen, and ends this process."""
+
+
+@contextmanager
+def explaining(world: World) -> Iterator[Stop]:
+    """Within, a script prints nothing and writes nothing; yields what ends it, whatever it would catch.
+
+    Args:
+        world: the ranks; all of them call what this yields, in the same step.
+    """
+    scratch = Path(tempfile.mkdtemp(prefix="samestep-"))
+    shadow = Shadow(scratch, Journal(scratch / "journal"))
+    stderr = os.dup(2)
+
+    def stop(account: Account) -> None:
+        world.barrier()  # nobody has to wait for one that has left
+        if world.place.is_main:
+            lines = account.lines() + [f"{path}: would be written" for path in _told(shadow.made)]
+            os.write(stderr, "".join(f"samestep: {line}\n" for line in lines).encode())
+        shutil.rmtree(scratch, ignore_errors=True)
+        os._exit(0)
+
+    try:
+        with silenced(), shadowed(shadow):
+            yield stop
+    finally:
+        os.close(stderr)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _told(made: list[str]) -> list[str]:
+    """Return the paths as the script may have written them, without temporary files."""
+    here, temporary = f"{Path.cwd()}/", tempfile.gettempdir()
+    mine = [path for path in made if path.startswith(here) or not path.startswith(temporary)]
+    return [path.removeprefix(here) for path in dict.fromkeys(mine)]
