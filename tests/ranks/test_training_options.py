@@ -82,7 +82,7 @@ def floats(state):
 
 
 def run(world, chosen, *, folder=None, every=None, snapshot=None, evaluate_every=1, keep=100):
-    """Train on one rank, from a snapshot if one is given; return the loss of each step and both states."""
+    """Train on one rank, from a snapshot if one is given; return the losses, both states and the scaler's."""
     conduct = Conduct(checkpoint_steps=every, keep=keep, evaluate_every=evaluate_every)
     made = training(world, chosen, conduct=conduct)
     if snapshot is not None:
@@ -93,7 +93,8 @@ def run(world, chosen, *, folder=None, every=None, snapshot=None, evaluate_every
     keeper.close()
     assert f"{made.steps} steps" in result.summary()
     evaluated = made.learner.evaluated.state_dict()
-    return {row["step"]: row["loss"] for row in memory.rows}, made.learner.tensors(), evaluated
+    losses = {row["step"]: row["loss"] for row in memory.rows}
+    return losses, made.learner.tensors(), evaluated, made.learner.precision.state_dict()
 
 
 @pytest.mark.parametrize("chosen", CHOICES, ids=" ".join)
@@ -101,7 +102,7 @@ def run(world, chosen, *, folder=None, every=None, snapshot=None, evaluate_every
 def test_weights_and_their_average_are_those_of_a_hand_written_loop(size, chosen):
     model, evaluated = by_hand(settings(**chosen))
 
-    for _, weights, averaged in run_ranks(run, size, settings(**chosen)):
+    for _, weights, averaged, _ in run_ranks(run, size, settings(**chosen)):
         assert largest_difference(weights, model.state_dict()) < TOLERANCE
         assert largest_difference(floats(averaged), floats(evaluated.state_dict())) < TOLERANCE
 
@@ -113,18 +114,30 @@ def test_each_option_makes_a_difference():
         assert largest_difference(by_hand(settings(**chosen))[1].state_dict(), plain) > 1000 * TOLERANCE
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 3), (2, 1), (2, 3), (3, 2)])
-def test_from_any_checkpoint_a_training_goes_on_at_another_size_as_if_undisturbed(before, after, tmp_path):
-    chosen = settings(**EVERYTHING)
-    losses, weights, averaged = run_ranks(functools.partial(run, folder=tmp_path, every=6), before, chosen)[0]
+@pytest.mark.parametrize(
+    ("before", "after", "precision", "tolerance"),
+    [
+        *((*sizes, "fp64", 1e-10) for sizes in [(1, 1), (1, 3), (2, 1), (2, 3), (3, 2)]),
+        (1, 1, "fp16", 1e-10),
+        (2, 3, "fp16", 1e-2),  # other shares round otherwise
+        (2, 1, "bf16", 5e-2),
+    ],
+)
+def test_from_any_checkpoint_a_training_goes_on_at_another_size_as_if_undisturbed(
+    before, after, precision, tolerance, tmp_path
+):
+    chosen = settings(**EVERYTHING, precision=precision)
+    whole = run_ranks(functools.partial(run, folder=tmp_path, every=6), before, chosen)[0]
+    losses, weights, averaged, scaler = whole
 
     for step in (6, 10, 12, 18, 20):  # within the first epoch, between the two, within the second, at the end
         resume = functools.partial(run, snapshot=read(tmp_path / f"step-{step}"))
-        for rest, later, later_averaged in run_ranks(resume, after, chosen):
+        for rest, later, later_averaged, later_scaler in run_ranks(resume, after, chosen):
             assert sorted(rest) == list(range(step + 1, 21))
-            assert rest == pytest.approx({number: losses[number] for number in rest}, rel=0, abs=1e-10)
-            assert largest_difference(later, weights) < 1e-10
-            assert largest_difference(later_averaged, averaged) < 1e-10
+            assert rest == pytest.approx({number: losses[number] for number in rest}, rel=0, abs=tolerance)
+            assert largest_difference(later, weights) < tolerance
+            assert largest_difference(later_averaged, averaged) < tolerance
+            assert later_scaler == pytest.approx(scaler)
 
 
 def test_a_checkpoint_is_scored_where_its_weights_were_judged_and_nowhere_else(tmp_path):

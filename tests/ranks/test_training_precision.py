@@ -4,15 +4,18 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 
+from samestep.data.loader import Batch
+from samestep.measure.clock import HostClock
 from samestep.models.convnet import ConvNet
 from samestep.replicas.replicate import replicate
+from samestep.sharding.position import Position
 from samestep.training.average import Average
-from samestep.training.loss import share_of_loss
 from samestep.training.optimizers import build_optimizer
 from samestep.training.precision import Precision
+from samestep.training.schedules import build_schedule
 from samestep.training.settings import Settings
+from samestep.training.step import Step
 from samestep.world.solo import SoloWorld
 from samestep.world.threads import run_ranks
 
@@ -54,20 +57,31 @@ def train(world, chosen, model, *, broken=None):
     images, labels = (part.tensor_split(world.place.size)[world.place.rank] for part in batch())
     seen = []
     with replicate(model, world, sync=chosen.sync) as replicas:
-        for step in range(STEPS):
-            with precision.autocast():
-                scores = model(images.to(precision.images))
-            loss = share_of_loss(scores, labels, len(labels) * world.place.size / SAMPLES)
-            if broken == (world.place.rank, step):
-                loss = loss * float("inf")
-            precision.scaler.scale(loss).backward()
-            if chosen.clip_norm is not None:
-                precision.scaler.unscale_(optimizer)
-                nn.utils.clip_grad_norm_(model.parameters(), chosen.clip_norm)
-            precision.scaler.step(optimizer)
-            precision.scaler.update()
-            optimizer.zero_grad()
-            average.update()
+        step = Step(
+            model=model,
+            forward=model,
+            replicas=replicas,
+            optimizer=optimizer,
+            schedule=build_schedule(optimizer, chosen, steps_per_epoch=STEPS),
+            precision=precision,
+            clock=HostClock(),
+            average=average,
+            clip_norm=chosen.clip_norm,
+            channels_last=chosen.channels_last,
+        )
+        for count in range(STEPS):
+            overflows = broken == (world.place.rank, count)
+            share = len(labels) * world.place.size / SAMPLES
+            step(
+                Batch(
+                    images=images.to(precision.images),
+                    labels=labels,
+                    weight=float("inf") if overflows else share,
+                    global_count=SAMPLES,
+                    ids=torch.arange(len(labels)),
+                    after=Position(),
+                )
+            )
             weights = {name: value.detach().clone() for name, value in model.named_parameters()}
             seen.append((weights, precision.state_dict().get("scale")))
         replicas.check()
@@ -80,7 +94,9 @@ def assert_equal(one, other):
 
 @pytest.mark.parametrize("sync", ["bucketed", "reference"])
 @pytest.mark.parametrize("clip", [None, 1.0])
-@pytest.mark.parametrize("options", [{"momentum": 0.9}, {"optimizer": "adamw"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"momentum": 0.9, "schedule": "cosine"}, {"optimizer": "adamw"}], ids=str
+)
 @pytest.mark.parametrize("broken", [(1, 0), (2, 2), (0, 3)], ids=str)
 def test_an_overflow_on_one_rank_is_skipped_by_all(broken, options, clip, sync):
     chosen = settings(sync=sync, clip_norm=clip, **options)
@@ -133,6 +149,7 @@ def test_channels_last_takes_the_serial_steps(sync):
     model = network()
     serial = train(SoloWorld(), chosen, model)[0][-1][0]
     relaid = network().to(memory_format=torch.channels_last)
+    chosen = settings(precision="fp64", sync=sync, channels_last=True)
 
     for steps, _ in run_ranks(lambda world: train(world, chosen, relaid), 2):
         for name, value in steps[-1][0].items():

@@ -6,10 +6,16 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from samestep.base.errors import CheckpointError, UsageError
+from samestep.data.loader import Batch
+from samestep.measure.clock import HostClock
+from samestep.replicas.replicate import replicate
+from samestep.sharding.position import Position
 from samestep.training.optimizers import build_optimizer
 from samestep.training.precision import Precision, machine_has_bf16
 from samestep.training.schedules import build_schedule
 from samestep.training.settings import Settings
+from samestep.training.step import Step
+from samestep.world.solo import SoloWorld
 
 CPU = torch.device("cpu")
 OPTIMIZERS = [
@@ -31,19 +37,31 @@ def network(precision):
     )
 
 
-def step(model, precision, optimizer, *, factor=1.0, clip=None):
+def stepper(model, precision, optimizer, *, clip=None, schedule=None, forward=None):
+    """The step of a training, on one worker."""
+    return Step(
+        model=model,
+        forward=model if forward is None else forward,
+        replicas=replicate(model, SoloWorld()),
+        optimizer=optimizer,
+        schedule=schedule,
+        precision=precision,
+        clock=HostClock(),
+        clip_norm=clip,
+    )
+
+
+def batch(precision, *, factor=1.0):
+    """Some samples whose loss counts `factor` times."""
     images = torch.randn(5, 1, 4, 4, generator=torch.Generator().manual_seed(1)).to(precision.images)
-    with precision.autocast():
-        scores = model(images)
-    loss = scores.float().square().mean() * factor
-    precision.scaler.scale(loss).backward()
-    if clip is not None:
-        precision.scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), clip)
-    precision.scaler.step(optimizer)
-    precision.scaler.update()
-    optimizer.zero_grad()
-    return scores
+    return Batch(
+        images=images,
+        labels=torch.tensor([0, 1, 2, 0, 1]),
+        weight=factor,
+        global_count=5,
+        ids=torch.arange(5),
+        after=Position(),
+    )
 
 
 def rescale(precision, scale):
@@ -64,10 +82,18 @@ def test_each_precision_keeps_its_weights_and_computes_in_its_numbers(name, weig
     precision = Precision.of(name, CPU)
     model = network(precision)
 
-    found = step(model, precision, build_optimizer(model, settings(precision=name)))
+    found = []
+
+    def forward(images):
+        found.append(model(images))
+        return found[-1]
+
+    optimizer = build_optimizer(model, settings(precision=name))
+    loss = stepper(model, precision, optimizer, forward=forward)(batch(precision))
 
     assert precision.weights == precision.images == weights
-    assert found.dtype == scores
+    assert [one.dtype for one in found] == [scores]
+    assert loss.dtype == (torch.float64 if name == "fp64" else torch.float32)
     assert {parameter.dtype for parameter in model.parameters()} == {weights}
     assert precision.scaler.is_enabled() == (name == "fp16")
 
@@ -89,9 +115,9 @@ def test_loss_scaling_takes_the_steps_of_the_unscaled_loss(options, clip):
         precision = Precision.of("fp16", CPU)
         rescale(precision, scale)
         model = network(precision)
-        optimizer = build_optimizer(model, settings(**options))
+        step = stepper(model, precision, build_optimizer(model, settings(**options)), clip=clip)
         for _ in range(4):
-            step(model, precision, optimizer, clip=clip)
+            step(batch(precision))
         trained[scale] = model.state_dict()
 
     for name, value in trained[1.0].items():
@@ -107,16 +133,19 @@ def test_an_overflow_halves_the_scale_and_leaves_no_other_trace(options, clip, s
     one, other = network(disturbed), network(undisturbed)
     for model in (one, other):
         model[1].eval()  # running statistics would tell of a forward whose step is skipped
-    first, second = (build_optimizer(model, settings(**options)) for model in (one, other))
+    first, second = (
+        stepper(model, precision, build_optimizer(model, settings(**options)), clip=clip)
+        for model, precision in ((one, disturbed), (other, undisturbed))
+    )
 
     for count in range(3):
         if count == skipped:
             before = disturbed.scaler.get_scale()
-            step(one, disturbed, first, factor=float("inf"), clip=clip)
+            first(batch(disturbed, factor=float("inf")))
             assert disturbed.scaler.get_scale() == before / 2
             rescale(undisturbed, before / 2)
-        step(one, disturbed, first, clip=clip)
-        step(other, undisturbed, second, clip=clip)
+        first(batch(disturbed))
+        second(batch(undisturbed))
 
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
@@ -138,10 +167,12 @@ def test_a_step_reads_nothing_from_the_device(name, options):
     optimizer = build_optimizer(model, chosen)
     schedule = build_schedule(optimizer, chosen, steps_per_epoch=5)
 
+    step = stepper(model, precision, optimizer, clip=1.0, schedule=schedule)
+    batches = [batch(precision, factor=factor) for factor in (float("inf"), 1.0, 1.0)]
+
     with ReadsNothing():
-        for factor in (float("inf"), 1.0, 1.0):
-            step(model, precision, optimizer, factor=factor, clip=1.0)
-            schedule.step()
+        for one in batches:
+            step(one)
 
 
 def test_that_a_tensor_is_read_would_be_seen():
@@ -153,7 +184,7 @@ def test_that_a_tensor_is_read_would_be_seen():
 def test_the_state_of_the_scaler_goes_on_at_any_number_of_workers(workers):
     precision, again = Precision.of("fp16", CPU), Precision.of("fp16", CPU, workers=workers)
     model = network(precision)
-    step(model, precision, build_optimizer(model, settings()), factor=float("inf"))
+    stepper(model, precision, build_optimizer(model, settings()))(batch(precision, factor=float("inf")))
 
     again.load_state_dict(precision.state_dict())
 
