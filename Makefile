@@ -48,6 +48,8 @@ bench: $(READY)
 	$(BIN)/python benchmarks/loader.py $(if $(DATA_DIR),--data-dir $(DATA_DIR))
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/precision.py
+	$(BIN)/python benchmarks/accuracy.py digits
+	$(BIN)/python benchmarks/autopilot.py
 ifdef DATA_DIR
 	$(BIN)/python benchmarks/mnist.py --data-dir $(DATA_DIR)
 	$(BIN)/python benchmarks/cifar10.py --data-dir $(DATA_DIR)
