@@ -1,6 +1,7 @@
 """The trainer takes the serial steps, at any number of workers."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,10 @@ import torch
 from samestep.base.errors import UsageError
 from samestep.data.loader import Loader
 from samestep.measure.clock import HostClock
+from samestep.training.conduct import Conduct
 from samestep.training.evaluate import evaluate
+from samestep.training.keeping import Keeper
+from samestep.training.stopwatch import Stopwatch
 from samestep.training.surroundings import Surroundings
 from samestep.world.solo import SoloWorld
 from samestep.world.threads import run_ranks
@@ -123,7 +127,7 @@ def test_the_exchange_is_told_apart_from_backward():
         assert step_s["backward"] > 0
 
 
-def test_what_is_done_between_steps_is_no_part_of_a_step():
+def test_what_is_done_between_steps_is_no_part_of_a_step(tmp_path):
     class Slow(Memory):
         def steps(self, rows):
             super().steps(rows)
@@ -136,12 +140,20 @@ def test_what_is_done_between_steps_is_no_part_of_a_step():
             self.now += 0.001
             return self.now
 
+    class SlowKeeper(Keeper):
+        def save(self, moment, *, score=None):
+            clock.now += 1000.0
+
     clock = Clock()
     made = training(SoloWorld(), settings(epochs=1, batch_size=2), sets=digits(samples=120))
     made.clock = made.journal._clock = HostClock(now=clock)
+    made._stopwatch = Stopwatch(now=clock)
     memory = Slow()
-    made.run(Surroundings.bare(SoloWorld(), sink=memory))
+    keeper = SlowKeeper(SoloWorld(), Conduct(checkpoint_steps=7), folder=tmp_path)
+    made.run(replace(Surroundings.bare(SoloWorld(), sink=memory), keeper=keeper))
 
+    assert memory.result.seconds < 1.0
+    assert memory.result.samples_per_second == 120 / memory.result.seconds
     assert len(memory.rows) == 60
     assert len(memory.rank_rows) > 1  # more than one window of steps
     assert all(row["data"] == pytest.approx(0.001) for row in memory.rows)

@@ -1,6 +1,5 @@
 """The exact loop: epochs of steps, evaluations that count every sample once, checkpoints between steps."""
 
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, NoReturn
@@ -27,6 +26,7 @@ from samestep.training.precision import Precision
 from samestep.training.result import Result
 from samestep.training.settings import Settings
 from samestep.training.step import Step
+from samestep.training.stopwatch import Stopwatch
 from samestep.training.surroundings import Surroundings
 from samestep.world.world import World
 
@@ -104,8 +104,7 @@ class Training:
         self._unjudged = False
         """Whether an evaluation is due that a stop did not wait for."""
         self._score: Score | None = None
-        self._seconds = 0.0
-        self._began: float | None = None
+        self._stopwatch = Stopwatch()
 
     def restore(self, snapshot: Snapshot) -> None:
         """Stand where `snapshot` was taken, at any number of workers; called before `run`, by all ranks.
@@ -123,7 +122,7 @@ class Training:
         self.learner.load(snapshot)
         self.position = Position(state["seed"], state["epoch"], state["samples"])
         self.journal.load_state_dict(state)
-        self._seconds, self.best = state["seconds"], state["best"]
+        self._stopwatch.seconds, self.best = state["seconds"], state["best"]
         self._unjudged = state.get("unjudged", False)
         restore_random_state(self.world, snapshot.optimizer["random"])
 
@@ -187,10 +186,9 @@ class Training:
         if self._unjudged:
             self._judge(around, late=False)
         while self.position.epoch < self.settings.epochs:
-            self._began = time.perf_counter()
+            self._stopwatch.start()
             self._epoch(step, around)
-            stop, late = self._look(around)  # waits for the device: only then is the epoch over
-            self._seconds, self._began = self._seconds_so_far, None
+            stop, late = self._look(around)
             self._after_epoch(around, stop=stop, late=late)
 
     def _epoch(self, step: Step, around: Surroundings) -> None:
@@ -218,7 +216,8 @@ class Training:
             self._save_and_leave(around)
         if late or around.keeper.due(self.journal.steps):
             around.keeper.save(self._moment())
-        self.clock.start()  # what this took is no part of the next step
+        self._stopwatch.start()  # what this took is no part of any step
+        self.clock.start()
 
     def _after_epoch(self, around: Surroundings, *, stop: bool, late: bool) -> None:
         """Evaluate if it is time, and write a checkpoint if one is due; a stop waits for no evaluation."""
@@ -242,13 +241,14 @@ class Training:
         self._score, self._unjudged = score, False
         self.best = max(self.best, score.accuracy)
         around.sink.evaluation(self._row(score, train_loss))
-        around.display.epoch_done(epoch, score=score, loss=train_loss, seconds=self._seconds)
+        around.display.epoch_done(epoch, score=score, loss=train_loss, seconds=self._stopwatch.seconds)
         if late or best or epoch == self.settings.epochs or around.keeper.due(self.journal.steps):
             around.keeper.save(self._moment(), score=score.accuracy)
 
     def _look(self, around: Surroundings) -> tuple[bool, bool]:
         """Tell what the steps since the last look were; return whether to stop, and to write a checkpoint."""
         look = self.journal.look(bool(around.stop), around.keeper.late)
+        self._stopwatch.stop()  # a look waits for the device: only then are the steps over
         if look.rows:
             around.sink.steps(look.rows)
             around.sink.ranks(look.ranks)
@@ -271,7 +271,7 @@ class Training:
             state={
                 **asdict(self.position),
                 **self.journal.state_dict(),
-                "seconds": self._seconds_so_far,
+                "seconds": self._stopwatch.seconds,
                 "best": self.best,
                 "unjudged": self._unjudged,
                 "world_size": self.world.place.size,
@@ -284,7 +284,7 @@ class Training:
             "step": self.journal.steps,
             "epoch": self.position.epoch,
             "samples": self.journal.samples,
-            "seconds": self._seconds,
+            "seconds": self._stopwatch.seconds,
             "train_loss": train_loss,
             **score.as_dict(),
         }
@@ -297,15 +297,10 @@ class Training:
             loss=score.loss,
             epochs=self.settings.epochs,
             steps=self.journal.steps,
-            seconds=self._seconds,
-            samples_per_second=self.journal.samples / self._seconds,
+            seconds=self._stopwatch.seconds,
+            samples_per_second=self.journal.samples / self._stopwatch.seconds,
             weights_sha256=weights_sha256(self.learner.tensors()),
             world_size=self.world.place.size,
             step_s=self.journal.median_phases(),
             metrics=score.metrics,
         )
-
-    @property
-    def _seconds_so_far(self) -> float:
-        """Seconds of training in the whole run, evaluation and set-up left out."""
-        return self._seconds + (0.0 if self._began is None else time.perf_counter() - self._began)
