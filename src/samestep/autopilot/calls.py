@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from samestep.autopilot.account import Account, calling_site
 from samestep.autopilot.cut import Cut
@@ -41,6 +42,7 @@ class Calls:
         self._world, self._gradients, self._account = world, gradients, account
         self._inside = False
         self._plans: WeakKeyDictionary[nn.Module, dict[Kind, SplitPlan | None]] = WeakKeyDictionary()
+        self._looked: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
         self._tried: WeakKeyDictionary[nn.Module, dict[Kind, set[Any]]] = WeakKeyDictionary()
 
     def __call__(
@@ -62,7 +64,7 @@ class Calls:
         if not any(max(tensor.shape[:2]) >= self._world.place.size for _, tensor in given.tensors()):
             self._account.note_whole(what, FEWER)
             return forward(module, *given.args, **given.kwargs)
-        self._gradients.follow(module.parameters())
+        self._follow(module)
         if plans.get(kind) is None and self._may_try(module, kind, given):
             verdict = Trial(forward, module, given, self._world).run()
             plans[kind] = verdict.plan
@@ -93,6 +95,12 @@ class Calls:
         result, left = put_together(value, plan.joints, cut, what=type(module).__name__)
         leave(module, left)
         return result
+
+    def _follow(self, module: nn.Module) -> None:
+        """Follow the parameters of a module; looked at again once any module has been given new ones."""
+        if self._looked.get(module) != _registered[0]:
+            self._looked[module] = _registered[0]
+            self._gradients.follow(module.parameters())
 
     def _may_try(self, module: nn.Module, kind: Kind, given: Given) -> bool:
         """Return whether a trial may find what those before did not: for calls of another size, a few."""
@@ -125,6 +133,7 @@ def sharing_out(calls: Calls) -> Iterator[None]:
 def outermost_calls() -> Iterator[None]:
     """Have all modules of this process look whether their calls are shared out."""
     original: Callable[..., Any] = nn.Module.__call__
+    counting = register_module_parameter_registration_hook(_count_registration)
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         calls = _calls.get()
@@ -135,6 +144,15 @@ def outermost_calls() -> Iterator[None]:
         yield
     finally:
         nn.Module.__call__ = original  # type: ignore[method-assign]
+        counting.remove()
+
+
+def _count_registration(*_: Any) -> None:
+    _registered[0] += 1
+
+
+_registered = [0]
+"""How many parameters modules of this process have been given while calls are shared out."""
 
 
 def current_gradients() -> Gradients | None:

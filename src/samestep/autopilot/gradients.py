@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +28,8 @@ class Gradients:
     def __init__(self, world: World, *, check_every: int = 100) -> None:
         self._world = world
         self._check_every = check_every
-        self._followed: WeakSet[_ById] = WeakSet()
-        self._keys: dict[int, _ById] = {}
+        self._followed: dict[int, Tensor] = {}
+        """By id, which is theirs as long as they are kept here."""
         self._synchronisers: list[Synchroniser] = []
         self._exchanges = 0
 
@@ -39,13 +39,12 @@ class Gradients:
         Raises:
             OutOfStep: they are not equal on all ranks.
         """
-        new = [tensor for tensor in dict.fromkeys(map(_ById, tensors)) if id(tensor.tensor) not in self._keys]
-        named = {f"parameter {len(self._keys) + i}": one.tensor for i, one in enumerate(new)}
-        named = {name: tensor for name, tensor in named.items() if _can_learn(tensor)}
-        for one in new:
-            self._keys[id(one.tensor)] = one
-        if not named:
+        new = {id(tensor): tensor for tensor in tensors if _can_learn(tensor)}
+        new = {key: tensor for key, tensor in new.items() if key not in self._followed}
+        if not new:
             return
+        named = {f"parameter {len(self._followed) + i}": tensor for i, tensor in enumerate(new.values())}
+        self._followed |= new
         check_alike(self._world, named)
         job = Job(
             world=self._world,
@@ -62,7 +61,7 @@ class Gradients:
 
     def follows(self, tensor: Tensor) -> bool:
         """Return whether the gradients of `tensor` are averaged."""
-        return id(tensor) in self._keys
+        return id(tensor) in self._followed
 
     def average(self, gradients: Sequence[Tensor | None]) -> None:
         """Average gradients that did not go to their parameters, in place."""
@@ -79,20 +78,8 @@ class Gradients:
     def _exchanged(self) -> None:
         self._exchanges += 1
         if self._check_every and self._exchanges % self._check_every == 0:
-            check_alike(self._world, {str(i): one.tensor for i, one in enumerate(self._keys.values())})
-
-
-class _ById:
-    """A tensor as a key; keeps it alive, as its optimizer does."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-    def __hash__(self) -> int:
-        return id(self.tensor)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and other.tensor is self.tensor
+            named = {f"parameter {i}": tensor for i, tensor in enumerate(self._followed.values())}
+            check_alike(self._world, named)
 
 
 def _can_learn(tensor: Tensor) -> bool:

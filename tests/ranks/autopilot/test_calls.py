@@ -276,3 +276,34 @@ def test_evaluation_is_shared_out_and_outputs_are_those_of_one_rank():
         for number, scores in enumerate(found):
             expected = model(drawn(7, 5, seed=number)).scores
             torch.testing.assert_close(scores, expected, rtol=0, atol=1e-12)
+
+
+class Grows(Plain):
+    """Computes with a tensor that is no parameter of it, and with one that it gets after its first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = [drawn(4).requires_grad_()]
+
+    def forward(self, x):
+        return super().forward(x) * getattr(self.two, "scale", 1.0) + self.shift[0]
+
+
+def test_parameters_that_come_later_and_tensors_that_are_none_learn_too():
+    def steps(model, number):
+        if number == 1:
+            model.two.scale = nn.Parameter(torch.ones(4, dtype=torch.float64))
+        return plain(model, number)
+
+    def gradients(model):
+        losses_of(model, steps)
+        return model.two.scale.grad, model.shift[0].grad  # of all four steps: the optimizer knows neither
+
+    def on_each_rank(world):
+        with shared(world):
+            return gradients(weighted(Grows()))
+
+    expected = gradients(weighted(Grows()))
+    for found in run_ranks(on_each_rank, 2):
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
