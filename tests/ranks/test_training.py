@@ -103,6 +103,20 @@ def test_rows_tell_of_every_step_and_sample():
     assert set(memory.result.step_s) == {"data", "forward", "backward", "exposed_sync", "optimizer"}
 
 
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_the_speed_of_a_rank_is_that_of_its_own_samples(accumulate):
+    phases = ("data", "forward", "backward", "exposed_sync", "optimizer")
+    chosen, sets = settings(epochs=1, accumulate=accumulate), digits(samples=65)
+    memory = run_ranks(lambda world: train(world, chosen, sets=sets), 3)[0]
+
+    seen = [0.0, 0.0, 0.0]
+    for row in memory.rank_rows:
+        seen[row["rank"]] += row["samples_per_second"] * row["steps"] * sum(row[name] for name in phases)
+    # Steps of 32, 32 and 1 samples; a micro-batch of 8 is shared out as 3, 3 and 2.
+    shares = [23, 22, 20] if accumulate == 1 else [25, 24, 16]
+    assert seen == pytest.approx(shares, rel=1e-2)
+
+
 def test_the_schedule_steps_once_per_global_batch():
     one = [row["lr"] for row in train(SoloWorld(), settings(schedule="one-cycle")).rows]
     two = [row["lr"] for row in run_ranks(train, 2, settings(schedule="one-cycle"))[1].rows]

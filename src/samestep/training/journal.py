@@ -27,6 +27,8 @@ class Entry:
     """Samples used so far in the whole run, by all workers."""
     count: int
     """Samples of this step, over all workers."""
+    share: int
+    """Samples of this step, of this rank."""
     lr: float
     loss: Tensor
     """This rank's part of the loss, times the number of ranks; still on its device."""
@@ -67,11 +69,11 @@ class Journal:
         self.steps = 0
         self.samples = 0
 
-    def note(self, *, epoch: int, count: int, lr: float, loss: Tensor) -> None:
-        """Take down one step."""
+    def note(self, *, epoch: int, count: int, lr: float, loss: Tensor, share: int | None = None) -> None:
+        """Take down one step, of which `share` of the `count` samples were this rank's; None for all."""
         self.steps += 1
         self.samples += count
-        self._window.append(Entry(epoch, self.samples, count, lr, loss))
+        self._window.append(Entry(epoch, self.samples, count, count if share is None else share, lr, loss))
 
     @property
     def due(self) -> bool:
@@ -124,10 +126,11 @@ class Journal:
     def _exchange(
         self, window: list[Entry], wishes: tuple[bool, ...], timed: list[Phases]
     ) -> tuple[list[float], tuple[bool, ...], list[list[float]]]:
-        """Return the global losses, whether anyone had each wish, and each rank's seconds by phase."""
+        """Return the losses, whether anyone had each wish, and each rank's seconds by phase and samples."""
         place, device = self._world.place, self._world.device
         mine = [sum(phases[name] for phases in timed) for name in PHASES]
-        seats = torch.zeros(place.size, len(PHASES), dtype=torch.float64)
+        mine.append(sum(entry.share for entry in window))
+        seats = torch.zeros(place.size, len(mine), dtype=torch.float64)
         seats[place.rank] = torch.tensor(mine, dtype=torch.float64)
         wished = torch.tensor([float(wish) for wish in wishes], dtype=torch.float64)
         parts = [torch.cat([wished, seats.flatten()]).to(device)]
@@ -137,31 +140,30 @@ class Journal:
         self._world.all_reduce(sums)
         found = sums.tolist()
         split = len(wishes) + seats.numel()
-        shares = [found[start : start + len(PHASES)] for start in range(len(wishes), split, len(PHASES))]
+        shares = [found[start : start + len(mine)] for start in range(len(wishes), split, len(mine))]
         losses = [loss / place.size for loss in found[split:]]
         return losses, tuple(wish > 0 for wish in found[: len(wishes)]), shares
 
     def _pace(self, shares: list[list[float]], steps: int) -> None:
         """Choose when the next look is due: about a second from now, from figures equal on all ranks."""
-        step_s = max(sum(share) for share in shares) / steps
+        step_s = max(sum(seconds) for *seconds, _ in shares) / steps
         # Steps get faster at first: no leap on the word of a few.
         self._due = max(1, min(int(LOOK_S / max(step_s, 1e-9)), 4 * self._due, LONGEST))
 
     def _ranks(self, window: list[Entry], shares: list[list[float]]) -> list[dict[str, Any]]:
         if not window:
             return []
-        samples = sum(entry.count for entry in window)
         return [
             {
                 "step": self.steps,
                 "steps": len(window),
                 "rank": rank,
-                "samples_per_second": samples / len(shares) / max(sum(seconds), 1e-9),
+                "samples_per_second": samples / max(sum(seconds), 1e-9),
                 **{
                     name: round(length / len(window), 7) for name, length in zip(PHASES, seconds, strict=True)
                 },
             }
-            for rank, seconds in enumerate(shares)
+            for rank, (*seconds, samples) in enumerate(shares)
         ]
 
 

@@ -193,17 +193,18 @@ class Training:
 
     def _epoch(self, step: Step, around: Surroundings) -> None:
         """Train from where we stand to the end of the epoch."""
-        epoch, count = self.position.epoch, 0
+        epoch, count, share = self.position.epoch, 0, 0
         self.clock.start()
         for batch in self.batches.epoch(self.position):
             lr = step.lr
             loss = step(batch)
             count += batch.global_count
+            share += len(batch.labels)
             if loss is None:
                 continue
             self.position = batch.after
-            self.journal.note(epoch=epoch + 1, count=count, lr=lr, loss=loss)
-            count = 0
+            self.journal.note(epoch=epoch + 1, count=count, share=share, lr=lr, loss=loss)
+            count, share = 0, 0
             around.profiler.step_done(self.journal.steps)
             within = self.position.epoch == epoch
             if within and (self.journal.due or around.keeper.due(self.journal.steps)):
