@@ -46,7 +46,9 @@ class Conduct:
         about="A classification metric of torchmetrics, such as F1Score:average=macro; may be repeated.",
         panel=_WATCH,
     )
-    per_rank: bool = option(default=False, about="Show each worker's speed after every epoch.", panel=_WATCH)
+    per_rank: bool = option(
+        default=False, about="Show each worker's speed after every evaluation.", panel=_WATCH
+    )
     profile: str | None = option(
         default=None, about="A:B traces steps A to B-1 with torch's profiler, on all workers.", panel=_WATCH
     )
