@@ -179,8 +179,11 @@ def test_a_serial_script_trains_on_two_workers_what_it_trains_on_one(script, tmp
             loss.backward()
             optimizer.step()
             print(f"{step} {loss.item():.9f}")
-        with open(sys.argv[1], "a") as file:
-            file.write("once")
+        def at_exit():
+            print("at exit", int(os.environ.get("WORLD_SIZE", 1)), torch.distributed.is_initialized())
+            with open(sys.argv[1], "a") as file:
+                file.write("once")
+        import atexit; atexit.register(at_exit)
         sys.exit(3)
         """
     )
@@ -189,6 +192,7 @@ def test_a_serial_script_trains_on_two_workers_what_it_trains_on_one(script, tmp
 
     assert serial.code == shared.code == 3
     assert shared.out == serial.out
+    assert shared.out.endswith("at exit 1 False\n")
     assert (tmp_path / "2").read_text() == "once"
     assert "Sequential at prog.py:10: 5 calls shared out" in shared.err
     assert "Sequential" not in serial.err

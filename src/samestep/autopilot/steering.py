@@ -8,12 +8,11 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
-from unittest.mock import patch
 
 import torch
-import torch.distributed as dist
 
 from samestep.autopilot.account import Account
+from samestep.autopilot.alone import as_if_alone, do_what_was_left_for_the_exit
 from samestep.autopilot.calls import Calls, current_gradients, outermost_calls, sharing_out
 from samestep.autopilot.explain import Stop, explaining
 from samestep.autopilot.files import Journal, Shadow
@@ -54,6 +53,7 @@ def steered(run: Callable[[], E], *, guarded: bool = True, explain: bool = False
     with join() as world:
         with steering(world, explain=explain) as account:
             ended = run()
+            do_what_was_left_for_the_exit()
         if world.place.size > 1 and guarded and not ended.exit_code:
             account.check_shared(world.place.size)
         if world.place.is_main:
@@ -76,8 +76,7 @@ def steering(world: World, *, explain: bool = False) -> Iterator[Account]:
     with ExitStack() as stack:
         gradients = Gradients(world)
         stack.callback(gradients.detach)
-        # To the script, and to the libraries it uses, there is one worker.
-        stack.enter_context(patch.object(dist, "is_initialized", lambda: False))
+        stack.enter_context(as_if_alone(world))
         if explain:
             stop = stack.enter_context(explaining(world))
         else:

@@ -52,3 +52,15 @@ def exported(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def hidden(prefixes: tuple[str, ...]) -> Iterator[None]:
+    """Take variables whose names begin so away for the duration of a block."""
+    before = {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
+    for name in before:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(before)
