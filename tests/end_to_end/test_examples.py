@@ -22,14 +22,14 @@ def serial(tmp_path_factory):
     return ended.out, torch.load(folder / "model.pt")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_joined_twin_prints_the_serial_losses_and_saves_the_serial_weights(
-    workers, serial, tmp_path, monkeypatch
+@pytest.mark.parametrize(("workers", "script"), [(1, "joined.py"), (2, "joined.py"), (2, "serial.py")])
+def test_twin_and_serial_script_print_the_serial_losses_and_save_the_serial_weights(
+    workers, script, serial, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     printed, weights = serial
 
-    ended = samestep("run", "-n", workers, EXAMPLES / "joined.py")
+    ended = samestep("run", "-n", workers, EXAMPLES / script)
 
     assert ended.code == 0, ended.err
     assert len(re.findall(r"loss \d+\.\d{9},", printed)) == 3
@@ -46,17 +46,6 @@ def test_the_documentation_shows_what_the_examples_print(serial):
     for page in ("README.md", "docs/start.md"):
         shown = re.findall(r"^    (epoch \d: loss .*)$", (EXAMPLES.parent / page).read_text(), re.MULTILINE)
         assert shown == printed.splitlines() * 2
-
-
-def test_a_serial_script_is_refused_on_two_workers_and_the_twin_is_the_way_out(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    ended = samestep("run", "-n", 2, EXAMPLES / "serial.py")
-
-    assert ended.code == 2
-    assert ended.out == ""
-    assert "samestep.join()" in ended.err
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("workers", "total"), [(1, 0), (2, 1)])

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from samestep.autopilot.account import Account, calling_site
@@ -64,7 +65,7 @@ class Calls:
         if not any(max(tensor.shape[:2]) >= self._world.place.size for _, tensor in given.tensors()):
             self._account.note_whole(what, FEWER)
             return forward(module, *given.args, **given.kwargs)
-        self._follow(module)
+        self._follow(module, given)
         if plans.get(kind) is None and self._may_try(module, kind, given):
             verdict = Trial(forward, module, given, self._world).run()
             plans[kind] = verdict.plan
@@ -96,11 +97,14 @@ class Calls:
         leave(module, left)
         return result
 
-    def _follow(self, module: nn.Module) -> None:
+    def _follow(self, module: nn.Module, given: Given) -> None:
         """Follow the parameters of a module; looked at again once any module has been given new ones."""
         if self._looked.get(module) != _registered[0]:
             self._looked[module] = _registered[0]
-            self._gradients.follow(module.parameters())
+            # Global batch norm and slices of what has a gradient itself exchange within backward.
+            exchanging = any(isinstance(one, BatchNorm) for one in module.modules())
+            exchanging = exchanging or any(tensor.requires_grad for _, tensor in given.tensors())
+            self._gradients.follow(module.parameters(), may_overlap=not exchanging)
 
     def _may_try(self, module: nn.Module, kind: Kind, given: Given) -> bool:
         """Return whether a trial may find what those before did not: for calls of another size, a few."""

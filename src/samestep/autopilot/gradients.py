@@ -33,8 +33,13 @@ class Gradients:
         self._synchronisers: list[Synchroniser] = []
         self._exchanges = 0
 
-    def follow(self, tensors: Iterable[Tensor]) -> None:
+    def follow(self, tensors: Iterable[Tensor], *, may_overlap: bool = False) -> None:
         """Average the gradients of these as well, from the next backward on; called alike on all ranks.
+
+        Args:
+            tensors: parameters, and whatever else a backward accumulates gradients in.
+            may_overlap: whether gradients may leave while backward still computes: where it has no
+                exchanges of its own.
 
         Raises:
             OutOfStep: they are not equal on all ranks.
@@ -52,7 +57,7 @@ class Gradients:
             parameters=named,
             statistics=(),
             bucket_bytes=25 * MEBIBYTE,
-            may_overlap=False,
+            may_overlap=may_overlap,
             exchanged=self._exchanged,
         )
         synchroniser = Bucketed(job)
