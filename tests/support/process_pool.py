@@ -4,10 +4,13 @@ A fork server imports torch once; each world size gets its processes and one Glo
 keeps them for the whole session. After that a test costs what it computes: some milliseconds.
 """
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
+import signal
 import socket
+import sys
 import time
 import traceback
 import warnings
@@ -85,10 +88,7 @@ class ProcessPool:
         while pending:
             ready = wait(list(pending), max(0.0, deadline - time.monotonic()))
             if not ready:
-                silent = sorted(rank for rank, _ in pending.values())
-                failures.append(
-                    RankFailed(f"ranks {silent} of {size} gave no answer in {self._timeout_s:g} s")
-                )
+                failures.append(self._silence(pending, answers, size))
             for pipe in ready:
                 rank, process = pending.pop(pipe)
                 answer = _receive(pipe, process, rank, size)
@@ -101,6 +101,16 @@ class ProcessPool:
                 self._discard(size)
                 raise failures[0]
         return [answers[rank] for rank in range(size)]
+
+    def _silence(self, pending, answers, size):
+        """Return the error that says who is silent, where (on stderr), and what the others said."""
+        for _, process in pending.values():
+            os.kill(process.pid, signal.SIGUSR1)
+        time.sleep(0.5)  # for their stacks
+        silent = sorted(rank for rank, _ in pending.values())
+        return RankFailed(
+            f"ranks {silent} of {size} gave no answer in {self._timeout_s:g} s; the others answered {answers}"
+        )
 
     def _discard(self, size):
         for process, pipe in self._ranks.pop(size):
@@ -145,6 +155,7 @@ def _serve(pipe: Connection, rank, size, port, timeout_s):
     from samestep.base.place import Place
     from samestep.world.process_group import ProcessGroupWorld
 
+    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # whoever waits in vain asks for the stack
     warnings.simplefilter("error")  # as pytest does
     torch.set_num_threads(1)
     dist.init_process_group(

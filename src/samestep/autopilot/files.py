@@ -17,7 +17,9 @@ import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class Journal:
@@ -84,15 +86,30 @@ class Shadow:
             return shadow
         return self._root + "/.nothing" if self._hidden(real) else path
 
+    def look(self, path: Any, how: Callable[[Any], T]) -> T:
+        """Return what `how` gives for where `path` is; again, if rank 0 was just making something there."""
+        where = self.place(path)
+        found = how(where)
+        if self.place(path) == where:
+            return found
+        if hasattr(found, "close"):
+            found.close()
+        return how(self.place(path))
+
+    def sees(self, path: Any) -> bool:
+        """Return whether there is something at `path` for this copy."""
+        return self.look(path, there)
+
     def open_for(self, path: Any, *, truncates: bool, must_be: bool = False) -> Any:
         """Return where to open `path` for writing: a copy of what there is, unless that is overwritten."""
+        is_there = self.sees(path)
+        if must_be and not is_there:
+            raise _not_found(path)
         before = self.place(path)
-        if must_be and not there(before):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         shadow = self.place(path, make=True)
         if shadow is path or shadow == before:
             return shadow
-        if not truncates and os.path.isfile(before):
+        if is_there and not truncates and os.path.isfile(before):
             shutil.copyfile(before, shadow)
         return shadow
 
@@ -102,8 +119,8 @@ class Shadow:
         if real is None or (where is path and real.startswith((*_PASSED, self._root))):
             how(path)
             return
-        if not there(where):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        if not self.sees(path):
+            raise _not_found(path)
         if _is_special(where):
             how(where)
             return
@@ -115,6 +132,8 @@ class Shadow:
 
     def rename(self, source: Any, target: Any) -> None:
         """Move what this copy sees at `source` to `target`."""
+        if not self.sees(source):
+            raise _not_found(source)
         before, real = self.place(source), absolute(source)
         after = self.place(target, make=True)
         if real is None or before == self._root + real:
@@ -128,11 +147,10 @@ class Shadow:
 
     def make_folder(self, path: Any, mode: int) -> None:
         """Make a folder that this copy does not see yet."""
-        if there(self.place(path)):
+        if self.sees(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-        parent = os.path.dirname(os.path.abspath(path))
-        if not there(self.place(parent)):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        if not self.sees(os.path.dirname(os.path.abspath(path))):
+            raise _not_found(path)
         where = self.place(path, make=True)
         if not there(where):
             os.mkdir(where, mode)
@@ -140,7 +158,7 @@ class Shadow:
     def enter(self, path: Any, how: Callable[..., Any]) -> None:
         """Change into a folder; one that this copy has made is waited for until rank 0 has made it too."""
         deadline = time.monotonic() + PATIENCE_S
-        if there(self.place(path)):
+        if self.sees(path):
             while not there(path) and time.monotonic() < deadline:
                 time.sleep(0.01)
         how(path)
@@ -150,8 +168,8 @@ class Shadow:
         real = absolute(path)
         if real is None:
             return list(os.listdir(path))
-        if not there(self.place(path)):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        if not self.sees(path):
+            raise _not_found(path)
         found = set(os.listdir(real)) if there(real) else set()
         found = {name for name in found if not self._hidden(os.path.join(real, name))}
         if there(self._root + real):
@@ -173,7 +191,7 @@ class Shadow:
     def _make_parents(self, real: str) -> None:
         """Make the shadows of the folders that hold `real`, as far as this copy sees them."""
         parent = os.path.dirname(real)
-        if there(self.place(parent)):
+        if self.sees(parent):
             os.makedirs(self._root + parent, exist_ok=True)
 
 
@@ -196,6 +214,10 @@ def _is_special(path: Any) -> bool:
     """Return whether this is a socket or a pipe, which belongs to one process and not to the script."""
     mode = os.lstat(path).st_mode
     return stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode)
+
+
+def _not_found(path: Any) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
 
 def there(path: Any) -> bool:

@@ -107,8 +107,8 @@ class _View:
 
     def opened(self, original: Call, path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         if not set(mode) & set("wax+"):
-            return original(self._shadow.place(path), mode, *args, **kwargs)
-        if "x" in mode and there(self._shadow.place(path)):
+            return self._shadow.look(path, lambda where: original(where, mode, *args, **kwargs))
+        if "x" in mode and self._shadow.sees(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
         where = self._shadow.open_for(path, truncates="w" in mode, must_be="r" in mode)
         return original(where, mode.replace("x", "w"), *args, **kwargs)
@@ -117,8 +117,8 @@ class _View:
         if kwargs.get("dir_fd") is not None:
             return original(path, flags, *args, **kwargs)
         if not flags & _MAKES:
-            return original(self._shadow.place(path), flags, *args, **kwargs)
-        if flags & os.O_CREAT and flags & os.O_EXCL and there(self._shadow.place(path)):
+            return self._shadow.look(path, lambda where: original(where, flags, *args, **kwargs))
+        if flags & os.O_CREAT and flags & os.O_EXCL and self._shadow.sees(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
         where = self._shadow.open_for(
             path, truncates=bool(flags & os.O_TRUNC), must_be=not flags & os.O_CREAT
@@ -128,7 +128,7 @@ class _View:
     def asked(self, original: Call, path: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("dir_fd") is not None:
             return original(path, *args, **kwargs)
-        return original(self._shadow.place(path), *args, **kwargs)
+        return self._shadow.look(path, lambda where: original(where, *args, **kwargs))
 
     def changed(self, original: Call, path: Any, *args: Any, **kwargs: Any) -> Any:
         return original(self._shadow.open_for(path, truncates=False), *args, **kwargs)

@@ -131,3 +131,43 @@ def test_everything_is_put_back(world):
     with shadowed(world[1]):
         assert os.stat is not before[1]
     assert (open, os.stat, os.mkdir, torch.save, shutil.rmtree) == before
+
+
+class Racing(Journal):
+    """A journal of a rank 0 that makes a folder just after this copy has looked into the journal."""
+
+    def __init__(self, file, makes):
+        super().__init__(file)
+        self._makes = makes
+
+    def __contains__(self, path):
+        found = super().__contains__(path)
+        if path == str(self._makes.absolute()) and not self._makes.exists():
+            self.note(path)
+            self._makes.mkdir()
+            self.note(f"{path}/model.pt")
+            (self._makes / "model.pt").write_text("of rank 0")
+        return found
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda: os.path.isdir("out"),
+        lambda: os.path.exists("out/model.pt"),
+        lambda: Path("out/model.pt").is_file(),
+        lambda: os.access("out", os.R_OK),
+    ],
+)
+def test_what_rank_0_makes_while_a_copy_looks_for_it_is_not_there(world, tmp_path, look):
+    shadow = Shadow(tmp_path / "scratch", Racing(tmp_path / "journal", Path("out")))
+    with shadowed(shadow):
+        assert not look()
+        os.mkdir("out")
+        assert os.listdir("out") == []
+
+
+def test_what_rank_0_makes_while_a_copy_opens_it_is_not_there(world, tmp_path):
+    shadow = Shadow(tmp_path / "scratch", Racing(tmp_path / "journal", Path("out")))
+    with shadowed(shadow), pytest.raises(FileNotFoundError):
+        Path("out/model.pt").read_text()
