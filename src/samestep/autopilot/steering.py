@@ -18,6 +18,7 @@ from samestep.autopilot.explain import Stop, explaining
 from samestep.autopilot.files import Journal, Shadow
 from samestep.autopilot.gradients import Gradients, averaging_grad
 from samestep.autopilot.norms import batch_norm_of_slices
+from samestep.autopilot.options import DEFAULTS, Options
 from samestep.autopilot.output import silenced
 from samestep.autopilot.seeds import seeded_alike
 from samestep.autopilot.shadow_calls import noted, shadowed
@@ -39,19 +40,19 @@ class Ended(Protocol):
 E = TypeVar("E", bound=Ended)
 
 
-def steered(run: Callable[[], E], *, guarded: bool = True, explain: bool = False) -> E:
+def steered(run: Callable[[], E], *, guarded: bool = True, options: Options = DEFAULTS) -> E:
     """Join the other workers, and run a script as one of several copies in step.
 
     Args:
         run: runs it, and says how it ended.
         guarded: whether it is an error that none of its work could be shared out.
-        explain: only say what would be shared out and written, and end the process after a few steps.
+        options: the user's choices.
 
     Raises:
         UsageError: so it was; each worker has done all of it.
     """
     with join() as world:
-        with steering(world, explain=explain) as account:
+        with steering(world, options) as account:
             ended = run()
             do_what_was_left_for_the_exit()
         if world.place.size > 1 and guarded and not ended.exit_code:
@@ -62,12 +63,12 @@ def steered(run: Callable[[], E], *, guarded: bool = True, explain: bool = False
 
 
 @contextmanager
-def steering(world: World, *, explain: bool = False) -> Iterator[Account]:
+def steering(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
     """Within, a script is one of several copies in step; a copy that is alone is left alone.
 
     Args:
         world: the ranks, one for each copy.
-        explain: see `steered`.
+        options: the user's choices.
     """
     account = Account()
     if world.place.size == 1:
@@ -77,7 +78,7 @@ def steering(world: World, *, explain: bool = False) -> Iterator[Account]:
         gradients = Gradients(world)
         stack.callback(gradients.detach)
         stack.enter_context(as_if_alone(world))
-        if explain:
+        if options.explain:
             stop = stack.enter_context(explaining(world))
         else:
             stack.enter_context(_writing_once(world))
@@ -89,7 +90,7 @@ def steering(world: World, *, explain: bool = False) -> Iterator[Account]:
         stack.enter_context(sharing_out(Calls(world, gradients, account)))
         stack.enter_context(_after_some_steps(account, stop))
         yield account
-        if explain:
+        if options.explain:
             stop(account)
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from samestep.autopilot.options import Options
 from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.cli import job_flags
@@ -154,7 +155,7 @@ def run(
     )
     if explain and not decision.steered:
         raise UsageError("--explain tells how a serial script is run on several workers; say -n 2 or more.")
-    decision = replace(decision, explain=explain)
+    decision = replace(decision, options=Options(explain=explain))
     job_flags.refuse_unused(job, decision.plan, meeting, launcher=decision.found.launcher)
     if dry_run:
         print("\n".join(dry_run_of(decision)))

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from samestep.autopilot.options import DEFAULTS, Options
 from samestep.base import env
 from samestep.base.errors import PUT_OFF, UsageError, WorkerFailed
 from samestep.base.machine import cpu_share
@@ -44,7 +45,7 @@ class Decision:
         threads: compute threads of each worker; None where the program settles them: it brings its own
             workers, or joins another launcher's, which compare their processors.
         guarded: whether workers that never meet are an error.
-        explain: whether to say only what would be done to a serial script.
+        options: how a serial script is shared out.
     """
 
     job: Job
@@ -53,7 +54,7 @@ class Decision:
     script: Recognised | None
     threads: Threads | None
     guarded: bool
-    explain: bool = False
+    options: Options = DEFAULTS
 
     @property
     def size(self) -> int:
@@ -303,4 +304,4 @@ def _around(decision: Decision) -> Around:
         return as_it_is
     from samestep.autopilot.steering import steered
 
-    return partial(steered, guarded=decision.guarded, explain=decision.explain)
+    return partial(steered, guarded=decision.guarded, options=decision.options)
