@@ -35,6 +35,8 @@ class Account:
     """Calls that every rank computed in full."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why calls are whole."""
+    exceptions: list[str] = field(default_factory=list)
+    """What is otherwise than on one worker, because the user wants it so."""
     backwards: int = 0
     """Backwards that the script has run."""
 
@@ -42,6 +44,11 @@ class Account:
         """Note a call that was not shared out."""
         self.whole[what] += 1
         self.reasons.setdefault(what, why)
+
+    def note_exception(self, text: str) -> None:
+        """Note, once, what is otherwise than on one worker."""
+        if text not in self.exceptions:
+            self.exceptions.append(text)
 
     def check_shared(self, size: int) -> None:
         """Raise UsageError if nothing was shared out so far: `size` workers have each done all of it."""
@@ -57,9 +64,8 @@ class Account:
     def lines(self) -> list[str]:
         """Return what happened, a line for each kind of call."""
         shared = [f"{what}: {count} calls shared out" for what, count in self.split.items()]
-        return shared + [
-            f"{what}: {count} calls whole ({self.reasons[what]})" for what, count in self.whole.items()
-        ]
+        whole = [f"{what}: {count} calls whole ({self.reasons[what]})" for what, count in self.whole.items()]
+        return shared + whole + self.exceptions
 
 
 def is_users(file: str) -> bool:

@@ -14,6 +14,8 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from samestep.autopilot.account import Account, calling_site
 from samestep.autopilot.cut import Cut
 from samestep.autopilot.gradients import Gradients, leaves_of
+from samestep.autopilot.norms import normalises
+from samestep.autopilot.options import DEFAULTS, Options
 from samestep.autopilot.plans import Given, SplitPlan
 from samestep.autopilot.sides import cut_again, leave, outcome, put_together
 from samestep.autopilot.state import Drawn
@@ -37,10 +39,13 @@ class Calls:
         world: the ranks.
         gradients: told of what is computed with.
         account: told of each call.
+        options: how calls are shared out.
     """
 
-    def __init__(self, world: World, gradients: Gradients, account: Account) -> None:
-        self._world, self._gradients, self._account = world, gradients, account
+    def __init__(
+        self, world: World, gradients: Gradients, account: Account, options: Options = DEFAULTS
+    ) -> None:
+        self._world, self._gradients, self._account, self._options = world, gradients, account, options
         self._inside = False
         self._plans: WeakKeyDictionary[nn.Module, dict[Kind, SplitPlan | None]] = WeakKeyDictionary()
         self._looked: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
@@ -67,26 +72,41 @@ class Calls:
             return forward(module, *given.args, **given.kwargs)
         self._follow(module, given)
         if plans.get(kind) is None and self._may_try(module, kind, given):
-            verdict = Trial(forward, module, given, self._world).run()
+            trial = Trial(forward, module, given, self._world)
+            verdict = trial.run()
             plans[kind] = verdict.plan
-            if verdict.plan is not None:
+            if verdict.plan is None:
+                self._account.reasons[what] = verdict.why
+            elif self._options.are_serial:
                 self._account.split[what] += 1
                 return self._followed(verdict.outputs, given)
-            self._account.reasons[what] = verdict.why
+            else:  # proved as it would be on one worker, and then made as the user wants it
+                trial.take_back()
+                return self._followed(self._made(forward, module, given, verdict.plan, what), given)
         plan = plans.get(kind)
-        total = None if plan is None else given.total(plan.dims)
-        if plan is None or total is None or total < self._world.place.size:
-            why = FEWER if plan is not None else self._account.reasons.get(what, "")
-            self._account.note_whole(what, why)
+        if plan is None:
+            self._account.note_whole(what, self._account.reasons.get(what, ""))
+            return forward(module, *given.args, **given.kwargs)
+        return self._made(forward, module, given, plan, what)
+
+    def _made(self, forward: Forward, module: nn.Module, given: Given, plan: SplitPlan, what: str) -> Any:
+        """Make a call by its plan, if there are enough samples."""
+        total, size = given.total(plan.dims), self._world.place.size
+        is_local = self._options.batch_norm == "local" and normalises(module)
+        if total is None or total < size or (is_local and total < 2 * size):
+            few = total is None or total < size
+            self._account.note_whole(what, FEWER if few else "batch norm over a slice of one sample")
             return forward(module, *given.args, **given.kwargs)
         self._account.split[what] += 1
+        if is_local:
+            self._account.note_exception("batch norm: over each worker's slice (--batch-norm local)")
         return self._split(forward, module, given, plan, Cut(self._world, total))
 
     def _split(self, forward: Forward, module: nn.Module, given: Given, plan: SplitPlan, cut: Cut) -> Any:
         before = None if plan.draws else Drawn.now(self._world.device)
         if plan.sides:
             cut_again(module, plan.joints, plan.sides, cut)
-        outputs, _ = split(forward, module, given, cut, plan.dims, draws=plan.draws)
+        outputs, _ = split(forward, module, given, cut, plan.dims, draws=plan.draws, options=self._options)
         if before is not None and not before.same(Drawn.now(self._world.device)):
             raise OutOfStep(
                 f"{type(module).__name__} drew random numbers, as it had not in its first call of this kind: "
@@ -102,7 +122,9 @@ class Calls:
         if self._looked.get(module) != _registered[0]:
             self._looked[module] = _registered[0]
             # Global batch norm and slices of what has a gradient itself exchange within backward.
-            exchanging = any(isinstance(one, BatchNorm) for one in module.modules())
+            exchanging = self._options.batch_norm == "global" and any(
+                isinstance(one, BatchNorm) for one in module.modules()
+            )
             exchanging = exchanging or any(tensor.requires_grad for _, tensor in given.tensors())
             self._gradients.follow(module.parameters(), may_overlap=not exchanging)
 

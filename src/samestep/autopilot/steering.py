@@ -87,7 +87,7 @@ def steering(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
         stack.enter_context(outermost_calls())
         stack.enter_context(batch_norm_of_slices())
         stack.enter_context(averaging_grad(current_gradients))
-        stack.enter_context(sharing_out(Calls(world, gradients, account)))
+        stack.enter_context(sharing_out(Calls(world, gradients, account, options)))
         stack.enter_context(_after_some_steps(account, stop))
         yield account
         if options.explain:

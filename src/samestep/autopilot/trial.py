@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from samestep.autopilot.account import is_users
 from samestep.autopilot.cut import Cut
 from samestep.autopilot.draws import GlobalDraws
-from samestep.autopilot.norms import over_all_ranks
+from samestep.autopilot.norms import over_all_ranks, over_each_slice
+from samestep.autopilot.options import DEFAULTS, Options
 from samestep.autopilot.plans import Dims, Given, Joint, SplitPlan, candidates, joints_for
 from samestep.autopilot.sides import leave, outcome
 from samestep.autopilot.state import Changeable, Drawn, Side
@@ -78,21 +79,22 @@ class Trial:
             return Verdict(None, None, f"a hook on {hooked or 'it'} would see slices")
         whole = self._whole()
         if self._is_writing:
-            self._reset()
+            self.take_back()
             return Verdict(None, None, "it writes into what it is given")
         reasons = []
         for dims in candidates(self._given, self._world.place.size):
-            self._reset()
+            self.take_back()
             found = self._split(dims, whole)
             if isinstance(found, Verdict):
                 return found
             reasons.append(found)
-        self._reset()
+        self.take_back()
         first = next((tensor.size(0) for _, tensor in self._given.tensors()), 0)
         likeliest = reasons[0] if reasons and first >= self._world.place.size else FEWER
         return Verdict(None, None, likeliest)
 
-    def _reset(self) -> None:
+    def take_back(self) -> None:
+        """Leave the module and the generators as they were before."""
         self._before.restore()
         self._drawn.restore()
 
@@ -168,12 +170,20 @@ class Trial:
 
 
 def split(
-    forward: Forward, module: nn.Module, given: Given, cut: Cut, dims: Dims, *, draws: bool
+    forward: Forward,
+    module: nn.Module,
+    given: Given,
+    cut: Cut,
+    dims: Dims,
+    *,
+    draws: bool,
+    options: Options = DEFAULTS,
 ) -> tuple[Any, GlobalDraws | None]:
     """Return the outputs of this rank's slice, before they are put together, and what drew."""
     own = given.cut(cut, dims)
     mode = GlobalDraws(cut) if draws else None
-    with over_all_ranks(cut.world), mode or nullcontext():
+    norms = over_all_ranks(cut.world) if options.batch_norm == "global" else over_each_slice(cut)
+    with norms, mode or nullcontext():
         return forward(module, *own.args, **own.kwargs), mode
 
 

@@ -2,19 +2,18 @@
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from samestep.autopilot.options import Options
 from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.cli import job_flags
 from samestep.cli.job_flags import Meeting
 from samestep.cli.running import act, banner, decide, tell
 from samestep.cli.running import dry_run as dry_run_of
+from samestep.cli.serial_flags import with_options
 from samestep.launch.hosting import leave
 from samestep.launch.job import Job
 from samestep.launch.plan import Join
@@ -27,6 +26,7 @@ SETTINGS: Mapping[str, Any] = {
 }
 
 _JOB, _NODES, _OUTPUT = "Workers", "Several nodes (torchrun's flags)", "Output"
+_SERIAL = "Serial scripts"
 
 
 def run(
@@ -69,6 +69,13 @@ def run(
             "--explain", help="Run a serial script's first steps, say what is shared out, keep nothing."
         ),
     ] = False,
+    batch_norm: Annotated[
+        str,
+        typer.Option(
+            help="Of a serial script: global, over the whole batch, or local, over each worker's slice.",
+            rich_help_panel=_SERIAL,
+        ),
+    ] = "global",
     log_dir: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Keep each worker's output there.", rich_help_panel=_OUTPUT),
@@ -153,9 +160,7 @@ def run(
         master=job_flags.master(meeting),
         environment=env.snapshot(),
     )
-    if explain and not decision.steered:
-        raise UsageError("--explain tells how a serial script is run on several workers; say -n 2 or more.")
-    decision = replace(decision, options=Options(explain=explain))
+    decision = with_options(decision, explain=explain, batch_norm=batch_norm)
     job_flags.refuse_unused(job, decision.plan, meeting, launcher=decision.found.launcher)
     if dry_run:
         print("\n".join(dry_run_of(decision)))

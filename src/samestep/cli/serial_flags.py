@@ -1,0 +1,35 @@
+"""The flags of ``samestep run`` that say how a serial script is shared out."""
+
+from dataclasses import fields, replace
+from typing import Any, get_args
+
+from samestep.autopilot.options import DEFAULTS, BatchNormOver, Options
+from samestep.base.errors import UsageError
+from samestep.cli.running import Decision
+
+_CHOICES = {"batch_norm": get_args(BatchNormOver)}
+
+
+def with_options(decision: Decision, **flags: Any) -> Decision:
+    """Return a decision with the flags of a serial script, as `Options` names them.
+
+    Raises:
+        UsageError: a flag has no such value, or does nothing for this program.
+    """
+    options = Options(**flags)
+    for name, choices in _CHOICES.items():
+        if flags[name] not in choices:
+            raise UsageError(f"{_flag(name)} {flags[name]!r} is none of {', '.join(choices)}.")
+    if options.explain and not decision.steered:
+        raise UsageError("--explain tells how a serial script is run on several workers; say -n 2 or more.")
+    said = [one.name for one in fields(Options) if getattr(options, one.name) != getattr(DEFAULTS, one.name)]
+    if said and (decision.script is None or decision.script.kind != "serial"):
+        raise UsageError(
+            f"{_flag(said[0])} says how a serial script is run on several workers, and "
+            f"{decision.job.program.target} is not taken for one. Leave it out, or say --mode autopilot."
+        )
+    return replace(decision, options=options)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,44 @@
+"""The flags that say how a serial script is shared out: their values, and where they do nothing."""
+
+import pytest
+
+from samestep.autopilot.options import Options
+from samestep.base.errors import UsageError
+from samestep.cli.running import decide
+from samestep.cli.serial_flags import with_options
+from samestep.launch.job import Job, Program
+
+
+@pytest.fixture
+def decision(tmp_path):
+    def decided(text="print(1)", workers=2):
+        (tmp_path / "train.py").write_text(text)
+        job = Job(program=Program(target=str(tmp_path / "train.py")), workers=workers)
+        return decide(job, mode="auto", threads=None, environment={})
+
+    return decided
+
+
+def flags(**others):
+    return {"explain": False, "batch_norm": "global"} | others
+
+
+def test_what_is_said_is_what_a_serial_script_is_run_with(decision):
+    assert with_options(decision(), **flags()).options == Options()
+    assert with_options(decision(), **flags(batch_norm="local")).options == Options(batch_norm="local")
+    assert with_options(decision(workers=1), **flags(batch_norm="local")).options.batch_norm == "local"
+
+
+def test_another_value_is_refused_with_those_there_are(decision):
+    with pytest.raises(UsageError, match="--batch-norm 'layer' is none of global, local"):
+        with_options(decision(), **flags(batch_norm="layer"))
+
+
+def test_a_flag_that_would_do_nothing_is_refused(decision):
+    native = decision("import torch.distributed as dist\ndist.init_process_group('gloo')")
+
+    with_options(native, **flags())
+    with pytest.raises(UsageError, match=r"--batch-norm says how .*train.py is not taken for one"):
+        with_options(native, **flags(batch_norm="local"))
+    with pytest.raises(UsageError, match="say -n 2 or more"):
+        with_options(decision(workers=1), **flags(explain=True))
