@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from samestep.autopilot.options import DEFAULTS
 from samestep.autopilot.steering import steering
 from samestep.launch.hosting import host
 from samestep.launch.job import Program
@@ -19,7 +20,7 @@ from samestep.launch.job import Program
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\bnan\b|\binf\b")
 
 
-def run_script(world, path, arguments, folder, runs=1):
+def run_script(world, path, arguments, folder, runs=1, options=DEFAULTS):
     """Run a script on a rank of `world`, in `folder`.
 
     Returns:
@@ -29,7 +30,7 @@ def run_script(world, path, arguments, folder, runs=1):
     for _ in range(runs):
         with as_found(), redirect_stdout(printed):
             os.chdir(folder)
-            with steering(world) as account:
+            with steering(world, options) as account:
                 ending = host(Program(target=str(path), args=tuple(arguments)))
         lines += account.lines()
         if ending.exit_code:

@@ -100,6 +100,8 @@ class Calls:
         self._account.split[what] += 1
         if is_local:
             self._account.note_exception("batch norm: over each worker's slice (--batch-norm local)")
+        if plan.draws and self._options.random == "per-worker":
+            self._account.note_exception("random numbers: each worker's own (--random per-worker)")
         return self._split(forward, module, given, plan, Cut(self._world, total))
 
     def _split(self, forward: Forward, module: nn.Module, given: Given, plan: SplitPlan, cut: Cut) -> Any:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 BatchNormOver: TypeAlias = Literal["global", "local"]
+RandomOf: TypeAlias = Literal["global", "per-worker"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,15 +14,17 @@ class Options:
     Args:
         explain: only say what would be shared out and written, and end after a few steps.
         batch_norm: whether batch norm within a shared call is over the whole batch, or over each slice.
+        random: whether a shared call draws for the whole batch, or each worker for its slice.
     """
 
     explain: bool = False
     batch_norm: BatchNormOver = "global"
+    random: RandomOf = "global"
 
     @property
     def are_serial(self) -> bool:
         """Whether a shared call gives what it gives on one worker."""
-        return self.batch_norm == "global"
+        return self.batch_norm == "global" and self.random == "global"
 
 
 DEFAULTS = Options()

@@ -26,6 +26,7 @@ from samestep.autopilot.options import DEFAULTS, Options
 from samestep.autopilot.plans import Dims, Given, Joint, SplitPlan, candidates, joints_for
 from samestep.autopilot.sides import leave, outcome
 from samestep.autopilot.state import Changeable, Drawn, Side
+from samestep.autopilot.streams import own_stream
 from samestep.autopilot.tree import Path, leaves, mapped, text
 from samestep.world.world import World
 
@@ -181,8 +182,11 @@ def split(
 ) -> tuple[Any, GlobalDraws | None]:
     """Return the outputs of this rank's slice, before they are put together, and what drew."""
     own = given.cut(cut, dims)
-    mode = GlobalDraws(cut) if draws else None
     norms = over_all_ranks(cut.world) if options.batch_norm == "global" else over_each_slice(cut)
+    if draws and options.random == "per-worker":
+        with norms, own_stream(cut.world):
+            return forward(module, *own.args, **own.kwargs), None
+    mode = GlobalDraws(cut) if draws else None
     with norms, mode or nullcontext():
         return forward(module, *own.args, **own.kwargs), mode
 

@@ -76,6 +76,13 @@ def run(
             rich_help_panel=_SERIAL,
         ),
     ] = "global",
+    random: Annotated[
+        str,
+        typer.Option(
+            help="Of a serial script: global, the whole batch's numbers, or per-worker, each its own.",
+            rich_help_panel=_SERIAL,
+        ),
+    ] = "global",
     log_dir: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Keep each worker's output there.", rich_help_panel=_OUTPUT),
@@ -160,7 +167,7 @@ def run(
         master=job_flags.master(meeting),
         environment=env.snapshot(),
     )
-    decision = with_options(decision, explain=explain, batch_norm=batch_norm)
+    decision = with_options(decision, explain=explain, batch_norm=batch_norm, random=random)
     job_flags.refuse_unused(job, decision.plan, meeting, launcher=decision.found.launcher)
     if dry_run:
         print("\n".join(dry_run_of(decision)))
