@@ -15,6 +15,7 @@ class Script:
         timing_patterns: regular expressions that match (`re.search`) the printed lines that hold a duration.
         deterministic: whether two runs print the same, but for those lines, and write the same numbers.
         runs: how often it is started in the same folder, one after the other.
+        device: what `--device` is to say, also on one worker.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Script:
     timing_patterns: tuple[str, ...] = ()
     deterministic: bool = True
     runs: int = 1
+    device: str = "auto"
 
     @property
     def path(self) -> Path:
@@ -77,6 +79,12 @@ SCRIPTS = [
         timing_patterns=(r"^average epoch time \d+\.\d+$",),
     ),
     Script("data_parallel.py", ("checkpoint/ckpt.pth",)),
+    Script(
+        "hard_coded_cuda.py",
+        ("cuda.pth", "probabilities.npy"),
+        timing_patterns=(r"^training took \d+\.\d+ ms",),
+        device="cpu",
+    ),
     Script("metric_learning.py", ("embeddings.npy", "history.npy")),
     Script("multi_output.py", ("metrics.json", "multitask.pt")),
     Script(

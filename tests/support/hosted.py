@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from samestep.autopilot.devices import own_device
 from samestep.autopilot.options import DEFAULTS
 from samestep.autopilot.steering import steering
 from samestep.launch.hosting import host
@@ -28,7 +29,7 @@ def run_script(world, path, arguments, folder, runs=1, options=DEFAULTS):
     """
     printed, lines = io.StringIO(), []
     for _ in range(runs):
-        with as_found(), redirect_stdout(printed):
+        with as_found(), redirect_stdout(printed), own_device(options):
             os.chdir(folder)
             with steering(world, options) as account:
                 ending = host(Program(target=str(path), args=tuple(arguments)))

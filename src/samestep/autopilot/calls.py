@@ -64,7 +64,7 @@ class Calls:
             self._inside = False
 
     def _shared(self, forward: Forward, module: nn.Module, given: Given) -> Any:
-        kind = (module.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), given.form())
+        kind = (module.training, torch.is_grad_enabled(), _autocast(self._world.device), given.form())
         plans = self._plans.setdefault(module, {})
         what = f"{type(module).__name__} at {calling_site()}"
         if not any(max(tensor.shape[:2]) >= self._world.place.size for _, tensor in given.tensors()):
@@ -187,6 +187,11 @@ def current_gradients() -> Gradients | None:
     """Return who averages the gradients of the calling thread's script."""
     calls = _calls.get()
     return None if calls is None else calls._gradients  # noqa: SLF001 - of the same idea
+
+
+def _autocast(device: torch.device) -> tuple[bool, ...]:
+    """Return where autocast is on: on the CPU, on this rank's device."""
+    return torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled(device.type)
 
 
 def _is_transformed() -> bool:

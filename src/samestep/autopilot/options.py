@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 BatchNormOver: TypeAlias = Literal["global", "local"]
+Device: TypeAlias = Literal["auto", "cpu"]
 RandomOf: TypeAlias = Literal["global", "per-worker"]
 
 
@@ -15,11 +16,13 @@ class Options:
         explain: only say what would be shared out and written, and end after a few steps.
         batch_norm: whether batch norm within a shared call is over the whole batch, or over each slice.
         random: whether a shared call draws for the whole batch, or each worker for its slice.
+        device: ``cpu`` for a script that names another one, whatever it names.
     """
 
     explain: bool = False
     batch_norm: BatchNormOver = "global"
     random: RandomOf = "global"
+    device: Device = "auto"
 
     @property
     def are_serial(self) -> bool:

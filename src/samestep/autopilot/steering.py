@@ -14,6 +14,7 @@ import torch
 from samestep.autopilot.account import Account
 from samestep.autopilot.alone import as_if_alone, do_what_was_left_for_the_exit
 from samestep.autopilot.calls import Calls, current_gradients, outermost_calls, sharing_out
+from samestep.autopilot.devices import own_device
 from samestep.autopilot.explain import Stop, explaining
 from samestep.autopilot.files import Journal, Shadow
 from samestep.autopilot.gradients import Gradients, averaging_grad
@@ -51,7 +52,7 @@ def steered(run: Callable[[], E], *, guarded: bool = True, options: Options = DE
     Raises:
         UsageError: so it was; each worker has done all of it.
     """
-    with join() as world:
+    with own_device(options) as device, join(device=device, cpu_tensors=True) as world:
         with steering(world, options) as account:
             ended = run()
             do_what_was_left_for_the_exit()

@@ -83,6 +83,12 @@ def run(
             rich_help_panel=_SERIAL,
         ),
     ] = "global",
+    device: Annotated[
+        str,
+        typer.Option(
+            help="Of a serial script: auto, or cpu, also for one that says cuda.", rich_help_panel=_SERIAL
+        ),
+    ] = "auto",
     log_dir: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Keep each worker's output there.", rich_help_panel=_OUTPUT),
@@ -167,7 +173,7 @@ def run(
         master=job_flags.master(meeting),
         environment=env.snapshot(),
     )
-    decision = with_options(decision, explain=explain, batch_norm=batch_norm, random=random)
+    decision = with_options(decision, explain=explain, batch_norm=batch_norm, random=random, device=device)
     job_flags.refuse_unused(job, decision.plan, meeting, launcher=decision.found.launcher)
     if dry_run:
         print("\n".join(dry_run_of(decision)))

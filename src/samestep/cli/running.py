@@ -300,7 +300,7 @@ def _what(decision: Decision) -> str:
 
 def _around(decision: Decision) -> Around:
     """Return what runs each worker's program."""
-    if not decision.steered:
+    if not decision.steered and decision.options.device == "auto":
         return as_it_is
     from samestep.autopilot.steering import steered
 

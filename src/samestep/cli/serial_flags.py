@@ -3,11 +3,11 @@
 from dataclasses import fields, replace
 from typing import Any, get_args
 
-from samestep.autopilot.options import DEFAULTS, BatchNormOver, Options, RandomOf
+from samestep.autopilot.options import DEFAULTS, BatchNormOver, Device, Options, RandomOf
 from samestep.base.errors import UsageError
 from samestep.cli.running import Decision
 
-_CHOICES = {"batch_norm": get_args(BatchNormOver), "random": get_args(RandomOf)}
+_CHOICES = {"batch_norm": get_args(BatchNormOver), "random": get_args(RandomOf), "device": get_args(Device)}
 
 
 def with_options(decision: Decision, **flags: Any) -> Decision:

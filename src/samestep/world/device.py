@@ -90,6 +90,23 @@ def choose_device(facts: DeviceFacts, place: Place, *, asked: str | None = None)
     )
 
 
+def shown_alone(count: int, visible: str | None, place: Place) -> str | None:
+    """Return what to set CUDA_VISIBLE_DEVICES to, so that a rank sees its own device only.
+
+    Args:
+        count: how many devices it sees.
+        visible: the variable now.
+        place: where the rank stands.
+
+    Returns:
+        None where nothing need be said, or there are too few devices, which `choose_device` refuses.
+    """
+    if count < 2 or count < place.local_size:
+        return None
+    names = visible.split(",") if visible else [str(index) for index in range(count)]
+    return names[place.local_rank].strip()
+
+
 def choose_backend(kind: str, *, asked: str | None, available: Callable[[str], bool]) -> str:
     """Return the back end for a kind of device.
 

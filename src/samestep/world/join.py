@@ -44,6 +44,7 @@ class _Wishes:
     timeout_s: float
     place: Place | None
     master: tuple[str, int] | None
+    cpu_tensors: bool
 
 
 class Joining(AbstractContextManager[World]):
@@ -79,6 +80,7 @@ def join(
     timeout_s: float = 600.0,
     place: Place | None = None,
     master: tuple[str, int] | None = None,
+    cpu_tensors: bool = False,
 ) -> Joining:
     """Join the other ranks of this job for the duration of a block.
 
@@ -93,6 +95,7 @@ def join(
         timeout_s: how long a rank waits for the others, in joining and in every collective.
         place: where this rank stands, instead of what the launcher says.
         master: host and port of rank 0, instead of what the launcher says.
+        cpu_tensors: whether tensors of the CPU are exchanged as well as those of an accelerator.
 
     Returns:
         a context manager that gives the world of this rank; its tensors go on ``world.device``.
@@ -108,7 +111,13 @@ def join(
     """
     return Joining(
         _Wishes(
-            backend=backend, device=device, threads=threads, timeout_s=timeout_s, place=place, master=master
+            backend=backend,
+            device=device,
+            threads=threads,
+            timeout_s=timeout_s,
+            place=place,
+            master=master,
+            cpu_tensors=cpu_tensors,
         )
     )
 
@@ -139,7 +148,7 @@ def _joined(wishes: _Wishes, environment: Environment) -> World:
     device = torch.device(choice.device)
     try:
         dist.init_process_group(
-            backend,
+            f"cpu:gloo,{choice.kind}:{backend}" if wishes.cpu_tensors and choice.kind != "cpu" else backend,
             store=store,
             rank=seat.place.rank,
             world_size=seat.place.size,

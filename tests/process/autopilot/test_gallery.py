@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from gallery.manifest import SCRIPTS
+from samestep.autopilot.options import Options
 from samestep.autopilot.tree import leaves
 from support.hosted import difference, run_script
 
@@ -14,7 +15,8 @@ REFUSED = {"simclr_inside.py"}
 
 def run(processes, script, size, folder):
     folder.mkdir()
-    return processes.run(run_script, size, script.path, script.arguments, folder, script.runs)
+    options = Options(device=script.device)
+    return processes.run(run_script, size, script.path, script.arguments, folder, script.runs, options)
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

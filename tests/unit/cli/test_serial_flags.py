@@ -20,7 +20,7 @@ def decision(tmp_path):
 
 
 def flags(**others):
-    return {"explain": False, "batch_norm": "global", "random": "global"} | others
+    return {"explain": False, "batch_norm": "global", "random": "global", "device": "auto"} | others
 
 
 def test_what_is_said_is_what_a_serial_script_is_run_with(decision):

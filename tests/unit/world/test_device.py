@@ -4,7 +4,7 @@ import pytest
 
 from samestep.base.errors import UsageError
 from samestep.base.place import Place
-from samestep.world.device import DeviceFacts, choose_backend, choose_device, shared_device
+from samestep.world.device import DeviceFacts, choose_backend, choose_device, shared_device, shown_alone
 
 NONE = DeviceFacts()
 
@@ -94,3 +94,18 @@ def test_two_ranks_on_one_gpu_are_refused_under_nccl_alone():
     assert shared_device("gloo", ["A", "B", "A"]) is None
     assert shared_device("nccl", ["A", "B", "C"]) is None
     assert shared_device("nccl", ["", ""]) is None
+
+
+@pytest.mark.parametrize(
+    ("count", "visible", "place", "shown"),
+    [
+        (0, None, local(1, 2), None),
+        (1, "3", local(1, 2), None),  # its launcher has shown it its own
+        (2, None, local(0, 4), None),  # refused when a device is chosen
+        (4, None, local(1, 2), "1"),
+        (2, "5,7", local(1, 2), "7"),
+        (2, "GPU-a, GPU-b", local(1, 2), "GPU-b"),
+    ],
+)
+def test_a_rank_is_shown_its_own_device_alone(count, visible, place, shown):
+    assert shown_alone(count, visible, place) == shown

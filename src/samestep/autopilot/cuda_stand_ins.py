@@ -1,0 +1,131 @@
+"""What stands for the functions and classes of `torch.cuda` where a script runs on the CPU all the same."""
+
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import torch
+
+TENSOR_TYPES = (
+    "BFloat16Tensor",
+    "BoolTensor",
+    "ByteTensor",
+    "CharTensor",
+    "DoubleTensor",
+    "FloatTensor",
+    "HalfTensor",
+    "IntTensor",
+    "LongTensor",
+    "ShortTensor",
+)
+
+
+class Event:
+    """A point in time; everything before it has been computed."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._at = 0.0
+
+    def record(self, *_: Any) -> None:
+        """Take the time."""
+        self._at = time.perf_counter()
+
+    def elapsed_time(self, later: "Event") -> float:
+        """Return the milliseconds to another event."""
+        return (later._at - self._at) * 1000  # noqa: SLF001 - of the same class
+
+    def query(self) -> bool:
+        """Return that it has come."""
+        return True
+
+    def synchronize(self) -> None:
+        """Wait for nothing."""
+
+    def wait(self, *_: Any) -> None:
+        """Wait for nothing."""
+
+
+class Stream(nullcontext[None]):
+    """A queue of work: what is put into it is done already."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__()
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Return an event of now."""
+        event = event or Event()
+        event.record()
+        return event
+
+    def query(self) -> bool:
+        """Return that all is done."""
+        return True
+
+    def synchronize(self) -> None:
+        """Wait for nothing."""
+
+    def wait_event(self, _: Any) -> None:
+        """Wait for nothing."""
+
+    def wait_stream(self, _: Any) -> None:
+        """Wait for nothing."""
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Do nothing."""
+
+
+def _properties(*_: Any, **__: Any) -> SimpleNamespace:
+    total = psutil.virtual_memory().total
+    return SimpleNamespace(name="cpu", major=0, minor=0, total_memory=total, multi_processor_count=1)
+
+
+def _free_and_total(*_: Any, **__: Any) -> tuple[int, int]:
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total
+
+
+def _set_rng_states(states: Iterable[torch.Tensor]) -> None:
+    for state in states:
+        torch.set_rng_state(state)
+
+
+STAND_INS: Mapping[str, Any] = {
+    "Event": Event,
+    "Stream": Stream,
+    "stream": lambda stream: stream if isinstance(stream, Stream) else nullcontext(),
+    "current_stream": Stream,
+    "default_stream": Stream,
+    "device": nullcontext,
+    "current_device": lambda: 0,
+    "set_device": _nothing,
+    "synchronize": _nothing,
+    "empty_cache": _nothing,
+    "ipc_collect": _nothing,
+    "reset_peak_memory_stats": _nothing,
+    "reset_max_memory_allocated": _nothing,
+    "set_per_process_memory_fraction": _nothing,
+    "mem_get_info": _free_and_total,
+    "memory_summary": lambda *_, **__: "",
+    "get_device_name": lambda *_, **__: "cpu",
+    "get_device_capability": lambda *_, **__: (0, 0),
+    "get_device_properties": _properties,
+    "get_rng_state": lambda *_, **__: torch.get_rng_state(),
+    "get_rng_state_all": lambda: [torch.get_rng_state()],
+    "set_rng_state": lambda state, *_, **__: torch.set_rng_state(state),
+    "set_rng_state_all": _set_rng_states,
+    "manual_seed": _nothing,
+    "manual_seed_all": _nothing,
+}
+"""By their names in `torch.cuda`."""
+TOLD: tuple[tuple[Any, str, Any], ...] = (
+    (torch.cuda, "is_available", True),
+    (torch.cuda, "device_count", 1),
+    (torch.accelerator, "is_available", True),
+    (torch.accelerator, "device_count", 1),
+    (torch.accelerator, "current_accelerator", torch.device("cpu")),
+)
+"""What a script is told of its devices: owner, function, and what it gives."""
