@@ -1,0 +1,68 @@
+"""What is to be found when a script of this folder runs on several workers instead of one."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+SAME = "same"
+SAME_BUT = "same but for exceptions"
+DIFFERENT = "different"
+
+
+@dataclass(frozen=True)
+class Script:
+    """A distributed training script, started by a launcher that sets the usual environment.
+
+    Attributes:
+        name: the file in this folder.
+        verdict: whether it trains on 2 or 4 workers as it does on one.
+        cause: the one thing that makes the difference; empty where there is none.
+        twin: the file with the same training for one process that knows of no other, where there is one.
+        ends: whether the run on several workers ends, well or with an error, instead of waiting for ever.
+    """
+
+    name: str
+    verdict: str
+    cause: str = ""
+    twin: str = ""
+    ends: bool = True
+
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+        return Path(__file__).parent / self.name
+
+
+SCRIPTS = [
+    Script("ddp_tutorial.py", SAME, twin="ddp_tutorial_serial.py"),
+    Script("global_batches.py", SAME, twin="global_batches_serial.py"),
+    Script("averaged_by_hand.py", SAME, twin="averaged_by_hand_serial.py"),
+    Script("accumulation_no_sync.py", SAME),
+    Script("two_networks.py", SAME),
+    Script("batch_norm_local.py", SAME_BUT, "batch-norm-local"),
+    Script("dropout_per_rank.py", SAME_BUT, "random-per-worker"),
+    Script("noisy_loader.py", SAME_BUT, "augmentation-in-loader"),
+    Script("accumulation_not_averaged.py", DIFFERENT, "accumulation-not-averaged"),
+    Script("batch_times_n.py", DIFFERENT, "batch-times-n"),
+    Script("crash.py", DIFFERENT, "crash"),
+    Script("divided_twice.py", DIFFERENT, "divided-twice"),
+    Script("local_metric.py", DIFFERENT, "local-metric"),
+    Script("lr_times_n.py", DIFFERENT, "lr-times-n"),
+    Script("mean_of_means.py", DIFFERENT, "mean-of-means"),
+    Script("never_averaged.py", DIFFERENT, "never-averaged"),
+    Script("wrong_model_called.py", DIFFERENT, "never-averaged"),
+    Script("no_set_epoch.py", DIFFERENT, "no-set-epoch"),
+    Script("no_set_epoch_alone_too.py", DIFFERENT, "no-set-epoch"),
+    Script("overlapping_shards.py", DIFFERENT, "overlapping-shards"),
+    Script("own_random_split.py", DIFFERENT, "overlapping-shards"),
+    Script("padded_evaluation.py", DIFFERENT, "padded-evaluation"),
+    Script("replicas_differ_at_start.py", DIFFERENT, "replicas-differ-at-start"),
+    Script("samples_left_out.py", DIFFERENT, "samples-left-out"),
+    Script("samples_left_out_slices.py", DIFFERENT, "samples-left-out"),
+    Script("schedule_n_times.py", DIFFERENT, "schedule-n-times"),
+    Script("silent_copies.py", DIFFERENT, "silent-copies"),
+    Script("steps_differ.py", DIFFERENT, "steps-differ", ends=False),
+    Script("sum_not_mean.py", DIFFERENT, "sum-not-mean"),
+    Script("unseeded_data.py", DIFFERENT, "unseeded-data"),
+    Script("unseeded_order.py", DIFFERENT, "unseeded-data"),
+    Script("zero_loss.py", DIFFERENT, "zero-loss"),
+]
