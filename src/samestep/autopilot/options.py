@@ -16,6 +16,7 @@ class Options:
         explain: only say what would be shared out and written, and end after a few steps.
         batch_norm: whether batch norm within a shared call is over the whole batch, or over each slice.
         random: whether a shared call draws for the whole batch, or each worker for its slice.
+        all_output: whether every worker prints, and not the first alone.
         device: ``cpu`` for a script that names another one, whatever it names.
     """
 
@@ -23,6 +24,7 @@ class Options:
     batch_norm: BatchNormOver = "global"
     random: RandomOf = "global"
     device: Device = "auto"
+    all_output: bool = False
 
     @property
     def are_serial(self) -> bool:

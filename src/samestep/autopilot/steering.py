@@ -4,7 +4,7 @@ import functools
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -82,7 +82,7 @@ def steering(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
         if options.explain:
             stop = stack.enter_context(explaining(world))
         else:
-            stack.enter_context(_writing_once(world))
+            stack.enter_context(_writing_once(world, options))
             stop = partial(Account.check_shared, size=world.place.size)
         stack.enter_context(seeded_alike(world))
         stack.enter_context(outermost_calls())
@@ -115,13 +115,16 @@ def _after_some_steps(account: Account, then: Stop) -> Iterator[None]:
 
 
 @contextmanager
-def _writing_once(world: World) -> Iterator[None]:
-    """Let rank 0 alone print, and write files for real."""
+def _writing_once(world: World, options: Options) -> Iterator[None]:
+    """Let rank 0 alone print, unless all are to, and write files for real."""
     with tempfile.TemporaryDirectory(prefix="samestep-", ignore_cleanup_errors=True) as scratch:
         journal = Journal(Path(world.broadcast_object(scratch)) / "journal")
         if world.place.is_main:
             with noted(journal):
                 yield
         else:
-            with silenced(), shadowed(Shadow(Path(scratch), journal)):
+            with (
+                nullcontext() if options.all_output else silenced(),
+                shadowed(Shadow(Path(scratch), journal)),
+            ):
                 yield

@@ -89,6 +89,14 @@ def run(
             help="Of a serial script: auto, or cpu, also for one that says cuda.", rich_help_panel=_SERIAL
         ),
     ] = "auto",
+    all_output: Annotated[
+        bool,
+        typer.Option(
+            "--all-output",
+            help="What all workers of a serial script print, prefixed with the rank.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False,
     log_dir: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Keep each worker's output there.", rich_help_panel=_OUTPUT),
@@ -173,7 +181,14 @@ def run(
         master=job_flags.master(meeting),
         environment=env.snapshot(),
     )
-    decision = with_options(decision, explain=explain, batch_norm=batch_norm, random=random, device=device)
+    decision = with_options(
+        decision,
+        explain=explain,
+        batch_norm=batch_norm,
+        random=random,
+        device=device,
+        all_output=all_output,
+    )
     job_flags.refuse_unused(job, decision.plan, meeting, launcher=decision.found.launcher)
     if dry_run:
         print("\n".join(dry_run_of(decision)))

@@ -6,6 +6,8 @@ from typing import Any, get_args
 from samestep.autopilot.options import DEFAULTS, BatchNormOver, Device, Options, RandomOf
 from samestep.base.errors import UsageError
 from samestep.cli.running import Decision
+from samestep.launch.job import Std
+from samestep.launch.plan import Spawn
 
 _CHOICES = {"batch_norm": get_args(BatchNormOver), "random": get_args(RandomOf), "device": get_args(Device)}
 
@@ -28,6 +30,9 @@ def with_options(decision: Decision, **flags: Any) -> Decision:
             f"{_flag(said[0])} says how a serial script is run on several workers, and "
             f"{decision.job.program.target} is not taken for one. Leave it out, or say --mode autopilot."
         )
+    if options.all_output and isinstance(decision.plan, Spawn) and decision.job.logs.tee.is_empty:
+        logs = replace(decision.job.logs, tee=Std.parse("--tee", "3"))
+        decision = replace(decision, job=replace(decision.job, logs=logs))
     return replace(decision, options=options)
 
 

@@ -1,12 +1,14 @@
 """The flags that say how a serial script is shared out: their values, and where they do nothing."""
 
+from dataclasses import fields, replace
+
 import pytest
 
 from samestep.autopilot.options import Options
 from samestep.base.errors import UsageError
 from samestep.cli.running import decide
 from samestep.cli.serial_flags import with_options
-from samestep.launch.job import Job, Program
+from samestep.launch.job import Job, Logs, Program, Std
 
 
 @pytest.fixture
@@ -20,13 +22,21 @@ def decision(tmp_path):
 
 
 def flags(**others):
-    return {"explain": False, "batch_norm": "global", "random": "global", "device": "auto"} | others
+    return {one.name: one.default for one in fields(Options)} | others
 
 
 def test_what_is_said_is_what_a_serial_script_is_run_with(decision):
     assert with_options(decision(), **flags()).options == Options()
     assert with_options(decision(), **flags(batch_norm="local")).options == Options(batch_norm="local")
     assert with_options(decision(workers=1), **flags(batch_norm="local")).options.batch_norm == "local"
+
+
+def test_all_output_is_prefixed_by_the_launcher_unless_the_user_says_what_is(decision):
+    assert with_options(decision(), **flags(all_output=True)).job.logs.tee == Std.parse("-t", "3")
+    assert with_options(decision(), **flags()).job.logs.tee.is_empty
+    said = decision()
+    said = replace(said, job=replace(said.job, logs=Logs(tee=Std.parse("-t", "1"))))
+    assert with_options(said, **flags(all_output=True)).job.logs == said.job.logs
 
 
 def test_another_value_is_refused_with_those_there_are(decision):

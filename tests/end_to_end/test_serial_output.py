@@ -1,0 +1,47 @@
+"""What serial scripts print on several workers: once, or from all of them, prefixed."""
+
+import re
+
+import pytest
+
+from support.commands import samestep
+
+SCRIPT = """
+import os, sys, warnings, torch
+model = torch.nn.Linear(4, 1)
+print("begin")
+for step in range(3):
+    model(torch.randn(6, 4)).sum().backward()
+    print(f"\\rstep {step + 1}/3", end="", file=sys.stderr, flush=True)  # a progress bar
+print(file=sys.stderr)
+warnings.warn("beware")
+os.write(1, b"end\\n")
+"""
+
+
+@pytest.fixture
+def prog(tmp_path):
+    path = tmp_path / "prog.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_output_progress_bars_and_warnings_come_once(prog):
+    ended = samestep("run", "-n", 2, prog)
+
+    assert ended.code == 0
+    assert ended.out == "begin\nend\n"
+    for said in ("step 1/3", "step 3/3", "beware"):
+        assert len(re.findall(f'{said}(?!")', ended.err)) == 1, ended.err
+
+
+def test_all_output_is_that_of_every_worker_with_its_rank(prog):
+    ended = samestep("run", "-n", 2, "--all-output", prog)
+
+    assert ended.code == 0
+    assert sorted(ended.out.splitlines()) == sorted(
+        f"[rank{rank}]: {text}" for rank in (0, 1) for text in ("begin", "end")
+    )
+    for rank in (0, 1):
+        assert re.search(rf"\[rank{rank}\]: step 3/3", ended.err)
+        assert re.search(rf"\[rank{rank}\]: .*UserWarning: beware", ended.err)
