@@ -99,6 +99,16 @@ def _outermost(original: Call, wrap: Call) -> Call:
     return call
 
 
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Within, the calling thread reaches the file system as it is."""
+    before, _inside.busy = getattr(_inside, "busy", False), True
+    try:
+        yield
+    finally:
+        _inside.busy = before
+
+
 class _View:
     """Each function, as it acts on a shadow."""
 

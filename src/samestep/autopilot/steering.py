@@ -18,6 +18,7 @@ from samestep.autopilot.devices import own_device
 from samestep.autopilot.explain import Stop, explaining
 from samestep.autopilot.files import Journal, Shadow
 from samestep.autopilot.gradients import Gradients, averaging_grad
+from samestep.autopilot.network import asked_once
 from samestep.autopilot.norms import batch_norm_of_slices
 from samestep.autopilot.options import DEFAULTS, Options
 from samestep.autopilot.output import silenced
@@ -79,6 +80,7 @@ def steering(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
         gradients = Gradients(world)
         stack.callback(gradients.detach)
         stack.enter_context(as_if_alone(world))
+        stack.enter_context(asked_once(world))
         if options.explain:
             stop = stack.enter_context(explaining(world))
         else:
