@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,6 +54,14 @@ def run(
     max_restarts: Annotated[
         int, typer.Option(help="How often all workers start afresh after one failed.", rich_help_panel=_JOB)
     ] = 0,
+    hang_timeout: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="How long a worker may wait in a collective for one that does not come; 0 is without end.",
+            rich_help_panel=_JOB,
+        ),
+    ] = 60.0,
     mode: Annotated[
         str,
         typer.Option(
@@ -189,6 +198,7 @@ def run(
         device=device,
         all_output=all_output,
     )
+    decision = replace(decision, hang_timeout_s=_patience(hang_timeout))
     job_flags.refuse_unused(job, decision.plan, meeting, launcher=decision.found.launcher)
     if dry_run:
         print("\n".join(dry_run_of(decision)))
@@ -205,3 +215,11 @@ def _checked(mode: str) -> str:
     if mode not in ("auto", "autopilot", "native"):
         raise UsageError(f"--mode {mode!r} is none of auto, autopilot and native.")
     return mode
+
+
+def _patience(seconds: float) -> float:
+    if not 0 <= seconds < float("inf"):
+        raise UsageError(
+            f"--hang-timeout {seconds:g} is no time to wait: say seconds, or 0 to wait without end."
+        )
+    return seconds

@@ -1,7 +1,8 @@
 """What ``samestep run`` decides about a job, says about it, and then does."""
 
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,10 +13,10 @@ from samestep.base import env
 from samestep.base.errors import PUT_OFF, UsageError, WorkerFailed
 from samestep.base.machine import cpu_share
 from samestep.launch.forking import fork_is_safe, release_compute_threads
-from samestep.launch.hosting import host, leave
-from samestep.launch.job import Job, Program
+from samestep.launch.hosting import Ending, host, leave
+from samestep.launch.job import STDERR, Job, Program
 from samestep.launch.plan import Join, Plan, Spawn, plan
-from samestep.launch.programs import Around, as_it_is, become, entry_of, has_met
+from samestep.launch.programs import Around, Watch, as_it_is, become, entry_of, has_met, unwatched
 from samestep.launch.supervisor import Outcome
 from samestep.launch.variables import joined_variables
 from samestep.source.modules import own_folders, source_of
@@ -46,6 +47,7 @@ class Decision:
             workers, or joins another launcher's, which compare their processors.
         guarded: whether workers that never meet are an error.
         options: how a serial script is shared out.
+        hang_timeout_s: how long a rank may wait for another; 0 is without end.
     """
 
     job: Job
@@ -55,6 +57,7 @@ class Decision:
     threads: Threads | None
     guarded: bool
     options: Options = DEFAULTS
+    hang_timeout_s: float = 0.0
 
     @property
     def size(self) -> int:
@@ -209,7 +212,8 @@ def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
             f"{job.program.target} is a serial script, and this process cannot be forked into workers that "
             "steer it (another system than Linux, or other threads). Start it under torchrun or srun."
         )
-    entry = entry_of(job.program, hosted=hosted, around=_around(decision))
+    watch = _watch(decision, shared_by=spawn.local if spawn.nodes.count == 1 else None)
+    entry = entry_of(job.program, hosted=hosted, around=_around(decision), watch=watch)
     if spawn.nodes.count > 1:
         from samestep.launch.backends import nodes
 
@@ -232,12 +236,22 @@ def _run_here(decision: Decision, join: Join) -> NoReturn:
     if program.kind == "executable":
         ending = become(program).ending
     else:
-        ending = _around(decision)(lambda: host(program))
+        ending = _watch(decision)(partial(_around(decision), lambda: host(program)), _last_word())
     sys.stderr.write(ending.traceback)
     if ending.exit_code == 0 and decision.guarded and not has_met(place.size):
         tell(f"error: {SILENT_COPIES.format(size=place.size)}")
         leave(1)
     leave(ending.exit_code)
+
+
+def _last_word() -> Callable[[Ending], None]:
+    """Return what tells how a program has ended that cannot say it, wherever its own stderr goes."""
+    stderr = os.dup(STDERR)
+
+    def say(ending: Ending) -> None:
+        os.write(stderr, ending.traceback.encode())
+
+    return say
 
 
 def _script(program: Program, mode: str) -> Recognised | None:
@@ -305,3 +319,12 @@ def _around(decision: Decision) -> Around:
     from samestep.autopilot.steering import steered
 
     return partial(steered, guarded=decision.guarded, options=decision.options)
+
+
+def _watch(decision: Decision, *, shared_by: int | None = None) -> Watch:
+    """Return what runs and watches each worker's program."""
+    if not decision.hang_timeout_s or decision.size == 1 or decision.alone:
+        return unwatched
+    from samestep.cli.watching import watching
+
+    return watching(limit_s=decision.hang_timeout_s, steered=decision.steered, shared_by=shared_by)

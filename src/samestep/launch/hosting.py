@@ -36,12 +36,14 @@ class Ending:
         error: name of the exception's class that ended it; empty for a normal end or `sys.exit`.
         message: the exception's text.
         traceback: as Python would have printed it.
+        line: the program's own on the way to the exception, as ``file:line``.
     """
 
     exit_code: int = 0
     error: str = ""
     message: str = ""
     traceback: str = ""
+    line: str = ""
 
 
 def host(program: Program, foretell: Callable[[Ending], None] | None = None) -> Ending:
@@ -94,14 +96,21 @@ def told(error: BaseException) -> Ending:
     could not talk; the program is not.
     """
     visible = _user_frames(error.__traceback__)
+    line = _calling_line(visible)
     if isinstance(error, (UsageError, WorldError)):
-        line = f"samestep: error: {' '.join(str(error).split())} ({_calling_line(visible)})\n"
+        text = f"samestep: error: {' '.join(str(error).split())} ({line})\n"
         return Ending(
-            exit_code=error.exit_code, error=type(error).__name__, message=str(error), traceback=line
+            exit_code=error.exit_code,
+            error=type(error).__name__,
+            message=str(error),
+            traceback=text,
+            line=line,
         )
     text = "".join(traceback.format_exception(type(error), error, visible))
     code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
-    return Ending(exit_code=code, error=type(error).__name__, message=_message(error), traceback=text)
+    return Ending(
+        exit_code=code, error=type(error).__name__, message=_message(error), traceback=text, line=line
+    )
 
 
 def _in_its_own_words(

@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TypeAlias
 
 from samestep.base.errors import Error
@@ -21,31 +22,51 @@ Around: TypeAlias = Callable[[Callable[[], Ending]], Ending]
 """Runs a worker's program, which it is given, in whatever it needs around it."""
 
 
+Watch: TypeAlias = Callable[[Callable[[], Ending], Callable[[Ending], None]], Ending]
+"""Runs a worker's program, which it is given, and watches it.
+
+Its second argument takes how the program has ended, should the worker end without another word.
+"""
+
+
 def as_it_is(run: Callable[[], Ending]) -> Ending:
     """Run a program with nothing around it."""
     return run()
 
 
-def entry_of(program: Program, *, hosted: bool = True, around: Around = as_it_is) -> Entry:
+def unwatched(run: Callable[[], Ending], _: Callable[[Ending], None]) -> Ending:
+    """Run a program with nothing beside it."""
+    return run()
+
+
+def entry_of(
+    program: Program, *, hosted: bool = True, around: Around = as_it_is, watch: Watch = unwatched
+) -> Entry:
     """Return what each worker runs; its report's result is `has_met`.
 
     Args:
         program: what to run.
         hosted: whether Python code runs in the forked worker; otherwise a fresh interpreter takes its place.
         around: runs a hosted program.
+        watch: runs and watches a hosted program, with what is around it.
     """
 
     def run(start: Start, word: Word) -> Report:
         if program.kind == "executable" or not hosted:
             return become(program)
         _draw_apart()
-        try:
-            ending = around(lambda: host(program, word.foretell))
-        except Error as error:
-            ending = told(error)
+        ending = watch(partial(_ending, around, partial(host, program, word.foretell)), word.foretell)
         return Report(ending=ending, result=has_met(start.place.size))
 
     return run
+
+
+def _ending(around: Around, run: Callable[[], Ending]) -> Ending:
+    """Run a program in what it needs around it, which may refuse it."""
+    try:
+        return around(run)
+    except Error as error:
+        return told(error)
 
 
 def has_met(size: int) -> bool:

@@ -258,6 +258,7 @@ class Workers:
         deadline = time.monotonic() + grace_s
         if first != "nobody":
             self.signal(number, None if first == "all" else [w for w in self.all if w not in leaving])
+            self.signal(signal.SIGCONT)  # one that is stopped would not take the other
         self._wait_until(min(time.monotonic() + _SECOND_S, deadline), hurry)
         if first == "working":
             self.signal(number, leaving)

@@ -1,0 +1,92 @@
+"""What ``samestep run`` puts beside each worker's program: a watchdog."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import NoReturn
+
+from samestep.base import env
+from samestep.base.place import Place
+from samestep.launch.hosting import Ending
+from samestep.watch.board import Board, GroupStore, SharedMemory
+from samestep.watch.watchdog import Watchdog, interval_of
+from samestep.world.detect import detect
+
+Say = Callable[[Ending], None]
+"""Told how the program will have ended, should this process end without another word."""
+
+_LOST = ("RuntimeError", "DistBackendError", "DistNetworkError", "PeerLost")
+"""What is raised by a collective when another rank has gone."""
+
+
+_APART = "Every rank needs as many steps as the others: as many batches, the same number of epochs."
+_COPIES_APART = (
+    "The copies of a serial script must decide alike: not by the clock, nor by what only one of them sees."
+)
+
+
+def watching(
+    *, limit_s: float, steered: bool, shared_by: int | None
+) -> Callable[[Callable[[], Ending], Say], Ending]:
+    """Return what watches a worker's program while it runs.
+
+    Args:
+        limit_s: how long a rank may wait for another.
+        steered: whether the program is a serial script, run in step.
+        shared_by: how many workers will be forked from this process, where these are all.
+    """
+    memory = None if shared_by is None else SharedMemory(shared_by)
+    return partial(_watched, limit_s=limit_s, advice=_COPIES_APART if steered else _APART, memory=memory)
+
+
+def _watched(
+    run: Callable[[], Ending], say: Say, *, limit_s: float, advice: str, memory: SharedMemory | None
+) -> Ending:
+    environment = env.snapshot()
+    place = detect(environment).place
+    if place.size == 1:
+        return run()
+    watchdog = Watchdog(
+        place,
+        _board(place, environment, memory, limit_s),
+        limit_s=limit_s,
+        start=env.integer(environment, "TORCHELASTIC_RESTART_COUNT") or 0,
+        give_up=partial(_give_up, say),
+        follow=partial(_follow, say),
+        advice=advice,
+    )
+    watchdog.begin()
+    try:
+        ending = run()
+    except BaseException:
+        watchdog.end("failed")
+        raise
+    watchdog.end("failed" if ending.exit_code else "ended")
+    if ending.error in _LOST and (text := watchdog.bereaved(ending.line)):
+        told = _told(text)
+        return replace(told, traceback=ending.traceback + told.traceback)
+    return ending
+
+
+def _board(place: Place, environment: env.Environment, memory: SharedMemory | None, limit_s: float) -> Board:
+    if memory is not None:
+        memory.rank = place.rank
+        return memory
+    serves = place.is_main and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return GroupStore(place, interval_s=interval_of(limit_s), served_here=serves)
+
+
+def _told(text: str) -> Ending:
+    lines = "".join(f"samestep: {line}\n" for line in f"error: {text}".splitlines())
+    return Ending(exit_code=1, error="OutOfStep", message=text, traceback=lines)
+
+
+def _give_up(say: Say, text: str) -> NoReturn:
+    say(_told(text))
+    os._exit(1)
+
+
+def _follow(say: Say) -> NoReturn:
+    say(Ending(exit_code=1, error="PeerLost", message="another rank has found that the run hangs"))
+    os._exit(1)

@@ -1,0 +1,1 @@
+"""What a running script does, seen from beside it, without changing it."""

@@ -1,0 +1,100 @@
+"""The collectives of this process, from torch's flight recorder.
+
+It can be read from any thread while the main one waits in a collective. Its counts are read every time, some
+hundred bytes; its entries, some hundred kilobytes, only for a group not seen before and where no count has
+changed for a while. Operations between two ranks are not in it, nor is anything in a torch without it.
+"""
+
+import pickle
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Collectives of one group: how many this process has come to, and which of them ended last.
+
+    They may end in another order than they began in, so that two unequal numbers need not mean that one is
+    under way.
+    """
+
+    entered: int
+    ended_last: int
+
+
+class Recorder:
+    """Reads the flight recorder of this process."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        """Of groups, by the number that the recorder has for them."""
+
+    def counts(self) -> dict[str, Count]:
+        """Return the counts of each group that has had a collective."""
+        found = {}
+        status = _dump(entries=False).get("pg_status", {})
+        if status.keys() - self._names.keys():
+            self._learn_names()
+        for number, said in status.items():
+            name = self._names.get(str(number), str(number))
+            found[name] = Count(said["last_enqueued_collective"], said["last_completed_collective"])
+        return found
+
+    def under_way(self, group: str) -> tuple[str, int] | None:
+        """Return name and number of the first collective of a group that has not ended; None without one."""
+        for entry in _collectives(group):
+            if not entry["retired"]:
+                return _name(entry), entry["collective_seq_id"]
+        return None
+
+    def name_of(self, group: str, seq: int) -> str:
+        """Return the name of a collective, such as ``all_reduce``."""
+        return next(
+            (_name(entry) for entry in _collectives(group) if entry["collective_seq_id"] == seq), "collective"
+        )
+
+    def _learn_names(self) -> None:
+        for entry in _dump(entries=True).get("entries", []):
+            self._names[str(entry["pg_id"])] = _group(entry)
+
+
+def ranks_of(group: str) -> tuple[int, ...]:
+    """Return the ranks of a process group by its name; none where it is not known here."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None:
+        return ()
+    for found, name in list(c10d._world.pg_names.items()):  # noqa: SLF001 - no public spelling
+        if name == group:
+            return tuple(c10d.get_process_group_ranks(found))
+    return ()
+
+
+def has_group() -> bool:
+    """Return whether this process has a process group, whatever its script is told."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    return c10d is not None and bool(c10d.is_initialized())
+
+
+def _collectives(group: str) -> list[dict[str, Any]]:
+    entries = _dump(entries=True).get("entries", [])
+    return [entry for entry in entries if _group(entry) == group and not entry.get("is_p2p")]
+
+
+def _name(entry: dict[str, Any]) -> str:
+    return str(entry["profiling_name"]).rpartition(":")[2]
+
+
+def _group(entry: dict[str, Any]) -> str:
+    return str(entry["process_group"][0])
+
+
+def _dump(*, entries: bool) -> dict[str, Any]:
+    c10d: Any = sys.modules.get("torch._C._distributed_c10d")
+    found: dict[str, Any] = {}
+    for name in ("_dump_fr_trace", "_dump_nccl_trace"):
+        dump = getattr(c10d, name, None)
+        if dump is not None and not found.get("pg_status"):
+            # Frames are not asked for: making text of them can take seconds.
+            found = pickle.loads(dump(includeCollectives=entries, includeStackTraces=False))  # noqa: S301
+    return found

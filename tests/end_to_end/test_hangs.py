@@ -1,0 +1,171 @@
+"""``samestep run`` when a rank does not come: it is named, with the lines of all, and the run ends."""
+
+import re
+from textwrap import dedent
+
+import pytest
+
+from support.commands import finish, samestep, start
+
+DDP = dedent("""\
+    import os, signal, sys, time, torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+
+    """)
+NUMBER = r"\w+ #(\d+)"
+
+
+@pytest.fixture
+def hanging(tmp_path):
+    """Run a script on two workers; return the exit code and what samestep says of the hang."""
+
+    def run(text, *flags):
+        file = tmp_path / "train.py"
+        file.write_text((DDP if " step()" in text else "") + dedent(text))
+        ended = samestep("run", "-n", 2, "--hang-timeout", 2, *flags, file)
+        said = [line for line in ended.err.splitlines() if line.startswith("samestep: ")]
+        first = next(i for i, line in enumerate(said) if "error: the r" in line)
+        assert sum("error:" in line for line in said) == 1
+        return ended.code, [line.removeprefix("samestep: ") for line in said[first:]], file
+
+    return run
+
+
+def line_with(file, text):
+    return next(f"{file}:{n}" for n, line in enumerate(file.read_text().splitlines(), 1) if text in line)
+
+
+def test_a_collective_that_only_one_rank_comes_to(hanging):
+    code, said, file = hanging("""\
+    step()
+    if rank == 0:
+        dist.all_reduce(torch.ones(1))
+    time.sleep(1000)
+    """)
+
+    assert code == 1
+    number = int(re.search(f"rank 1 of 2 does not come to {NUMBER}, where rank 0 waits for 2 s", said[0])[1])
+    assert said[1].startswith(
+        f"  rank 0: waiting in all_reduce #{number} at {line_with(file, 'dist.all_reduce')}"
+    )
+    assert said[2].startswith(
+        f"  rank 1: in no collective after {number - 1} collectives, at {line_with(file, 'time.sl')}"
+    )
+    assert said[3] == "What rightly takes longer needs a larger --hang-timeout than 2 s (0 is no end)."
+
+
+def test_a_rank_that_sleeps_in_a_step(hanging):
+    code, said, file = hanging("""\
+    step()
+    if rank == 1:
+        time.sleep(1000)
+    step()
+    """)
+
+    assert code == 1
+    assert re.search(f"rank 1 of 2 does not come to {NUMBER}, where rank 0 waits for 2 s", said[0])
+    assert line_with(file, ".backward()") in said[1]
+    assert line_with(file, "time.sleep(1000)") in said[2]
+
+
+def test_a_rank_that_is_stopped(hanging):
+    code, said, file = hanging("""\
+    step()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    step()
+    """)
+
+    assert code == 1
+    assert re.search(f"rank 1 of 2 does not come to {NUMBER}", said[0])
+    assert line_with(file, ".backward()") in said[1]
+    assert re.search(r"rank 1: stopped \(process \d+ .*, last seen at ", said[2])
+
+
+@pytest.mark.parametrize("ending", ["", "dist.destroy_process_group()"])
+def test_ranks_with_different_numbers_of_steps(hanging, ending):
+    code, said, file = hanging(f"""\
+    for _ in range(4 - rank):
+        step()
+    {ending}
+    """)
+
+    assert code == 1
+    number = int(re.search(f"rank 1 of 2 does not come to {NUMBER}, where rank 0 waits", said[0])[1])
+    assert line_with(file, ".backward()") in said[1]
+    assert said[2] == f"  rank 1: ended its script after {number - 1} collectives"
+    assert said[3].startswith("Every rank needs as many steps as the others")
+
+
+def test_copies_of_a_serial_script_that_go_apart(hanging):
+    code, said, file = hanging("""\
+        import os, torch
+
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            loss = model(torch.randn(8, 4)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        parent = os.getppid()
+        copies = open(f"/proc/{parent}/task/{parent}/children").read().split()
+        if os.getpid() == min(map(int, copies)):
+            model(torch.ones(8, 4))
+        """)
+
+    assert code == 1
+    assert re.search(r"rank 1 of 2 does not come to \w+ #\d+, where rank 0 waits", said[0])
+    assert line_with(file, "model(torch.ones") in said[1]
+    assert "rank 1: ended its script" in said[2]
+    assert said[3].startswith("The copies of a serial script must decide alike")
+
+
+def test_a_message_that_is_never_sent_and_workers_of_another_launcher(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(
+        dedent("""\
+        import time, torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 0:
+            dist.recv(torch.ones(1), src=1)
+        time.sleep(1000)
+        """)
+    )
+    variables = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29517",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    ranks = [
+        start("run", "--hang-timeout", 2, file, RANK=str(rank), LOCAL_RANK=str(rank), **variables)
+        for rank in range(2)
+    ]
+    ended = [finish(process) for process in ranks]
+
+    assert [one.code for one in ended] == [1, 1]
+    said = ended[0].err + ended[1].err
+    assert said.count("error:") == 1
+    assert "rank 1 of 2 does not come to recv, where rank 0 waits for 2 s" in said
+    assert f"at {line_with(file, 'dist.recv')}" in said
+    assert f"at {line_with(file, 'time.sleep')}" in said
+
+
+def test_a_rank_that_only_takes_long_is_waited_for(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(DDP + "step()\ntime.sleep(3)\nstep()\nprint('well')\n")
+
+    assert samestep("run", "-n", 2, "--hang-timeout", 1, file).out == "well\nwell\n"
