@@ -1,6 +1,7 @@
 """What a user may say about how a serial script is shared out."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 BatchNormOver: TypeAlias = Literal["global", "local"]
@@ -18,6 +19,8 @@ class Options:
         random: whether a shared call draws for the whole batch, or each worker for its slice.
         all_output: whether every worker prints, and not the first alone.
         device: ``cpu`` for a script that names another one, whatever it names.
+        scratch: where all that the copies write goes instead of their files; None for a run that is meant.
+        seed: of what nobody seeds; None draws one.
     """
 
     explain: bool = False
@@ -25,6 +28,8 @@ class Options:
     random: RandomOf = "global"
     device: Device = "auto"
     all_output: bool = False
+    scratch: Path | None = None
+    seed: int | None = None
 
     @property
     def are_serial(self) -> bool:

@@ -14,14 +14,18 @@ from samestep.world.world import World
 
 
 @contextmanager
-def seeded_alike(world: World) -> Iterator[None]:
+def seeded_alike(world: World, seed: int | None = None) -> Iterator[None]:
     """Seed all generators of this process as those of the other ranks; seeds drawn from now on agree too.
 
     A script that seeds its generators has its own seeds. One that does not, or that asks for a seed from the
     system (``numpy.random.default_rng()``, ``random.Random()``, ``torch.seed()``), gets one that is drawn
     here, once for all ranks and at each run anew.
+
+    Args:
+        world: the ranks.
+        seed: what seeds are drawn from, instead.
     """
-    common = random.Random(world.broadcast_object(secrets.randbits(63)))
+    common = random.Random(world.broadcast_object(secrets.randbits(63)) if seed is None else seed)
 
     def draw() -> int:
         return common.getrandbits(63)

@@ -1,6 +1,7 @@
 """The functions of Python through which a script reaches the file system, redirected for a copy of it."""
 
 import builtins
+import bz2
 import errno
 import functools
 import io
@@ -8,12 +9,14 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import safetensors.torch
 import torch
 
@@ -31,6 +34,16 @@ def shadowed(shadow: Shadow) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, wrap in _redirections(view):
             stack.enter_context(patch.object(owner, name, _outermost(getattr(owner, name), wrap)))
+        stack.enter_context(_numpys_own(view.opened))
+        yield
+
+
+@contextmanager
+def writing_to(scratch: Path, rank: int) -> Iterator[None]:
+    """Have all that this process writes go into a folder of its own within `scratch`, and nowhere else."""
+    own = scratch / str(rank)
+    own.mkdir(parents=True, exist_ok=True)
+    with shadowed(Shadow(own, Journal(own / "journal"))):
         yield
 
 
@@ -40,6 +53,7 @@ def noted(journal: Journal) -> Iterator[None]:
     notes = _Notes(journal)
     wraps: list[tuple[Any, str, Call]] = [
         (builtins, "open", notes.opened),
+        (bz2, "_builtin_open", notes.opened),
         (io, "open", notes.opened),
         (os, "open", notes.opened_low),
         (os, "mkdir", notes.made),
@@ -50,7 +64,15 @@ def noted(journal: Journal) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, wrap in wraps:
             stack.enter_context(patch.object(owner, name, _outermost(getattr(owner, name), wrap)))
+        stack.enter_context(_numpys_own(notes.opened))
         yield
+
+
+def _numpys_own(wrap: Call) -> AbstractContextManager[Any]:
+    """Return what redirects the reference to `open` that `numpy.savetxt` has kept since it was imported."""
+    openers = np.lib._datasource._file_openers  # type: ignore[attr-defined]  # noqa: SLF001
+    kept = openers._file_openers  # noqa: SLF001 - a dictionary by file extension
+    return patch.dict(kept, {None: _outermost(kept[None], wrap)})
 
 
 class _Notes:
@@ -178,6 +200,7 @@ def _redirections(view: _View) -> list[tuple[Any, str, Call]]:
     changed = ["chmod", "utime", "truncate"]
     return [
         (builtins, "open", view.opened),
+        (bz2, "_builtin_open", view.opened),
         (io, "open", view.opened),
         (os, "open", view.opened_low),
         *((os, name, view.asked) for name in asked),

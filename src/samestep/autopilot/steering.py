@@ -23,7 +23,7 @@ from samestep.autopilot.norms import batch_norm_of_slices
 from samestep.autopilot.options import DEFAULTS, Options
 from samestep.autopilot.output import silenced
 from samestep.autopilot.seeds import seeded_alike
-from samestep.autopilot.shadow_calls import noted, shadowed
+from samestep.autopilot.shadow_calls import noted, shadowed, writing_to
 from samestep.world.join import join
 from samestep.world.world import World
 
@@ -86,7 +86,7 @@ def steering(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
         else:
             stack.enter_context(_writing_once(world, options))
             stop = partial(Account.check_shared, size=world.place.size)
-        stack.enter_context(seeded_alike(world))
+        stack.enter_context(seeded_alike(world, options.seed))
         stack.enter_context(outermost_calls())
         stack.enter_context(batch_norm_of_slices())
         stack.enter_context(averaging_grad(current_gradients))
@@ -118,15 +118,17 @@ def _after_some_steps(account: Account, then: Stop) -> Iterator[None]:
 
 @contextmanager
 def _writing_once(world: World, options: Options) -> Iterator[None]:
-    """Let rank 0 alone print, unless all are to, and write files for real."""
-    with tempfile.TemporaryDirectory(prefix="samestep-", ignore_cleanup_errors=True) as scratch:
-        journal = Journal(Path(world.broadcast_object(scratch)) / "journal")
+    """Let rank 0 alone print, unless all are to, and write files for real; or nobody, but into scratch."""
+    is_shown = world.place.is_main or options.all_output
+    if options.scratch is not None:
+        with nullcontext() if is_shown else silenced(), writing_to(options.scratch, world.place.rank):
+            yield
+        return
+    with tempfile.TemporaryDirectory(prefix="samestep-", ignore_cleanup_errors=True) as private:
+        journal = Journal(Path(world.broadcast_object(private)) / "journal")
         if world.place.is_main:
             with noted(journal):
                 yield
         else:
-            with (
-                nullcontext() if options.all_output else silenced(),
-                shadowed(Shadow(Path(scratch), journal)),
-            ):
+            with nullcontext() if is_shown else silenced(), shadowed(Shadow(Path(private), journal)):
                 yield

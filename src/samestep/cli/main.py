@@ -12,6 +12,7 @@ from samestep.base.errors import Error, WorkerFailed
 
 VERBS: Mapping[str, str] = {
     "run": "Run a program on N workers.",
+    "verify": "Show whether a script's run on several workers is its run on one.",
     "report": "Make a page of a run, or of several side by side.",
     "train": "Train a built-in recipe on N workers, or go on with one.",
     "data": "List, fetch and check data sets.",

@@ -260,10 +260,11 @@ def _script(program: Program, mode: str) -> Recognised | None:
         raise UsageError("--mode autopilot steers Python scripts, and --no-python runs an executable.")
     if mode == "native" or program.kind == "executable":
         return None
-    return Recognised("serial") if mode == "autopilot" else _look_at(program)
+    return Recognised("serial") if mode == "autopilot" else look_at(program)
 
 
-def _look_at(program: Program) -> Recognised:
+def look_at(program: Program) -> Recognised:
+    """Return what a script or module is, from its text."""
     here, path = Path.cwd(), sys.path[1:]  # the first is this command's own folder
     if program.kind == "script":
         file = Path(program.target)

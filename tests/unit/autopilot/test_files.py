@@ -1,11 +1,13 @@
 """A copy of a script sees its own files and those of before, and nothing that rank 0 has made since."""
 
+import bz2
 import json
 import os
 import shutil
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,6 +40,10 @@ def test_what_a_copy_writes_is_its_own_and_it_reads_it_back(world):
         torch.save({"w": torch.ones(2)}, "out/model.pt")
         with open("out/log.json", "w") as file:
             json.dump([1], file)
+        np.savetxt("out.txt", np.ones(2))
+        with bz2.open("out.bz2", "w") as file:
+            file.write(b"1")
+        assert np.loadtxt("out.txt").tolist() == [1, 1]
         assert Path("out/deep/a.txt").read_text() == "12"
         assert torch.equal(torch.load("out/model.pt")["w"], torch.ones(2))
         assert sorted(os.listdir("out")) == ["deep", "log.json", "model.pt"]

@@ -1,0 +1,146 @@
+"""``samestep verify``: does a run on several workers take the steps of the run on one?"""
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from samestep.autopilot.options import Options
+from samestep.base import env
+from samestep.base.errors import UsageError
+from samestep.base.machine import cpu_share
+from samestep.base.record import json_line
+from samestep.cli import job_flags
+from samestep.cli.running import look_at, tell
+from samestep.launch.forking import fork_is_safe, release_compute_threads
+from samestep.launch.job import Program
+from samestep.study.verdict import Report
+from samestep.world.compute_threads import thread_variables, threads_per_rank
+from samestep.world.detect import detect
+
+SETTINGS: Mapping[str, Any] = {"allow_interspersed_args": True, "ignore_unknown_options": False}
+_WORDS = {
+    "same": "the runs take the same steps",
+    "same but for exceptions": "the runs take the same steps, but for named exceptions",
+    "different": "the runs differ",
+}
+
+
+def verify(
+    target: Annotated[str, typer.Argument(metavar="SCRIPT", help="A training script, serial or not.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGS]...", help="Handed to the script.")
+    ] = None,
+    *,
+    workers: Annotated[
+        str, typer.Option("-n", metavar="N,..", help="Numbers of workers; one is the reference.")
+    ] = "1,2",
+    steps: Annotated[int, typer.Option(metavar="K", help="Optimizer steps of each run.")] = 20,
+    against: Annotated[
+        Path | None, typer.Option(metavar="OTHER.py", help="Compare with this script on one worker.")
+    ] = None,
+    mode: Annotated[
+        str, typer.Option(help="auto: look at the script; autopilot: it is serial; native: it is not.")
+    ] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> int:
+    """Show whether a script's run on several workers is its run on one.
+
+    Runs the script for some steps on each number of workers and compares samples, losses, gradients,
+    learning rates, parameters and printed numbers. Nothing that it writes is kept. Exit code 0: the same,
+    or the same but for named exceptions; 1: different, with the cause.
+    """
+    sizes = _sizes(workers)
+    if steps < 1:
+        raise UsageError(f"--steps {steps}: there must be at least one step to compare.")
+    if detect(env.snapshot()).place.size > 1:
+        raise UsageError("verify starts its own workers; run it in one process, not under a launcher.")
+    _prepare(max(sizes))
+    from samestep.study.verify import Script, Verification
+
+    def script(path: str, args: list[str]) -> Script:
+        program = job_flags.program(path, args, module=False, no_python=False)
+        return Script(program=program, kind=_kind(program, mode))
+
+    # Not a TemporaryDirectory: workers are forked, and each would remove it when it ends.
+    scratch = Path(tempfile.mkdtemp(prefix="samestep-verify-"))
+    try:
+        report = Verification(
+            script=script(target, arguments or []),
+            against=None if against is None else script(str(against), arguments or []),
+            workers=[size for size in sizes if size > 1],
+            steps=steps,
+            scratch=scratch,
+            options=Options(),
+            tell=tell,
+        ).run()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    if as_json:
+        print(json_line(report.as_json()).rstrip())
+    else:
+        _show(report)
+    return 1 if report.verdict == "different" else 0
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        sizes = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise UsageError(f"-n {text!r} is no list of numbers of workers, such as 1,2,4.") from None
+    if sizes[0] < 1 or sizes[-1] < 2:
+        raise UsageError(f"-n {text}: name at least one number of workers above 1, such as 1,2,4.")
+    return sizes
+
+
+def _kind(program: Program, mode: str) -> Any:
+    if mode not in ("auto", "autopilot", "native"):
+        raise UsageError(f"--mode {mode!r} is none of auto, autopilot and native.")
+    if mode != "auto":
+        return "serial" if mode == "autopilot" else "native"
+    kind = look_at(program).kind
+    if kind == "spawns":
+        raise UsageError(
+            f"{program.target} starts its own workers, where verify cannot see them. Have it run as one of "
+            "several workers under a launcher (torchrun, samestep run), or say --mode native if it can."
+        )
+    return kind
+
+
+def _prepare(size: int) -> None:
+    """Be able to fork workers: with torch loaded once, and no threads of it running."""
+    threads = threads_per_rank(
+        env.snapshot(), cpu_share(), local_size=size, sharing=size, launcher="samestep", asked=None
+    )
+    env.export(thread_variables(threads))
+    import torch._dynamo  # the first optimizer step of each worker would load it
+    import torch.distributed  # noqa: F401
+
+    if not (fork_is_safe() and release_compute_threads()):
+        raise UsageError("verify forks its workers, which this process cannot (Linux only).")
+
+
+def _show(report: Report) -> None:
+    console = Console(file=sys.stdout, highlight=False)
+    if report.rows:
+        table = Table(box=None, pad_edge=False)
+        names = ("loss", "gradient", "parameters")
+        for heading in ("workers", "steps", *(f"max. deviation: {name}" for name in names), "verdict"):
+            table.add_column(heading, justify="left" if heading == "verdict" else "right")
+        for row in report.rows:
+            values = [f"{row.deviations[name]:.1e}" for name in names]
+            how = " (rounding)" if row.is_rounding else ""
+            table.add_row(str(row.workers), str(row.steps), *values, row.verdict + how)
+        console.print(table)
+    for finding in report.all_findings:
+        console.print(
+            f"{finding.cause} ({finding.workers} worker{'s' * (finding.workers > 1)}): {finding.message}",
+            soft_wrap=True,
+        )
+    console.print(f"{report.verdict}: {_WORDS[report.verdict]}, over {report.steps} steps.")

@@ -1,0 +1,1 @@
+"""What may be concluded from several runs of one script."""

@@ -1,0 +1,142 @@
+"""Two runs of one training, compared step by step; what rounding does is known from a third."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import TypeAlias
+
+import numpy as np
+
+from samestep.study.seen import Seen, Vector, relative
+
+Measure: TypeAlias = Callable[[Seen, Seen, int], float]
+MARGIN = 100.0
+"""How many times more a run may deviate than one whose gradients were disturbed by rounding."""
+ROUNDING = 16.0
+"""How many units in the last place the result of a step may be off for nothing but rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """How far a run is from the reference, and how far it may be."""
+
+    quantity: str
+    step: int
+    value: float
+    allowed: float
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether rounding explains it."""
+        return self.value <= self.allowed
+
+
+def deviations(reference: Seen, seen: Seen, control: Seen) -> list[Deviation]:
+    """Return the deviation of each quantity in each step, in order of the steps.
+
+    Args:
+        reference: the run on one worker.
+        seen: the run to be compared with it.
+        control: the reference again, its gradients disturbed by rounding.
+    """
+    found = []
+    envelope: dict[str, float] = {}
+    for step in range(min(reference.steps, seen.steps)):
+        for quantity, measure in MEASURES.items():
+            # Of the step after as well: rounding may show a step earlier on one way than on the other.
+            ahead = [one for one in (step, step + 1) if one < min(reference.steps, control.steps)]
+            most = max((measure(control, reference, one) for one in ahead), default=0.0)
+            envelope[quantity] = max(envelope.get(quantity, 0.0), most)
+            allowed = MARGIN * max(envelope[quantity], _floor(quantity, reference, step))
+            found.append(Deviation(quantity, step, measure(seen, reference, step), allowed))
+    return found
+
+
+def largest(found: Sequence[Deviation]) -> dict[str, float]:
+    """Return the largest deviation of each quantity."""
+    return {name: max((one.value for one in found if one.quantity == name), default=0.0) for name in MEASURES}
+
+
+def _floor(quantity: str, reference: Seen, step: int) -> float:
+    rounding = ROUNDING * reference.facts.epsilon
+    if quantity != "update":
+        return rounding
+    # An update is the difference of two parameters that are rounded each.
+    moved = float(np.linalg.norm(reference.update(step)))
+    return rounding * (1 + float(np.linalg.norm(reference.parameters(step))) / moved) if moved else np.inf
+
+
+def _loss(one: Seen, other: Seen, step: int) -> float:
+    target = other.losses(step)[0]
+    scale = max(abs(target), 1e-3 * abs(other.losses(0)[0]))
+    distances = [abs(loss - target) for loss in one.losses(step)]
+    if np.isnan(target):
+        return 0.0 if np.isnan(one.losses(step)[0]) else float("inf")
+    best = min(distances)
+    return best / scale if scale else (0.0 if not best else float("inf"))
+
+
+def _gradient_norm(one: Seen, other: Seen, step: int) -> float:
+    return relative(_number(one.at(step).gradient_norm), _number(other.at(step).gradient_norm))
+
+
+MEASURES: Mapping[str, Measure] = {
+    "learning rate": lambda one, other, step: relative(
+        np.array(one.at(step).learning_rates), np.array(other.at(step).learning_rates)
+    ),
+    "loss": _loss,
+    "gradient": lambda one, other, step: relative(one.gradient(step), other.gradient(step)),
+    "gradient norm": _gradient_norm,
+    "update": lambda one, other, step: relative(one.update(step), other.update(step)),
+    "parameters": lambda one, other, step: relative(one.parameters(step), other.parameters(step)),
+}
+
+
+def _number(value: float) -> Vector:
+    return np.array([value])
+
+
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\bnan\b|\binf\b")
+
+
+def printed_deviation(reference: Seen, seen: Seen, control: Seen) -> tuple[float, str]:
+    """Return by how much printed numbers deviate more than they may, and the line with the largest.
+
+    Lines whose words differ between two serial runs (times, temporary names) say nothing, nor do their
+    numbers where these differ by more than rounding could.
+    """
+    lines, again = reference.facts.printed.splitlines(), control.facts.printed.splitlines()
+    other = seen.facts.printed.splitlines()
+    worst, where = 0.0, ""
+    for i, j in _pairs(lines, other):
+        value = _line_deviation(lines[i], other[j])
+        usual = _line_deviation(lines[i], again[i]) if i < len(again) else 0.0
+        allowed = MARGIN * max(usual, ROUNDING * reference.facts.epsilon, _last_digit(lines[i]))
+        if value > allowed and value > worst:
+            worst, where = value, other[j]
+    return worst, where
+
+
+def _pairs(lines: Sequence[str], others: Sequence[str]) -> list[tuple[int, int]]:
+    """Return which lines go with which, by their words."""
+    one, other = ([_NUMBER.sub("#", line) for line in some] for some in (lines, others))
+    if one == other:
+        return [(i, i) for i in range(len(lines))]
+    blocks = SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks()
+    return [(block.a + k, block.b + k) for block in blocks for k in range(block.size)]
+
+
+def _line_deviation(one: str, other: str) -> float:
+    numbers = [_NUMBER.findall(text) for text in (one, other)]
+    if len(numbers[0]) != len(numbers[1]):
+        return float("inf")
+    pairs = [(float(a), float(b)) for a, b in zip(*numbers, strict=True)]
+    return max((abs(a - b) / max(abs(a), 1e-12) for a, b in pairs if a != b), default=0.0)
+
+
+def _last_digit(line: str) -> float:
+    """Return how much of a printed number its last digit is: a number is rounded when it is printed."""
+    found = [text for text in _NUMBER.findall(line) if "." in text]
+    parts = [10.0 ** -len(text.split(".")[1].split("e")[0]) / max(abs(float(text)), 1e-12) for text in found]
+    return max(parts, default=0.0) / MARGIN * 2

@@ -1,0 +1,133 @@
+"""A run of all its ranks, seen as one: the samples, loss and gradient of each of its steps."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from samestep.watch.trace import Facts, Step, Trace
+
+Vector = npt.NDArray[np.float64]
+_SAME_KEY = 1e-9
+"""Relative; keys of equal samples differ by the rounding of a sum in double precision."""
+_CLOSE_KEY = 1e-3
+"""Of the keys' spread; what a model is given may be computed by another, and then is rounded too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A run.
+
+    Args:
+        traces: of its ranks.
+        is_replicated: whether each rank saw whole batches, as copies of a serial script do.
+    """
+
+    traces: Sequence[Trace]
+    is_replicated: bool
+
+    @property
+    def size(self) -> int:
+        """Workers."""
+        return len(self.traces)
+
+    @property
+    def facts(self) -> Facts:
+        """Of rank 0, which prints."""
+        return self.traces[0].facts
+
+    @property
+    def steps(self) -> int:
+        """Steps that all ranks made."""
+        return min(len(trace.steps) for trace in self.traces)
+
+    def at(self, step: int) -> Step:
+        """Return what rank 0 did in a step."""
+        return self.traces[0].steps[step]
+
+    def of_ranks(self, step: int) -> Sequence[Step]:
+        """Return what each rank did in a step; of copies, that of one."""
+        traces = self.traces[:1] if self.is_replicated else self.traces
+        return [trace.steps[step] for trace in traces]
+
+    def samples(self, step: int) -> Vector:
+        """Return the keys of the samples of a step, in order of size."""
+        return _sorted([key for one in self.of_ranks(step) for key in one.samples])
+
+    def evaluated(self, steps: int) -> Vector:
+        """Return the keys of all samples that were evaluated until the end of so many steps."""
+        traces = self.traces[:1] if self.is_replicated else self.traces
+        keys = [key for trace in traces for one in trace.steps[:steps] for key in one.evaluated]
+        if all(len(trace.steps) == steps for trace in traces):
+            keys += [key for trace in traces for key in trace.facts.evaluated]
+        return _sorted(keys)
+
+    def losses(self, step: int) -> Sequence[float]:
+        """Return what the global loss may be: its ranks' weighted by samples, their mean, their sum."""
+        ranks = self.of_ranks(step)
+        means = np.array([np.mean(one.losses) if one.losses else np.nan for one in ranks])
+        weights = np.array([len(one.samples) for one in ranks], dtype=float)
+        weighted = float(np.sum(means * weights) / weights.sum()) if weights.sum() else float(means.mean())
+        return weighted, float(means.mean()), float(means.sum())
+
+    def gradient(self, step: int) -> Vector:
+        """Return the sketch of rank 0's gradient before a step."""
+        return np.array(self.at(step).gradient)
+
+    def update(self, step: int) -> Vector:
+        """Return the sketch of what a step added to the parameters."""
+        after, before = (np.array(one, np.float64) for one in (self.at(step).after, self.at(step).before))
+        return after - before
+
+    def parameters(self, step: int) -> Vector:
+        """Return the sketch of the parameters after a step."""
+        return np.array(self.at(step).after)
+
+    def shared_between_ranks(self, steps: int) -> float:
+        """Return which part of rank 0's samples in the first steps other ranks were given too."""
+        if self.is_replicated or self.size == 1:
+            return 0.0
+        first, *others = [
+            Counter(round(key, 9) for one in trace.steps[:steps] for key in one.samples)
+            for trace in self.traces
+        ]
+        elsewhere = set().union(*others)
+        return sum(n for key, n in first.items() if key in elsewhere) / max(1, first.total())
+
+    def first_epoch(self) -> int:
+        """Return how many steps there are before any sample comes again."""
+        known: set[float] = set()
+        for step in range(self.steps):
+            keys = {round(key, 9) for key in self.samples(step).tolist()}
+            if keys & known:
+                return step
+            known |= keys
+        return self.steps
+
+
+def same_samples(one: Vector, other: Vector) -> bool:
+    """Return whether two sets of samples are equal; computed ones, but for rounding."""
+    if one.shape != other.shape:
+        return False
+    if not one.size:
+        return True
+    difference = np.abs(one - other)
+    exact = difference <= _SAME_KEY * np.maximum(np.abs(one), np.abs(other)).max()
+    return bool(exact.all() or (difference <= _CLOSE_KEY * np.std(other)).all())
+
+
+def relative(one: Vector, other: Vector) -> float:
+    """Return how far one vector is from another, relative to that; infinite for other lengths."""
+    if one.shape != other.shape:
+        return float("inf")
+    size = float(np.linalg.norm(other))
+    distance = float(np.linalg.norm(one - other))
+    if np.isnan(distance):
+        return 0.0 if np.array_equal(one, other, equal_nan=True) else float("inf")
+    return distance / size if size else (0.0 if not distance else float("inf"))
+
+
+def _sorted(keys: Sequence[float]) -> Vector:
+    return np.sort(np.array(keys, dtype=np.float64))

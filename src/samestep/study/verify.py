@@ -1,0 +1,193 @@
+"""``verify``: does a run on several workers take the steps of the run on one?
+
+Four kinds of runs, each stopped after some steps: the reference on one worker; the control, which is the
+reference with gradients disturbed by their rounding, so that it is known what rounding does to this script;
+one run for each number of workers; and where such a run differs and its workers do things apart that are
+allowed to be (batch norm over each worker's share, dropout, augmentation), reference and run again with
+these made one, or off.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from samestep.autopilot.options import Options
+from samestep.base.errors import UsageError
+from samestep.launch.job import Program
+from samestep.study.causes import Case, causes
+from samestep.study.compare import largest
+from samestep.study.seen import Seen, same_samples
+from samestep.study.verdict import Finding, Report, Row
+from samestep.study.watched import Kind, Watched
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A script, and what it is."""
+
+    program: Program
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What is to be verified.
+
+    Args:
+        script: the script.
+        against: the one whose run on one worker is the reference; the script itself, if None.
+        workers: numbers of workers to run it on.
+        steps: of each run.
+        scratch: an empty folder for all that the runs write.
+        options: how a serial script is shared out.
+        tell: told what is being done.
+    """
+
+    script: Script
+    against: Script | None
+    workers: Sequence[int]
+    steps: int
+    scratch: Path
+    options: Options
+    tell: Tell
+
+    def run(self) -> Report:
+        """Make all runs and compare them.
+
+        Raises:
+            UsageError: the reference fails by itself, or makes no step.
+        """
+        reference = self._reference()
+        control = self._seen(self._origin, 1, "again, gradients disturbed", disturb=True)
+        own = _own_findings(reference, control)
+        if any(finding.cause == "unseeded-data" for finding in own):
+            return Report(rows=[], findings=own, steps=reference.steps)
+        rows = [self._row(size, reference, control) for size in self.workers]
+        return Report(rows=rows, findings=own, steps=reference.steps)
+
+    @property
+    def _origin(self) -> Script:
+        return self.against or self.script
+
+    def _reference(self) -> Seen:
+        reference = self._seen(self._origin, 1, "the reference")
+        facts = reference.facts
+        if facts.ended not in ("steps", "end"):
+            raise UsageError(
+                f"{self._origin.program.target} fails on one worker already: {facts.ended}: "
+                f"{' '.join(facts.message.split())[:300]}."
+            )
+        if not reference.steps:
+            raise UsageError(
+                f"{self._origin.program.target} made no training step that could be seen: no optimizer "
+                "stepped, and no model was differentiated."
+            )
+        return reference
+
+    def _row(self, size: int, reference: Seen, control: Seen) -> Row:
+        case = Case(reference, self._seen(self.script, size, ""), control)
+        found = causes(case)
+        if found and (apart := _apart(case.seen)):
+            found = self._without(apart, size)
+        return Row(
+            workers=size,
+            steps=case.steps,
+            deviations=largest(case.deviations),
+            is_rounding=case.first is None and case.other_samples is None,
+            findings=found,
+        )
+
+    def _without(self, apart: Sequence[Finding], size: int) -> list[Finding]:
+        """Return the exceptions if nothing differs once they are away; otherwise what still does."""
+        names = " and ".join(one.cause for one in apart)
+        what = f"with {names} made one, or off"
+        again = Case(
+            self._seen(self._origin, 1, what, neutral=True),
+            self._seen(self.script, size, what, neutral=True),
+            self._seen(self._origin, 1, f"{what}, gradients disturbed", disturb=True, neutral=True),
+        )
+        still = causes(again)
+        return still or list(apart)
+
+    def _seen(
+        self, script: Script, size: int, what: str, *, disturb: bool = False, neutral: bool = False
+    ) -> Seen:
+        self.tell(f"{script.program.target}: {size} worker{'' if size == 1 else 's'}{what and f' ({what})'}")
+        name = f"{size}{'-against' * (script is self.against)}{'-disturbed' * disturb}{'-neutral' * neutral}"
+        watched = Watched(
+            program=script.program,
+            kind=script.kind,
+            size=size,
+            steps=self.steps,
+            folder=self.scratch / name,
+            options=self.options,
+            disturb=disturb,
+            neutral=neutral,
+        )
+        return Seen(watched.run(), is_replicated=script.kind == "serial")
+
+
+def _own_findings(reference: Seen, control: Seen) -> list[Finding]:
+    """Return what is wrong with the script on one worker already."""
+    found = []
+    steps = range(min(reference.steps, control.steps))
+    other = next((k for k in steps if not same_samples(reference.samples(k), control.samples(k))), None)
+    if other is not None:
+        found.append(
+            Finding(
+                cause="unseeded-data",
+                message=f"two runs on one worker use other samples in step {other}: the data or their order "
+                "have no seed, so that nothing can be compared. Seed them.",
+                workers=1,
+                step=other,
+            )
+        )
+    losses = [reference.losses(step)[0] for step in range(reference.steps)]
+    if not np.any(losses):
+        found.append(
+            Finding(
+                cause="zero-loss",
+                message="the loss is zero in all steps: nothing is learnt, and equal runs prove nothing.",
+                workers=1,
+                step=0,
+            )
+        )
+    if reference.facts.repeated_epochs:
+        found.append(
+            Finding(
+                cause="no-set-epoch",
+                message="a DistributedSampler shuffles each epoch as the one before: call its "
+                "set_epoch(epoch).",
+                workers=1,
+            )
+        )
+    return found
+
+
+def _apart(seen: Seen) -> list[Finding]:
+    """Return what the workers of a run did apart that is allowed to be."""
+    facts = [trace.facts for trace in seen.traces]
+    if seen.is_replicated:
+        found: dict[str, str] = {}
+    else:
+        found = {
+            "batch-norm-local": "batch norm takes its statistics over each worker's share (SyncBatchNorm "
+            "takes them over all)" * any(one.batch_norm for one in facts),
+            "random-per-worker": "each worker draws its own dropout" * any(one.drew for one in facts),
+            "augmentation-per-worker": "each worker draws its own augmentation"
+            * any(one.augmented for one in facts),
+        }
+    return [
+        Finding(
+            cause=cause,
+            message=f"{message}; with that made one, or off, the runs are the same.",
+            workers=seen.size,
+            is_exception=True,
+        )
+        for cause, message in found.items()
+        if message
+    ]

@@ -1,0 +1,134 @@
+"""Runs a script on some workers, with a probe on each, and nothing that it does kept."""
+
+import io
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from samestep.autopilot.options import Options
+from samestep.autopilot.output import silenced
+from samestep.autopilot.seeds import seeded_alike
+from samestep.autopilot.shadow_calls import writing_to
+from samestep.autopilot.steering import steered
+from samestep.base import env
+from samestep.base.errors import Error
+from samestep.launch.backends import local
+from samestep.launch.hosting import Ending
+from samestep.launch.job import Job, Program
+from samestep.launch.programs import entry_of
+from samestep.watch.probe import Probe
+from samestep.watch.trace import Trace, Writer, read
+from samestep.world.join import join
+
+Kind: TypeAlias = Literal["serial", "native"]
+SEED = 4
+"""Of what a serial script does not seed; any, and the same for all runs."""
+PATIENCE_S = 10.0
+"""How long a worker that has made its steps waits for the others to make theirs."""
+_QUIET: Mapping[str, str] = {
+    "WANDB_MODE": "disabled",
+    "COMET_MODE": "disabled",
+    "NEPTUNE_MODE": "debug",
+    "CLEARML_OFFLINE_MODE": "1",
+    "MLFLOW_TRACKING_URI": "file:mlruns",
+}
+"""Keeps trackers from telling a server of a run that is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """One run that is watched.
+
+    Args:
+        program: what runs.
+        kind: whether it knows of one worker only.
+        size: on how many workers.
+        steps: after how many it is stopped.
+        folder: where its traces go, and all that it writes.
+        options: how a serial script is shared out.
+        disturb: whether gradients are disturbed by their rounding.
+        neutral: whether what workers may do apart (batch norm, draws) is made one, or off.
+    """
+
+    program: Program
+    kind: Kind
+    size: int
+    steps: int
+    folder: Path
+    options: Options
+    disturb: bool = False
+    neutral: bool = False
+
+    def run(self) -> Sequence[Trace]:
+        """Run it to its end, and return the traces of all ranks."""
+        self.folder.mkdir(parents=True)
+        job = Job(program=self.program, workers=self.size, grace_s=3.0)
+        entry = entry_of(self.program, around=self._watch)
+        local.run(job, entry, local=self.size, tell=lambda *_: None)
+        return [read(self._own(rank) / "trace.jsonl", rank=rank) for rank in range(self.size)]
+
+    def _own(self, rank: int) -> Path:
+        return self.folder / str(rank)
+
+    def _watch(self, run: Callable[[], Ending]) -> Ending:
+        """Be one of the workers."""
+        rank = env.integer(env.snapshot(), "RANK") or 0
+        self._own(rank).mkdir(parents=True)
+        printed = io.StringIO()
+        probe = Probe(
+            Writer(self._own(rank) / "trace.jsonl"),
+            rank,
+            limit=self.steps,
+            stop=partial(self._stop, rank),
+            printed=printed.getvalue,
+            disturb=self.disturb,
+            within=self._within(),
+        )
+
+        def watched() -> Ending:
+            with probe.attached(), redirect_stdout(printed):
+                ending = run()
+            probe.end(ending.error or "end", ending.message)
+            return ending
+
+        with env.exported(_QUIET), silenced(), ExitStack() as stack:
+            if self.neutral and self.kind == "native":
+                from samestep.study.neutral import neutralised
+
+                stack.enter_context(neutralised())
+            try:
+                return self._as_its_kind(watched, rank)
+            except Error as error:
+                probe.end(type(error).__name__, str(error))
+                raise
+
+    def _as_its_kind(self, watched: Callable[[], Ending], rank: int) -> Ending:
+        if self.kind == "native":
+            with writing_to(self.folder, rank):
+                return watched()
+        if self.size > 1:
+            options = replace(self.options, scratch=self.folder, seed=SEED)
+            return steered(watched, guarded=False, options=options)
+        with join() as world, writing_to(self.folder, rank), seeded_alike(world, SEED):
+            return watched()
+
+    def _within(self) -> Callable[[], AbstractContextManager[Any]]:
+        if not self.neutral or self.kind == "serial":
+            return nullcontext
+        from samestep.study.neutral import over_the_group
+
+        return over_the_group
+
+    def _stop(self, rank: int) -> None:
+        """End this process, whatever the script would catch, once the others have made their steps too."""
+        (self._own(rank) / "stopped").touch()
+        deadline = time.monotonic() + PATIENCE_S
+        others = [self._own(other) / "stopped" for other in range(self.size)]
+        while time.monotonic() < deadline and not all(one.exists() for one in others):
+            time.sleep(0.005)
+        os._exit(0)

@@ -1,0 +1,270 @@
+"""Counts what a script does: its steps, samples and losses, whether it knows of other workers or not.
+
+The probe hangs on what every training loop passes: calls of modules, `backward`, optimizer steps, fetches
+of samples. It looks, and changes nothing (unless it is told to disturb gradients by their rounding).
+"""
+
+import functools
+import mmap
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, TypeAlias
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.data import DistributedSampler
+from torch.utils.data._utils.fetch import _BaseDatasetFetcher as Fetcher
+
+from samestep.replicas.batch_norm import uses_batch_statistics
+from samestep.watch.sketch import norm, row_keys, sketch
+from samestep.watch.trace import Facts, Step, Writer
+from samestep.world.process_group import adopt
+
+Within: TypeAlias = Callable[[], AbstractContextManager[Any]]
+ROUNDING = 16
+"""How many times the rounding of a gradient's size a disturbed one is off."""
+
+
+class Probe:
+    """Sees what one rank of a script does.
+
+    Args:
+        writer: takes it down.
+        rank: whose it is.
+        limit: after how many steps of each optimizer the script is stopped.
+        stop: stops it.
+        printed: returns what has been printed.
+        disturb: whether gradients are changed as much as rounding may, to see what comes of it.
+        within: what outermost calls of modules are made within.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        rank: int,
+        *,
+        limit: int,
+        stop: Callable[[], None],
+        printed: Callable[[], str],
+        disturb: bool = False,
+        within: Within = nullcontext,
+    ) -> None:
+        self.facts = Facts(rank=rank)
+        self._writer, self._limit, self._stop, self._printed = writer, limit, stop, printed
+        self._noise = torch.Generator().manual_seed(1) if disturb else None
+        self._within = within
+        self._step = Step(index=0)
+        self._optimizers: list[Optimizer] = []
+        """Those that have stepped."""
+        self._made: list[Optimizer] = []
+        self._before = 0
+        """Backwards before the step that is being made."""
+        self._modules: dict[int, nn.Module] = {}
+        self._is_inside = self._is_in_backward = False
+        self._shuffled: dict[int, int] = {}
+        self._fetches_drew = mmap.mmap(-1, 1)
+        """Shared with the loaders' workers, which are forked."""
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Within, the script is seen."""
+        with ExitStack() as stack:
+            wraps: Sequence[tuple[Any, str, Callable[..., Any]]] = (
+                (nn.Module, "__call__", self._call),
+                # Outside of whatever exchanges gradients at the end of torch.autograd.backward.
+                (Tensor, "backward", self._backward),
+                (torch.autograd, "backward", self._backward),
+                (Optimizer, "__init__", self._make),
+                (DistributedSampler, "__iter__", self._shuffle),
+                *((kind, "fetch", self._fetch) for kind in Fetcher.__subclasses__()),
+            )
+            for owner, name, wrap in wraps:
+                stack.enter_context(patch.object(owner, name, _redirected(getattr(owner, name), wrap)))
+            for hook in (
+                register_optimizer_step_pre_hook(self._before_step),
+                register_optimizer_step_post_hook(self._after_step),
+            ):
+                stack.callback(hook.remove)
+            yield
+
+    def end(self, ended: str, message: str = "") -> None:
+        """Write down how the script ended."""
+        facts = self.facts
+        facts.ended, facts.message = ended, message
+        facts.evaluated, facts.printed = self._step.evaluated, self._printed()
+        facts.augmented = self._fetches_drew[0] == 1
+        self._note_group()
+        self._writer.end(facts)
+
+    def _call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self._is_inside or next(module.parameters(), None) is None:
+            return original(module, *args, **kwargs)
+        is_training = torch.is_grad_enabled() and module.training
+        self._look_at(module, (*args, *kwargs.values()), is_training=is_training)
+        before = _stream() if is_training else None
+        self._is_inside = True
+        try:
+            with self._within():
+                return original(module, *args, **kwargs)
+        finally:
+            self._is_inside = False
+            if before is not None and not torch.equal(before, _stream()):
+                self.facts.drew = True
+
+    def _look_at(self, module: nn.Module, given: Iterable[Any], *, is_training: bool) -> None:
+        data = next((one for one in given if _is_data(one)), None)
+        if data is not None:
+            (self._step.samples if is_training else self._step.evaluated).extend(row_keys(data))
+            device = data.device.type
+            self._note_precision(
+                torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else data.dtype
+            )
+        if is_training and id(module) not in self._modules:
+            self._modules[id(module)] = module
+            self.facts.wrapped |= isinstance(module, DistributedDataParallel)
+            self.facts.batch_norm |= any(
+                isinstance(one, BatchNorm) and uses_batch_statistics(one) for one in module.modules()
+            )
+
+    def _backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> None:
+        if self._is_in_backward:
+            original(tensors, *args, **kwargs)
+            return
+        losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        self._is_in_backward = True
+        try:
+            original(tensors, *args, **kwargs)
+        finally:
+            self._is_in_backward = False
+        # Read now: with a steered script the loss is the global one only once it has been differentiated.
+        self._step.losses += [float(one.detach()) for one in losses if one.numel() == 1]
+        self._step.backwards += 1
+        if self._noise is not None:
+            self._disturb(self._noise)
+        if not self._made and self._modules:
+            self._backward_as_step()
+
+    def _backward_as_step(self) -> None:
+        """Take a backward for the step of a script that updates its parameters itself."""
+        parameters = self._of_modules()
+        self._take_down(parameters)
+        self._step.before = self._step.after = sketch(parameters)
+        self._finish_step()
+
+    def _of_modules(self) -> list[Tensor]:
+        return [one for module in self._modules.values() for one in module.parameters()]
+
+    def _disturb(self, noise: torch.Generator) -> None:
+        """Change all gradients by as much as rounding may."""
+        found = self._of_modules() + [one for optimizer in self._made for one in _parameters(optimizer)]
+        for parameter in {id(one): one for one in found}.values():
+            if parameter.grad is not None:
+                _disturb(parameter.grad, noise)
+
+    def _make(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        self._made.append(optimizer)
+
+    def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if optimizer not in self._optimizers:
+            self._optimizers.append(optimizer)
+        self._step.optimizer = self._optimizers.index(optimizer)
+        self._step.learning_rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+        self._before = self._step.backwards
+        parameters = _parameters(optimizer)
+        self._take_down(parameters)
+        self._step.before = sketch(parameters)
+
+    def _take_down(self, parameters: Sequence[Tensor]) -> None:
+        for parameter in parameters:
+            self._note_precision(parameter.dtype)
+        gradients = [parameter.grad for parameter in parameters]
+        self._step.gradient_norm, self._step.gradient = norm(gradients), sketch(gradients)
+
+    def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        parameters = _parameters(optimizer)
+        if self._step.backwards > self._before:  # by a closure, within the step
+            self._take_down(parameters)
+        self._step.after = sketch(parameters)
+        self._finish_step()
+
+    def _finish_step(self) -> None:
+        self._note_group()
+        self._step.printed = len(self._printed())
+        self._writer.step(self._step)
+        self._step = Step(index=self._step.index + 1)
+        if self._step.index >= self._limit * max(1, len(self._optimizers)):
+            self.end("steps")
+            self._stop()
+
+    def _shuffle(self, original: Callable[..., Any], sampler: Any) -> Any:
+        if sampler.shuffle and self._shuffled.get(id(sampler)) == sampler.epoch:
+            self.facts.repeated_epochs += 1
+        self._shuffled[id(sampler)] = sampler.epoch
+        return original(sampler)
+
+    def _fetch(self, original: Callable[..., Any], fetcher: Any, indices: Any) -> Any:
+        before = _streams()
+        fetched = original(fetcher, indices)
+        if not _same(before, _streams()):
+            self._fetches_drew[0] = 1
+        return fetched
+
+    def _note_precision(self, dtype: torch.dtype) -> None:
+        if dtype.is_floating_point or dtype.is_complex:
+            self.facts.epsilon = max(self.facts.epsilon, torch.finfo(dtype).eps)
+
+    def _note_group(self) -> None:
+        if dist.is_available() and dist.is_initialized():
+            self.facts.met = max(self.facts.met, adopt().place.size)
+
+
+def _redirected(original: Callable[..., Any], wrap: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return wrap(original, *args, **kwargs)
+
+    return call
+
+
+def _is_data(value: Any) -> bool:
+    """Return whether this is a batch that the script has not computed from parameters."""
+    return isinstance(value, Tensor) and value.dim() > 0 and value.numel() > 0 and not value.requires_grad
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [one for group in optimizer.param_groups for one in group["params"]]
+
+
+def _disturb(gradient: Tensor, noise: torch.Generator) -> None:
+    size = gradient.detach().double().pow(2).mean().sqrt() * torch.finfo(gradient.dtype).eps * ROUNDING
+    drawn = torch.randn(gradient.shape, generator=noise, dtype=torch.float64)
+    gradient.add_((drawn * size.cpu()).to(gradient))
+
+
+def _stream() -> Tensor:
+    return torch.get_rng_state()
+
+
+def _streams() -> tuple[Any, ...]:
+    return torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)["state"]
+
+
+def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    return (
+        torch.equal(one[0], other[0])
+        and one[1] == other[1]
+        and one[2]["pos"] == other[2]["pos"]
+        and np.array_equal(one[2]["key"], other[2]["key"])
+    )
