@@ -14,6 +14,7 @@ import errno
 import os
 import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -197,8 +198,8 @@ class Shadow:
 
 PATIENCE_S = 60.0
 """How long a copy waits for a folder that rank 0 is about to make."""
-_PASSED = ("/dev/", "/proc/", "/sys/")
-"""What is no file, and belongs to every process."""
+_PASSED = ("/dev/", "/proc/", "/sys/", f"{tempfile.gettempdir()}/pymp-")
+"""What is no file, and belongs to every process; and where multiprocessing binds its sockets."""
 
 
 def absolute(path: Any) -> str | None:

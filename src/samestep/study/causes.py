@@ -15,6 +15,7 @@ from samestep.study.compare import Deviation, deviations, printed_deviation
 from samestep.study.seen import Seen, relative, same_samples
 from samestep.study.verdict import Finding
 
+REPEATED_EPOCHS = "a DistributedSampler shuffles each epoch as the one before: call its set_epoch(epoch)."
 _MANY = 0.5
 """Part of a rank's samples that others may have too by chance; more are no chance."""
 _EQUAL = 1e-6
@@ -86,6 +87,7 @@ def causes(case: Case) -> list[Finding]:
         _steps_differ,
         _crash,
         _silent_copies,
+        _no_set_epoch,
         _samples,
         _learning_rate,
         _start,
@@ -147,6 +149,12 @@ def _silent_copies(case: Case) -> Finding | None:
     )
 
 
+def _no_set_epoch(case: Case) -> Finding | None:
+    if not case.seen.facts.repeated_epochs or case.reference.facts.repeated_epochs:
+        return None
+    return case.finding("no-set-epoch", REPEATED_EPOCHS)
+
+
 def _samples(case: Case) -> Finding | None:
     step = case.other_samples
     if step is None:
@@ -154,34 +162,53 @@ def _samples(case: Case) -> Finding | None:
     shared = case.seen.shared_between_ranks(max(1, min(case.seen.first_epoch(), case.steps)))
     usual, found = len(case.reference.samples(step)), len(case.seen.samples(step))
     if shared >= _MANY or (shared > 0 and found == usual):
-        return case.finding(
-            "overlapping-shards",
+        cause = "overlapping-shards"
+        message = (
             f"{shared:.0%} of rank 0's samples are used by other ranks too, in the same epoch. Give each "
-            "rank a shard of its own (samestep.shard, DistributedSampler), drawn from one seed.",
-            step,
+            "rank a shard of its own (samestep.shard, DistributedSampler), drawn from one seed."
         )
-    if found == usual * case.size:
-        return case.finding(
-            "batch-times-n",
+    elif found == usual * case.size:
+        cause = "batch-times-n"
+        message = (
             f"step {step} uses {found} samples, {case.size} times the {usual} of one worker: the loader's "
-            f"batch size is each worker's. Divide it by the number of workers.",
-            step,
+            f"batch size is each worker's. Divide it by the number of workers."
         )
-    if found > usual:
-        return case.finding(
-            "padded-samples",
+    elif found > usual:
+        cause = "padded-samples"
+        message = (
             f"step {step} uses {found} samples, one worker {usual}: the sampler pads with repeats. "
-            "Use samestep.UnpaddedSampler.",
-            step,
+            "Use samestep.UnpaddedSampler."
         )
-    if found < usual:
-        return case.finding(
-            "samples-left-out",
+    elif found < usual:
+        cause = "samples-left-out"
+        message = (
             f"step {step} uses {found} samples, one worker {usual}: the rest of the data that does not "
-            "divide is left out. Use samestep.UnpaddedSampler.",
-            step,
+            "divide is left out. Use samestep.UnpaddedSampler."
         )
-    return case.finding("other-samples", f"step {step} uses other samples than on one worker.", step)
+    else:
+        cause, message = _as_many_others(case, step)
+    return case.finding(cause, message, step)
+
+
+def _as_many_others(case: Case, step: int) -> tuple[str, str]:
+    """Return why a step uses as many samples as on one worker, but others."""
+    here, usual = (
+        np.unique(np.concatenate([one.samples(k) for k in range(one.steps)]).round(9))
+        for one in (case.seen, case.reference)
+    )
+    if case.reference.first_epoch() < case.reference.steps and len(here) < len(usual):
+        left_out = len(np.setdiff1d(usual, here))
+        return "samples-left-out", (
+            f"{left_out} of {len(usual)} samples are used on one worker and never here, and the order is "
+            "another. Use samestep.UnpaddedSampler."
+        )
+    if np.array_equal(here, usual):
+        return "other-order", (
+            f"step {step} uses other samples than on one worker, though all steps together use the same: "
+            "the order is drawn otherwise. Draw the order of the whole data as one worker does, and cut its "
+            "batches (samestep.shard)."
+        )
+    return "other-samples", f"step {step} uses other samples than on one worker."
 
 
 def _learning_rate(case: Case) -> Finding | None:

@@ -16,7 +16,7 @@ import numpy as np
 from samestep.autopilot.options import Options
 from samestep.base.errors import UsageError
 from samestep.launch.job import Program
-from samestep.study.causes import Case, causes
+from samestep.study.causes import REPEATED_EPOCHS, Case, causes
 from samestep.study.compare import largest
 from samestep.study.seen import Seen, same_samples
 from samestep.study.verdict import Finding, Report, Row
@@ -160,8 +160,7 @@ def _own_findings(reference: Seen, control: Seen) -> list[Finding]:
         found.append(
             Finding(
                 cause="no-set-epoch",
-                message="a DistributedSampler shuffles each epoch as the one before: call its "
-                "set_epoch(epoch).",
+                message=REPEATED_EPOCHS,
                 workers=1,
             )
         )

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import tempfile
+from multiprocessing.connection import Listener
 from pathlib import Path
 
 import numpy as np
@@ -177,3 +178,14 @@ def test_what_rank_0_makes_while_a_copy_opens_it_is_not_there(world, tmp_path):
     shadow = Shadow(tmp_path / "scratch", Racing(tmp_path / "journal", Path("out")))
     with shadowed(shadow), pytest.raises(FileNotFoundError):
         Path("out/model.pt").read_text()
+
+
+def test_sockets_of_multiprocessing_are_bound_where_they_are_looked_for(world):
+    with shadowed(world[1]):
+        folder = tempfile.mkdtemp(prefix="pymp-")
+        try:
+            with Listener(f"{folder}/listener"):
+                pass
+        finally:
+            shutil.rmtree(folder)
+    assert not os.path.exists(folder)
