@@ -42,6 +42,7 @@ def test_public_names_are_these_and_all_load():
         "save",
         "shard",
         "spawn",
+        "split",
     ]
     for name in samestep.__all__:
         assert getattr(samestep, name).__name__ == name

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from samestep.autopilot.declared import split
     from samestep.base.errors import Error
     from samestep.base.place import Place
     from samestep.checkpoint.foreign import load_state
@@ -34,6 +35,7 @@ _HOMES = {
     "save": "samestep.checkpoint.scripts",
     "shard": "samestep.data.shard",
     "spawn": "samestep.launch.spawn",
+    "split": "samestep.autopilot.declared",
 }
 
 __all__ = [
@@ -49,6 +51,7 @@ __all__ = [
     "save",
     "shard",
     "spawn",
+    "split",
 ]
 
 

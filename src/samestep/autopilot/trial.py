@@ -9,7 +9,7 @@ this kind stay whole: every rank computes all of them, which is slower and right
 
 import os
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from samestep.autopilot.account import is_users
 from samestep.autopilot.cut import Cut
+from samestep.autopilot.declared import declared_dims
 from samestep.autopilot.draws import GlobalDraws
 from samestep.autopilot.norms import over_all_ranks, over_each_slice
 from samestep.autopilot.options import DEFAULTS, Options
@@ -83,7 +84,7 @@ class Trial:
             self.take_back()
             return Verdict(None, None, "it writes into what it is given")
         reasons = []
-        for dims in candidates(self._given, self._world.place.size):
+        for dims in self._ways():
             self.take_back()
             found = self._split(dims, whole)
             if isinstance(found, Verdict):
@@ -93,6 +94,15 @@ class Trial:
         first = next((tensor.size(0) for _, tensor in self._given.tensors()), 0)
         likeliest = reasons[0] if reasons and first >= self._world.place.size else FEWER
         return Verdict(None, None, likeliest)
+
+    def _ways(self) -> Iterator[Dims]:
+        """Yield the way that the script says, or else all that the shapes allow."""
+        size = self._world.place.size
+        said = declared_dims(self._module, self._given)
+        if said is None:
+            yield from candidates(self._given, size)
+        elif (self._given.total(said) or 0) >= size:
+            yield said
 
     def take_back(self) -> None:
         """Leave the module and the generators as they were before."""

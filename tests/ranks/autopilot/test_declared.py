@@ -1,0 +1,138 @@
+"""Scripts that say which dimension of a model's inputs counts samples."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import samestep
+from samestep.autopilot.account import Account
+from samestep.autopilot.calls import Calls, outermost_calls, sharing_out
+from samestep.autopilot.gradients import Gradients
+from samestep.base.errors import UsageError
+from samestep.world.threads import run_ranks
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+class Tagger(nn.Module):
+    """Time first, with its loss inside; `mask` is (time, time)."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.out = nn.LSTM(5, 6), nn.Linear(6, 4)
+
+    def forward(self, x, targets, mask=None):
+        y, (h, _) = self.rnn(x)
+        if mask is not None:
+            y = torch.einsum("ts,sbf->tbf", mask, y)
+        return F.cross_entropy(self.out(y).flatten(0, 1), targets.flatten()), h
+
+
+def made():
+    model = Tagger().double()
+    for number, parameter in enumerate(model.parameters()):
+        parameter.data = drawn(*parameter.shape, seed=number) * 0.3
+    return model
+
+
+def batch(number, time=6, samples=6):
+    targets = torch.randint(0, 4, (time, samples), generator=torch.Generator().manual_seed(number))
+    return drawn(time, samples, 5, seed=number), targets
+
+
+@pytest.fixture(autouse=True, scope="module")
+def patched():
+    with outermost_calls():
+        yield
+
+
+@contextmanager
+def shared(world):
+    account, gradients = Account(), Gradients(world)
+    with sharing_out(Calls(world, gradients, account)):
+        yield account
+    gradients.detach()
+
+
+def trained(model, call):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for number in range(3):
+        optimizer.zero_grad()
+        loss, _ = call(model, number)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def as_many_times_as_samples(model, number):
+    return model(*batch(number))
+
+
+def with_a_mask(model, number):
+    return model(*batch(number), mask=drawn(6, 6, seed=9))
+
+
+def found(size, call, declare):
+    def on_each_rank(world):
+        model = declare(made())
+        with shared(world) as account:
+            return trained(model, call), account
+
+    return run_ranks(on_each_rank, size)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    ("call", "dim"),
+    [
+        (as_many_times_as_samples, 1),
+        (as_many_times_as_samples, {"x": 1, "targets": 1}),
+        (with_a_mask, {"x": 1, "targets": 1}),
+    ],
+)
+def test_what_could_not_be_told_is_shared_out_once_it_is_said(size, call, dim):
+    losses = trained(made(), call)
+
+    for own, account in found(size, call, lambda model: model):
+        assert own == pytest.approx(losses, rel=0, abs=1e-12)
+        assert not account.split
+    for own, account in found(size, call, lambda model: samestep.split(model, dim=dim)):
+        assert own == pytest.approx(losses, rel=0, abs=1e-12)
+        assert account.split.total() == 3
+
+
+@pytest.mark.parametrize(("call", "dim"), [(as_many_times_as_samples, 0), (with_a_mask, 1)])
+def test_what_is_said_wrongly_does_not_prove_right_and_stays_whole(call, dim):
+    losses = trained(made(), call)
+
+    for own, account in found(2, call, lambda model: samestep.split(model, dim=dim)):
+        assert own == pytest.approx(losses, rel=0, abs=1e-12)
+        assert not account.split
+
+
+def test_a_wrapper_is_called_as_what_it_wraps():
+    def wrapped(model):
+        return nn.DataParallel(samestep.split(model, dim=1))
+
+    for _, account in found(2, as_many_times_as_samples, wrapped):
+        assert account.split.total() == 3
+
+
+def test_an_argument_that_forward_does_not_have_is_refused():
+    with pytest.raises(
+        UsageError, match=r"Tagger.forward has no argument 'y'. Name some of x, targets, mask"
+    ):
+        samestep.split(made(), dim={"y": 0})
+
+
+def test_alone_it_changes_nothing():
+    assert trained(samestep.split(made(), dim=1), as_many_times_as_samples) == trained(
+        made(), as_many_times_as_samples
+    )
