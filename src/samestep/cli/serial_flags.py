@@ -16,12 +16,9 @@ def with_options(decision: Decision, **flags: Any) -> Decision:
     """Return a decision with the flags of a serial script, as `Options` names them.
 
     Raises:
-        UsageError: a flag has no such value, or does nothing for this program.
+        UsageError: as of `checked`, or a flag does nothing for this program.
     """
-    options = Options(**flags)
-    for name, choices in _CHOICES.items():
-        if flags[name] not in choices:
-            raise UsageError(f"{_flag(name)} {flags[name]!r} is none of {', '.join(choices)}.")
+    options = checked(**flags)
     if options.explain and not decision.steered:
         raise UsageError("--explain tells how a serial script is run on several workers; say -n 2 or more.")
     said = [one.name for one in fields(Options) if getattr(options, one.name) != getattr(DEFAULTS, one.name)]
@@ -34,6 +31,19 @@ def with_options(decision: Decision, **flags: Any) -> Decision:
         logs = replace(decision.job.logs, tee=Std.parse("--tee", "3"))
         decision = replace(decision, job=replace(decision.job, logs=logs))
     return replace(decision, options=options)
+
+
+def checked(**flags: Any) -> Options:
+    """Return the options that flags say, as `Options` names them.
+
+    Raises:
+        UsageError: one has a value that there is not.
+    """
+    options = Options(**flags)
+    for name, choices in _CHOICES.items():
+        if (value := getattr(options, name)) not in choices:
+            raise UsageError(f"{_flag(name)} {value!r} is none of {', '.join(choices)}.")
+    return options
 
 
 def _flag(name: str) -> str:

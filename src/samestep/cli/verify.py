@@ -4,6 +4,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,15 +12,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from samestep.autopilot.options import Options
 from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.base.machine import cpu_share
 from samestep.base.record import json_line
 from samestep.cli import job_flags
 from samestep.cli.running import look_at, tell
+from samestep.cli.serial_flags import checked
 from samestep.launch.forking import fork_is_safe, release_compute_threads
 from samestep.launch.job import Program
+from samestep.launch.programs import Watch, unwatched
 from samestep.study.verdict import Report
 from samestep.world.compute_threads import thread_variables, threads_per_rank
 from samestep.world.detect import detect
@@ -48,6 +50,12 @@ def verify(
     mode: Annotated[
         str, typer.Option(help="auto: look at the script; autopilot: it is serial; native: it is not.")
     ] = "auto",
+    batch_norm: Annotated[str, typer.Option(help="Of a serial script, as in samestep run.")] = "global",
+    random: Annotated[str, typer.Option(help="Of a serial script, as in samestep run.")] = "global",
+    device: Annotated[str, typer.Option(help="Of a serial script, as in samestep run.")] = "auto",
+    hang_timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="After which a run that hangs is ended; 0 is never.")
+    ] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> int:
     """Show whether a script's run on several workers is its run on one.
@@ -77,7 +85,8 @@ def verify(
             workers=[size for size in sizes if size > 1],
             steps=steps,
             scratch=scratch,
-            options=Options(),
+            options=checked(batch_norm=batch_norm, random=random, device=device),
+            watch=partial(_watch, limit_s=hang_timeout),
             tell=tell,
         ).run()
     finally:
@@ -87,6 +96,14 @@ def verify(
     else:
         _show(report)
     return 1 if report.verdict == "different" else 0
+
+
+def _watch(size: int, kind: str, *, limit_s: float) -> Watch:
+    if size == 1 or not limit_s:
+        return unwatched
+    from samestep.cli.watching import watching
+
+    return watching(limit_s=limit_s, steered=kind == "serial", shared_by=size)
 
 
 def _sizes(text: str) -> list[int]:

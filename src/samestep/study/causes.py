@@ -105,19 +105,21 @@ def causes(case: Case) -> list[Finding]:
 
 
 def _steps_differ(case: Case) -> Finding | None:
-    counts = [len(trace.steps) for trace in case.seen.traces]
-    ended = [trace.facts.ended == "end" for trace in case.seen.traces]
-    if case.seen.is_replicated or len(set(counts)) == 1 or not any(ended):
+    traces = case.seen.traces
+    failure = case.seen.failure
+    hangs = failure is not None and failure.error == "OutOfStep"
+    if case.seen.is_replicated or not (hangs or any(trace.facts.ended == "end" for trace in traces)):
         return None
-    most, least = counts.index(max(counts)), counts.index(min(counts))
-    if not ended[least]:
+    begun = [trace.begun for trace in traces]
+    most, least = begun.index(max(begun)), begun.index(min(begun))
+    if begun[most] == begun[least] or not (hangs or traces[least].facts.ended == "end"):
         return None
     return case.finding(
         "steps-differ",
-        f"rank {most} makes a step more than rank {least}, which has ended its loop after {counts[least]}: "
+        f"rank {most} begins a step more than rank {least}, whose loop ends after {begun[least]}: "
         "the number of batches depends on the rank. Give each rank as many (samestep.shard), or join() the "
         "model.",
-        counts[least],
+        begun[least],
     )
 
 
@@ -126,17 +128,23 @@ def _crash(case: Case) -> Finding | None:
         trace.facts for trace in case.seen.traces if trace.facts.ended not in ("steps", "end", "killed")
     ]
     if not failed:
-        killed = [trace.facts.rank for trace in case.seen.traces if trace.facts.ended == "killed"]
-        return (
-            case.finding("crash", f"rank {killed[0]} died without an error of its own.", case.seen.steps)
-            if killed
-            else None
-        )
+        return _death(case)
     first = min(failed, key=lambda facts: len(case.seen.traces[facts.rank].steps))
     if first.ended in ("UsageError", "OutOfStep"):
         return case.finding("refused", first.message, case.seen.steps)
     message = " ".join(first.message.split())
     return case.finding("crash", f"rank {first.rank} failed: {first.ended}: {message[:300]}", case.seen.steps)
+
+
+def _death(case: Case) -> Finding | None:
+    """Return how a run ended of which no rank could say so itself."""
+    failure = case.seen.failure
+    if failure is None:
+        return None
+    if failure.error == "OutOfStep":
+        return case.finding("hang", failure.message, case.seen.steps)
+    how = failure.message or f"with exit code {failure.exit_code}"
+    return case.finding("crash", f"rank {failure.rank} died: {how}.", case.seen.steps)
 
 
 def _silent_copies(case: Case) -> Finding | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from samestep.launch.failure import Failure
 from samestep.watch.trace import Facts, Step, Trace
 
 Vector = npt.NDArray[np.float64]
@@ -23,10 +24,12 @@ class Seen:
     Args:
         traces: of its ranks.
         is_replicated: whether each rank saw whole batches, as copies of a serial script do.
+        failure: what ended it, where it failed.
     """
 
     traces: Sequence[Trace]
     is_replicated: bool
+    failure: Failure | None = None
 
     @property
     def size(self) -> int:

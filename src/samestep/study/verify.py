@@ -16,6 +16,7 @@ import numpy as np
 from samestep.autopilot.options import Options
 from samestep.base.errors import UsageError
 from samestep.launch.job import Program
+from samestep.launch.programs import Watch
 from samestep.study.causes import REPEATED_EPOCHS, Case, causes
 from samestep.study.compare import largest
 from samestep.study.seen import Seen, same_samples
@@ -44,6 +45,7 @@ class Verification:
         steps: of each run.
         scratch: an empty folder for all that the runs write.
         options: how a serial script is shared out.
+        watch: returns what runs each of so many workers, and ends a run that hangs.
         tell: told what is being done.
     """
 
@@ -53,6 +55,7 @@ class Verification:
     steps: int
     scratch: Path
     options: Options
+    watch: Callable[[int, Kind], Watch]
     tell: Tell
 
     def run(self) -> Report:
@@ -91,7 +94,7 @@ class Verification:
     def _row(self, size: int, reference: Seen, control: Seen) -> Row:
         case = Case(reference, self._seen(self.script, size, ""), control)
         found = causes(case)
-        if found and (apart := _apart(case.seen)):
+        if found and (apart := _apart(case.seen, self.options)):
             found = self._without(apart, size)
         return Row(
             workers=size,
@@ -125,10 +128,11 @@ class Verification:
             steps=self.steps,
             folder=self.scratch / name,
             options=self.options,
+            watch=self.watch(size, script.kind),
             disturb=disturb,
             neutral=neutral,
         )
-        return Seen(watched.run(), is_replicated=script.kind == "serial")
+        return watched.run()
 
 
 def _own_findings(reference: Seen, control: Seen) -> list[Finding]:
@@ -167,19 +171,27 @@ def _own_findings(reference: Seen, control: Seen) -> list[Finding]:
     return found
 
 
-def _apart(seen: Seen) -> list[Finding]:
+def _apart(seen: Seen, options: Options) -> list[Finding]:
     """Return what the workers of a run did apart that is allowed to be."""
     facts = [trace.facts for trace in seen.traces]
-    if seen.is_replicated:
-        found: dict[str, str] = {}
-    else:
-        found = {
-            "batch-norm-local": "batch norm takes its statistics over each worker's share (SyncBatchNorm "
-            "takes them over all)" * any(one.batch_norm for one in facts),
-            "random-per-worker": "each worker draws its own dropout" * any(one.drew for one in facts),
-            "augmentation-per-worker": "each worker draws its own augmentation"
-            * any(one.augmented for one in facts),
-        }
+    is_native = not seen.is_replicated
+    possible = (
+        (
+            "batch-norm-local",
+            "batch norm takes its statistics over each worker's share",
+            any(one.batch_norm for one in facts) and (is_native or options.batch_norm == "local"),
+        ),
+        (
+            "random-per-worker",
+            "each worker draws its own dropout",
+            any(one.drew for one in facts) and (is_native or options.random == "per-worker"),
+        ),
+        (
+            "augmentation-per-worker",
+            "each worker draws its own augmentation",
+            any(one.augmented for one in facts) and is_native,
+        ),
+    )
     return [
         Finding(
             cause=cause,
@@ -187,6 +199,6 @@ def _apart(seen: Seen) -> list[Finding]:
             workers=seen.size,
             is_exception=True,
         )
-        for cause, message in found.items()
-        if message
+        for cause, message, is_so in possible
+        if is_so
     ]

@@ -3,14 +3,14 @@
 import io
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from samestep.autopilot.options import Options
+from samestep.autopilot.options import DEFAULTS, Options
 from samestep.autopilot.output import silenced
 from samestep.autopilot.seeds import seeded_alike
 from samestep.autopilot.shadow_calls import writing_to
@@ -20,9 +20,10 @@ from samestep.base.errors import Error
 from samestep.launch.backends import local
 from samestep.launch.hosting import Ending
 from samestep.launch.job import Job, Program
-from samestep.launch.programs import entry_of
+from samestep.launch.programs import Watch, entry_of
+from samestep.study.seen import Seen
 from samestep.watch.probe import Probe
-from samestep.watch.trace import Trace, Writer, read
+from samestep.watch.trace import Writer, read
 from samestep.world.join import join
 
 Kind: TypeAlias = Literal["serial", "native"]
@@ -51,6 +52,7 @@ class Watched:
         steps: after how many it is stopped.
         folder: where its traces go, and all that it writes.
         options: how a serial script is shared out.
+        watch: what runs each worker, and sees to it that none waits for ever.
         disturb: whether gradients are disturbed by their rounding.
         neutral: whether what workers may do apart (batch norm, draws) is made one, or off.
     """
@@ -61,21 +63,32 @@ class Watched:
     steps: int
     folder: Path
     options: Options
+    watch: Watch
     disturb: bool = False
     neutral: bool = False
 
-    def run(self) -> Sequence[Trace]:
-        """Run it to its end, and return the traces of all ranks."""
+    def run(self) -> Seen:
+        """Run it to its end, and return what was seen of it.
+
+        Raises:
+            KeyboardInterrupt: somebody ended it.
+        """
         self.folder.mkdir(parents=True)
         job = Job(program=self.program, workers=self.size, grace_s=3.0)
-        entry = entry_of(self.program, around=self._watch)
-        local.run(job, entry, local=self.size, tell=lambda *_: None)
-        return [read(self._own(rank) / "trace.jsonl", rank=rank) for rank in range(self.size)]
+        entry = entry_of(self.program, around=self._as_worker, watch=self.watch)
+        outcome = local.run(job, entry, local=self.size, tell=lambda *_: None)
+        if outcome.interrupted_by:
+            raise KeyboardInterrupt
+        return Seen(
+            traces=[read(self._own(rank) / "trace.jsonl", rank=rank) for rank in range(self.size)],
+            is_replicated=self.kind == "serial",
+            failure=outcome.cause,
+        )
 
     def _own(self, rank: int) -> Path:
         return self.folder / str(rank)
 
-    def _watch(self, run: Callable[[], Ending]) -> Ending:
+    def _as_worker(self, run: Callable[[], Ending]) -> Ending:
         """Be one of the workers."""
         rank = env.integer(env.snapshot(), "RANK") or 0
         self._own(rank).mkdir(parents=True)
@@ -93,7 +106,8 @@ class Watched:
         def watched() -> Ending:
             with probe.attached(), redirect_stdout(printed):
                 ending = run()
-            probe.end(ending.error or "end", ending.message)
+            ended = ending.error or (f"exit code {ending.exit_code}" if ending.exit_code else "end")
+            probe.end(ended, ending.message)
             return ending
 
         with env.exported(_QUIET), silenced(), ExitStack() as stack:
@@ -113,6 +127,8 @@ class Watched:
                 return watched()
         if self.size > 1:
             options = replace(self.options, scratch=self.folder, seed=SEED)
+            if self.neutral:
+                options = replace(options, batch_norm=DEFAULTS.batch_norm, random=DEFAULTS.random)
             return steered(watched, guarded=False, options=options)
         with join() as world, writing_to(self.folder, rank), seeded_alike(world, SEED):
             return watched()

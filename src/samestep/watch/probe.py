@@ -71,7 +71,7 @@ class Probe:
         self._before = 0
         """Backwards before the step that is being made."""
         self._modules: dict[int, nn.Module] = {}
-        self._is_inside = self._is_in_backward = False
+        self._is_inside = self._is_in_backward = self._has_begun = False
         self._shuffled: dict[int, int] = {}
         self._fetches_drew = mmap.mmap(-1, 1)
         """Shared with the loaders' workers, which are forked."""
@@ -123,6 +123,9 @@ class Probe:
                 self.facts.drew = True
 
     def _look_at(self, module: nn.Module, given: Iterable[Any], *, is_training: bool) -> None:
+        if is_training and not self._has_begun:
+            self._writer.begin(self._step.index)
+            self._has_begun = True
         data = next((one for one in given if _is_data(one)), None)
         if data is not None:
             (self._step.samples if is_training else self._step.evaluated).extend(row_keys(data))
@@ -204,6 +207,7 @@ class Probe:
         self._step.printed = len(self._printed())
         self._writer.step(self._step)
         self._step = Step(index=self._step.index + 1)
+        self._has_begun = False
         if self._step.index >= self._limit * max(1, len(self._optimizers)):
             self.end("steps")
             self._stop()

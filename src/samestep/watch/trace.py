@@ -80,6 +80,8 @@ class Trace:
 
     facts: Facts
     steps: Sequence[Step]
+    begun: int
+    """How many steps it began."""
 
 
 class Writer:
@@ -96,6 +98,10 @@ class Writer:
         """Write a step down."""
         self._write({"step": asdict(step)})
 
+    def begin(self, step: int) -> None:
+        """Write down that a step has begun."""
+        self._write({"begun": step})
+
     def end(self, facts: Facts) -> None:
         """Write down how it ended."""
         self._write({"facts": asdict(facts)})
@@ -107,13 +113,15 @@ class Writer:
 
 def read(path: Path, *, rank: int) -> Trace:
     """Return the trace of a rank; an empty one if it left none."""
-    facts, steps = Facts(rank=rank), []
+    facts, steps, begun = Facts(rank=rank), [], 0
     for line in _lines(path):
         if "step" in line:
             steps.append(Step(**line["step"]))
+        elif "begun" in line:
+            begun = line["begun"] + 1
         else:
             facts = Facts(**line["facts"])
-    return Trace(facts, steps)
+    return Trace(facts, steps, begun)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
