@@ -12,10 +12,11 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
+from samestep.autopilot.common import CommonFolder
 from samestep.autopilot.shadow_calls import unwatched
 
 Ask: TypeAlias = Callable[[IO[bytes]], Any]
@@ -28,13 +29,12 @@ class Fetched:
     """The answers that the copies of a script share.
 
     Args:
-        folder: that of rank 0.
+        folder: theirs.
         rank: of this copy.
-        sharing: the ranks that see the folder.
     """
 
-    def __init__(self, folder: Path, rank: int, sharing: Collection[int]) -> None:
-        self._folder, self._rank, self._sharing = folder, rank, sharing
+    def __init__(self, folder: CommonFolder, rank: int) -> None:
+        self._folder, self._rank, self._sharing = folder.path, rank, folder.sharing
         self._process, self._thread = os.getpid(), threading.local()
         self._asked: Counter[str] = Counter()
         self._kept: list[Path] = []
@@ -64,14 +64,6 @@ class Fetched:
                 return self._read(place)
         finally:
             self._thread.asking = False
-
-    def close(self) -> None:
-        """On rank 0: wait until the other copies have what they are still to get."""
-        deadline = time.monotonic() + PATIENCE_S
-        with unwatched():
-            while self._kept and time.monotonic() < deadline:
-                self._drop_what_all_have()
-                time.sleep(0.001)
 
     def _make(self, place: Path, ask: Ask) -> None:
         place.with_suffix(".begun").touch()

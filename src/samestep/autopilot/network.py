@@ -5,19 +5,18 @@ import io
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from http.client import HTTPResponse, parse_headers
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
 from unittest.mock import patch
 from urllib.error import HTTPError
 from urllib.request import OpenerDirector, Request
 
+from samestep.autopilot.common import CommonFolder
 from samestep.autopilot.fetching import Fetched
 from samestep.world.world import World
 
@@ -25,17 +24,17 @@ _SCHEMES = ("http:", "https:")
 
 
 @contextmanager
-def asked_once(world: World) -> Iterator[None]:
+def asked_once(world: World, folder: CommonFolder) -> Iterator[None]:
     """Within, rank 0 alone asks the network; the other copies of the script get its answers.
 
     That is what goes through urllib (`urlopen`, `urlretrieve`, `torch.hub`, torchvision) and requests.
+
+    Args:
+        world: the ranks.
+        folder: through which they get them.
     """
+    fetched = Fetched(folder, world.place.rank)
     with ExitStack() as stack:
-        scratch = tempfile.TemporaryDirectory(prefix="samestep-", ignore_cleanup_errors=True)
-        folder = Path(world.broadcast_object(stack.enter_context(scratch)))
-        seen = world.all_gather_objects(folder.exists())
-        fetched = Fetched(folder, world.place.rank, [rank for rank, here in enumerate(seen) if here])
-        stack.callback(fetched.close)
 
         def adapt(adapters: Any) -> None:
             send = _sending(adapters.HTTPAdapter.send, fetched)

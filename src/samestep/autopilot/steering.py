@@ -14,6 +14,7 @@ import torch
 from samestep.autopilot.account import Account
 from samestep.autopilot.alone import as_if_alone, do_what_was_left_for_the_exit
 from samestep.autopilot.calls import Calls, current_gradients, outermost_calls, sharing_out
+from samestep.autopilot.common import common_folder
 from samestep.autopilot.devices import own_device
 from samestep.autopilot.explain import Stop, explaining
 from samestep.autopilot.files import Journal, Shadow
@@ -80,11 +81,12 @@ def steering(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
         gradients = Gradients(world)
         stack.callback(gradients.detach)
         stack.enter_context(as_if_alone(world))
-        stack.enter_context(asked_once(world))
+        common = stack.enter_context(common_folder(world))
+        stack.enter_context(asked_once(world, common))
         if options.explain:
             stop = stack.enter_context(explaining(world))
         else:
-            stack.enter_context(_writing_once(world, options))
+            stack.enter_context(_writing_once(world, options, common.path))
             stop = partial(Account.check_shared, size=world.place.size)
         stack.enter_context(seeded_alike(world, options.seed))
         stack.enter_context(outermost_calls())
@@ -117,18 +119,18 @@ def _after_some_steps(account: Account, then: Stop) -> Iterator[None]:
 
 
 @contextmanager
-def _writing_once(world: World, options: Options) -> Iterator[None]:
+def _writing_once(world: World, options: Options, common: Path) -> Iterator[None]:
     """Let rank 0 alone print, unless all are to, and write files for real; or nobody, but into scratch."""
     is_shown = world.place.is_main or options.all_output
     if options.scratch is not None:
         with nullcontext() if is_shown else silenced(), writing_to(options.scratch, world.place.rank):
             yield
         return
-    with tempfile.TemporaryDirectory(prefix="samestep-", ignore_cleanup_errors=True) as private:
-        journal = Journal(Path(world.broadcast_object(private)) / "journal")
-        if world.place.is_main:
-            with noted(journal):
-                yield
-        else:
-            with nullcontext() if is_shown else silenced(), shadowed(Shadow(Path(private), journal)):
-                yield
+    journal = Journal(common / "journal")
+    if world.place.is_main:
+        with noted(journal):
+            yield
+        return
+    private = tempfile.TemporaryDirectory(prefix="samestep-", ignore_cleanup_errors=True)
+    with private as place, nullcontext() if is_shown else silenced(), shadowed(Shadow(Path(place), journal)):
+        yield
