@@ -2,7 +2,6 @@
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.cli import job_flags
 from samestep.cli.job_flags import Meeting
-from samestep.cli.running import act, banner, decide, tell
+from samestep.cli.running import act, banner, decide, tell, watched
 from samestep.cli.running import dry_run as dry_run_of
 from samestep.cli.serial_flags import with_options
 from samestep.launch.hosting import leave
@@ -62,6 +61,14 @@ def run(
             rich_help_panel=_JOB,
         ),
     ] = 60.0,
+    sanitize: Annotated[
+        bool,
+        typer.Option(
+            "--sanitize",
+            help="Compare the workers in every step: weights, steps, samples, random numbers, NaN. Slower.",
+            rich_help_panel=_JOB,
+        ),
+    ] = False,
     mode: Annotated[
         str,
         typer.Option(
@@ -198,7 +205,7 @@ def run(
         device=device,
         all_output=all_output,
     )
-    decision = replace(decision, hang_timeout_s=_patience(hang_timeout))
+    decision = watched(decision, hang_timeout=hang_timeout, sanitize=sanitize)
     job_flags.refuse_unused(job, decision.plan, meeting, launcher=decision.found.launcher)
     if dry_run:
         print("\n".join(dry_run_of(decision)))
@@ -215,11 +222,3 @@ def _checked(mode: str) -> str:
     if mode not in ("auto", "autopilot", "native"):
         raise UsageError(f"--mode {mode!r} is none of auto, autopilot and native.")
     return mode
-
-
-def _patience(seconds: float) -> float:
-    if not 0 <= seconds < float("inf"):
-        raise UsageError(
-            f"--hang-timeout {seconds:g} is no time to wait: say seconds, or 0 to wait without end."
-        )
-    return seconds

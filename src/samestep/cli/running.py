@@ -48,6 +48,7 @@ class Decision:
         guarded: whether workers that never meet are an error.
         options: how a serial script is shared out.
         hang_timeout_s: how long a rank may wait for another; 0 is without end.
+        sanitize: whether the ranks are compared in every step.
     """
 
     job: Job
@@ -58,6 +59,7 @@ class Decision:
     guarded: bool
     options: Options = DEFAULTS
     hang_timeout_s: float = 0.0
+    sanitize: bool = False
 
     @property
     def size(self) -> int:
@@ -122,6 +124,24 @@ def decide(
     if decision.told_by_join and threads is None:
         return decision
     return replace(decision, threads=_threads(settled, found, environment, threads))
+
+
+def watched(decision: Decision, *, hang_timeout: float, sanitize: bool) -> Decision:
+    """Return the decision with what the user wants watched.
+
+    Raises:
+        UsageError: it cannot be.
+    """
+    if not 0 <= hang_timeout < float("inf"):
+        raise UsageError(
+            f"--hang-timeout {hang_timeout:g} is no time to wait: give seconds, or 0 to wait without end."
+        )
+    if sanitize and (decision.size == 1 or decision.alone or decision.job.program.kind == "executable"):
+        raise UsageError(
+            "--sanitize compares the workers of a Python script: give -n 2 or more, and a script that "
+            "does not start its own."
+        )
+    return replace(decision, hang_timeout_s=hang_timeout, sanitize=sanitize)
 
 
 def banner(decision: Decision) -> list[str]:
@@ -207,6 +227,10 @@ def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
     if hosted:
         _import_once()
         hosted = release_compute_threads()
+    if decision.sanitize and not hosted:
+        raise UsageError(
+            "--sanitize needs workers forked from this process, which cannot be: use torchrun or srun."
+        )
     if decision.steered and not hosted:
         raise UsageError(
             f"{job.program.target} is a serial script, and this process cannot be forked into workers that "
@@ -315,6 +339,16 @@ def _what(decision: Decision) -> str:
 
 def _around(decision: Decision) -> Around:
     """Return what runs each worker's program."""
+    around = _steering(decision)
+    if not decision.sanitize:
+        return around
+    from samestep.cli.watching import sanitized
+
+    return partial(sanitized, around=around, native=not decision.steered)
+
+
+def _steering(decision: Decision) -> Around:
+    """Return what steers a serial program; others run as they are."""
     if not decision.steered and decision.options.device == "auto":
         return as_it_is
     from samestep.autopilot.steering import steered

@@ -1,4 +1,4 @@
-"""What ``samestep run`` puts beside each worker's program: a watchdog."""
+"""What ``samestep run`` puts beside each worker's program: a watchdog, and comparisons in every step."""
 
 import os
 from collections.abc import Callable
@@ -9,7 +9,9 @@ from typing import NoReturn
 from samestep.base import env
 from samestep.base.place import Place
 from samestep.launch.hosting import Ending
+from samestep.launch.programs import Around
 from samestep.watch.board import Board, GroupStore, SharedMemory
+from samestep.watch.sanitize import sanitizing
 from samestep.watch.watchdog import Watchdog, interval_of
 from samestep.world.detect import detect
 
@@ -38,6 +40,18 @@ def watching(
     """
     memory = None if shared_by is None else SharedMemory(shared_by)
     return partial(_watched, limit_s=limit_s, advice=_COPIES_APART if steered else _APART, memory=memory)
+
+
+def sanitized(run: Callable[[], Ending], *, around: Around, native: bool) -> Ending:
+    """Run a worker's program, in what it needs around it, and compare the workers in every step.
+
+    Args:
+        run: runs it.
+        around: what it needs.
+        native: whether it has joined its peers itself.
+    """
+    with sanitizing(native=native):
+        return around(run)
 
 
 def _watched(

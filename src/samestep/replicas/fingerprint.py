@@ -30,16 +30,21 @@ def check_alike(world: World, tensors: Mapping[str, Tensor]) -> None:
 
     Costs one pass over the tensors and one all-gather of 8 bytes per tensor.
     """
-    mine = torch.stack([_hash(tensor).to(world.device) for tensor in tensors.values()])
+    mine = torch.stack([fingerprint(tensor).to(world.device) for tensor in tensors.values()])
     rows = torch.stack(world.all_gather(mine)).tolist()  # (ranks, tensors)
     for column, name in enumerate(tensors):
         found = [row[column] for row in rows]
         if len(set(found)) > 1:
-            raise OutOfStep(_verdict(name, found))
+            raise OutOfStep(drifted(name, found))
 
 
-def _verdict(name: str, found: Sequence[int]) -> str:
-    """Name the minority: who differs from the most common value, that of the lowest rank in a tie."""
+def drifted(name: str, found: Sequence[int]) -> str:
+    """Name the minority: who differs from the most common value, that of the lowest rank in a tie.
+
+    Args:
+        name: of the first tensor that differs.
+        found: its fingerprint on each rank.
+    """
     usual, count = Counter(found).most_common(1)[0]  # counts equal: in order of first appearance
     odd = [rank for rank, value in enumerate(found) if value != usual]
     others = "rank 0" if count == 1 or len(found) == 2 else f"the other {count} ranks"
@@ -51,7 +56,7 @@ def _verdict(name: str, found: Sequence[int]) -> str:
     )
 
 
-def _hash(tensor: Tensor) -> Tensor:
+def fingerprint(tensor: Tensor) -> Tensor:
     """Return the hash of one tensor, int64, on its device."""
     flat = tensor.detach().contiguous().reshape(-1)
     bits = flat.view(_BITS.get(flat.element_size(), torch.int32))

@@ -65,7 +65,7 @@ def ranks_of(group: str) -> tuple[int, ...]:
     if c10d is None:
         return ()
     for found, name in list(c10d._world.pg_names.items()):  # noqa: SLF001 - no public spelling
-        if name == group:
+        if name == group.partition(" ")[0]:
             return tuple(c10d.get_process_group_ranks(found))
     return ()
 
@@ -86,7 +86,9 @@ def _name(entry: dict[str, Any]) -> str:
 
 
 def _group(entry: dict[str, Any]) -> str:
-    return str(entry["process_group"][0])
+    """Return the name of its group, and what it is for where that was said."""
+    name, purpose = entry["process_group"]
+    return str(name) if purpose in ("", "undefined", "default_pg") else f"{name} ({purpose})"
 
 
 def _dump(*, entries: bool) -> dict[str, Any]:

@@ -60,6 +60,14 @@ def line_of(frames: list[FrameType]) -> str:
     return ""
 
 
+def line_here() -> str:
+    """Return the script's line that the calling thread is in, as ``file:line``."""
+    for frame in _outwards(sys._getframe(1)):  # noqa: SLF001 - the public way copies the whole stack
+        if is_script(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return "outside of the script"
+
+
 def with_text(line: str) -> str:
     """Return a ``file:line`` with the text of the line."""
     file, _, number = line.rpartition(":")

@@ -2,9 +2,10 @@
 
 import pytest
 
+from samestep.base.errors import UsageError
 from samestep.base.machine import CpuShare
 from samestep.cli import running
-from samestep.cli.running import banner, decide, dry_run, tell_end
+from samestep.cli.running import banner, decide, dry_run, tell_end, watched
 from samestep.launch.failure import Failure
 from samestep.launch.job import Job, Nodes, Program
 from samestep.launch.supervisor import Outcome
@@ -81,3 +82,15 @@ def test_a_failure_that_may_follow_from_another_nodes_is_told_with_its_message(s
     (line,) = capsys.readouterr().err.splitlines()
     assert "rank 1 of 4" in line
     assert "PeerLost (exit code 1): rank 2 of 4 did not come within 600 s." in line
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("inf"), float("nan")])
+def test_a_time_to_wait_that_is_none_is_refused(settled, seconds):
+    with pytest.raises(UsageError, match=r"--hang-timeout .* is no time to wait"):
+        watched(settled(NATIVE, TASKS), hang_timeout=seconds, sanitize=False)
+
+
+def test_one_worker_has_nobody_to_be_compared_with(settled):
+    assert watched(settled(NATIVE, TASKS), hang_timeout=60.0, sanitize=True).sanitize
+    with pytest.raises(UsageError, match="--sanitize compares the workers"):
+        watched(settled(NATIVE, {}, workers=1), hang_timeout=60.0, sanitize=True)
