@@ -64,7 +64,7 @@ def verify(
     learning rates, parameters and printed numbers. Nothing that it writes is kept. Exit code 0: the same,
     or the same but for named exceptions; 1: different, with the cause.
     """
-    sizes = _sizes(workers)
+    sizes = _sizes(workers, least=2 if against is None else 1)
     if steps < 1:
         raise UsageError(f"--steps {steps}: there must be at least one step to compare.")
     if detect(env.snapshot()).place.size > 1:
@@ -82,7 +82,7 @@ def verify(
         report = Verification(
             script=script(target, arguments or []),
             against=None if against is None else script(str(against), arguments or []),
-            workers=[size for size in sizes if size > 1],
+            workers=[size for size in sizes if size > 1 or against],
             steps=steps,
             scratch=scratch,
             options=checked(batch_norm=batch_norm, random=random, device=device),
@@ -106,13 +106,15 @@ def _watch(size: int, kind: str, *, limit_s: float) -> Watch:
     return watching(limit_s=limit_s, steered=kind == "serial", shared_by=size)
 
 
-def _sizes(text: str) -> list[int]:
+def _sizes(text: str, *, least: int) -> list[int]:
     try:
         sizes = sorted({int(part) for part in text.split(",")})
     except ValueError:
         raise UsageError(f"-n {text!r} is no list of numbers of workers, such as 1,2,4.") from None
-    if sizes[0] < 1 or sizes[-1] < 2:
-        raise UsageError(f"-n {text}: name at least one number of workers above 1, such as 1,2,4.")
+    if sizes[0] < 1 or sizes[-1] < least:
+        raise UsageError(
+            f"-n {text}: name numbers of workers, of which one is at least {least}, such as 1,2,4."
+        )
     return sizes
 
 

@@ -99,15 +99,20 @@ def _number(value: float) -> Vector:
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\bnan\b|\binf\b")
 
+_TIME = re.compile(
+    r"\b(?:time|took|elapsed|eta|speed|throughput|duration)\b\W*[\d.:]+"
+    r"|[\d.]+\s*(?:ms|s|secs?|seconds?|mins?|minutes?|h|hours?|\w+/s(?:ec)?)\b"
+    r"|\d+(?::\d\d)+(?:\.\d+)?",
+    re.IGNORECASE,
+)
+
 
 def printed_deviation(reference: Seen, seen: Seen, control: Seen) -> tuple[float, str]:
     """Return by how much printed numbers deviate more than they may, and the line with the largest.
 
-    Lines whose words differ between two serial runs (times, temporary names) say nothing, nor do their
-    numbers where these differ by more than rounding could.
+    Times and rates say nothing, nor do numbers that differ between two serial runs by more than rounding.
     """
-    lines, again = reference.facts.printed.splitlines(), control.facts.printed.splitlines()
-    other = seen.facts.printed.splitlines()
+    lines, again, other = (_timeless(one.facts.printed).splitlines() for one in (reference, control, seen))
     worst, where = 0.0, ""
     for i, j in _pairs(lines, other):
         value = _line_deviation(lines[i], other[j])
@@ -116,6 +121,10 @@ def printed_deviation(reference: Seen, seen: Seen, control: Seen) -> tuple[float
         if value > allowed and value > worst:
             worst, where = value, other[j]
     return worst, where
+
+
+def _timeless(text: str) -> str:
+    return _TIME.sub("~", text)
 
 
 def _pairs(lines: Sequence[str], others: Sequence[str]) -> list[tuple[int, int]]:

@@ -1,0 +1,209 @@
+"""Each cause is found in what was seen of a run with that fault, and in no other."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from samestep.launch.failure import Failure
+from samestep.study.causes import Case, causes
+from samestep.study.seen import Seen
+from samestep.watch.trace import Facts, Step, Trace
+
+STEPS, BATCH, DATA = 8, 12, 52
+"""The fifth step of an epoch has four samples: one for each of four workers, and not as many for three."""
+
+
+def keys_of(step, epoch_length=DATA):
+    """Return the keys of the samples of a step of one worker, in an order of their own in each epoch."""
+    per_epoch = -(-epoch_length // BATCH)
+    epoch, place = divmod(step, per_epoch)
+    order = np.random.default_rng(epoch).permutation(epoch_length)
+    return order[place * BATCH : (place + 1) * BATCH].astype(float).tolist()
+
+
+def step_of(index, samples, *, jitter=0.0):
+    """Return a step whose gradient is that of the global batch, whoever computes it."""
+    of_step = np.random.default_rng([7, index])
+    gradient, parameters = of_step.normal(size=16), np.random.default_rng(8).normal(size=16)
+    noise = 1 + jitter * np.random.default_rng([9, index]).normal(size=16)
+    return Step(
+        index=index,
+        samples=samples,
+        losses=[float(1 + of_step.random())],
+        learning_rates=[0.1 * 0.9**index],
+        gradient=(gradient * noise).tolist(),
+        gradient_norm=float(np.linalg.norm(gradient * noise)),
+        before=(parameters + index).tolist(),
+        after=(parameters + index - 0.1 * gradient * noise).tolist(),
+        backwards=1,
+    )
+
+
+def run(size=1, *, change=None, facts=None, share=None, jitter=0.0, steps=STEPS, failure=None):
+    """Return what is seen of a run on `size` workers, changed rank by rank.
+
+    Args:
+        change: given a rank and its step, returns what it is instead; None leaves the step out.
+        facts: given a rank, what is known of it beside the usual.
+        share: given a rank and the samples of a step, returns those of the rank.
+    """
+    share = share or (lambda rank, samples: samples[rank::size])
+    traces = []
+    for rank in range(size):
+        made = [step_of(k, share(rank, keys_of(k)), jitter=jitter) for k in range(steps)]
+        made = [one if change is None else change(rank, one) for one in made]
+        kept = [one for one in made if one is not None]
+        known = Facts(rank=rank, met=size, epsilon=1e-16, ended="end", printed="accuracy 0.50\n")
+        traces.append(Trace(replace(known, **(facts(rank) if facts else {})), kept, len(kept)))
+    return Seen(traces, is_replicated=False, failure=failure)
+
+
+REFERENCE, CONTROL = run(), run(jitter=1e-15)
+
+
+def found(seen):
+    return [finding.cause for finding in causes(Case(REFERENCE, seen, CONTROL))]
+
+
+def scaled(factor):
+    def change(_, step):
+        gradient = np.array(step.gradient) * factor
+        return replace(step, gradient=gradient.tolist(), gradient_norm=step.gradient_norm * factor)
+
+    return change
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_run_that_is_the_same_but_for_rounding_has_no_cause(size):
+    assert found(run(size)) == []
+    assert found(run(size, jitter=1e-15)) == []
+
+
+def test_what_is_more_than_rounding_has_one():
+    assert found(run(2, jitter=1e-9)) == ["gradient"]
+
+
+def times_n(step):
+    return replace(step, learning_rates=[2 * rate for rate in step.learning_rates])
+
+
+def stepped_twice(step):
+    return replace(step, learning_rates=[0.1 * 0.9 ** (2 * step.index)])
+
+
+def padded(step):
+    return replace(step, samples=step.samples + step.samples[:1]) if len(step.samples) < BATCH // 2 else step
+
+
+def doubled(rank, step):
+    return replace(step, samples=(np.array(keys_of(step.index)) + 1000 * rank).tolist())
+
+
+@pytest.mark.parametrize(
+    ("cause", "change"),
+    [
+        ("sum-not-mean", scaled(2)),
+        ("divided-twice", scaled(0.5)),
+        ("gradient-scale", scaled(0.7)),
+        ("lr-times-n", lambda _, step: times_n(step)),
+        ("schedule-n-times", lambda _, step: stepped_twice(step)),
+        ("learning-rate", lambda _, step: replace(step, learning_rates=[0.3])),
+        ("never-averaged", lambda rank, step: scaled(1 + rank)(rank, step)),
+        ("accumulation-not-averaged", lambda rank, step: replace(scaled(1 + rank)(rank, step), backwards=3)),
+        ("replicas-differ-at-start", lambda rank, step: replace(step, before=[float(rank)] * 16)),
+        ("padded-samples", lambda _, step: padded(step)),
+        ("samples-left-out", lambda _, step: replace(step, samples=step.samples[: BATCH // 2 - 1])),
+        ("batch-times-n", doubled),
+        ("overlapping-shards", lambda _, step: replace(step, samples=keys_of(step.index)[: BATCH // 2])),
+        ("other-samples", lambda _, step: replace(step, samples=[key + 0.5 for key in step.samples])),
+    ],
+)
+def test_a_fault_is_named(cause, change):
+    assert found(run(2, change=change, facts=lambda _: {"wrapped": True})) == [cause]
+
+
+def test_uneven_shares_whose_means_are_averaged_alike_are_named_at_the_first_of_them():
+    def change(rank, step):
+        return scaled(1.0)(rank, step) if len(step.samples) * 3 == BATCH else uneven(step)
+
+    def uneven(step):
+        gradient = (np.array(step.gradient) + 0.1 * np.arange(16)).tolist()
+        return replace(step, gradient=gradient)
+
+    (finding,) = causes(Case(REFERENCE, run(3, change=change), CONTROL))
+    assert (finding.cause, finding.step) == ("mean-of-means", DATA // BATCH)
+    assert "[2, 1, 1]" in finding.message
+
+
+def test_another_order_of_the_same_samples_is_told_from_others():
+    def backwards(_, step):
+        mirrored = step.index if step.index > 4 else 3 - step.index if step.index < 4 else 4
+        return replace(step, samples=keys_of(mirrored)[_::2])
+
+    assert found(run(2, change=backwards)) == ["other-order"]
+
+
+def test_workers_that_never_met_are_copies():
+    assert found(run(2, facts=lambda _: {"met": 1})) == ["silent-copies"]
+
+
+def test_a_sampler_that_repeats_its_order_is_named_before_the_order_is():
+    def change(_, step):
+        return replace(step, samples=[key + 0.5 for key in step.samples])
+
+    assert found(run(2, change=change, facts=lambda _: {"repeated_epochs": 1})) == ["no-set-epoch"]
+
+
+def test_a_rank_that_ends_its_loop_before_the_others_is_named():
+    seen = run(2, change=lambda rank, step: step if step.index < STEPS - rank else None)
+    assert found(seen) == ["steps-differ"]
+
+
+def test_a_rank_that_fails_is_named_with_its_error():
+    def failed(rank):
+        return {"ended": "ValueError", "message": "no\nsuch batch"} if rank else {"ended": "killed"}
+
+    (finding,) = causes(Case(REFERENCE, run(2, facts=failed), CONTROL))
+    assert finding.cause == "crash"
+    assert "rank 1 failed: ValueError: no such batch" in finding.message
+
+
+def test_a_rank_that_is_killed_or_hangs_is_known_from_the_launcher():
+    def killed(_):
+        return {"ended": "killed"}
+
+    died = Failure(rank=1, local_rank=1, pid=1, exit_code=-9)
+    hung = replace(died, exit_code=1, error="OutOfStep", message="rank 1 does not come")
+    assert found(run(2, facts=killed, failure=died)) == ["crash"]
+    assert found(run(2, facts=killed, failure=hung)) == ["hang"]
+
+
+def test_evaluation_that_counts_repeats_is_named_and_one_that_is_made_by_each_rank_is_not():
+    reference = run(facts=lambda _: {"evaluated": [float(k) for k in range(7)]})
+    control = run(facts=lambda _: {"evaluated": [float(k) for k in range(7)]}, jitter=1e-15)
+
+    def shares(rank):
+        return {"evaluated": [float(k % 7) for k in range(8)][rank::2]}
+
+    def all_of_it(_):
+        return {"evaluated": [float(k) for k in range(7)]}
+
+    def causes_of(facts):
+        return [one.cause for one in causes(Case(reference, run(2, facts=facts), control))]
+
+    assert causes_of(shares) == ["padded-evaluation"]
+    assert causes_of(all_of_it) == []
+
+
+def test_a_number_that_is_printed_of_one_share_is_named_and_times_are_not():
+    def prints(text):
+        return lambda _: {"printed": text}
+
+    assert found(run(2, facts=prints("accuracy 0.25\n"))) == ["local-metric"]
+    for before, after in (("time 3.1", "time 9.9"), ("3 it/s", "8 it/s"), ("[00:01<00:09]", "[00:02<00:03]")):
+        reference, control, seen = (
+            run(size, facts=prints(f"loss 1.50 {text}\n"), jitter=jitter)
+            for size, text, jitter in ((1, before, 0), (1, before, 1e-15), (2, after, 0))
+        )
+        assert causes(Case(reference, seen, control)) == []
