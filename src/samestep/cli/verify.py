@@ -35,7 +35,9 @@ _WORDS = {
 
 
 def verify(
-    target: Annotated[str, typer.Argument(metavar="SCRIPT", help="A training script, serial or not.")],
+    target: Annotated[
+        str, typer.Argument(metavar="SCRIPT", help="A training script, serial or not; with -m, a module.")
+    ],
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[-- ARGS]...", help="Handed to the script.")
     ] = None,
@@ -47,6 +49,7 @@ def verify(
     against: Annotated[
         Path | None, typer.Option(metavar="OTHER.py", help="Compare with this script on one worker.")
     ] = None,
+    module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a Python module.")] = False,
     mode: Annotated[
         str, typer.Option(help="auto: look at the script; autopilot: it is serial; native: it is not.")
     ] = "auto",
@@ -72,16 +75,16 @@ def verify(
     _prepare(max(sizes))
     from samestep.study.verify import Script, Verification
 
-    def script(path: str, args: list[str]) -> Script:
-        program = job_flags.program(path, args, module=False, no_python=False)
+    def script(path: str, *, module: bool) -> Script:
+        program = job_flags.program(path, arguments or [], module=module, no_python=False)
         return Script(program=program, kind=_kind(program, mode))
 
     # Not a TemporaryDirectory: workers are forked, and each would remove it when it ends.
     scratch = Path(tempfile.mkdtemp(prefix="samestep-verify-"))
     try:
         report = Verification(
-            script=script(target, arguments or []),
-            against=None if against is None else script(str(against), arguments or []),
+            script=script(target, module=module),
+            against=None if against is None else script(str(against), module=False),
             workers=[size for size in sizes if size > 1 or against],
             steps=steps,
             scratch=scratch,
@@ -148,18 +151,21 @@ def _prepare(size: int) -> None:
 def _show(report: Report) -> None:
     console = Console(file=sys.stdout, highlight=False)
     if report.rows:
+        console.print("Largest relative deviation from the run on one worker:")
         table = Table(box=None, pad_edge=False)
-        names = ("loss", "gradient", "parameters")
-        for heading in ("workers", "steps", *(f"max. deviation: {name}" for name in names), "verdict"):
-            table.add_column(heading, justify="left" if heading == "verdict" else "right")
+        quantities = ("loss", "gradient", "parameters")
+        for heading in ("workers", "steps", *quantities):
+            table.add_column(heading, justify="right")
+        table.add_column("", overflow="fold")
         for row in report.rows:
-            values = [f"{row.deviations[name]:.1e}" for name in names]
-            how = " (rounding)" if row.is_rounding else ""
-            table.add_row(str(row.workers), str(row.steps), *values, row.verdict + how)
+            values = [f"{row.deviations[name]:.1e}" for name in quantities]
+            is_rounding = row.is_rounding and row.verdict == "same"
+            table.add_row(
+                str(row.workers), str(row.steps), *values, "same: rounding" if is_rounding else row.verdict
+            )
         console.print(table)
     for finding in report.all_findings:
-        console.print(
-            f"{finding.cause} ({finding.workers} worker{'s' * (finding.workers > 1)}): {finding.message}",
-            soft_wrap=True,
-        )
-    console.print(f"{report.verdict}: {_WORDS[report.verdict]}, over {report.steps} steps.")
+        where = f"{finding.workers} worker{'s' * (finding.workers > 1)}"
+        at = "" if finding.step is None else f", step {finding.step}"
+        console.print(f"{finding.cause} ({where}{at}): {finding.message}", soft_wrap=True, markup=False)
+    console.print(f"{report.verdict}: {_WORDS[report.verdict]}, over {report.steps} steps.", soft_wrap=True)
