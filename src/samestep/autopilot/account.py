@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 import torch
 
@@ -25,6 +26,13 @@ class Site:
         return f"{Path(self.file).name}:{self.line}"
 
 
+class Told(Protocol):
+    """Something whose last state is told at the end."""
+
+    def text(self) -> str:
+        """Return it in words."""
+
+
 @dataclass(slots=True)
 class Account:
     """What happened to the calls of a script's models."""
@@ -37,6 +45,8 @@ class Account:
     """Why calls are whole."""
     exceptions: list[str] = field(default_factory=list)
     """What is otherwise than on one worker, because the user wants it so."""
+    loading: dict[tuple[str, int], Told] = field(default_factory=dict)
+    """What each worker loads, by where batches are read, and by which loader of those read there."""
     backwards: int = 0
     """Backwards that the script has run."""
 
@@ -65,7 +75,8 @@ class Account:
         """Return what happened, a line for each kind of call."""
         shared = [f"{what}: {count} calls shared out" for what, count in self.split.items()]
         whole = [f"{what}: {count} calls whole ({self.reasons[what]})" for what, count in self.whole.items()]
-        return shared + whole + self.exceptions
+        loading = dict.fromkeys(f"{site}: {what.text()}" for (site, _), what in self.loading.items())
+        return [*shared, *whole, *loading, *self.exceptions]
 
 
 def is_users(file: str) -> bool:

@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 
 BatchNormOver: TypeAlias = Literal["global", "local"]
 Device: TypeAlias = Literal["auto", "cpu"]
+Load: TypeAlias = Literal["auto", "shared", "replicated"]
 RandomOf: TypeAlias = Literal["global", "per-worker"]
 
 
@@ -16,6 +17,8 @@ class Options:
     Args:
         explain: only say what would be shared out and written, and end after a few steps.
         batch_norm: whether batch norm within a shared call is over the whole batch, or over each slice.
+        load: whether each worker loads its share of a batch, or all of it; ``auto`` shares where that gives
+            the same batch, and sooner.
         random: whether a shared call draws for the whole batch, or each worker for its slice.
         all_output: whether every worker prints, and not the first alone.
         device: ``cpu`` for a script that names another one, whatever it names.
@@ -25,6 +28,7 @@ class Options:
 
     explain: bool = False
     batch_norm: BatchNormOver = "global"
+    load: Load = "auto"
     random: RandomOf = "global"
     device: Device = "auto"
     all_output: bool = False

@@ -19,6 +19,8 @@ from samestep.autopilot.devices import own_device
 from samestep.autopilot.explain import Stop, explaining
 from samestep.autopilot.files import Journal, Shadow
 from samestep.autopilot.gradients import Gradients, averaging_grad
+from samestep.autopilot.loaders import loaders_in_shares, reading_in_shares
+from samestep.autopilot.loading import Loading
 from samestep.autopilot.network import asked_once
 from samestep.autopilot.norms import batch_norm_of_slices
 from samestep.autopilot.options import DEFAULTS, Options
@@ -93,6 +95,8 @@ def steering(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
         stack.enter_context(batch_norm_of_slices())
         stack.enter_context(averaging_grad(current_gradients))
         stack.enter_context(sharing_out(Calls(world, gradients, account, options)))
+        stack.enter_context(loaders_in_shares())
+        stack.enter_context(reading_in_shares(Loading(world, account, options.load)))
         stack.enter_context(_after_some_steps(account, stop))
         yield account
         if options.explain:

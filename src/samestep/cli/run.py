@@ -92,6 +92,13 @@ def run(
             rich_help_panel=_SERIAL,
         ),
     ] = "global",
+    load: Annotated[
+        str,
+        typer.Option(
+            help="Of a serial script: shared, each worker loads its share of a batch, replicated, all of it.",
+            rich_help_panel=_SERIAL,
+        ),
+    ] = "auto",
     random: Annotated[
         str,
         typer.Option(
@@ -201,6 +208,7 @@ def run(
         decision,
         explain=explain,
         batch_norm=batch_norm,
+        load=load,
         random=random,
         device=device,
         all_output=all_output,

@@ -3,13 +3,18 @@
 from dataclasses import fields, replace
 from typing import Any, get_args
 
-from samestep.autopilot.options import DEFAULTS, BatchNormOver, Device, Options, RandomOf
+from samestep.autopilot.options import DEFAULTS, BatchNormOver, Device, Load, Options, RandomOf
 from samestep.base.errors import UsageError
 from samestep.cli.running import Decision
 from samestep.launch.job import Std
 from samestep.launch.plan import Spawn
 
-_CHOICES = {"batch_norm": get_args(BatchNormOver), "random": get_args(RandomOf), "device": get_args(Device)}
+_CHOICES = {
+    "batch_norm": get_args(BatchNormOver),
+    "load": get_args(Load),
+    "device": get_args(Device),
+    "random": get_args(RandomOf),
+}
 
 
 def with_options(decision: Decision, **flags: Any) -> Decision:

@@ -54,6 +54,7 @@ def verify(
         str, typer.Option(help="auto: look at the script; autopilot: it is serial; native: it is not.")
     ] = "auto",
     batch_norm: Annotated[str, typer.Option(help="Of a serial script, as in samestep run.")] = "global",
+    load: Annotated[str, typer.Option(help="Of a serial script, as in samestep run.")] = "auto",
     random: Annotated[str, typer.Option(help="Of a serial script, as in samestep run.")] = "global",
     device: Annotated[str, typer.Option(help="Of a serial script, as in samestep run.")] = "auto",
     hang_timeout: Annotated[
@@ -88,7 +89,7 @@ def verify(
             workers=[size for size in sizes if size > 1 or against],
             steps=steps,
             scratch=scratch,
-            options=checked(batch_norm=batch_norm, random=random, device=device),
+            options=checked(batch_norm=batch_norm, load=load, random=random, device=device),
             watch=partial(_watch, limit_s=hang_timeout),
             tell=tell,
         ).run()

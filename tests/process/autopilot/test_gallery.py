@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gallery.manifest import SCRIPTS
-from samestep.autopilot.options import Options
+from samestep.autopilot.options import Load, Options
 from samestep.autopilot.tree import leaves
 from support.hosted import difference, run_script
 
@@ -13,9 +13,9 @@ REFUSED = {"simclr_inside.py"}
 """Scripts that cannot be shared out, and are told so: one compares the samples of a batch in `forward`."""
 
 
-def run(processes, script, size, folder):
+def run(processes, script, size, folder, load: Load = "auto"):
     folder.mkdir()
-    options = Options(device=script.device)
+    options = Options(device=script.device, load=load)
     return processes.run(run_script, size, script.path, script.arguments, folder, script.runs, options)
 
 
@@ -28,6 +28,9 @@ def test_a_script_that_cannot_be_shared_out_is_refused_in_plain_words(processes,
         assert "2 silent copies" in trace
         assert len(trace.splitlines()) == 1
 
+
+DRAW_IN_LOADING = {"phases_in_one_loop.py"}
+LOADERS = [script for script in SCRIPTS if "DataLoader(" in script.path.read_text()]
 
 SHARED = [script for script in SCRIPTS if script.name not in REFUSED]
 
@@ -50,6 +53,18 @@ def test_a_serial_script_does_on_several_workers_what_it_does_on_one(processes, 
         if script.deterministic:
             for name in script.files:
                 assert same_contents(tmp_path / "1" / name, folder / name), name
+
+
+@pytest.mark.parametrize("script", LOADERS, ids=lambda script: script.name.removesuffix(".py"))
+def test_it_does_so_where_each_worker_loads_its_share(processes, script, tmp_path):
+    ((serial, _, _),) = run(processes, script, 1, tmp_path / "1")
+    ranks = run(processes, script, 2, tmp_path / "2", "shared")
+    assert not any(trace for _, _, trace in ranks), ranks
+    printed, account, _ = ranks[0]
+    exceptions = [line for line in account if line.endswith("(--load shared)")]
+    assert bool(exceptions) == (script.name in DRAW_IN_LOADING), account
+    if script.deterministic and not exceptions:
+        assert difference(serial, printed, leave_out=script.timing_patterns) is None
 
 
 def files(folder):

@@ -1,0 +1,82 @@
+"""Shares of a batch are put together to its bits, whatever it is made of."""
+
+from collections import namedtuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from samestep.autopilot.rows import FAILED, GOOD, exchange, put_together, rows_of, same_rows, statuses
+from samestep.autopilot.tree import leaves, mapped
+from samestep.sharding.share import share
+from samestep.world.threads import run_ranks
+
+Pair = namedtuple("Pair", "one other")
+DTYPES = [torch.float32, torch.float64, torch.bool, torch.int64, torch.uint8, torch.bfloat16, torch.complex64]
+SHAPES = st.lists(st.integers(0, 3), max_size=3)
+
+
+@st.composite
+def batches(draw):
+    total = draw(st.integers(1, 9))
+    kinds = draw(st.lists(st.tuples(st.sampled_from(DTYPES), SHAPES), min_size=1, max_size=4))
+    tensors = [(torch.randn(total, *shape) * 9).to(dtype) for dtype, shape in kinds]
+    form = draw(
+        st.sampled_from([list, tuple, lambda made: {"x": made}, lambda made: Pair(made[0], {"y": made})])
+    )
+    return total, form(tensors)
+
+
+@settings(deadline=None, max_examples=60)
+@given(batches(), st.integers(1, 4))
+def test_parts_make_the_whole(made, size):
+    total, batch = made
+    if total < size:
+        return
+    rows = rows_of(batch, total)
+    assert rows is not None
+
+    def rank(world):
+        own = share(total, world.place.rank, size)
+        part = mapped(batch, lambda _, tensor: tensor[own.start : own.stop])
+        assert rows_of(part, len(own)) == rows
+        assert same_rows(batch, own, part)
+        messages = exchange(world, rows, total, part, GOOD)
+        assert statuses(messages) == [GOOD] * size
+        return put_together(messages, rows, total, part)
+
+    for whole in run_ranks(rank, size):
+        assert type(whole) is type(batch)
+        for (path, one), (other, two) in zip(leaves(whole), leaves(batch), strict=True):
+            assert path == other
+            assert one.dtype == two.dtype
+            assert torch.equal(one.flatten().view(torch.uint8), two.flatten().view(torch.uint8))
+
+
+def test_a_rank_that_has_nothing_says_so_in_the_same_message():
+    rows = rows_of(torch.zeros(3, 2), 3)
+
+    def rank(world):
+        part = torch.ones(share(3, world.place.rank, 2).stop, 2) if world.place.is_main else None
+        return statuses(exchange(world, rows, 3, part, FAILED if part is None else GOOD))
+
+    assert run_ranks(rank, 2) == [[GOOD, FAILED]] * 2
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        [torch.zeros(4, 2), "name"],
+        [torch.zeros(4, 2), torch.zeros(5)],
+        torch.zeros(4, 2).to_sparse(),
+        torch.zeros(4, 2, requires_grad=True),
+        torch.zeros(2, 4).t(),
+        {"x": torch.zeros(4), "size": 4},
+        [],
+        torch.tensor(4.0),
+    ],
+    ids=lambda batch: str(type(batch)),
+)
+def test_what_has_more_than_rows_of_samples_is_not_taken(batch):
+    assert rows_of(batch, 4) is None
