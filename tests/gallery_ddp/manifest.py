@@ -37,6 +37,7 @@ SCRIPTS = [
     Script("global_batches.py", SAME, twin="global_batches_serial.py"),
     Script("averaged_by_hand.py", SAME, twin="averaged_by_hand_serial.py"),
     Script("accumulation_no_sync.py", SAME),
+    Script("snapshots.py", SAME),
     Script("two_networks.py", SAME),
     Script("batch_norm_local.py", SAME_BUT, "batch-norm-local"),
     Script("dropout_per_rank.py", SAME_BUT, "random-per-worker"),
