@@ -138,7 +138,7 @@ class _View:
         self._shadow = shadow
 
     def opened(self, original: Call, path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        if not set(mode) & set("wax+"):
+        if isinstance(path, int) or not set(mode) & set("wax+"):
             return self._shadow.look(path, lambda where: original(where, mode, *args, **kwargs))
         if "x" in mode and self._shadow.sees(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))

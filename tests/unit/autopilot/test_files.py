@@ -62,6 +62,15 @@ def test_what_a_copy_writes_is_its_own_and_it_reads_it_back(world):
     assert real_files() == ["before.txt"]
 
 
+def test_a_descriptor_is_what_it_is(world):
+    with shadowed(world[1]):
+        read, write = os.pipe()
+        with open(write, "w") as file:
+            file.write("1")
+        with open(read) as file:
+            assert file.read() == "1"
+
+
 def test_what_there_was_before_is_read_and_changed_in_a_copy(world):
     with shadowed(world[1]):
         assert Path("before.txt").read_text() == "before"
