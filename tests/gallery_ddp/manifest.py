@@ -17,14 +17,14 @@ class Script:
         verdict: whether it trains on 2 or 4 workers as it does on one.
         cause: the one thing that makes the difference; empty where there is none.
         twin: the file with the same training for one process that knows of no other, where there is one.
-        ends: whether the run on several workers ends, well or with an error, instead of waiting for ever.
+        mode: "native" where it says nothing of `torch.distributed` and would be taken for a serial script.
     """
 
     name: str
     verdict: str
     cause: str = ""
     twin: str = ""
-    ends: bool = True
+    mode: str = "auto"
 
     @property
     def path(self) -> Path:
@@ -41,7 +41,7 @@ SCRIPTS = [
     Script("two_networks.py", SAME),
     Script("batch_norm_local.py", SAME_BUT, "batch-norm-local"),
     Script("dropout_per_rank.py", SAME_BUT, "random-per-worker"),
-    Script("noisy_loader.py", SAME_BUT, "augmentation-in-loader"),
+    Script("noisy_loader.py", SAME_BUT, "augmentation-per-worker"),
     Script("accumulation_not_averaged.py", DIFFERENT, "accumulation-not-averaged"),
     Script("batch_times_n.py", DIFFERENT, "batch-times-n"),
     Script("crash.py", DIFFERENT, "crash"),
@@ -60,8 +60,9 @@ SCRIPTS = [
     Script("samples_left_out.py", DIFFERENT, "samples-left-out"),
     Script("samples_left_out_slices.py", DIFFERENT, "samples-left-out"),
     Script("schedule_n_times.py", DIFFERENT, "schedule-n-times"),
-    Script("silent_copies.py", DIFFERENT, "silent-copies"),
-    Script("steps_differ.py", DIFFERENT, "steps-differ", ends=False),
+    Script("silent_copies.py", DIFFERENT, "silent-copies", mode="native"),
+    Script("silent_copies_elsewhere.py", DIFFERENT, "silent-copies"),
+    Script("steps_differ.py", DIFFERENT, "steps-differ"),
     Script("sum_not_mean.py", DIFFERENT, "sum-not-mean"),
     Script("unseeded_data.py", DIFFERENT, "unseeded-data"),
     Script("unseeded_order.py", DIFFERENT, "unseeded-data"),

@@ -110,12 +110,14 @@ _TIME = re.compile(
 def printed_deviation(reference: Seen, seen: Seen, control: Seen) -> tuple[float, str]:
     """Return by how much printed numbers deviate more than they may, and the line with the largest.
 
-    Times and rates say nothing, nor do numbers that differ between two serial runs by more than rounding.
+    Times and rates say nothing, nor do numbers that differ between two serial runs by more than rounding,
+    nor what each worker of a distributed script says of its share: half as many samples, or batches.
     """
+    size = 1 if seen.is_replicated else seen.size
     lines, again, other = (_timeless(one.facts.printed).splitlines() for one in (reference, control, seen))
     worst, where = 0.0, ""
     for i, j in _pairs(lines, other):
-        value = _line_deviation(lines[i], other[j])
+        value = _line_deviation(lines[i], other[j], size=size)
         usual = _line_deviation(lines[i], again[i]) if i < len(again) else 0.0
         allowed = MARGIN * max(usual, ROUNDING * reference.facts.epsilon, _last_digit(lines[i]))
         if value > allowed and value > worst:
@@ -136,12 +138,19 @@ def _pairs(lines: Sequence[str], others: Sequence[str]) -> list[tuple[int, int]]
     return [(block.a + k, block.b + k) for block in blocks for k in range(block.size)]
 
 
-def _line_deviation(one: str, other: str) -> float:
+def _line_deviation(one: str, other: str, *, size: int = 1) -> float:
     numbers = [_NUMBER.findall(text) for text in (one, other)]
     if len(numbers[0]) != len(numbers[1]):
         return float("inf")
-    pairs = [(float(a), float(b)) for a, b in zip(*numbers, strict=True)]
+    pairs = [(float(a), float(b)) for a, b in zip(*numbers, strict=True) if not _is_share(a, b, size)]
     return max((abs(a - b) / max(abs(a), 1e-12) for a, b in pairs if a != b), default=0.0)
+
+
+def _is_share(of: str, one: str, size: int) -> bool:
+    """Return whether a count is that of one of `size` workers, or their number itself."""
+    if not (of.isdecimal() and one.isdecimal()):
+        return False
+    return int(one) in (int(of) * size, int(of) // size, -(-int(of) // size))
 
 
 def _last_digit(line: str) -> float:

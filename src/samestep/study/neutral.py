@@ -92,7 +92,7 @@ class _Seeded:
     def __getitem__(self, index: Any) -> Any:
         before = torch.get_rng_state(), random.getstate(), np.random.get_state()
         seed = hash(index) % 2**32
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed formats a stack, for CUDA to come
         random.seed(seed)
         np.random.seed(seed)
         try:

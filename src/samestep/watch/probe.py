@@ -72,7 +72,8 @@ class Probe:
         """Backwards before the step that is being made."""
         self._modules: dict[int, nn.Module] = {}
         self._is_inside = self._is_in_backward = self._has_begun = False
-        self._shuffled: dict[int, int] = {}
+        self._epochs: dict[int, set[int]] = {}
+        """That each sampler has shuffled for training."""
         self._fetches_drew = mmap.mmap(-1, 1)
         """Shared with the loaders' workers, which are forked."""
 
@@ -213,10 +214,23 @@ class Probe:
             self._stop()
 
     def _shuffle(self, original: Callable[..., Any], sampler: Any) -> Any:
-        if sampler.shuffle and self._shuffled.get(id(sampler)) == sampler.epoch:
-            self.facts.repeated_epochs += 1
-        self._shuffled[id(sampler)] = sampler.epoch
-        return original(sampler)
+        indices = original(sampler)
+        return self._followed(indices, sampler) if sampler.shuffle else indices
+
+    def _followed(self, indices: Iterable[int], sampler: Any) -> Iterator[int]:
+        """Yield the indices of an epoch, which counts as one only once a step was made meanwhile.
+
+        A look at the first batch and an evaluation may well repeat an order.
+        """
+        epoch, begun, is_new = sampler.epoch, self._step.index, True
+        known = self._epochs.setdefault(id(sampler), set())
+        for index in (*indices, None):
+            if is_new and self._step.index > begun:
+                self.facts.repeated_epochs += epoch in known
+                known.add(epoch)
+                is_new = False
+            if index is not None:
+                yield index
 
     def _fetch(self, original: Callable[..., Any], fetcher: Any, indices: Any) -> Any:
         before = _streams()

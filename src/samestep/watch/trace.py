@@ -51,7 +51,7 @@ class Facts:
         batch_norm: whether batch norms took statistics in training.
         drew: whether models drew random numbers when called in training.
         augmented: whether data sets drew random numbers when asked for a sample.
-        repeated_epochs: how many epochs a `DistributedSampler` shuffled as the one before.
+        repeated_epochs: how many epochs of training a `DistributedSampler` shuffled as one before.
         wrapped: whether models were called through DistributedDataParallel.
         evaluated: a key of each sample of evaluations after the last step.
         printed: stdout.

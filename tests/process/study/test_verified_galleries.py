@@ -1,0 +1,67 @@
+"""What `verify` says of scripts of many styles: serial ones shared out, distributed ones right and faulty."""
+
+import pytest
+
+from gallery.manifest import SCRIPTS as SERIAL
+from gallery_ddp.manifest import DIFFERENT, SAME, SCRIPTS
+from samestep.base.errors import UsageError
+from support.verifier import Verifier
+
+REFUSED = {"simclr_inside.py"}
+"""Serial scripts that cannot be shared out."""
+NEEDS_GPU = {"hard_coded_cuda.py"}
+
+
+@pytest.fixture(scope="module")
+def verifier():
+    """One process for all scripts."""
+    kept = Verifier()
+    yield kept
+    kept.close()
+
+
+def named(script):
+    return script.name.removesuffix(".py")
+
+
+def causes(report):
+    return sorted({finding["cause"] for finding in report["findings"]})
+
+
+@pytest.mark.parametrize("script", [s for s in SERIAL if s.name not in REFUSED | NEEDS_GPU], ids=named)
+def test_a_serial_script_is_the_same_on_two_workers(verifier, script):
+    report = verifier.verify(script.path, arguments=script.arguments, steps=5)
+    assert (report["verdict"], causes(report)) == ("same", [])
+    assert report["steps"]
+
+
+def test_a_script_that_cannot_be_shared_out_is_different_and_says_so(verifier):
+    script = next(one for one in SERIAL if one.name in REFUSED)
+    report = verifier.verify(script.path, steps=5)
+    assert (report["verdict"], causes(report)) == (DIFFERENT, ["refused"])
+    assert "silent copies" in report["findings"][0]["message"]
+
+
+def test_a_script_that_fails_on_one_worker_is_not_verified(verifier):
+    script = next(one for one in SERIAL if one.name in NEEDS_GPU)
+    with pytest.raises(UsageError, match="fails on one worker already"):
+        verifier.verify(script.path, steps=5)
+
+
+@pytest.mark.parametrize("script", [s for s in SCRIPTS if s.verdict == SAME], ids=named)
+def test_a_right_distributed_script_is_the_same(verifier, script):
+    report = verifier.verify(script.path, mode=script.mode, workers=(2, 3))
+    assert (report["verdict"], causes(report)) == (SAME, [])
+
+
+@pytest.mark.parametrize("script", [s for s in SCRIPTS if s.verdict != SAME], ids=named)
+def test_what_differs_is_named(verifier, script):
+    report = verifier.verify(script.path, mode=script.mode)
+    assert (report["verdict"], causes(report)) == (script.verdict, [script.cause]), report["findings"]
+    assert {finding["is_exception"] for finding in report["findings"]} == {script.verdict != DIFFERENT}
+
+
+@pytest.mark.parametrize("script", [s for s in SCRIPTS if s.twin], ids=named)
+def test_a_distributed_script_is_the_same_as_its_serial_twin(verifier, script):
+    report = verifier.verify(script.path, against=script.path.parent / script.twin)
+    assert (report["verdict"], causes(report)) == (SAME, [])

@@ -1,0 +1,102 @@
+"""A kept process that verifies scripts, for tests: torch is loaded once, and the runs are forked from it.
+
+The test session cannot fork them itself: it has computed with torch, and may have threads.
+"""
+
+import multiprocessing
+import pickle
+import shutil
+import tempfile
+import traceback
+from functools import partial
+from pathlib import Path
+
+from support import process_pool  # noqa: F401 - it says what the fork server loads
+
+
+class Verifier:
+    """Verifies scripts in a process of its own.
+
+    Args:
+        timeout_s: how long a script may take.
+    """
+
+    def __init__(self, *, timeout_s=60.0):
+        self._timeout_s = timeout_s
+        context = multiprocessing.get_context("forkserver")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,), name="verifier")
+        self._process.start()
+        theirs.close()
+
+    def verify(self, path, **options):
+        """Return the report on a script, as ``samestep verify --json`` prints it; see `report_on`.
+
+        Raises:
+            samestep.base.errors.Error: there is none.
+        """
+        self._pipe.send_bytes(pickle.dumps((path, options)))
+        if not self._pipe.poll(self._timeout_s):
+            self.close()
+            raise AssertionError(f"{path} is not verified within {self._timeout_s:g} s")
+        answer = pickle.loads(self._pipe.recv_bytes())
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def close(self):
+        """End the process."""
+        self._pipe.close()
+        self._process.join(5)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+def report_on(path, *, arguments=(), mode="auto", workers=(2,), steps=8, against=None):
+    """Return the report on a script; the arguments are the command's."""
+    from samestep.autopilot.options import DEFAULTS
+    from samestep.cli.verify import _kind, _watch
+    from samestep.launch.job import Program
+    from samestep.study.verify import Script, Verification
+
+    def script(path, mode):
+        program = Program(target=str(path), args=tuple(arguments))
+        return Script(program=program, kind=_kind(program, mode))
+
+    scratch = Path(tempfile.mkdtemp(prefix="samestep-verifier-"))
+    try:
+        return (
+            Verification(
+                script=script(path, mode),
+                against=None if against is None else script(against, "auto"),
+                workers=workers,
+                steps=steps,
+                scratch=scratch,
+                options=DEFAULTS,
+                watch=partial(_watch, limit_s=3.0),
+                tell=lambda _: None,
+            )
+            .run()
+            .as_json()
+        )
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _serve(pipe):
+    from samestep.cli.verify import _prepare
+
+    multiprocessing.set_start_method("fork", force=True)  # as in a process that no fork server has made
+    _prepare(4)
+    while True:
+        try:
+            path, options = pickle.loads(pipe.recv_bytes())
+        except (EOFError, ConnectionError):
+            return
+        try:
+            answer = report_on(path, **options)
+        except Exception as error:
+            error.add_note(traceback.format_exc())
+            answer = error
+        pipe.send_bytes(pickle.dumps(answer))
