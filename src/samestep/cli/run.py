@@ -61,6 +61,14 @@ def run(
             rich_help_panel=_JOB,
         ),
     ] = 60.0,
+    count: Annotated[
+        bool,
+        typer.Option(
+            "--count",
+            help="Say at the end how many steps and samples there were, and where the time went.",
+            rich_help_panel=_JOB,
+        ),
+    ] = False,
     sanitize: Annotated[
         bool,
         typer.Option(
@@ -213,7 +221,7 @@ def run(
         device=device,
         all_output=all_output,
     )
-    decision = watched(decision, hang_timeout=hang_timeout, sanitize=sanitize)
+    decision = watched(decision, hang_timeout=hang_timeout, sanitize=sanitize, count=count)
     job_flags.refuse_unused(job, decision.plan, meeting, launcher=decision.found.launcher)
     if dry_run:
         print("\n".join(dry_run_of(decision)))

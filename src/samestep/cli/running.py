@@ -49,6 +49,7 @@ class Decision:
         options: how a serial script is shared out.
         hang_timeout_s: how long a rank may wait for another; 0 is without end.
         sanitize: whether the ranks are compared in every step.
+        count: whether steps and samples are counted, and their times taken.
     """
 
     job: Job
@@ -60,6 +61,7 @@ class Decision:
     options: Options = DEFAULTS
     hang_timeout_s: float = 0.0
     sanitize: bool = False
+    count: bool = False
 
     @property
     def size(self) -> int:
@@ -126,7 +128,7 @@ def decide(
     return replace(decision, threads=_threads(settled, found, environment, threads))
 
 
-def watched(decision: Decision, *, hang_timeout: float, sanitize: bool) -> Decision:
+def watched(decision: Decision, *, hang_timeout: float, sanitize: bool, count: bool = False) -> Decision:
     """Return the decision with what the user wants watched.
 
     Raises:
@@ -141,7 +143,9 @@ def watched(decision: Decision, *, hang_timeout: float, sanitize: bool) -> Decis
             "--sanitize compares the workers of a Python script: give -n 2 or more, and a script that "
             "does not start its own."
         )
-    return replace(decision, hang_timeout_s=hang_timeout, sanitize=sanitize)
+    if count and (decision.alone or decision.job.program.kind == "executable"):
+        raise UsageError("--count looks into a Python script that does not start its own workers.")
+    return replace(decision, hang_timeout_s=hang_timeout, sanitize=sanitize, count=count)
 
 
 def banner(decision: Decision) -> list[str]:
@@ -227,9 +231,10 @@ def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
     if hosted:
         _import_once()
         hosted = release_compute_threads()
-    if decision.sanitize and not hosted:
+    if (decision.sanitize or decision.count) and not hosted:
         raise UsageError(
-            "--sanitize needs workers forked from this process, which cannot be: use torchrun or srun."
+            "--sanitize and --count need workers forked from this process, which cannot be: use torchrun or "
+            "srun."
         )
     if decision.steered and not hosted:
         raise UsageError(
@@ -340,6 +345,10 @@ def _what(decision: Decision) -> str:
 def _around(decision: Decision) -> Around:
     """Return what runs each worker's program."""
     around = _steering(decision)
+    if decision.count:
+        from samestep.cli.watching import counted
+
+        around = partial(counted, around=around, native=not decision.steered)
     if not decision.sanitize:
         return around
     from samestep.cli.watching import sanitized

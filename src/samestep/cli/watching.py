@@ -1,6 +1,7 @@
 """What ``samestep run`` puts beside each worker's program: a watchdog, and comparisons in every step."""
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,8 @@ from samestep.base.place import Place
 from samestep.launch.hosting import Ending
 from samestep.launch.programs import Around
 from samestep.watch.board import Board, GroupStore, SharedMemory
+from samestep.watch.count import Counter
+from samestep.watch.events import heard_by
 from samestep.watch.sanitize import sanitizing
 from samestep.watch.watchdog import Watchdog, interval_of
 from samestep.world.detect import detect
@@ -52,6 +55,28 @@ def sanitized(run: Callable[[], Ending], *, around: Around, native: bool) -> End
     """
     with sanitizing(native=native):
         return around(run)
+
+
+def counted(run: Callable[[], Ending], *, around: Around, native: bool) -> Ending:
+    """Run a worker's program, in what it needs around it, and say what was counted once it has ended.
+
+    Args:
+        run: runs it.
+        around: what it needs.
+        native: whether each worker has a share of its own.
+    """
+    place = detect(env.snapshot()).place
+    counter = Counter()
+
+    def heard() -> Ending:
+        with heard_by(counter):
+            return run()
+
+    ending = around(heard)
+    if place.is_main and not ending.exit_code:
+        words = counter.count.in_words(each=native and place.size > 1)
+        sys.stderr.write(f"samestep: {words}\n")
+    return ending
 
 
 def _watched(

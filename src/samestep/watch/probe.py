@@ -4,13 +4,11 @@ The probe hangs on what every training loop passes: calls of modules, `backward`
 of samples. It looks, and changes nothing (unless it is told to disturb gradients by their rounding).
 """
 
-import functools
 import mmap
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, TypeAlias
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -18,15 +16,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import Optimizer
 from torch.utils.data import DistributedSampler
 from torch.utils.data._utils.fetch import _BaseDatasetFetcher as Fetcher
 
 from samestep.replicas.batch_norm import uses_batch_statistics
+from samestep.watch.events import Listener, heard_by, redirected
 from samestep.watch.sketch import norm, row_keys, sketch
 from samestep.watch.trace import Facts, Step, Writer
 from samestep.world.process_group import adopt
@@ -36,7 +31,7 @@ ROUNDING = 16
 """How many times the rounding of a gradient's size a disturbed one is off."""
 
 
-class Probe:
+class Probe(Listener):
     """Sees what one rank of a script does.
 
     Args:
@@ -71,7 +66,7 @@ class Probe:
         self._before = 0
         """Backwards before the step that is being made."""
         self._modules: dict[int, nn.Module] = {}
-        self._is_inside = self._is_in_backward = self._has_begun = False
+        self._has_begun = False
         self._epochs: dict[int, set[int]] = {}
         """That each sampler has shuffled for training."""
         self._fetches_drew = mmap.mmap(-1, 1)
@@ -81,22 +76,11 @@ class Probe:
     def attached(self) -> Iterator[None]:
         """Within, the script is seen."""
         with ExitStack() as stack:
-            wraps: Sequence[tuple[Any, str, Callable[..., Any]]] = (
-                (nn.Module, "__call__", self._call),
-                # Outside of whatever exchanges gradients at the end of torch.autograd.backward.
-                (Tensor, "backward", self._backward),
-                (torch.autograd, "backward", self._backward),
-                (Optimizer, "__init__", self._make),
-                (DistributedSampler, "__iter__", self._shuffle),
-                *((kind, "fetch", self._fetch) for kind in Fetcher.__subclasses__()),
-            )
-            for owner, name, wrap in wraps:
-                stack.enter_context(patch.object(owner, name, _redirected(getattr(owner, name), wrap)))
-            for hook in (
-                register_optimizer_step_pre_hook(self._before_step),
-                register_optimizer_step_post_hook(self._after_step),
-            ):
-                stack.callback(hook.remove)
+            stack.enter_context(heard_by(self))
+            stack.enter_context(redirected(Optimizer, "__init__", self._make))
+            stack.enter_context(redirected(DistributedSampler, "__iter__", self._shuffle))
+            for kind in Fetcher.__subclasses__():
+                stack.enter_context(redirected(kind, "fetch", self._fetch))
             yield
 
     def end(self, ended: str, message: str = "") -> None:
@@ -108,20 +92,15 @@ class Probe:
         self._note_group()
         self._writer.end(facts)
 
-    def _call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if self._is_inside or next(module.parameters(), None) is None:
-            return original(module, *args, **kwargs)
-        is_training = torch.is_grad_enabled() and module.training
-        self._look_at(module, (*args, *kwargs.values()), is_training=is_training)
-        before = _stream() if is_training else None
-        self._is_inside = True
-        try:
-            with self._within():
-                return original(module, *args, **kwargs)
-        finally:
-            self._is_inside = False
-            if before is not None and not torch.equal(before, _stream()):
-                self.facts.drew = True
+    @contextmanager
+    def call(self, module: nn.Module, given: Sequence[Any], *, is_training: bool) -> Iterator[None]:
+        """See `Listener.call`."""
+        self._look_at(module, given, is_training=is_training)
+        before = torch.get_rng_state() if is_training else None
+        with self._within():
+            yield
+        if before is not None and not torch.equal(before, torch.get_rng_state()):
+            self.facts.drew = True
 
     def _look_at(self, module: nn.Module, given: Iterable[Any], *, is_training: bool) -> None:
         if is_training and not self._has_begun:
@@ -141,16 +120,10 @@ class Probe:
                 isinstance(one, BatchNorm) and uses_batch_statistics(one) for one in module.modules()
             )
 
-    def _backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> None:
-        if self._is_in_backward:
-            original(tensors, *args, **kwargs)
-            return
-        losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        self._is_in_backward = True
-        try:
-            original(tensors, *args, **kwargs)
-        finally:
-            self._is_in_backward = False
+    @contextmanager
+    def backward(self, losses: Sequence[Tensor]) -> Iterator[None]:
+        """See `Listener.backward`."""
+        yield
         # Read now: with a steered script the loss is the global one only once it has been differentiated.
         self._step.losses += [float(one.detach()) for one in losses if one.numel() == 1]
         self._step.backwards += 1
@@ -180,7 +153,8 @@ class Probe:
         original(optimizer, *args, **kwargs)
         self._made.append(optimizer)
 
-    def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    def before_step(self, optimizer: Optimizer) -> None:
+        """See `Listener.before_step`."""
         if optimizer not in self._optimizers:
             self._optimizers.append(optimizer)
         self._step.optimizer = self._optimizers.index(optimizer)
@@ -196,7 +170,8 @@ class Probe:
         gradients = [parameter.grad for parameter in parameters]
         self._step.gradient_norm, self._step.gradient = norm(gradients), sketch(gradients)
 
-    def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    def after_step(self, optimizer: Optimizer) -> None:
+        """See `Listener.after_step`."""
         parameters = _parameters(optimizer)
         if self._step.backwards > self._before:  # by a closure, within the step
             self._take_down(parameters)
@@ -248,14 +223,6 @@ class Probe:
             self.facts.met = max(self.facts.met, adopt().place.size)
 
 
-def _redirected(original: Callable[..., Any], wrap: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return wrap(original, *args, **kwargs)
-
-    return call
-
-
 def _is_data(value: Any) -> bool:
     """Return whether this is a batch that the script has not computed from parameters."""
     return isinstance(value, Tensor) and value.dim() > 0 and value.numel() > 0 and not value.requires_grad
@@ -269,10 +236,6 @@ def _disturb(gradient: Tensor, noise: torch.Generator) -> None:
     size = gradient.detach().double().pow(2).mean().sqrt() * torch.finfo(gradient.dtype).eps * ROUNDING
     drawn = torch.randn(gradient.shape, generator=noise, dtype=torch.float64)
     gradient.add_((drawn * size.cpu()).to(gradient))
-
-
-def _stream() -> Tensor:
-    return torch.get_rng_state()
 
 
 def _streams() -> tuple[Any, ...]:

@@ -1,0 +1,119 @@
+"""What every training loop passes, made known: calls of modules, backwards, optimizer steps, batches."""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
+
+
+class Listener:
+    """Is told of what happens in a script; each method here does nothing."""
+
+    def call(
+        self, module: nn.Module, given: Sequence[Any], *, is_training: bool
+    ) -> AbstractContextManager[Any]:
+        """Return what an outermost call of a module with parameters is made within.
+
+        Args:
+            module: what is called.
+            given: its arguments.
+            is_training: whether it is in training mode and with gradients.
+        """
+        del module, given, is_training
+        return nullcontext()
+
+    def backward(self, losses: Sequence[Tensor]) -> AbstractContextManager[Any]:
+        """Return what an outermost backward from `losses` is made within."""
+        del losses
+        return nullcontext()
+
+    def loading(self) -> AbstractContextManager[Any]:
+        """Return what the next batch of a DataLoader is asked for within."""
+        return nullcontext()
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Be told that an optimizer is about to step."""
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Be told that it has."""
+
+
+@contextmanager
+def heard_by(listener: Listener) -> Iterator[None]:
+    """Within, `listener` is told of what happens in this process."""
+    heard = _Heard(listener)
+    with ExitStack() as stack:
+        for owner, name, wrap in (
+            (nn.Module, "__call__", heard.call),
+            # Outside of whatever exchanges gradients at the end of torch.autograd.backward.
+            (Tensor, "backward", heard.backward),
+            (torch.autograd, "backward", heard.backward),
+            (LoaderIterator, "__next__", heard.next_batch),
+        ):
+            stack.enter_context(redirected(owner, name, wrap))
+        for hook in (
+            register_optimizer_step_pre_hook(lambda optimizer, *_: listener.before_step(optimizer)),
+            register_optimizer_step_post_hook(lambda optimizer, *_: listener.after_step(optimizer)),
+        ):
+            stack.callback(hook.remove)
+        yield
+
+
+def redirected(owner: Any, name: str, wrap: Callable[..., Any]) -> AbstractContextManager[Any]:
+    """Return what has a function go through `wrap`, which is given it before its arguments."""
+    original: Callable[..., Any] = getattr(owner, name)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return wrap(original, *args, **kwargs)
+
+    return patch.object(owner, name, call)
+
+
+class _Heard:
+    """Tells a listener of the outermost of each kind.
+
+    Args:
+        listener: is told.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._is_in_call = self._is_in_backward = False
+
+    def call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self._is_in_call or next(module.parameters(), None) is None:
+            return original(module, *args, **kwargs)
+        is_training = torch.is_grad_enabled() and module.training
+        self._is_in_call = True
+        try:
+            with self._listener.call(module, (*args, *kwargs.values()), is_training=is_training):
+                return original(module, *args, **kwargs)
+        finally:
+            self._is_in_call = False
+
+    def backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> None:
+        if self._is_in_backward:
+            original(tensors, *args, **kwargs)
+            return
+        losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        self._is_in_backward = True
+        try:
+            with self._listener.backward(losses):
+                original(tensors, *args, **kwargs)
+        finally:
+            self._is_in_backward = False
+
+    def next_batch(self, original: Callable[..., Any], iterator: Any) -> Any:
+        with self._listener.loading():
+            return original(iterator)
