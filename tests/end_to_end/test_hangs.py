@@ -1,6 +1,7 @@
 """``samestep run`` when a rank does not come: it is named, with the lines of all, and the run ends."""
 
 import re
+import socket
 from textwrap import dedent
 
 import pytest
@@ -131,37 +132,59 @@ def test_copies_of_a_serial_script_that_go_apart(hanging):
     assert said[3].startswith("The copies of a serial script must decide alike")
 
 
-def test_a_message_that_is_never_sent_and_workers_of_another_launcher(tmp_path):
-    file = tmp_path / "train.py"
-    file.write_text(
-        dedent("""\
-        import time, torch
-        import torch.distributed as dist
+@pytest.fixture
+def under_another_launcher(tmp_path):
+    """Run a script as two tasks of another launcher; return exit codes, all that is said, and the file."""
 
+    def run(text):
+        file = tmp_path / "train.py"
+        file.write_text("import time, torch\nimport torch.distributed as dist\n" + dedent(text))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        variables = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+        }
+        ranks = [
+            start("run", "--hang-timeout", 2, file, RANK=str(rank), LOCAL_RANK=str(rank), **variables)
+            for rank in range(2)
+        ]
+        ended = [finish(process) for process in ranks]
+        said = ended[0].err + ended[1].err
+        assert said.count("error: the r") == 1
+        return [one.code for one in ended], said, file
+
+    return run
+
+
+def test_a_message_that_is_never_sent_between_tasks_of_another_launcher(under_another_launcher):
+    codes, said, file = under_another_launcher("""\
         dist.init_process_group("gloo")
         if dist.get_rank() == 0:
             dist.recv(torch.ones(1), src=1)
         time.sleep(1000)
         """)
-    )
-    variables = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29517",
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-    }
-    ranks = [
-        start("run", "--hang-timeout", 2, file, RANK=str(rank), LOCAL_RANK=str(rank), **variables)
-        for rank in range(2)
-    ]
-    ended = [finish(process) for process in ranks]
 
-    assert [one.code for one in ended] == [1, 1]
-    said = ended[0].err + ended[1].err
-    assert said.count("error:") == 1
+    assert codes == [1, 1]
     assert "rank 1 of 2 does not come to recv, where rank 0 waits for 2 s" in said
     assert f"at {line_with(file, 'dist.recv')}" in said
     assert f"at {line_with(file, 'time.sleep')}" in said
+
+
+def test_the_rank_that_serves_the_store_ends_first(under_another_launcher):
+    codes, said, file = under_another_launcher("""\
+        dist.init_process_group("gloo")
+        for _ in range(3 + dist.get_rank()):
+            dist.all_reduce(torch.ones(1))
+        """)
+
+    assert codes == [0, 1]
+    assert "rank 0 of 2 does not come to all_reduce #4, where rank 1 waits" in said
+    assert "rank 0: ended its script after 3 collectives" in said
+    assert f"at {line_with(file, 'dist.all_reduce')}" in said
 
 
 def test_a_rank_that_only_takes_long_is_waited_for(tmp_path):

@@ -17,6 +17,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from samestep.base.place import Place
+from samestep.watch.recorder import has_group
 
 _SLOT = 4096
 _HEAD = struct.Struct("<II")  # length and checksum of what follows
@@ -121,6 +122,7 @@ class GroupStore:
     def read(self) -> dict[int, bytes]:
         """See `Board.read`; what was there at the last exchange."""
         self._wanted.set()
+        self._hurry.set()
         return dict(self._words)
 
     def call_off(self) -> None:
@@ -130,17 +132,22 @@ class GroupStore:
         time.sleep(2 * self._interval_s)
 
     def linger(self, done: Done) -> None:
-        """See `Board.linger`; leaves the last word first."""
+        """See `Board.linger`; leaves the last word first, and asks for those of the others."""
+        self._wanted.set()
         self._flush()
-        while self._served_here and self._thread.is_alive() and not self.called_off and not done():
+        if self._group_store is None or not self._served_here:
+            return
+        while self._thread.is_alive() and not self.called_off and not done():
             self._flush()
             time.sleep(_LOOK_S)
+        if self.called_off:  # whoever did speaks with the store once more
+            time.sleep(4 * self._interval_s)
 
     def _flush(self) -> None:
         """Have the store know what was posted, if there is one."""
         self._left.clear()
         self._hurry.set()
-        if self._group_store is not None and self._thread.is_alive():
+        if (has_group() or self._group_store is not None) and self._thread.is_alive():
             self._left.wait(_FLUSH_S)
 
     def _exchange(self) -> None:
@@ -149,14 +156,16 @@ class GroupStore:
             while True:
                 self._hurry.wait(self._interval_s)
                 self._hurry.clear()
-                store = store or self._own_connection()
+                store, is_over = store or self._own_connection(), self._is_over
                 if store is not None and self._word:
-                    self._exchange_with(store)
+                    self._exchange_with(store, is_over=is_over)
                     self._left.set()
+                    if is_over:
+                        return
 
-    def _exchange_with(self, store: Any) -> None:
+    def _exchange_with(self, store: Any, *, is_over: bool) -> None:
         store.set(str(self._place.rank), self._word)
-        if self._is_over:
+        if is_over:
             store.set(_OVER, "1")
         self.called_off = self.called_off or store.check([_OVER])
         if self._wanted.is_set():  # which many ranks want rarely

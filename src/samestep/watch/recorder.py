@@ -33,7 +33,7 @@ class Recorder:
     def counts(self) -> dict[str, Count]:
         """Return the counts of each group that has had a collective."""
         found = {}
-        status = _dump(entries=False).get("pg_status", {})
+        status = _dump(entries=False)["pg_status"]
         if status.keys() - self._names.keys():
             self._learn_names()
         for number, said in status.items():
@@ -55,7 +55,7 @@ class Recorder:
         )
 
     def _learn_names(self) -> None:
-        for entry in _dump(entries=True).get("entries", []):
+        for entry in _dump(entries=True)["entries"]:
             self._names[str(entry["pg_id"])] = _group(entry)
 
 
@@ -77,7 +77,7 @@ def has_group() -> bool:
 
 
 def _collectives(group: str) -> list[dict[str, Any]]:
-    entries = _dump(entries=True).get("entries", [])
+    entries = _dump(entries=True)["entries"]
     return [entry for entry in entries if _group(entry) == group and not entry.get("is_p2p")]
 
 
@@ -92,11 +92,14 @@ def _group(entry: dict[str, Any]) -> str:
 
 
 def _dump(*, entries: bool) -> dict[str, Any]:
+    """Return what the recorders of Gloo's and of NCCL's groups hold."""
     c10d: Any = sys.modules.get("torch._C._distributed_c10d")
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"pg_status": {}, "entries": []}
     for name in ("_dump_fr_trace", "_dump_nccl_trace"):
         dump = getattr(c10d, name, None)
-        if dump is not None and not found.get("pg_status"):
+        if dump is not None:
             # Frames are not asked for: making text of them can take seconds.
-            found = pickle.loads(dump(includeCollectives=entries, includeStackTraces=False))  # noqa: S301
+            held = pickle.loads(dump(includeCollectives=entries, includeStackTraces=False))  # noqa: S301
+            found["pg_status"] |= held.get("pg_status", {})
+            found["entries"] += held.get("entries", [])
     return found

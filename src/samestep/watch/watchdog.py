@@ -167,8 +167,9 @@ class Watchdog:
         return len(others) < self._place.size - 1 or any(one.state == "running" for one in others)
 
     def _nobody_runs(self) -> bool:
-        """Return whether no other rank's script runs that still gives word."""
-        standings = self._heard()
+        """Return whether no other rank's script runs that still gives word, or may come to give some."""
+        silent = Standing(start=self._start, beat=-1)
+        standings = {**dict.fromkeys(range(self._place.size), silent), **self._heard()}
         self._listen(standings)
         return not any(
             one.state in ("running", "left") and self._beats[rank][1] < 10 * _QUIET_BEATS
