@@ -18,6 +18,7 @@ from samestep.autopilot.norms import normalises
 from samestep.autopilot.options import DEFAULTS, Options
 from samestep.autopilot.plans import Given, SplitPlan
 from samestep.autopilot.sides import cut_again, leave, outcome, put_together
+from samestep.autopilot.slicing import Slicing
 from samestep.autopilot.state import Drawn
 from samestep.autopilot.tree import leaves
 from samestep.autopilot.trial import FEWER, Forward, Trial, split
@@ -40,11 +41,18 @@ class Calls:
         gradients: told of what is computed with.
         account: told of each call.
         options: how calls are shared out.
+        slicing: which batches the script has slices of already, under ``--split loader``.
     """
 
     def __init__(
-        self, world: World, gradients: Gradients, account: Account, options: Options = DEFAULTS
+        self,
+        world: World,
+        gradients: Gradients,
+        account: Account,
+        options: Options = DEFAULTS,
+        slicing: Slicing | None = None,
     ) -> None:
+        self._slicing = slicing
         self._world, self._gradients, self._account, self._options = world, gradients, account, options
         self._inside = False
         self._plans: WeakKeyDictionary[nn.Module, dict[Kind, SplitPlan | None]] = WeakKeyDictionary()
@@ -59,6 +67,9 @@ class Calls:
             return forward(module, *args, **kwargs)
         self._inside = True
         try:
+            if self._slicing is not None and self._slicing.cut is not None:
+                self._follow(module, Given(args, kwargs))
+                return self._slicing.call(forward, module, args, kwargs)
             return self._shared(forward, module, Given(args, kwargs))
         finally:
             self._inside = False

@@ -8,6 +8,7 @@ BatchNormOver: TypeAlias = Literal["global", "local"]
 Device: TypeAlias = Literal["auto", "cpu"]
 Load: TypeAlias = Literal["auto", "shared", "replicated"]
 RandomOf: TypeAlias = Literal["global", "per-worker"]
+Split: TypeAlias = Literal["call", "loader"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,7 @@ class Options:
         batch_norm: whether batch norm within a shared call is over the whole batch, or over each slice.
         load: whether each worker loads its share of a batch, or all of it; ``auto`` shares where that gives
             the same batch, and sooner.
+        split: whether the calls of models are cut, or the batches as they are loaded.
         random: whether a shared call draws for the whole batch, or each worker for its slice.
         all_output: whether every worker prints, and not the first alone.
         device: ``cpu`` for a script that names another one, whatever it names.
@@ -29,6 +31,7 @@ class Options:
     explain: bool = False
     batch_norm: BatchNormOver = "global"
     load: Load = "auto"
+    split: Split = "call"
     random: RandomOf = "global"
     device: Device = "auto"
     all_output: bool = False

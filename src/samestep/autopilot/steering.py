@@ -27,6 +27,7 @@ from samestep.autopilot.options import DEFAULTS, Options
 from samestep.autopilot.output import silenced
 from samestep.autopilot.seeds import seeded_alike
 from samestep.autopilot.shadow_calls import noted, shadowed, writing_to
+from samestep.autopilot.slicing import Slicing, losses_of_slices
 from samestep.world.join import join
 from samestep.world.world import World
 
@@ -94,9 +95,12 @@ def steering(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
         stack.enter_context(outermost_calls())
         stack.enter_context(batch_norm_of_slices())
         stack.enter_context(averaging_grad(current_gradients))
-        stack.enter_context(sharing_out(Calls(world, gradients, account, options)))
+        slicing = Slicing(world, account, options) if options.split == "loader" else None
+        if slicing is not None:
+            stack.enter_context(losses_of_slices(slicing))
+        stack.enter_context(sharing_out(Calls(world, gradients, account, options, slicing)))
         stack.enter_context(loaders_in_shares())
-        stack.enter_context(reading_in_shares(Loading(world, account, options.load)))
+        stack.enter_context(reading_in_shares(Loading(world, account, options.load), slicing))
         stack.enter_context(_after_some_steps(account, stop))
         yield account
         if options.explain:

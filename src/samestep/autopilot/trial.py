@@ -10,7 +10,7 @@ this kind stay whole: every rank computes all of them, which is slower and right
 import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Any, TypeAlias
@@ -192,13 +192,21 @@ def split(
 ) -> tuple[Any, GlobalDraws | None]:
     """Return the outputs of this rank's slice, before they are put together, and what drew."""
     own = given.cut(cut, dims)
+    with as_slice(cut, draws=draws, options=options) as mode:
+        return forward(module, *own.args, **own.kwargs), mode
+
+
+@contextmanager
+def as_slice(cut: Cut, *, draws: bool, options: Options = DEFAULTS) -> Iterator[GlobalDraws | None]:
+    """Within, what is normalised and drawn is part of a whole batch; yields what sees the draws."""
     norms = over_all_ranks(cut.world) if options.batch_norm == "global" else over_each_slice(cut)
     if draws and options.random == "per-worker":
         with norms, own_stream(cut.world):
-            return forward(module, *own.args, **own.kwargs), None
+            yield None
+        return
     mode = GlobalDraws(cut) if draws else None
     with norms, mode or nullcontext():
-        return forward(module, *own.args, **own.kwargs), mode
+        yield mode
 
 
 def close(one: Tensor, other: Tensor) -> bool:

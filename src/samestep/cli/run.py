@@ -100,6 +100,13 @@ def run(
             rich_help_panel=_SERIAL,
         ),
     ] = "global",
+    split: Annotated[
+        str,
+        typer.Option(
+            help="Of a serial script: call, its models' calls are cut, or loader, its batches are.",
+            rich_help_panel=_SERIAL,
+        ),
+    ] = "call",
     load: Annotated[
         str,
         typer.Option(
@@ -217,6 +224,7 @@ def run(
         explain=explain,
         batch_norm=batch_norm,
         load=load,
+        split=split,
         random=random,
         device=device,
         all_output=all_output,

@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 from typing import Any, get_args
 
-from samestep.autopilot.options import DEFAULTS, BatchNormOver, Device, Load, Options, RandomOf
+from samestep.autopilot.options import DEFAULTS, BatchNormOver, Device, Load, Options, RandomOf, Split
 from samestep.base.errors import UsageError
 from samestep.cli.running import Decision
 from samestep.launch.job import Std
@@ -14,6 +14,7 @@ _CHOICES = {
     "load": get_args(Load),
     "device": get_args(Device),
     "random": get_args(RandomOf),
+    "split": get_args(Split),
 }
 
 

@@ -55,6 +55,7 @@ def verify(
     ] = "auto",
     batch_norm: Annotated[str, typer.Option(help="Of a serial script, as in samestep run.")] = "global",
     load: Annotated[str, typer.Option(help="Of a serial script, as in samestep run.")] = "auto",
+    split: Annotated[str, typer.Option(help="Of a serial script, as in samestep run.")] = "call",
     random: Annotated[str, typer.Option(help="Of a serial script, as in samestep run.")] = "global",
     device: Annotated[str, typer.Option(help="Of a serial script, as in samestep run.")] = "auto",
     hang_timeout: Annotated[
@@ -89,7 +90,7 @@ def verify(
             workers=[size for size in sizes if size > 1 or against],
             steps=steps,
             scratch=scratch,
-            options=checked(batch_norm=batch_norm, load=load, random=random, device=device),
+            options=checked(batch_norm=batch_norm, load=load, split=split, random=random, device=device),
             watch=partial(_watch, limit_s=hang_timeout),
             tell=tell,
         ).run()
