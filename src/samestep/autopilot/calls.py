@@ -175,6 +175,8 @@ def outermost_calls() -> Iterator[None]:
     counting = register_module_parameter_registration_hook(_count_registration)
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():  # it looks into a module that is called compiled
+            return original(module, *args, **kwargs)
         calls = _calls.get()
         return original(module, *args, **kwargs) if calls is None else calls(original, module, args, kwargs)
 

@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from samestep.base import env
+
 T = TypeVar("T")
 
 
@@ -67,6 +69,8 @@ class Shadow:
         """Paths that this copy has removed, and not made again."""
         self.made: list[str] = []
         """What this copy has made or written, in that order."""
+        self._passed: tuple[str, ...] = (*_PASSED, self._root, *_caches())
+        """What is this copy's own already, or of all processes, and needs no shadow."""
         self._emptied: set[str] = set()
         """Folders that it has removed: what was in them before the run stays gone."""
 
@@ -75,7 +79,7 @@ class Shadow:
         if isinstance(path, int):
             return path
         real = absolute(path)
-        if real is None or real.startswith((*_PASSED, self._root)):
+        if real is None or real.startswith(self._passed):
             return path
         shadow = self._root + real
         if make:
@@ -86,6 +90,10 @@ class Shadow:
         if there(shadow):
             return shadow
         return self._root + "/.nothing" if self._hidden(real) else path
+
+    def pass_by(self, path: str) -> None:
+        """Leave a path alone that only this copy knows of, with what will be below it."""
+        self._passed = (*self._passed, path)
 
     def look(self, path: Any, how: Callable[[Any], T]) -> T:
         """Return what `how` gives for where `path` is; again, if rank 0 was just making something there."""
@@ -117,7 +125,7 @@ class Shadow:
     def remove(self, path: Any, how: Callable[..., Any]) -> None:
         """Remove a file or an empty folder from what this copy sees."""
         real, where = absolute(path), self.place(path)
-        if real is None or (where is path and real.startswith((*_PASSED, self._root))):
+        if real is None or (where is path and real.startswith(self._passed)):
             how(path)
             return
         if not self.sees(path):
@@ -137,7 +145,7 @@ class Shadow:
             raise _not_found(source)
         before, real = self.place(source), absolute(source)
         after = self.place(target, make=True)
-        if real is None or before == self._root + real:
+        if real is None or before == self._root + real or real.startswith(self._passed):
             os.rename(before, after)
         elif os.path.isdir(before):
             shutil.copytree(before, after, dirs_exist_ok=True)
@@ -167,7 +175,7 @@ class Shadow:
     def names(self, path: Any) -> list[str]:
         """Return the names in a folder as this copy sees it."""
         real = absolute(path)
-        if real is None:
+        if real is None or real.startswith(self._passed):
             return list(os.listdir(path))
         if not self.sees(path):
             raise _not_found(path)
@@ -200,6 +208,13 @@ PATIENCE_S = 60.0
 """How long a copy waits for a folder that rank 0 is about to make."""
 _PASSED = ("/dev/", "/proc/", "/sys/", f"{tempfile.gettempdir()}/pymp-")
 """What is no file, and belongs to every process; and where multiprocessing binds its sockets."""
+
+
+def _caches() -> tuple[str, ...]:
+    """Return where compilers keep what they have made for every process, and look for it with programs."""
+    said = [env.snapshot().get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")]
+    usual = [f"{tempfile.gettempdir()}/torchinductor_", os.path.expanduser("~/.triton/")]
+    return (*(os.path.abspath(one) for one in said if one), *usual)
 
 
 def absolute(path: Any) -> str | None:

@@ -66,7 +66,10 @@ def _average(norms: list[BatchNorm], cut: Cut) -> None:
 
 @contextmanager
 def batch_norm_of_slices() -> Iterator[None]:
-    """Have all batch norms of this process look whether they are given a slice."""
+    """Have all batch norms of this process look whether they are given a slice.
+
+    `torch.compile` leaves them to Python: an exchange cannot be part of a compiled graph.
+    """
     original: Callable[[Any, Tensor], Tensor] = BatchNorm.forward
 
     def forward(module: Any, batch: Tensor) -> Tensor:
@@ -79,7 +82,7 @@ def batch_norm_of_slices() -> Iterator[None]:
             seen[id(module)] = module
         return original(module, batch)
 
-    BatchNorm.forward = forward  # type: ignore[method-assign, assignment]
+    BatchNorm.forward = torch.compiler.disable(forward)  # type: ignore[method-assign, no-untyped-call]
     try:
         yield
     finally:

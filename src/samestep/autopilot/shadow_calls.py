@@ -7,6 +7,7 @@ import functools
 import io
 import os
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -82,6 +83,9 @@ class _Notes:
         self._journal = journal
 
     def opened(self, original: Call, path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("opener") is not None:  # tempfile's, given a folder
+            with watched():
+                return original(path, mode, *args, **kwargs)
         if set(mode) & set("wax"):
             self._note(path)
         return original(path, mode, *args, **kwargs)
@@ -131,6 +135,16 @@ def unwatched() -> Iterator[None]:
         _inside.busy = before
 
 
+@contextmanager
+def watched() -> Iterator[None]:
+    """Within what is redirected: redirect what it calls itself."""
+    _inside.busy = False
+    try:
+        yield
+    finally:
+        _inside.busy = True
+
+
 class _View:
     """Each function, as it acts on a shadow."""
 
@@ -138,6 +152,9 @@ class _View:
         self._shadow = shadow
 
     def opened(self, original: Call, path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("opener") is not None:  # tempfile's, given a folder
+            with watched():
+                return original(path, mode, *args, **kwargs)
         if isinstance(path, int) or not set(mode) & set("wax+"):
             return self._shadow.look(path, lambda where: original(where, mode, *args, **kwargs))
         if "x" in mode and self._shadow.sees(path):
@@ -156,6 +173,26 @@ class _View:
             path, truncates=bool(flags & os.O_TRUNC), must_be=not flags & os.O_CREAT
         )
         return original(where, flags & ~os.O_EXCL, *args, **kwargs)
+
+    def made_temporary(
+        self, original: Call, suffix: Any = None, prefix: Any = None, folder: Any = None, **kwargs: Any
+    ) -> Any:
+        folder = kwargs.get("dir", folder)
+        if folder is not None and os.fsdecode(folder) != tempfile.gettempdir():
+            with watched():
+                return original(suffix, prefix, folder)
+        path = original(suffix, prefix, folder)
+        self._shadow.pass_by(os.fsdecode(path))
+        return path
+
+    def opened_temporary(self, original: Call, folder: Any, *args: Any) -> Any:
+        if not os.path.isdir(folder):
+            with watched():
+                return original(folder, *args)
+        # Under a name that nobody else has; it is removed, or moved to where it is to be.
+        number, path = original(folder, *args)
+        self._shadow.pass_by(os.fsdecode(path))
+        return number, path
 
     def asked(self, original: Call, path: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("dir_fd") is not None:
@@ -210,6 +247,9 @@ def _redirections(view: _View) -> list[tuple[Any, str, Call]]:
         *((os, name, view.moved) for name in ("rename", "replace")),
         *((os, name, view.linked) for name in ("symlink", "link")),
         (os, "chdir", view.entered),
+        # Other programs are started on them: compilers.
+        (tempfile, "mkdtemp", view.made_temporary),
+        (tempfile, "_mkstemp_inner", view.opened_temporary),
         (os, "listdir", view.listed),
         (os, "scandir", view.scanned),
         (shutil, "rmtree", view.cleared),
