@@ -14,6 +14,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from samestep.autopilot.account import Account, calling_site
 from samestep.autopilot.cut import Cut
 from samestep.autopilot.gradients import Gradients, leaves_of
+from samestep.autopilot.memory import never_tried_again
 from samestep.autopilot.norms import normalises
 from samestep.autopilot.options import DEFAULTS, Options
 from samestep.autopilot.plans import Given, SplitPlan
@@ -67,10 +68,11 @@ class Calls:
             return forward(module, *args, **kwargs)
         self._inside = True
         try:
-            if self._slicing is not None and self._slicing.cut is not None:
-                self._follow(module, Given(args, kwargs))
-                return self._slicing.call(forward, module, args, kwargs)
-            return self._shared(forward, module, Given(args, kwargs))
+            with never_tried_again(f"a call of {type(module).__name__}"):
+                if self._slicing is not None and self._slicing.cut is not None:
+                    self._follow(module, Given(args, kwargs))
+                    return self._slicing.call(forward, module, args, kwargs)
+                return self._shared(forward, module, Given(args, kwargs))
         finally:
             self._inside = False
 

@@ -21,6 +21,7 @@ from samestep.autopilot.files import Journal, Shadow
 from samestep.autopilot.gradients import Gradients, averaging_grad
 from samestep.autopilot.loaders import loaders_in_shares, reading_in_shares
 from samestep.autopilot.loading import Loading
+from samestep.autopilot.memory import never_tried_again
 from samestep.autopilot.network import asked_once
 from samestep.autopilot.norms import batch_norm_of_slices
 from samestep.autopilot.options import DEFAULTS, Options
@@ -114,7 +115,8 @@ def _after_some_steps(account: Account, then: Stop) -> Iterator[None]:
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> None:
-        original(*args, **kwargs)
+        with never_tried_again("backward"):
+            original(*args, **kwargs)
         account.backwards += 1
         if account.backwards == ENOUGH:
             then(account)

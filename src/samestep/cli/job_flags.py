@@ -145,6 +145,8 @@ def _not_a_script(target: str) -> str:
     path = Path(target)
     if target == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
         return "can be read only once, and each worker reads the script: save it to a file"
+    if path.suffix == ".ipynb":
+        return "is a notebook: export it (jupyter nbconvert --to script)"
     if path.is_file():
         return ""
     return "is a folder" if path.is_dir() else "does not exist"

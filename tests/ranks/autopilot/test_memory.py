@@ -1,0 +1,42 @@
+"""A script that retries when memory runs out would retry on one worker alone: it ends instead."""
+
+import pytest
+import torch
+from torch import nn
+
+from samestep.autopilot.account import Account
+from samestep.autopilot.calls import Calls, outermost_calls, sharing_out
+from samestep.autopilot.gradients import Gradients
+from samestep.base.errors import UsageError
+from samestep.world.threads import run_ranks
+
+
+class Hungry(nn.Linear):
+    def forward(self, x):
+        if len(x) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return super().forward(x)
+
+
+def retried(world):
+    """Halve a batch that does not fit, as many scripts do."""
+    model, gradients = Hungry(3, 1), Gradients(world)
+    nn.init.ones_(model.weight)
+    nn.init.ones_(model.bias)
+    try:
+        with sharing_out(Calls(world, gradients, Account())):
+            model(torch.ones(4, 3))
+            try:
+                model(torch.ones(16, 3))
+            except RuntimeError:
+                model(torch.ones(8, 3))
+    finally:
+        gradients.detach()
+
+
+def test_a_retry_is_refused_in_plain_words():
+    with (
+        outermost_calls(),
+        pytest.raises(UsageError, match=r"ran out of memory in a call of Hungry\..*Tried to allocate 2 GiB"),
+    ):
+        run_ranks(retried, 2)
