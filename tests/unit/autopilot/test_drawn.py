@@ -1,0 +1,50 @@
+"""Where the generators stand is told exactly, also where numpy's need not be asked."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from samestep.autopilot.state import Drawn
+
+CPU = torch.device("cpu")
+DRAWS = {
+    "torch": lambda: torch.rand(1),
+    "random": random.random,
+    "numpy": lambda: np.random.rand(),
+    "numpy's integers": lambda: np.random.randint(5),
+    "one normal number": lambda: np.random.randn(),
+    "the normal number left over": lambda: np.random.randn(),
+    "numpy seeded": lambda: np.random.seed(7),
+    "a permutation": lambda: np.random.permutation(3),
+}
+
+
+@pytest.fixture(autouse=True)
+def _as_before():
+    before = Drawn.now(CPU)
+    yield
+    before.restore()
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_every_draw_is_seen_and_can_be_taken_back(name):
+    np.random.seed(1)
+    if "left over" in name:
+        np.random.randn()
+    before = Drawn.now(CPU)
+    assert before.same(Drawn.now(CPU))
+    first = DRAWS[name]()
+    assert not before.same(Drawn.now(CPU))
+    before.restore()
+    assert before.same(Drawn.now(CPU))
+    assert np.array_equal(DRAWS[name](), first)
+
+
+def test_as_many_draws_as_the_twister_has_words_are_seen():
+    np.random.seed(1)
+    np.random.rand(312)
+    before = Drawn.now(CPU)
+    np.random.rand(312)
+    assert not before.same(Drawn.now(CPU))
