@@ -39,6 +39,9 @@ _QUIET: Mapping[str, str] = {
     "MLFLOW_TRACKING_URI": "file:mlruns",
 }
 """Keeps trackers from telling a server of a run that is none."""
+_KEPT: list[Probe] = []
+"""And the models they have seen, until the process ends. Who frees the last DistributedDataParallel of a
+group that was destroyed may wait for Gloo's threads, and they for Python's lock: the worker would hang."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +105,7 @@ class Watched:
             disturb=self.disturb,
             within=self._within(),
         )
+        _KEPT.append(probe)
 
         def watched() -> Ending:
             with probe.attached(), redirect_stdout(printed):

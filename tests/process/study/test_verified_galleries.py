@@ -3,7 +3,7 @@
 import pytest
 
 from gallery.manifest import SCRIPTS as SERIAL
-from gallery_ddp.manifest import DIFFERENT, SAME, SCRIPTS
+from gallery_ddp.manifest import DIFFERENT, SAME, SAME_BUT, SCRIPTS
 from samestep.base.errors import UsageError
 from support.verifier import Verifier
 
@@ -54,11 +54,19 @@ def test_a_right_distributed_script_is_the_same(verifier, script):
     assert (report["verdict"], causes(report)) == (SAME, [])
 
 
-@pytest.mark.parametrize("script", [s for s in SCRIPTS if s.verdict != SAME], ids=named)
+@pytest.mark.parametrize("script", [s for s in SCRIPTS if s.verdict == DIFFERENT], ids=named)
 def test_what_differs_is_named(verifier, script):
     report = verifier.verify(script.path, mode=script.mode)
-    assert (report["verdict"], causes(report)) == (script.verdict, [script.cause]), report["findings"]
-    assert {finding["is_exception"] for finding in report["findings"]} == {script.verdict != DIFFERENT}
+    assert (report["verdict"], causes(report)) == (DIFFERENT, [script.cause]), report["findings"]
+    assert not any(finding["is_exception"] for finding in report["findings"])
+
+
+@pytest.mark.parametrize("script", [s for s in SCRIPTS if s.verdict == SAME_BUT], ids=named)
+def test_what_workers_may_do_apart_is_an_exception(verifier, script):
+    report = verifier.verify(script.path, workers=(2, 3), steps=5)
+    assert (report["verdict"], causes(report)) == (SAME_BUT, [script.cause]), report["findings"]
+    assert [finding["workers"] for finding in report["findings"]] == [2, 3]
+    assert all(finding["is_exception"] for finding in report["findings"])
 
 
 @pytest.mark.parametrize("script", [s for s in SCRIPTS if s.twin], ids=named)
