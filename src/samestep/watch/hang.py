@@ -54,10 +54,10 @@ def find_hang(standings: Mapping[int, Standing], size: int, *, limit_s: float, g
         if wait.age_s < (gone_s if gone else limit_s):
             continue
         waiting = tuple(r for r in sorted({rank, *ranks}) if _waits_in(standings.get(r), wait))
+        if _at_cross_purposes(ranks, standings, wait):
+            return Hang(wait=wait, waiting=waiting, missing=())
         if missing:
             return Hang(wait=wait, waiting=waiting, missing=_first_causes(missing, standings))
-        if _at_cross_purposes(ranks, standings, wait, limit_s):
-            return Hang(wait=wait, waiting=waiting, missing=())
     return None
 
 
@@ -140,15 +140,12 @@ def _first_causes(missing: Sequence[int], standings: Mapping[int, Standing]) -> 
     return free or tuple(missing)
 
 
-def _at_cross_purposes(
-    ranks: Sequence[int], standings: Mapping[int, Standing], wait: Wait, limit_s: float
-) -> bool:
+def _at_cross_purposes(ranks: Sequence[int], standings: Mapping[int, Standing], wait: Wait) -> bool:
     """Return whether all wait, and not in the same thing: one that all are in may only be slow."""
-    waits = [standings[r].wait for r in ranks if r in standings]
-    found = [one for one in waits if one is not None and one.age_s >= limit_s]
-    if len(found) < len(ranks):
-        return False
-    return wait.seq is None or len({(one.op, one.seq, one.group) for one in found}) > 1
+    waits = [standings[rank].wait for rank in ranks if rank in standings]
+    found = {(one.op, one.seq, one.group) for one in waits if one is not None}
+    is_complete = len(waits) == len(ranks) and None not in waits
+    return is_complete and (len(found) > 1 or wait.op in ("send", "recv"))
 
 
 def _place(rank: int, standing: Standing | None, quiet: Mapping[int, str]) -> str:

@@ -47,7 +47,10 @@ def test_ranks_that_wait_themselves_are_not_the_cause():
 def test_a_collective_that_all_are_in_may_only_be_slow():
     slow = wait(5, age_s=600.0)
 
+    meeting = Wait(op="init_process_group", seq=None, group="", ranks=(), age_s=600.0)
+
     assert hang_of(dict.fromkeys(range(3), standing(5, slow))) is None
+    assert hang_of(dict.fromkeys(range(3), standing(0, meeting))) is None
 
 
 def test_different_collectives_with_one_number_are_a_hang():
@@ -58,6 +61,13 @@ def test_different_collectives_with_one_number_are_a_hang():
     told = describe(hang, {0: standing(5, wait(5)), 1: standing(5, other)}, 2, quiet={}, advice=ADVICE)
     assert told.splitlines()[0].startswith("the run hangs: the ranks wait for each other for 60 s")
     assert told.splitlines()[-1] == "Go together."
+
+
+def test_ranks_that_wait_for_each_other_in_two_groups_miss_nobody():
+    other = Wait(op="barrier", seq=3, group="1", ranks=(0, 1, 2), age_s=2.0)
+    hang = hang_of({0: standing(5, wait(5)), 1: standing(4, other), 2: standing(4, other)})
+
+    assert (hang.missing, hang.waiting) == ((), (0,))
 
 
 def test_a_rank_that_never_gave_word_is_missing():
