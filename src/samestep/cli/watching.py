@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from samestep.base import env
 from samestep.base.place import Place
+from samestep.launch.failure import follows_from_another
 from samestep.launch.hosting import Ending
 from samestep.launch.programs import Around
 from samestep.watch.board import Board, GroupStore, SharedMemory
@@ -20,10 +21,6 @@ from samestep.world.detect import detect
 
 Say = Callable[[Ending], None]
 """Told how the program will have ended, should this process end without another word."""
-
-_LOST = ("RuntimeError", "DistBackendError", "DistNetworkError", "PeerLost")
-"""What is raised by a collective when another rank has gone."""
-
 
 _APART = "Every rank needs as many steps as the others: as many batches, the same number of epochs."
 _COPIES_APART = (
@@ -102,7 +99,8 @@ def _watched(
         watchdog.end("failed")
         raise
     watchdog.end("failed" if ending.exit_code else "ended")
-    if ending.error in _LOST and (text := watchdog.bereaved(ending.line)):
+    lost = follows_from_another(ending.error, ending.message)
+    if lost and (text := watchdog.bereaved(ending.line)):
         told = _told(text)
         return replace(told, traceback=ending.traceback + told.traceback)
     return ending

@@ -51,9 +51,7 @@ class Failure:
     def weight(self) -> int:
         """How far this is from a cause: 0 a cause, 1 perhaps, 2 what follows when another rank goes away."""
         if self.error:
-            text = self.message.lower()
-            echo = self.error in _CONSEQUENT_TYPES or any(words in text for words in _CONSEQUENCES)
-            return _CONSEQUENCE if echo else _CAUSE
+            return _CONSEQUENCE if follows_from_another(self.error, self.message) else _CAUSE
         if -self.exit_code in _ASKED_TO_END or self.exit_code == 128 + signal.SIGINT:
             return _CONSEQUENCE
         return _ABORT if self.exit_code == -signal.SIGABRT else _CAUSE
@@ -67,6 +65,12 @@ class Failure:
         else:
             how = f"ended with exit code {self.exit_code}"
         return f"rank {self.rank} of {size} (local rank {self.local_rank}, pid {self.pid}) {how}"
+
+
+def follows_from_another(error: str, message: str) -> bool:
+    """Return whether an exception is what ranks raise when another rank went away under them."""
+    text = message.lower()
+    return error in _CONSEQUENT_TYPES or any(words in text for words in _CONSEQUENCES)
 
 
 def root_cause(failures: Iterable[Failure]) -> Failure:

@@ -24,7 +24,7 @@ INTERVAL_S = 0.5
 """Between two looks; a sixth of the time to wait where that is less."""
 _GONE_S = 2.0
 """How long a rank waits for one whose script has ended: long enough to be sure of both."""
-_LAST_WORDS_S = 1.0
+_LAST_WORDS_S = 5.0
 """How long a broken connection waits to hear that the other end had no more to do."""
 _QUIET_BEATS = 6
 """After how many looks without a word a rank is called quiet."""
