@@ -12,6 +12,7 @@ from support.hosted import as_found
 def slower_than_rank_0(world, folder):
     """Return whether a copy that is behind sees what rank 0, which has left, has written."""
     with as_found(), steering(world):
+        world.barrier()
         if world.place.is_main:
             (folder / "result").write_text("x")
         else:
