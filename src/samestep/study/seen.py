@@ -24,12 +24,14 @@ class Seen:
     Args:
         traces: of its ranks.
         is_replicated: whether each rank saw whole batches, as copies of a serial script do.
+        is_sliced: whether such copies were given slices to learn from, by ``--split loader``.
         failure: what ended it, where it failed.
     """
 
     traces: Sequence[Trace]
     is_replicated: bool
     failure: Failure | None = None
+    is_sliced: bool = False
 
     @property
     def size(self) -> int:
@@ -57,7 +59,12 @@ class Seen:
 
     def samples(self, step: int) -> Vector:
         """Return the keys of the samples of a step, in order of size."""
-        return _sorted([key for one in self.of_ranks(step) for key in one.samples])
+        if not self.is_sliced:
+            return _sorted([key for one in self.of_ranks(step) for key in one.samples])
+        first, *others = [_sorted(trace.steps[step].samples) for trace in self.traces]
+        if all(same_samples(first, other) for other in others):  # too few to be cut
+            return first
+        return _sorted([key for found in (first, *others) for key in found])
 
     def evaluated(self, steps: int) -> Vector:
         """Return the keys of all samples that were evaluated until the end of so many steps."""

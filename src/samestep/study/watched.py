@@ -86,6 +86,7 @@ class Watched:
             traces=[read(self._own(rank) / "trace.jsonl", rank=rank) for rank in range(self.size)],
             is_replicated=self.kind == "serial",
             failure=outcome.cause,
+            is_sliced=self.options.split == "loader",
         )
 
     def _own(self, rank: int) -> Path:
