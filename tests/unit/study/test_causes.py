@@ -196,12 +196,17 @@ def test_evaluation_that_counts_repeats_is_named_and_one_that_is_made_by_each_ra
     assert causes_of(all_of_it) == []
 
 
-def test_a_number_that_is_printed_of_one_share_is_named_and_times_are_not():
+def test_a_number_that_is_printed_of_one_share_is_named_and_times_and_sizes_are_not():
     def prints(text):
         return lambda _: {"printed": text}
 
     assert found(run(2, facts=prints("accuracy 0.25\n"))) == ["local-metric"]
-    for before, after in (("time 3.1", "time 9.9"), ("3 it/s", "8 it/s"), ("[00:01<00:09]", "[00:02<00:03]")):
+    for before, after in (
+        ("time 3.1", "time 9.9"),
+        ("3 it/s", "8 it/s"),
+        ("[00:01<00:09]", "[00:02<00:03]"),
+        ("1 workers with batches of 25", "2 workers with batches of 13"),
+    ):
         reference, control, seen = (
             run(size, facts=prints(f"loss 1.50 {text}\n"), jitter=jitter)
             for size, text, jitter in ((1, before, 0), (1, before, 1e-15), (2, after, 0))

@@ -1,0 +1,84 @@
+"""The probe takes down what a training does, and what it does not do is not counted as training."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from samestep.watch.probe import Probe
+from samestep.watch.trace import Writer, read
+
+X = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def watch(tmp_path):
+    """Returns the trace of what a function does."""
+
+    def run(script):
+        path = tmp_path / "trace.jsonl"
+        writer = Writer(path)
+        probe = Probe(writer, 0, limit=100, stop=lambda: None, printed=lambda: "")
+        with probe.attached():
+            script()
+        probe.end("end")
+        writer._file.close()  # a worker's closes when it exits
+        return read(path, rank=0)
+
+    return run
+
+
+class Training:
+    """A model and a loader whose sampler shuffles by the epoch it is told."""
+
+    def __init__(self, *, batch_size=4):
+        self.model = nn.Linear(3, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        data = TensorDataset(X)
+        self.sampler = DistributedSampler(data, num_replicas=1, rank=0)
+        self.loader = DataLoader(data, batch_size=batch_size, sampler=self.sampler)
+
+    def epoch(self):
+        for (x,) in self.loader:
+            self.optimizer.zero_grad()
+            self.model(x).square().mean().backward()
+            self.optimizer.step()
+
+    def evaluate(self):
+        with torch.no_grad():
+            for (x,) in self.loader:
+                self.model(x)
+
+
+def test_samples_of_training_and_of_evaluation_are_told_apart(watch):
+    def script():
+        training = Training()
+        training.epoch()
+        training.evaluate()
+
+    trace = watch(script)
+    assert [len(step.samples) for step in trace.steps] == [4, 4, 4]
+    assert [len(step.evaluated) for step in trace.steps] == [0, 0, 0]
+    assert sorted(trace.facts.evaluated) == sorted(key for step in trace.steps for key in step.samples)
+
+
+@pytest.mark.parametrize("batch_size", [4, 12])
+def test_epochs_of_training_that_repeat_an_order_are_counted(watch, batch_size):
+    def script():
+        training = Training(batch_size=batch_size)
+        for _ in range(3):
+            training.epoch()
+
+    assert watch(script).facts.repeated_epochs == 2
+
+
+def test_a_look_at_the_first_batch_and_an_evaluation_repeat_no_epoch(watch):
+    def script():
+        training = Training()
+        for epoch in range(3):
+            next(iter(training.loader))
+            training.sampler.set_epoch(epoch)
+            training.epoch()
+            training.evaluate()
+
+    assert watch(script).facts.repeated_epochs == 0
