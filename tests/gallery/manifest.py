@@ -85,6 +85,7 @@ SCRIPTS = [
         timing_patterns=(r"^training took \d+\.\d+ ms",),
         device="cpu",
     ),
+    Script("checkpointed.py", ("curve.npy",)),
     Script("compiled.py", ("compiled.pt", "surface.npy"), timing_patterns=(r"^took \d+\.\d+s$",)),
     Script("metric_learning.py", ("embeddings.npy", "history.npy")),
     Script("multi_output.py", ("metrics.json", "multitask.pt")),

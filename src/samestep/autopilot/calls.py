@@ -18,6 +18,7 @@ from samestep.autopilot.memory import never_tried_again
 from samestep.autopilot.norms import normalises
 from samestep.autopilot.options import DEFAULTS, Options
 from samestep.autopilot.plans import Given, SplitPlan
+from samestep.autopilot.recomputed import is_within_slice
 from samestep.autopilot.sides import cut_again, leave, outcome, put_together
 from samestep.autopilot.slicing import Slicing
 from samestep.autopilot.state import Drawn
@@ -64,7 +65,7 @@ class Calls:
         self, forward: Forward, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Call a module, and share the call out if it is worth it."""
-        if self._inside or next(module.parameters(), None) is None or _is_transformed():
+        if self._inside or next(module.parameters(), None) is None or _is_transformed() or _is_recomputed():
             return forward(module, *args, **kwargs)
         self._inside = True
         try:
@@ -207,6 +208,11 @@ def current_gradients() -> Gradients | None:
 def _autocast(device: torch.device) -> tuple[bool, ...]:
     """Return where autocast is on: on the CPU, on this rank's device."""
     return torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled(device.type)
+
+
+def _is_recomputed() -> bool:
+    """Return whether a backward calls: for what a checkpoint has not kept, of a slice or of a whole call."""
+    return is_within_slice() or torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public spelling
 
 
 def _is_transformed() -> bool:

@@ -26,9 +26,11 @@ from samestep.autopilot.network import asked_once
 from samestep.autopilot.norms import batch_norm_of_slices
 from samestep.autopilot.options import DEFAULTS, Options
 from samestep.autopilot.output import silenced
+from samestep.autopilot.recomputed import checkpoints_of_slices
 from samestep.autopilot.seeds import seeded_alike
 from samestep.autopilot.shadow_calls import noted, shadowed, writing_to
 from samestep.autopilot.slicing import Slicing, losses_of_slices
+from samestep.collectives.one_host import on_one_host
 from samestep.world.join import join
 from samestep.world.world import World
 
@@ -81,6 +83,7 @@ def steering(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
     if world.place.size == 1:
         yield account
         return
+    world = on_one_host(world)
     with ExitStack() as stack:
         gradients = Gradients(world)
         stack.callback(gradients.detach)
@@ -95,6 +98,7 @@ def steering(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
         stack.enter_context(seeded_alike(world, options.seed))
         stack.enter_context(outermost_calls())
         stack.enter_context(batch_norm_of_slices())
+        stack.enter_context(checkpoints_of_slices())
         stack.enter_context(averaging_grad(current_gradients))
         slicing = Slicing(world, account, options) if options.split == "loader" else None
         if slicing is not None:

@@ -9,9 +9,11 @@ this kind stay whole: every rank computes all of them, which is slower and right
 
 import os
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path as FilePath
 from typing import Any, TypeAlias
 
@@ -25,6 +27,7 @@ from samestep.autopilot.draws import GlobalDraws
 from samestep.autopilot.norms import over_all_ranks, over_each_slice
 from samestep.autopilot.options import DEFAULTS, Options
 from samestep.autopilot.plans import Dims, Given, Joint, SplitPlan, candidates, joints_for
+from samestep.autopilot.recomputed import within_slice
 from samestep.autopilot.sides import leave, outcome
 from samestep.autopilot.state import Changeable, Drawn, Side
 from samestep.autopilot.streams import own_stream
@@ -110,7 +113,13 @@ class Trial:
         self._drawn.restore()
 
     def _whole(self) -> _Whole:
-        with torch.no_grad(), FilePath(os.devnull).open("w") as silence, redirect_stdout(silence):
+        with (
+            torch.no_grad(),
+            FilePath(os.devnull).open("w") as silence,
+            redirect_stdout(silence),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")  # the split call will say it, if it is so there too
             given = self._given.copied()
             outputs = self._forward(self._module, *given.args, **given.kwargs)
             self._is_writing = not given.same(self._given)
@@ -200,12 +209,14 @@ def split(
 def as_slice(cut: Cut, *, draws: bool, options: Options = DEFAULTS) -> Iterator[GlobalDraws | None]:
     """Within, what is normalised and drawn is part of a whole batch; yields what sees the draws."""
     norms = over_all_ranks(cut.world) if options.batch_norm == "global" else over_each_slice(cut)
-    if draws and options.random == "per-worker":
-        with norms, own_stream(cut.world):
-            yield None
-        return
-    mode = GlobalDraws(cut) if draws else None
-    with norms, mode or nullcontext():
+    mode = GlobalDraws(cut) if draws and options.random == "global" else None
+    own = own_stream(cut.world) if draws and mode is None else nullcontext()
+    with (
+        within_slice(partial(as_slice, cut, draws=draws, options=options)),
+        norms,
+        own,
+        mode or nullcontext(),
+    ):
         yield mode
 
 

@@ -1,0 +1,1 @@
+"""How ranks exchange tensors: through the memory of their host, where they share one."""

@@ -1,0 +1,115 @@
+"""A world whose ranks share a host, and exchange what lies in its memory through that memory."""
+
+import os
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from samestep.base.machine import cpu_share
+from samestep.collectives.segment import segment
+from samestep.collectives.semaphores import Semaphores, own_process
+from samestep.collectives.shared_memory import SharedMemory, bytes_needed
+from samestep.world.world import DerivedWorld, Op, Pending, World
+
+T = TypeVar("T")
+TIMEOUT_S = 600.0
+"""How long a rank waits for another, as `samestep.join` does."""
+
+
+def on_one_host(world: World, *, timeout_s: float = TIMEOUT_S) -> World:
+    """Return a world that exchanges tensors through shared memory; `world` itself where its ranks cannot.
+
+    Args:
+        world: the ranks; all of them call this.
+        timeout_s: how long to wait for another rank.
+    """
+    rank, size = world.place.rank, world.place.size
+    if size == 1 or world.device.type != "cpu" or size > os.sysconf("SC_SEM_NSEMS_MAX") > 0:
+        return world
+    told = world.all_gather_objects((own_process(), cpu_share().usable >= size))
+    processes = [process for process, _ in told]
+    if len(set(processes)) < size:  # ranks that are threads have each other's memory already
+        return world
+    memory = segment(world, bytes_needed(size))
+    if memory is None:
+        return world
+    may_spin = all(enough for _, enough in told)
+    semaphores = Semaphores(memory, processes, rank=rank, may_spin=may_spin, timeout_s=timeout_s)
+    world.barrier()
+    return OneHostWorld(world, SharedMemory(memory, rank=rank, size=size, semaphores=semaphores))
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A collective that is over already."""
+
+    def wait(self) -> None:
+        """See `Pending.wait`."""
+
+
+class OneHostWorld(DerivedWorld):
+    """The ranks of a world that share a host.
+
+    Args:
+        inner: the world; what is no tensor in the host's memory goes through it.
+        memory: what they share.
+    """
+
+    def __init__(self, inner: World, memory: SharedMemory) -> None:
+        self._inner, self._memory = inner, memory
+        self.place, self.device = inner.place, inner.device
+
+    def send(self, tensor: Tensor, *, to: int) -> None:
+        """See `World.send`."""
+        self._inner.send(tensor, to=to)
+
+    def receive(self, tensor: Tensor, *, source: int) -> None:
+        """See `World.receive`."""
+        self._inner.receive(tensor, source=source)
+
+    def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
+        """See `World.all_reduce`."""
+        if _is_plain(tensor):
+            self._memory.all_reduce(tensor, op=op)
+        else:
+            self._inner.all_reduce(tensor, op=op)
+
+    def all_reduce_later(self, tensor: Tensor) -> Pending:
+        """See `World.all_reduce_later`; it is done at once, which takes less than to begin it elsewhere."""
+        if not _is_plain(tensor):
+            return self._inner.all_reduce_later(tensor)
+        self._memory.all_reduce(tensor)
+        return _Done()
+
+    def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
+        """See `World.broadcast`."""
+        if _is_plain(tensor):
+            self._memory.broadcast(tensor, source=source)
+        else:
+            self._inner.broadcast(tensor, source=source)
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """See `World.all_gather`."""
+        return self._memory.all_gather(tensor) if _is_plain(tensor) else self._inner.all_gather(tensor)
+
+    def barrier(self) -> None:
+        """See `World.barrier`."""
+        self._memory.barrier()
+
+    def broadcast_object(self, value: T, *, source: int = 0) -> T:
+        """See `World.broadcast_object`."""
+        return self._inner.broadcast_object(value, source=source)
+
+    def all_gather_objects(self, value: T) -> list[T]:
+        """See `World.all_gather_objects`."""
+        return self._inner.all_gather_objects(value)
+
+    def close(self) -> None:
+        """See `World.close`."""
+        self._inner.close()
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.dtype != torch.bool

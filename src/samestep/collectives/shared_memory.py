@@ -1,0 +1,152 @@
+"""Collectives of ranks that share a host's memory.
+
+Each rank has a slot of two halves, used in turns. A tensor goes through in pieces that stay in the cache::
+
+                 rank 0's slot        rank 1's slot
+    copy in      [ a0 | a1 ]          [ b0 | b1 ]
+    handover     -----------------------------------   each knows that all have copied
+    reduce       [ a0+b0 | a1 ]       [ b0 | a1+b1 ]   rank r the r-th part of the piece, in rank order
+    handover     -----------------------------------
+    copy out     a0+b0, a1+b1         a0+b0, a1+b1
+
+A small tensor is copied in whole, and each rank reduces all of it: one handover instead of two. Sums are made
+in rank order everywhere, so that all ranks have equal bits; half precisions are summed in single precision.
+
+A half is written again two handovers later: by then every rank has told that it has read it.
+"""
+
+import mmap
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from samestep.collectives.semaphores import SIZE, Semaphores
+from samestep.world.world import Op
+
+PIECE = 1 << 20
+"""Bytes of a piece: two or three of them stay in a processor's own cache."""
+SMALL = 1 << 15
+"""Bytes up to which each rank reduces all of a tensor itself."""
+_OPS: Mapping[Op, Callable[..., Tensor]] = {"sum": torch.add, "min": torch.minimum, "max": torch.maximum}
+
+
+def bytes_needed(size: int) -> int:
+    """Return the bytes that `size` ranks need of shared memory."""
+    return _slots_begin(size) + 2 * PIECE * size
+
+
+def _slots_begin(size: int) -> int:
+    page = mmap.PAGESIZE
+    return -(-SIZE * size * size // page) * page
+
+
+class SharedMemory:
+    """One rank's way into the shared memory.
+
+    Args:
+        memory: `bytes_needed` bytes that all ranks share.
+        rank: of this process.
+        size: number of ranks.
+        semaphores: at the beginning of `memory`.
+    """
+
+    def __init__(self, memory: mmap.mmap, *, rank: int, size: int, semaphores: Semaphores) -> None:
+        self._rank, self._size, self._semaphores = rank, size, semaphores
+        whole = torch.frombuffer(memory, dtype=torch.uint8)[_slots_begin(size) :]
+        self._slots = whole[: 2 * PIECE * size].view(2, size, PIECE)
+        self._half = 0
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks, which have equal shapes and dtypes, in rank order."""
+        own = tensor.detach().contiguous()
+        gathered = [torch.empty_like(own) for _ in range(self._size)]
+        flat = [one.view(-1) for one in gathered]
+        for part in _pieces(own):
+            halves = self._copy_in(own.view(-1)[part])
+            self._handover()
+            for one, half in zip(flat, halves, strict=True):
+                one[part] = half
+        return gathered
+
+    def broadcast(self, tensor: Tensor, *, source: int) -> None:
+        """Overwrite `tensor` on every rank with that of rank `source`."""
+        flat = tensor.detach().contiguous().view(-1)
+        for part in _pieces(flat):
+            halves = self._halves(flat[part])
+            if self._rank == source:
+                halves[source].copy_(flat[part])
+            self._handover()
+            if self._rank != source:
+                flat[part] = halves[source]
+        _put_back(flat, tensor)
+
+    def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
+        """Reduce `tensor` over all ranks, in place; equal bits on every rank."""
+        flat = tensor.detach().contiguous().view(-1)
+        if flat.nbytes <= SMALL:
+            halves = self._copy_in(flat)
+            self._handover()
+            _reduce(halves, op, flat)
+        else:
+            for part in _pieces(flat):
+                self._reduce_piece(flat[part], op)
+        _put_back(flat, tensor)
+
+    def barrier(self) -> None:
+        """Return once every rank has called this."""
+        self._handover()
+
+    def _reduce_piece(self, piece: Tensor, op: Op) -> None:
+        halves = self._copy_in(piece)
+        self._handover(turn=False)
+        bounds = [piece.numel() * rank // self._size for rank in range(self._size + 1)]
+        own = slice(bounds[self._rank], bounds[self._rank + 1])
+        # Of this rank's slot nobody else reads this part before the next handover.
+        _reduce([half[own] for half in halves], op, halves[self._rank][own])
+        self._handover()
+        for rank, half in enumerate(halves):
+            part = slice(bounds[rank], bounds[rank + 1])
+            piece[part] = half[part]
+
+    def _copy_in(self, piece: Tensor) -> list[Tensor]:
+        halves = self._halves(piece)
+        halves[self._rank].copy_(piece)
+        return halves
+
+    def _halves(self, piece: Tensor) -> list[Tensor]:
+        """Return what all ranks' slots hold of a piece, in the half whose turn it is."""
+        return list(self._slots[self._half, :, : piece.nbytes].view(piece.dtype))
+
+    def _handover(self, *, turn: bool = True) -> None:
+        """Return once all ranks have come here; then the other half's turn is."""
+        self._semaphores.post()
+        self._semaphores.wait()
+        if turn:
+            self._half = 1 - self._half
+
+
+def _pieces(tensor: Tensor) -> list[slice]:
+    elements = PIECE // max(1, tensor.element_size())
+    return [slice(at, at + elements) for at in range(0, tensor.numel(), elements)]
+
+
+def _reduce(parts: list[Tensor], op: Op, out: Tensor) -> None:
+    """Reduce in rank order into `out`, which may be one of the parts."""
+    reduce = _OPS[op]
+    is_wide = out.dtype not in (torch.float16, torch.bfloat16)
+    total = out if is_wide and len(parts) == 2 else torch.empty_like(out, dtype=_wide(out[:0]).dtype)
+    reduce(_wide(parts[0]), _wide(parts[1]), out=total)
+    for part in parts[2:]:
+        reduce(total, _wide(part), out=total)
+    if total is not out:
+        out.copy_(total)
+
+
+def _wide(part: Tensor) -> Tensor:
+    return part.float() if part.dtype in (torch.float16, torch.bfloat16) else part
+
+
+def _put_back(flat: Tensor, tensor: Tensor) -> None:
+    if flat.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(flat.view(tensor.shape))

@@ -1,0 +1,133 @@
+"""Collectives through shared memory give what those of the process group give, with equal bits."""
+
+import subprocess
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from samestep.base.errors import PeerLost
+from samestep.collectives import one_host, segment
+from samestep.collectives.one_host import OneHostWorld, on_one_host
+from samestep.collectives.segment import FILE_SYSTEM
+from samestep.collectives.semaphores import own_process
+from samestep.collectives.shared_memory import PIECE, SMALL
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8]
+SIZES = [0, 1, 7, SMALL // 4, SMALL // 4 + 1, PIECE // 4, PIECE // 4 + 3, 3 * PIECE // 8 + 5]
+
+
+def tensor_of(rank, count, dtype):
+    drawn = torch.randint(0, 50, (count,), generator=torch.Generator().manual_seed(rank))
+    return drawn.to(dtype) / 8 if dtype.is_floating_point else drawn.to(dtype)
+
+
+def everything(world):
+    """Make all collectives of all sizes and types; return the sums."""
+    fast = on_one_host(world)
+    assert isinstance(fast, OneHostWorld)
+    rank, size = world.place.rank, world.place.size
+    digest = []
+    for dtype in DTYPES:
+        for count in SIZES:
+            every = [tensor_of(one, count, dtype) for one in range(size)]
+            gathered = fast.all_gather(every[rank])
+            assert all(torch.equal(a, b) for a, b in zip(gathered, every, strict=True)), (dtype, count)
+            total = every[rank].clone()
+            fast.all_reduce(total)
+            exact = sum((one.double() for one in every), torch.zeros(count, dtype=torch.float64))
+            assert torch.equal(total.double(), exact.to(dtype).double()), (dtype, count)
+            digest.append(total)
+            for op, of in (("min", torch.amin), ("max", torch.amax)):
+                reduced = every[rank].clone()
+                fast.all_reduce(reduced, op=op)
+                assert torch.equal(reduced, of(torch.stack(every), 0)), (dtype, count, op)
+            for source in range(size):
+                copy = every[rank].clone()
+                fast.broadcast(copy, source=source)
+                assert torch.equal(copy, every[source])
+    return digest
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_types_sizes_and_operations(processes, size):
+    first, *others = processes.run(everything, size)
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def strided(world):
+    fast = on_one_host(world)
+    matrix = torch.arange(12.0).view(3, 4) + world.place.rank
+    columns = matrix[:, 1:3]
+    fast.all_reduce(columns)
+    parameter = torch.nn.Parameter(torch.ones(2))
+    fast.all_reduce(parameter.data)
+    pending = fast.all_reduce_later(parameter.data)
+    pending.wait()
+    fast.barrier()
+    return matrix, parameter.data
+
+
+def test_what_is_not_contiguous_is_reduced_in_place(processes):
+    for rank, (matrix, parameter) in enumerate(processes.run(strided, 2)):
+        alone = torch.arange(12.0).view(3, 4) + rank
+        summed = 2 * torch.arange(12.0).view(3, 4) + 1
+        assert torch.equal(matrix[:, 1:3], summed[:, 1:3])
+        assert torch.equal(matrix[:, 0], alone[:, 0])
+        assert torch.equal(parameter, torch.full((2,), 4.0))
+
+
+def names(world):
+    fast = on_one_host(world)
+    fast.barrier()
+    return [path.name for path in FILE_SYSTEM.glob("samestep-*")]
+
+
+def test_the_memory_has_no_name_once_all_ranks_have_it(processes):
+    for found in processes.run(names, 2):
+        assert found == []
+
+
+def deserted(world):
+    fast = on_one_host(world, timeout_s=0.3)
+    if world.place.rank == 0:
+        with pytest.raises(PeerLost, match=r"rank 1 did not come within 0\.3 s"):
+            fast.barrier()
+    world.barrier()
+
+
+def test_a_rank_that_does_not_come_is_named(processes):
+    processes.run(deserted, 2)
+
+
+def bereaved(world):
+    """Wait for a rank whose process, as far as it says, has ended."""
+    with patch.object(one_host, "own_process", ended if world.place.rank == 1 else own_process):
+        fast = on_one_host(world, timeout_s=30)
+    if world.place.rank == 0:
+        with pytest.raises(PeerLost, match="rank 1 has died"):
+            fast.barrier()
+    world.barrier()
+
+
+def ended():
+    with subprocess.Popen(["true"]) as child:
+        child.wait()
+    return child.pid, own_process()[1]
+
+
+def test_a_rank_that_has_died_is_named_long_before_the_time_is_over(processes):
+    processes.run(bereaved, 2)
+
+
+def elsewhere(world, folder):
+    """Be where the shared-memory file system is another one."""
+    with patch.object(segment, "FILE_SYSTEM", Path(folder)):
+        return type(on_one_host(world)).__name__
+
+
+def test_where_there_is_no_shared_memory_the_world_stays_as_it_is(processes, tmp_path):
+    found = processes.run(elsewhere, 2, str(tmp_path / "none"))
+    assert found == ["ProcessGroupWorld"] * 2
