@@ -8,8 +8,8 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from samestep.autopilot.plans import Dims, Given
-from samestep.autopilot.tree import Path
 from samestep.base.errors import UsageError
+from samestep.watch.tree import Path
 
 M = TypeVar("M", bound=nn.Module)
 Declared: TypeAlias = int | Mapping[str, int]

@@ -26,9 +26,9 @@ from samestep.autopilot.loading import Loading, Verdict
 from samestep.autopilot.orders import Loaded, Order, taking_orders
 from samestep.autopilot.rows import FAILED, GOOD, UNLIKE, exchange, put_together, rows_of, statuses
 from samestep.autopilot.slicing import Slicing
-from samestep.autopilot.tree import Path, leaves, mapped
 from samestep.base.errors import UsageError
 from samestep.sharding.share import share
+from samestep.watch.tree import Path, leaves, mapped
 
 _loading: ContextVar[tuple[Loading, Slicing | None] | None] = ContextVar("samestep_loading", default=None)
 

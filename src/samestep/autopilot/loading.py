@@ -19,9 +19,9 @@ from samestep.autopilot.account import Account, Told
 from samestep.autopilot.options import Load
 from samestep.autopilot.orders import Loaded
 from samestep.autopilot.rows import GOOD, Row, exchange, put_together
-from samestep.autopilot.tree import Path, mapped
 from samestep.base.machine import cpu_share
 from samestep.sharding.share import share
+from samestep.watch.tree import Path, mapped
 from samestep.world.world import World
 
 TRIALS = 3

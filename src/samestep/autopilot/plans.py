@@ -10,8 +10,8 @@ from torch import Tensor
 from samestep.autopilot.cut import Cut
 from samestep.autopilot.reduction import Reduction, reduction_of
 from samestep.autopilot.state import Side
-from samestep.autopilot.tree import Path, leaves, mapped
 from samestep.base.errors import UsageError
+from samestep.watch.tree import Path, leaves, mapped
 
 Dims: TypeAlias = Mapping[Path, int]
 """Of each input that is cut, the dimension that counts samples."""

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samestep.autopilot.tree import Path, leaves, mapped
 from samestep.sharding.share import share
+from samestep.watch.tree import Path, leaves, mapped
 from samestep.world.world import World
 
 _ALIGNED = 16

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from samestep.autopilot.cut import Cut
 from samestep.autopilot.plans import Concatenated, Joint
 from samestep.autopilot.state import Side, refill
-from samestep.autopilot.tree import Path, mapped
 from samestep.base.errors import UsageError
+from samestep.watch.tree import Path, mapped
 
 
 def outcome(module: nn.Module, outputs: Any, sides: Iterable[Side]) -> tuple[Any, dict[Side, Any]]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.tree import leaves
+from samestep.watch.tree import leaves
 
 Side: TypeAlias = tuple[str, str]
 """An attribute in which a module leaves tensors: the module's name within the one called, and its own."""

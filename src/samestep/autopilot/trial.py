@@ -31,7 +31,7 @@ from samestep.autopilot.recomputed import within_slice
 from samestep.autopilot.sides import leave, outcome
 from samestep.autopilot.state import Changeable, Drawn, Side
 from samestep.autopilot.streams import own_stream
-from samestep.autopilot.tree import Path, leaves, mapped, text
+from samestep.watch.tree import Path, leaves, mapped, text
 from samestep.world.world import World
 
 Forward: TypeAlias = Callable[..., Any]

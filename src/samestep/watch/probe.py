@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.rnn import PackedSequence
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DistributedSampler
 from torch.utils.data._utils.fetch import _BaseDatasetFetcher as Fetcher
@@ -24,6 +25,7 @@ from samestep.replicas.batch_norm import uses_batch_statistics
 from samestep.watch.events import Listener, heard_by, redirected
 from samestep.watch.sketch import norm, row_keys, sketch
 from samestep.watch.trace import Facts, Step, Writer
+from samestep.watch.tree import parts_of
 from samestep.world.process_group import adopt
 
 Within: TypeAlias = Callable[[], AbstractContextManager[Any]]
@@ -106,8 +108,7 @@ class Probe(Listener):
         if is_training and not self._has_begun:
             self._writer.begin(self._step.index)
             self._has_begun = True
-        data = next((one for one in given if _is_data(one)), None)
-        if data is not None:
+        for data in _data_in(tuple(given)):
             (self._step.samples if is_training else self._step.evaluated).extend(row_keys(data))
             device = data.device.type
             self._note_precision(
@@ -223,9 +224,19 @@ class Probe(Listener):
             self.facts.met = max(self.facts.met, adopt().place.size)
 
 
-def _is_data(value: Any) -> bool:
-    """Return whether this is a batch that the script has not computed from parameters."""
-    return isinstance(value, Tensor) and value.dim() > 0 and value.numel() > 0 and not value.requires_grad
+def _data_in(value: Any) -> list[Tensor]:
+    """Return the tensors in `value` whose rows are samples: the first not computed from parameters.
+
+    Of a list it is all such tensors: they may be one image each.
+    """
+    if isinstance(value, PackedSequence):
+        value = value.data
+    if isinstance(value, Tensor):
+        return [value] if value.dim() and value.numel() and not value.requires_grad else []
+    found = (_data_in(part) for _, part in parts_of(value))
+    return (
+        [one for some in found for one in some] if isinstance(value, list) else next(filter(None, found), [])
+    )
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

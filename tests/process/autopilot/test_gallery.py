@@ -6,7 +6,7 @@ import torch
 
 from gallery.manifest import SCRIPTS
 from samestep.autopilot.options import Load, Options
-from samestep.autopilot.tree import leaves
+from samestep.watch.tree import leaves
 from support.hosted import difference, run_script
 
 REFUSED = {"simclr_inside.py"}

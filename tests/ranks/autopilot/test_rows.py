@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samestep.autopilot.rows import FAILED, GOOD, exchange, put_together, rows_of, same_rows, statuses
-from samestep.autopilot.tree import leaves, mapped
 from samestep.sharding.share import share
+from samestep.watch.tree import leaves, mapped
 from samestep.world.threads import run_ranks
 
 Pair = namedtuple("Pair", "one other")

@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from samestep.watch.probe import Probe
+from samestep.watch.sketch import row_keys
 from samestep.watch.trace import Writer, read
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
@@ -82,3 +83,33 @@ def test_a_look_at_the_first_batch_and_an_evaluation_repeat_no_epoch(watch):
             training.evaluate()
 
     assert watch(script).facts.repeated_epochs == 0
+
+
+class Wrapped(nn.Module):
+    """A model that is called with whatever `unpack` makes a batch of."""
+
+    def __init__(self, unpack):
+        super().__init__()
+        self.inner, self.unpack = nn.Linear(3, 1), unpack
+
+    def forward(self, *given):
+        return self.inner(self.unpack(*given))
+
+
+@pytest.mark.parametrize(
+    ("given", "unpack"),
+    [
+        ((X,), lambda x: x),
+        (({"x": X, "mask": X > 0},), lambda batch: batch["x"]),
+        (({"ids": 3, "inputs": (X, X[0])},), lambda batch: batch["inputs"][0]),
+        ((list(X.split(1)), [{"boxes": X}]), lambda images, _: torch.cat(images)),
+        ((nn.utils.rnn.pack_sequence([X[:8], X[8:]], enforce_sorted=False),), lambda packed: packed.data),
+    ],
+    ids=["tensor", "dict", "nested", "list of images", "packed"],
+)
+def test_samples_are_found_in_whatever_holds_them(watch, given, unpack):
+    def script():
+        Wrapped(unpack)(*given).mean().backward()
+
+    (step,) = watch(script).steps
+    assert sorted(step.samples) == pytest.approx(sorted(row_keys(X)))

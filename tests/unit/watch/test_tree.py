@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from samestep.autopilot.tree import leaves, mapped, text
+from samestep.watch.tree import leaves, mapped, text
 
 Pair = namedtuple("Pair", ["x", "y"])
 

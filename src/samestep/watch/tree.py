@@ -22,7 +22,7 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
     if isinstance(value, Tensor):
         yield path, value
     else:
-        for key, part in _parts(value):
+        for key, part in parts_of(value):
             yield from leaves(part, (*path, key))
 
 
@@ -30,7 +30,7 @@ def mapped(value: Any, change: Change, path: Path = ()) -> Any:
     """Return `value` with each tensor replaced; containers are copied, everything else is shared."""
     if isinstance(value, Tensor):
         return change(path, value)
-    parts = {key: mapped(part, change, (*path, key)) for key, part in _parts(value)}
+    parts = {key: mapped(part, change, (*path, key)) for key, part in parts_of(value)}
     if not parts:
         return value
     if isinstance(value, tuple):
@@ -47,12 +47,8 @@ def mapped(value: Any, change: Change, path: Path = ()) -> Any:
     return changed
 
 
-def text(path: Path) -> str:
-    """Return a place as one would write it: ``[0]['mask']``."""
-    return "".join(f"[{key!r}]" for key in path)
-
-
-def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
+def parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield what a container holds, each part with its key; nothing where `value` is none."""
     if isinstance(value, PackedSequence):
         return
     if isinstance(value, list | tuple):
@@ -63,3 +59,8 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
         for field in fields(value):
             if hasattr(value, field.name):
                 yield field.name, getattr(value, field.name)
+
+
+def text(path: Path) -> str:
+    """Return a place as one would write it: ``[0]['mask']``."""
+    return "".join(f"[{key!r}]" for key in path)
