@@ -32,6 +32,9 @@ class Listener:
         del module, given, is_training
         return nullcontext()
 
+    def returned(self, outputs: Any) -> None:
+        """Be told, within a call, what the module returns."""
+
     def backward(self, losses: Sequence[Tensor]) -> AbstractContextManager[Any]:
         """Return what an outermost backward from `losses` is made within."""
         del losses
@@ -98,7 +101,9 @@ class _Heard:
         self._is_in_call = True
         try:
             with self._listener.call(module, (*args, *kwargs.values()), is_training=is_training):
-                return original(module, *args, **kwargs)
+                outputs = original(module, *args, **kwargs)
+                self._listener.returned(outputs)
+                return outputs
         finally:
             self._is_in_call = False
 

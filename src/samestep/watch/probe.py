@@ -6,6 +6,7 @@ of samples. It looks, and changes nothing (unless it is told to disturb gradient
 
 import mmap
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, TypeAlias
@@ -20,12 +21,13 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DistributedSampler
 from torch.utils.data._utils.fetch import _BaseDatasetFetcher as Fetcher
+from torch.utils.hooks import RemovableHandle
 
 from samestep.replicas.batch_norm import uses_batch_statistics
 from samestep.watch.events import Listener, heard_by, redirected
 from samestep.watch.sketch import norm, row_keys, sketch
 from samestep.watch.trace import Facts, Step, Writer
-from samestep.watch.tree import parts_of
+from samestep.watch.tree import leaves, parts_of
 from samestep.world.process_group import adopt
 
 Within: TypeAlias = Callable[[], AbstractContextManager[Any]]
@@ -69,6 +71,8 @@ class Probe(Listener):
         """Backwards before the step that is being made."""
         self._modules: dict[int, nn.Module] = {}
         self._has_begun = False
+        self._in_doubt: tuple[nn.Module, list[float]] | None = None
+        """The call in evaluation mode that is being made, and the keys of its samples."""
         self._epochs: dict[int, set[int]] = {}
         """That each sampler has shuffled for training."""
         self._fetches_drew = mmap.mmap(-1, 1)
@@ -97,29 +101,58 @@ class Probe(Listener):
     @contextmanager
     def call(self, module: nn.Module, given: Sequence[Any], *, is_training: bool) -> Iterator[None]:
         """See `Listener.call`."""
-        self._look_at(module, given, is_training=is_training)
+        keys = self._look_at(given)
+        if is_training:
+            self._learn_from(module, keys)
+        else:
+            self._step.evaluated += keys
+        self._in_doubt = None if is_training else (module, keys)
         before = torch.get_rng_state() if is_training else None
         with self._within():
             yield
         if before is not None and not torch.equal(before, torch.get_rng_state()):
             self.facts.drew = True
 
-    def _look_at(self, module: nn.Module, given: Iterable[Any], *, is_training: bool) -> None:
-        if is_training and not self._has_begun:
-            self._writer.begin(self._step.index)
-            self._has_begun = True
+    def _look_at(self, given: Sequence[Any]) -> list[float]:
+        """Return the keys of the samples that a module is given."""
+        keys: list[float] = []
         for data in _data_in(tuple(given)):
-            (self._step.samples if is_training else self._step.evaluated).extend(row_keys(data))
+            keys += row_keys(data)
             device = data.device.type
             self._note_precision(
                 torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else data.dtype
             )
-        if is_training and id(module) not in self._modules:
+        return keys
+
+    def _learn_from(self, module: nn.Module, keys: Sequence[float]) -> None:
+        """Take a call down as one of training."""
+        if not self._has_begun:
+            self._writer.begin(self._step.index)
+            self._has_begun = True
+        self._step.samples.extend(keys)
+        if id(module) not in self._modules:
             self._modules[id(module)] = module
             self.facts.wrapped |= isinstance(module, DistributedDataParallel)
             self.facts.batch_norm |= any(
                 isinstance(one, BatchNorm) and uses_batch_statistics(one) for one in module.modules()
             )
+
+    def returned(self, outputs: Any) -> None:
+        """See `Listener.returned`: a call in evaluation mode is one of training once it is differentiated."""
+        if self._in_doubt is None:
+            return
+        (module, keys), self._in_doubt = self._in_doubt, None
+        hooks: list[RemovableHandle] = []
+
+        def differentiated(_: Tensor) -> None:
+            while hooks:
+                hooks.pop().remove()
+            self._step.evaluated = list((Counter(self._step.evaluated) - Counter(keys)).elements())
+            self._learn_from(module, keys)
+
+        for _, one in leaves(outputs):
+            if one.requires_grad:
+                hooks.append(one.register_hook(differentiated))  # type: ignore[no-untyped-call]
 
     @contextmanager
     def backward(self, losses: Sequence[Tensor]) -> Iterator[None]:

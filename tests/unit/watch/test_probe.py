@@ -63,6 +63,20 @@ def test_samples_of_training_and_of_evaluation_are_told_apart(watch):
     assert sorted(trace.facts.evaluated) == sorted(key for step in trace.steps for key in step.samples)
 
 
+def test_training_in_evaluation_mode_is_training_and_an_evaluation_with_gradients_is_none(watch):
+    def script():
+        training = Training()
+        training.model.eval()
+        training.epoch()
+        for (x,) in training.loader:
+            training.model(x)
+
+    trace = watch(script)
+    assert [len(step.samples) for step in trace.steps] == [4, 4, 4]
+    assert [len(step.evaluated) for step in trace.steps] == [0, 0, 0]
+    assert (len(trace.facts.evaluated), trace.begun) == (12, 3)
+
+
 @pytest.mark.parametrize("batch_size", [4, 12])
 def test_epochs_of_training_that_repeat_an_order_are_counted(watch, batch_size):
     def script():
