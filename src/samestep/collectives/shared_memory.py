@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from samestep.collectives.progress import PROGRESS
 from samestep.collectives.semaphores import SIZE, Semaphores
 from samestep.world.world import Op
 
@@ -59,6 +60,7 @@ class SharedMemory:
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, which have equal shapes and dtypes, in rank order."""
+        PROGRESS.enter("all_gather")
         own = tensor.detach().contiguous()
         gathered = [torch.empty_like(own) for _ in range(self._size)]
         flat = [one.view(-1) for one in gathered]
@@ -67,10 +69,12 @@ class SharedMemory:
             self._handover()
             for one, half in zip(flat, halves, strict=True):
                 one[part] = half
+        PROGRESS.leave()
         return gathered
 
     def broadcast(self, tensor: Tensor, *, source: int) -> None:
         """Overwrite `tensor` on every rank with that of rank `source`."""
+        PROGRESS.enter("broadcast")
         flat = tensor.detach().contiguous().view(-1)
         for part in _pieces(flat):
             halves = self._halves(flat[part])
@@ -80,9 +84,11 @@ class SharedMemory:
             if self._rank != source:
                 flat[part] = halves[source]
         _put_back(flat, tensor)
+        PROGRESS.leave()
 
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """Reduce `tensor` over all ranks, in place; equal bits on every rank."""
+        PROGRESS.enter("all_reduce")
         flat = tensor.detach().contiguous().view(-1)
         if flat.nbytes <= SMALL:
             halves = self._copy_in(flat)
@@ -92,10 +98,13 @@ class SharedMemory:
             for part in _pieces(flat):
                 self._reduce_piece(flat[part], op)
         _put_back(flat, tensor)
+        PROGRESS.leave()
 
     def barrier(self) -> None:
         """Return once every rank has called this."""
+        PROGRESS.enter("barrier")
         self._handover()
+        PROGRESS.leave()
 
     def _reduce_piece(self, piece: Tensor, op: Op) -> None:
         halves = self._copy_in(piece)

@@ -1,7 +1,7 @@
-"""The collectives of this process, from torch's flight recorder.
+"""The collectives of this process, from torch's flight recorder; those in shared memory count themselves.
 
-It can be read from any thread while the main one waits in a collective. Its counts are read every time, some
-hundred bytes; its entries, some hundred kilobytes, only for a group not seen before and where no count has
+The recorder can be read from any thread while the main one waits in a collective. Its counts are read every
+time, some hundred bytes; its entries, some hundred kilobytes, only for a group not seen before and where no count has
 changed for a while. Operations between two ranks are not in it, nor is anything in a torch without it.
 """
 
@@ -9,6 +9,8 @@ import pickle
 import sys
 from dataclasses import dataclass
 from typing import Any
+
+from samestep.collectives.progress import GROUP, PROGRESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +41,14 @@ class Recorder:
         for number, said in status.items():
             name = self._names.get(str(number), str(number))
             found[name] = Count(said["last_enqueued_collective"], said["last_completed_collective"])
+        if PROGRESS.entered:
+            found[GROUP] = Count(PROGRESS.entered, PROGRESS.ended)
         return found
 
     def under_way(self, group: str) -> tuple[str, int] | None:
         """Return name and number of the first collective of a group that has not ended; None without one."""
+        if group == GROUP:
+            return (PROGRESS.op, PROGRESS.entered) if PROGRESS.entered != PROGRESS.ended else None
         for entry in _collectives(group):
             if not entry["retired"]:
                 return _name(entry), entry["collective_seq_id"]
@@ -50,6 +56,8 @@ class Recorder:
 
     def name_of(self, group: str, seq: int) -> str:
         """Return the name of a collective, such as ``all_reduce``."""
+        if group == GROUP:
+            return PROGRESS.op
         return next(
             (_name(entry) for entry in _collectives(group) if entry["collective_seq_id"] == seq), "collective"
         )

@@ -16,7 +16,6 @@ _TORCH = str(Path(torch.__file__).parent)
 _LIBRARIES = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {_OURS, _TORCH}
 )
-_SHARED_MEMORY = str(Path("collectives", "shared_memory.py"))
 _TEXT = 80
 """Characters of a line that are told."""
 _PEER = {"recv": ("src", "group_src"), "send": ("dst", "group_dst")}
@@ -91,8 +90,6 @@ def blocked_in(frames: list[FrameType]) -> Blocked | None:
         name, file = frame.f_code.co_name, frame.f_code.co_filename
         if name == "_joined" and file.startswith(_OURS):
             return Blocked("samestep.join", frame)
-        if file.endswith(_SHARED_MEMORY) and name in _COLLECTIVES:
-            return Blocked(f"{name} (shared memory)", frame)
         if not file.startswith(_TORCH):
             continue
         if name == "init_process_group":
