@@ -65,8 +65,8 @@ def heard_by(listener: Listener) -> Iterator[None]:
         ):
             stack.enter_context(redirected(owner, name, wrap))
         for hook in (
-            register_optimizer_step_pre_hook(lambda optimizer, *_: listener.before_step(optimizer)),
-            register_optimizer_step_post_hook(lambda optimizer, *_: listener.after_step(optimizer)),
+            register_optimizer_step_pre_hook(heard.before_step),
+            register_optimizer_step_post_hook(heard.after_step),
         ):
             stack.callback(hook.remove)
         yield
@@ -93,6 +93,7 @@ class _Heard:
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._is_in_call = self._is_in_backward = False
+        self._stepping: Optimizer | None = None
 
     def call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if self._is_in_call or next(module.parameters(), None) is None:
@@ -118,6 +119,17 @@ class _Heard:
                 original(tensors, *args, **kwargs)
         finally:
             self._is_in_backward = False
+
+    def before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        # One may step others within, as ZeroRedundancyOptimizer does; and again, if its step has failed.
+        if self._stepping in (None, optimizer):
+            self._stepping = optimizer
+            self._listener.before_step(optimizer)
+
+    def after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._stepping is optimizer:
+            self._stepping = None
+            self._listener.after_step(optimizer)
 
     def next_batch(self, original: Callable[..., Any], iterator: Any) -> Any:
         with self._listener.loading():

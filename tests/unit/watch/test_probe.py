@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from samestep.watch.probe import Probe
-from samestep.watch.sketch import row_keys
+from samestep.watch.sketch import BUCKETS, row_keys
 from samestep.watch.trace import Writer, read
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
@@ -127,3 +127,27 @@ def test_samples_are_found_in_whatever_holds_them(watch, given, unpack):
 
     (step,) = watch(script).steps
     assert sorted(step.samples) == pytest.approx(sorted(row_keys(X)))
+
+
+class Outer(torch.optim.Optimizer):
+    """An optimizer that leaves part of its parameters to another, as ZeroRedundancyOptimizer does."""
+
+    def __init__(self, parameters):
+        self.inner = torch.optim.SGD(parameters[:1], lr=0.1)
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self, closure=None):
+        self.inner.step()
+
+
+def test_an_optimizer_that_steps_another_within_makes_one_step(watch):
+    def script():
+        model = nn.Linear(3, 1)
+        optimizer = Outer(list(model.parameters()))
+        for _ in range(2):
+            model(X).mean().backward()
+            optimizer.step()
+
+    trace = watch(script)
+    assert [(len(step.samples), step.backwards) for step in trace.steps] == [(12, 1), (12, 1)]
+    assert {len(vector) for step in trace.steps for vector in (step.before, step.after)} == {2 * BUCKETS}
