@@ -102,7 +102,8 @@ def _watched(
     lost = follows_from_another(ending.error, ending.message)
     if lost and (text := watchdog.bereaved(ending.line)):
         told = _told(text)
-        return replace(told, traceback=ending.traceback + told.traceback)
+        said = "" if ending.error == "PeerLost" else ending.traceback  # one line, which says less
+        return replace(told, traceback=said + told.traceback)
     return ending
 
 

@@ -1,8 +1,9 @@
 """The collectives of this process, from torch's flight recorder; those in shared memory count themselves.
 
 The recorder can be read from any thread while the main one waits in a collective. Its counts are read every
-time, some hundred bytes; its entries, some hundred kilobytes, only for a group not seen before and where no count has
-changed for a while. Operations between two ranks are not in it, nor is anything in a torch without it.
+time, some hundred bytes; its entries, some hundred kilobytes, only for a group not seen before and where no
+count has changed for a while. Operations between two ranks are not in it, nor is anything in a torch without
+it.
 """
 
 import pickle
