@@ -1,6 +1,6 @@
 """A world whose ranks share a host, and exchange what lies in its memory through that memory."""
 
-import os
+import platform
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -26,7 +26,7 @@ def on_one_host(world: World, *, timeout_s: float = TIMEOUT_S) -> World:
         timeout_s: how long to wait for another rank.
     """
     rank, size = world.place.rank, world.place.size
-    if size == 1 or world.device.type != "cpu" or size > os.sysconf("SC_SEM_NSEMS_MAX") > 0:
+    if size == 1 or world.device.type != "cpu" or platform.system() != "Linux":
         return world
     told = world.all_gather_objects((own_process(), cpu_share().usable >= size))
     processes = [process for process, _ in told]
