@@ -191,6 +191,6 @@ def test_the_rank_that_serves_the_store_ends_first(under_another_launcher):
 
 def test_a_rank_that_only_takes_long_is_waited_for(tmp_path):
     file = tmp_path / "train.py"
-    file.write_text(DDP + "step()\ntime.sleep(3)\nstep()\nprint('well')\n")
+    file.write_text(DDP + "step()\ntime.sleep(5)\nstep()\nprint('well')\n")
 
-    assert samestep("run", "-n", 2, "--hang-timeout", 1, file).out == "well\nwell\n"
+    assert samestep("run", "-n", 2, "--hang-timeout", 3, file).out == "well\nwell\n"
