@@ -15,6 +15,13 @@ MARGIN = 100.0
 """How many times more a run may deviate than one whose gradients were disturbed by rounding."""
 ROUNDING = 16.0
 """How many units in the last place the result of a step may be off for nothing but rounding."""
+_HALF = 1e-4
+"""Types with a coarser unit in the last place leave no room for a margin: their rounding is itself large."""
+_MOST_FOR_HALF = 0.1
+MOST = 0.3
+"""What is off by more is no rounding, unless the disturbed run is."""
+_SAME_RATE = 1e-9
+"""Relative; learning rates are computed in double precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,7 @@ def deviations(reference: Seen, seen: Seen, control: Seen) -> list[Deviation]:
             ahead = [one for one in (step, step + 1) if one < min(reference.steps, control.steps)]
             most = max((measure(control, reference, one) for one in ahead), default=0.0)
             envelope[quantity] = max(envelope.get(quantity, 0.0), most)
-            allowed = MARGIN * max(envelope[quantity], _floor(quantity, reference, step))
+            allowed = _allowed(envelope[quantity], _floor(quantity, reference, step))
             found.append(Deviation(quantity, step, measure(seen, reference, step), allowed))
     return found
 
@@ -58,13 +65,29 @@ def largest(found: Sequence[Deviation]) -> dict[str, float]:
     return {name: max((one.value for one in found if one.quantity == name), default=0.0) for name in MEASURES}
 
 
+def rounding_of(epsilon: float) -> float:
+    """Return how far results may be off that are computed in a type with this unit in the last place."""
+    if epsilon > _HALF:
+        return min(ROUNDING * epsilon, _MOST_FOR_HALF)
+    return MARGIN * ROUNDING * epsilon
+
+
+def _allowed(usual: float, floor: float) -> float:
+    """Return how far a run may deviate where the disturbed one deviates as far as `usual`."""
+    grown = MARGIN * usual
+    return max(floor, grown if usual > MOST else min(grown, MOST))
+
+
 def _floor(quantity: str, reference: Seen, step: int) -> float:
-    rounding = ROUNDING * reference.facts.epsilon
+    if quantity == "learning rate":
+        return _SAME_RATE
+    rounding = rounding_of(reference.facts.epsilon)
     if quantity != "update":
         return rounding
     # An update is the difference of two parameters that are rounded each.
     moved = float(np.linalg.norm(reference.update(step)))
-    return rounding * (1 + float(np.linalg.norm(reference.parameters(step))) / moved) if moved else np.inf
+    size = float(np.linalg.norm(reference.parameters(step)))
+    return rounding + rounding_of(reference.facts.parameter_epsilon) * size / moved if moved else np.inf
 
 
 def _loss(one: Seen, other: Seen, step: int) -> float:

@@ -33,6 +33,9 @@ from samestep.world.process_group import adopt
 Within: TypeAlias = Callable[[], AbstractContextManager[Any]]
 ROUNDING = 16
 """How many times the rounding of a gradient's size a disturbed one is off."""
+ROUNDING_OF_HALF = 2
+"""And of types whose unit in the last place is larger than `_HALF`: more would be no rounding any more."""
+_HALF = 1e-4
 
 
 class Probe(Listener):
@@ -181,7 +184,7 @@ class Probe(Listener):
         found = self._of_modules() + [one for optimizer in self._made for one in _parameters(optimizer)]
         for parameter in {id(one): one for one in found}.values():
             if parameter.grad is not None:
-                _disturb(parameter.grad, noise)
+                _disturb(parameter.grad, noise, max(self.facts.epsilon, _epsilon(parameter.grad.dtype)))
 
     def _make(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
@@ -201,6 +204,7 @@ class Probe(Listener):
     def _take_down(self, parameters: Sequence[Tensor]) -> None:
         for parameter in parameters:
             self._note_precision(parameter.dtype)
+            self.facts.parameter_epsilon = max(self.facts.parameter_epsilon, _epsilon(parameter.dtype))
         gradients = [parameter.grad for parameter in parameters]
         self._step.gradient_norm, self._step.gradient = norm(gradients), sketch(gradients)
 
@@ -249,8 +253,7 @@ class Probe(Listener):
         return fetched
 
     def _note_precision(self, dtype: torch.dtype) -> None:
-        if dtype.is_floating_point or dtype.is_complex:
-            self.facts.epsilon = max(self.facts.epsilon, torch.finfo(dtype).eps)
+        self.facts.epsilon = max(self.facts.epsilon, _epsilon(dtype))
 
     def _note_group(self) -> None:
         if dist.is_available() and dist.is_initialized():
@@ -276,8 +279,15 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [one for group in optimizer.param_groups for one in group["params"]]
 
 
-def _disturb(gradient: Tensor, noise: torch.Generator) -> None:
-    size = gradient.detach().double().pow(2).mean().sqrt() * torch.finfo(gradient.dtype).eps * ROUNDING
+def _epsilon(dtype: torch.dtype) -> float:
+    """Return the unit in the last place of a type; none of whole numbers."""
+    return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
+
+
+def _disturb(gradient: Tensor, noise: torch.Generator, epsilon: float) -> None:
+    """Add what rounding in a type with this unit in the last place may."""
+    rounding = epsilon * (ROUNDING_OF_HALF if epsilon > _HALF else ROUNDING)
+    size = gradient.detach().double().pow(2).mean().sqrt() * rounding
     drawn = torch.randn(gradient.shape, generator=noise, dtype=torch.float64)
     gradient.add_((drawn * size.cpu()).to(gradient))
 

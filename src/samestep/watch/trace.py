@@ -48,6 +48,7 @@ class Facts:
         rank: whose trace this is.
         met: ranks of the largest process group there was; 1 where there was none.
         epsilon: of the coarsest type that anything was computed in.
+        parameter_epsilon: of the coarsest type of a parameter that was trained.
         batch_norm: whether batch norms took statistics in training.
         drew: whether models drew random numbers when called in training.
         augmented: whether data sets drew random numbers when asked for a sample.
@@ -63,6 +64,7 @@ class Facts:
     rank: int
     met: int = 1
     epsilon: float = 0.0
+    parameter_epsilon: float = 0.0
     batch_norm: bool = False
     drew: bool = False
     augmented: bool = False

@@ -84,6 +84,32 @@ def test_what_is_more_than_rounding_has_one():
     assert found(run(2, jitter=1e-9)) == ["gradient"]
 
 
+@pytest.mark.parametrize("epsilon", [2.0**-7, 2.0**-10], ids=["bfloat16", "float16"])
+def test_a_gradient_that_is_summed_is_no_rounding_of_a_half_type(epsilon):
+    def half(_):
+        return {"epsilon": epsilon, "parameter_epsilon": 1e-7}
+
+    reference, control = run(facts=half), run(facts=half, jitter=epsilon)
+
+    def causes_of(seen):
+        return [one.cause for one in causes(Case(reference, seen, control))]
+
+    assert causes_of(run(2, facts=half, jitter=4 * epsilon)) == []
+    assert causes_of(run(2, facts=half, change=scaled(2))) == ["sum-not-mean"]
+
+
+def test_a_schedule_that_is_N_times_as_fast_is_found_where_a_step_of_it_is_small():
+    def slow(step, times=1):
+        return replace(step, learning_rates=[0.1 * (1 - 1e-6 * step.index * times)])
+
+    def single(_):
+        return {"epsilon": 1e-7, "parameter_epsilon": 1e-7}
+
+    reference, control = (run(change=lambda _, step: slow(step), facts=single) for _ in range(2))
+    seen = run(2, change=lambda _, step: slow(step, 2), facts=single)
+    assert [one.cause for one in causes(Case(reference, seen, control))] == ["schedule-n-times"]
+
+
 def times_n(step):
     return replace(step, learning_rates=[2 * rate for rate in step.learning_rates])
 
