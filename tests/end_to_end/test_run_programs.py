@@ -39,7 +39,7 @@ def test_workers_meet_and_find_everything_as_in_a_fresh_interpreter(script, tmp_
         dist.init_process_group("gloo")
         total = torch.ones(1)
         dist.all_reduce(total)
-        draws = [numpy.random.rand(), random.random()]
+        draws = [numpy.random.rand(), random.random(), torch.rand(1, dtype=torch.float64).item()]
         print(json.dumps({
             "rank": rank, "argv": sys.argv, "path": sys.path[0], "file": __file__, "name": __name__,
             "pickled": type(pickle.loads(pickle.dumps(Local()))).__module__, "total": total.item(),

@@ -66,5 +66,6 @@ SCRIPTS = [
     Script("sum_not_mean.py", DIFFERENT, "sum-not-mean"),
     Script("unseeded_data.py", DIFFERENT, "unseeded-data"),
     Script("unseeded_order.py", DIFFERENT, "unseeded-data"),
+    Script("unseeded_shards.py", DIFFERENT, "overlapping-shards"),
     Script("zero_loss.py", DIFFERENT, "zero-loss"),
 ]

@@ -30,11 +30,16 @@ def seeded_alike(world: World, seed: int | None = None) -> Iterator[None]:
     def draw() -> int:
         return common.getrandbits(63)
 
+    seed_all(draw)
+    with _nothing_from_the_system(draw):
+        yield
+
+
+def seed_all(draw: Callable[[], int]) -> None:
+    """Seed the global generators of torch, Python and NumPy, each with a seed from `draw`."""
     torch.manual_seed(draw())
     random.seed(draw())
     np.random.seed(draw() % 2**32)
-    with _nothing_from_the_system(draw):
-        yield
 
 
 @contextmanager

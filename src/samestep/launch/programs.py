@@ -102,10 +102,12 @@ def become(program: Program) -> Report:
 
 
 def _draw_apart() -> None:
-    """Give this worker NumPy's global random state of its own, as each fresh interpreter has.
+    """Give this worker the global random states of NumPy and torch anew, as each fresh interpreter has them.
 
-    Python's own `random` does this after a fork by itself; torch's default seed is the same everywhere.
+    Python's own `random` does this after a fork by itself, and devices' generators begin with their context.
     """
-    random = sys.modules.get("numpy.random")
-    if random is not None:
-        random.seed()
+    numpy_random, torch = (sys.modules.get(name) for name in ("numpy.random", "torch"))
+    if numpy_random is not None:
+        numpy_random.seed()
+    if torch is not None:
+        torch.default_generator.seed()

@@ -2,6 +2,7 @@
 
 import io
 import os
+import random
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout
@@ -12,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from samestep.autopilot.options import DEFAULTS, Options
 from samestep.autopilot.output import silenced
-from samestep.autopilot.seeds import seeded_alike
+from samestep.autopilot.seeds import seed_all, seeded_alike
 from samestep.autopilot.shadow_calls import writing_to
 from samestep.autopilot.steering import steered
 from samestep.base import env
@@ -28,7 +29,7 @@ from samestep.world.join import join
 
 Kind: TypeAlias = Literal["serial", "native"]
 SEED = 4
-"""Of what a serial script does not seed; any, and the same for all runs."""
+"""Of what a script does not seed; any, and the same for all runs."""
 PATIENCE_S = 10.0
 """How long a worker that has made its steps waits for the others to make theirs."""
 _QUIET: Mapping[str, str] = {
@@ -128,6 +129,8 @@ class Watched:
 
     def _as_its_kind(self, watched: Callable[[], Ending], rank: int) -> Ending:
         if self.kind == "native":
+            # Other numbers on each rank, as in fresh interpreters, but the same in each run.
+            seed_all(partial(random.Random(SEED + rank).getrandbits, 63))
             with writing_to(self.folder, rank):
                 return watched()
         if self.size > 1:
