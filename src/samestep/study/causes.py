@@ -18,6 +18,8 @@ from samestep.study.verdict import Finding
 REPEATED_EPOCHS = "a DistributedSampler shuffles each epoch as the one before: call its set_epoch(epoch)."
 _MANY = 0.5
 """Part of a rank's samples that others may have too by chance; more are no chance."""
+_OF_SAMPLES = ("loss", "gradient", "gradient norm")
+"""What other samples make differ in their step."""
 _EQUAL = 1e-6
 """Relative; what replicas may differ by before it is no rounding of a collective."""
 
@@ -58,13 +60,21 @@ class Case:
 
     @cached_property
     def other_samples(self) -> int | None:
-        """The first step with other samples than the reference's."""
-        differs = (
-            step
-            for step in range(self.steps)
-            if not same_samples(self.seen.samples(step), self.reference.samples(step))
-        )
-        return next(differs, None)
+        """The step of the first difference, if it computes something else from other samples.
+
+        Other keys alone prove nothing: what is given to a model need not have samples along its first
+        dimension.
+        """
+        numeric = {one.step for one in self.deviations if not one.is_rounding and one.quantity in _OF_SAMPLES}
+        for step in sorted(numeric):
+            if not same_samples(self.seen.samples(step), self.reference.samples(step)):
+                return step if self.first is not None and step <= self.first.step else None
+        return None
+
+    def has_same_samples(self, step: int) -> bool:
+        """Whether a step is known to use the samples that it uses on one worker."""
+        usual = self.reference.samples(step)
+        return usual.size > 0 and same_samples(self.seen.samples(step), usual)
 
     def finding(self, cause: str, message: str, step: int | None = None) -> Finding:
         """Return a finding of this case, with the largest deviation of its step."""
@@ -327,10 +337,15 @@ def _unknown(case: Case) -> Finding | None:
     if case.first is None:
         return None
     one = case.first
+    samples = (
+        "its samples are the same"
+        if case.has_same_samples(one.step)
+        else "its samples are not known to be the same"
+    )
     return case.finding(
         one.quantity.replace(" ", "-"),
         f"the {one.quantity} of step {one.step} is off by {one.value:.1e}, where rounding makes up to "
-        f"{one.allowed:.1e}; its samples are the same.",
+        f"{one.allowed:.1e}; {samples}.",
         one.step,
     )
 

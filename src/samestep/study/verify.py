@@ -102,7 +102,7 @@ class Verification:
             workers=size,
             steps=case.steps,
             deviations=largest(case.deviations),
-            is_rounding=case.first is None and case.other_samples is None,
+            is_rounding=case.first is None,
             findings=found,
         )
 

@@ -118,12 +118,19 @@ def stepped_twice(step):
     return replace(step, learning_rates=[0.1 * 0.9 ** (2 * step.index)])
 
 
+def learnt(step):
+    """Return the step with a gradient of other samples."""
+    return replace(step, gradient=(np.array(step.gradient) + 0.1 * np.arange(16)).tolist())
+
+
 def padded(step):
-    return replace(step, samples=step.samples + step.samples[:1]) if len(step.samples) < BATCH // 2 else step
+    if len(step.samples) == BATCH // 2:
+        return step
+    return learnt(replace(step, samples=step.samples + step.samples[:1]))
 
 
 def doubled(rank, step):
-    return replace(step, samples=(np.array(keys_of(step.index)) + 1000 * rank).tolist())
+    return learnt(replace(step, samples=(np.array(keys_of(step.index)) + 1000 * rank).tolist()))
 
 
 @pytest.mark.parametrize(
@@ -139,10 +146,13 @@ def doubled(rank, step):
         ("accumulation-not-averaged", lambda rank, step: replace(scaled(1 + rank)(rank, step), backwards=3)),
         ("replicas-differ-at-start", lambda rank, step: replace(step, before=[float(rank)] * 16)),
         ("padded-samples", lambda _, step: padded(step)),
-        ("samples-left-out", lambda _, step: replace(step, samples=step.samples[: BATCH // 2 - 1])),
+        ("samples-left-out", lambda _, step: learnt(replace(step, samples=step.samples[: BATCH // 2 - 1]))),
         ("batch-times-n", doubled),
-        ("overlapping-shards", lambda _, step: replace(step, samples=keys_of(step.index)[: BATCH // 2])),
-        ("other-samples", lambda _, step: replace(step, samples=[key + 0.5 for key in step.samples])),
+        (
+            "overlapping-shards",
+            lambda _, step: learnt(replace(step, samples=keys_of(step.index)[: BATCH // 2])),
+        ),
+        ("other-samples", lambda _, step: learnt(replace(step, samples=[key + 0.5 for key in step.samples]))),
     ],
 )
 def test_a_fault_is_named(cause, change):
@@ -151,21 +161,32 @@ def test_a_fault_is_named(cause, change):
 
 def test_uneven_shares_whose_means_are_averaged_alike_are_named_at_the_first_of_them():
     def change(rank, step):
-        return scaled(1.0)(rank, step) if len(step.samples) * 3 == BATCH else uneven(step)
-
-    def uneven(step):
-        gradient = (np.array(step.gradient) + 0.1 * np.arange(16)).tolist()
-        return replace(step, gradient=gradient)
+        return scaled(1.0)(rank, step) if len(step.samples) * 3 == BATCH else learnt(step)
 
     (finding,) = causes(Case(REFERENCE, run(3, change=change), CONTROL))
     assert (finding.cause, finding.step) == ("mean-of-means", DATA // BATCH)
     assert "[2, 1, 1]" in finding.message
 
 
+@pytest.mark.parametrize("samples", [lambda step: [0.5, 1.5, 2.5], lambda step: 2 * step.samples])
+def test_keys_that_differ_where_nothing_else_does_are_no_keys_of_samples(samples):
+    """As of a batch whose second dimension has the samples, or of positions."""
+    assert found(run(2, change=lambda _, step: replace(step, samples=samples(step)))) == []
+
+
+def test_a_difference_whose_samples_are_unknown_is_not_said_to_have_the_same():
+    reference, control, seen = (
+        run(size, share=lambda *_: [], jitter=jitter) for size, jitter in ((1, 0), (1, 1e-15), (2, 1e-9))
+    )
+    (finding,) = causes(Case(reference, seen, control))
+    assert finding.cause == "gradient"
+    assert "not known to be the same" in finding.message
+
+
 def test_another_order_of_the_same_samples_is_told_from_others():
     def backwards(_, step):
         mirrored = step.index if step.index > 4 else 3 - step.index if step.index < 4 else 4
-        return replace(step, samples=keys_of(mirrored)[_::2])
+        return learnt(replace(step, samples=keys_of(mirrored)[_::2]))
 
     assert found(run(2, change=backwards)) == ["other-order"]
 
