@@ -1,4 +1,5 @@
 import os
+import sys
 import time
 
 import torch
@@ -78,4 +79,5 @@ def main(save_every, total_epochs, batch_size, snapshot_path="snapshot.pt"):
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(line_buffering=True)
     main(save_every=2, total_epochs=5, batch_size=24)

@@ -1,6 +1,5 @@
 """Runs a script on some workers, with a probe on each, and nothing that it does kept."""
 
-import io
 import os
 import random
 import time
@@ -97,20 +96,20 @@ class Watched:
         """Be one of the workers."""
         rank = env.integer(env.snapshot(), "RANK") or 0
         self._own(rank).mkdir(parents=True)
-        printed = io.StringIO()
+        stdout = _Stdout(self._own(rank) / "stdout")
         probe = Probe(
             Writer(self._own(rank) / "trace.jsonl"),
             rank,
             limit=self.steps,
             stop=partial(self._stop, rank),
-            printed=printed.getvalue,
+            printed=stdout.text,
             disturb=self.disturb,
             within=self._within(),
         )
         _KEPT.append(probe)
 
         def watched() -> Ending:
-            with probe.attached(), redirect_stdout(printed):
+            with probe.attached(), redirect_stdout(stdout.stream):
                 ending = run()
             ended = ending.error or (f"exit code {ending.exit_code}" if ending.exit_code else "end")
             probe.end(ended, ending.message)
@@ -156,3 +155,22 @@ class Watched:
         while time.monotonic() < deadline and not all(one.exists() for one in others):
             time.sleep(0.005)
         os._exit(0)
+
+
+class _Stdout:
+    """A file instead of stdout: a script can do with it whatever it does with its own.
+
+    Args:
+        path: where it lies.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.stream = path.open("w", encoding="utf-8", buffering=1)
+        self._reader = path.open("rb")
+
+    def text(self) -> str:
+        """Return what has been written."""
+        if not self.stream.closed:
+            self.stream.flush()
+        self._reader.seek(0)
+        return self._reader.read().decode(errors="replace")
