@@ -60,6 +60,16 @@ def deviations(reference: Seen, seen: Seen, control: Seen) -> list[Deviation]:
     return found
 
 
+def begin_alike(reference: Seen, control: Seen) -> bool:
+    """Return whether two runs begin with the same parameters and loss: before anything is disturbed."""
+    allowed = rounding_of(reference.facts.epsilon)
+    one, other = control.at(0), reference.at(0)
+    return all(
+        relative(np.array(a), np.array(b)) <= allowed
+        for a, b in ((one.before, other.before), (one.losses[:1], other.losses[:1]))
+    )
+
+
 def largest(found: Sequence[Deviation]) -> dict[str, float]:
     """Return the largest deviation of each quantity."""
     return {name: max((one.value for one in found if one.quantity == name), default=0.0) for name in MEASURES}

@@ -18,7 +18,7 @@ from samestep.base.errors import UsageError
 from samestep.launch.job import Program
 from samestep.launch.programs import Watch
 from samestep.study.causes import REPEATED_EPOCHS, Case, causes
-from samestep.study.compare import largest
+from samestep.study.compare import begin_alike, largest
 from samestep.study.seen import Seen, same_samples
 from samestep.study.verdict import Finding, Report, Row
 from samestep.study.watched import Kind, Watched
@@ -67,9 +67,9 @@ class Verification:
             UsageError: the reference fails by itself, or makes no step.
         """
         reference = self._reference()
-        control = self._seen(self._origin, 1, "again, gradients disturbed", disturb=True)
+        control = self._control()
         own = _own_findings(reference, control)
-        if any(finding.cause == "unseeded-data" for finding in own):
+        if any(finding.cause in ("unseeded", "unseeded-data") for finding in own):
             return Report(rows=[], findings=own, steps=reference.steps)
         rows = [self._row(size, reference, control) for size in self.workers]
         return Report(rows=rows, findings=own, steps=reference.steps)
@@ -83,8 +83,7 @@ class Verification:
         facts = reference.facts
         if facts.ended not in ("steps", "end"):
             raise UsageError(
-                f"{self._origin.program.target} fails on one worker already: {facts.ended}: "
-                f"{' '.join(facts.message.split())[:300]}."
+                f"{self._origin.program.target} fails on one worker already: {_ended(reference)}."
             )
         if not reference.steps:
             raise UsageError(
@@ -92,6 +91,15 @@ class Verification:
                 "stepped, and no model was differentiated."
             )
         return reference
+
+    def _control(self) -> Seen:
+        control = self._seen(self._origin, 1, "again, gradients disturbed", disturb=True)
+        if control.facts.ended not in ("steps", "end"):
+            raise UsageError(
+                f"{self._origin.program.target} fails on one worker where its gradients are changed by as "
+                f"little as rounding may: {_ended(control)}."
+            )
+        return control
 
     def _row(self, size: int, reference: Seen, control: Seen) -> Row:
         case = Case(reference, self._seen(self.script, size, ""), control)
@@ -139,6 +147,16 @@ class Verification:
         return watched.run()
 
 
+def _ended(seen: Seen) -> str:
+    """Return how a run on one worker failed."""
+    facts, failure = seen.facts, seen.failure
+    if facts.ended != "killed":
+        return f"{facts.ended}: {' '.join(facts.message.split())[:300]}".removesuffix(".")
+    if failure is None:
+        return "it ended, but not as Python ends (os._exit?), so that nothing is known of its end"
+    return failure.message.removesuffix(".") or f"it died with exit code {failure.exit_code}"
+
+
 def _own_findings(reference: Seen, control: Seen) -> list[Finding]:
     """Return what is wrong with the script on one worker already."""
     found = []
@@ -154,7 +172,17 @@ def _own_findings(reference: Seen, control: Seen) -> list[Finding]:
                 step=other,
             )
         )
-    losses = [reference.losses(step)[0] for step in range(reference.steps)]
+    elif not (control.steps and begin_alike(reference, control)):
+        found.append(
+            Finding(
+                cause="unseeded",
+                message="two runs on one worker begin with other parameters, or another loss: something has "
+                "no seed, or that of the time, so that nothing can be compared. Seed it.",
+                workers=1,
+                step=0,
+            )
+        )
+    losses = np.array([reference.losses(step)[0] for step in range(reference.steps)])
     if not np.any(losses):
         found.append(
             Finding(
@@ -162,6 +190,19 @@ def _own_findings(reference: Seen, control: Seen) -> list[Finding]:
                 message="the loss is zero in all steps: nothing is learnt, and equal runs prove nothing.",
                 workers=1,
                 step=0,
+            )
+        )
+    known = [
+        (step, *reference.at(step).losses) for step in range(reference.steps) if reference.at(step).losses
+    ]
+    if known and np.isnan(known[-1]).any():
+        step = next(one[0] for one in known if np.isnan(one).any())
+        found.append(
+            Finding(
+                cause="nan-loss",
+                message=f"the loss is NaN, first in step {step}: nothing is learnt, and equal runs prove nothing.",
+                workers=1,
+                step=step,
             )
         )
     if reference.facts.repeated_epochs:
