@@ -192,17 +192,15 @@ def _own_findings(reference: Seen, control: Seen) -> list[Finding]:
                 step=0,
             )
         )
-    known = [
-        (step, *reference.at(step).losses) for step in range(reference.steps) if reference.at(step).losses
-    ]
-    if known and np.isnan(known[-1]).any():
-        step = next(one[0] for one in known if np.isnan(one).any())
+    known = [step for step in range(reference.steps) if reference.at(step).losses]
+    nan = [step for step in known if np.isnan(reference.at(step).losses).any()]
+    if nan and nan[-1] == known[-1]:
         found.append(
             Finding(
                 cause="nan-loss",
-                message=f"the loss is NaN, first in step {step}: nothing is learnt, and equal runs prove nothing.",
+                message="the loss is NaN in the end: nothing is learnt, and equal runs prove nothing.",
                 workers=1,
-                step=step,
+                step=nan[0],
             )
         )
     if reference.facts.repeated_epochs:
