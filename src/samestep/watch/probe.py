@@ -287,6 +287,8 @@ def _epsilon(dtype: torch.dtype) -> float:
 def _disturb(gradient: Tensor, noise: torch.Generator, epsilon: float) -> None:
     """Add what rounding in a type with this unit in the last place may."""
     rounding = epsilon * (ROUNDING_OF_HALF if epsilon > _HALF else ROUNDING)
+    if gradient.is_sparse:
+        gradient = gradient._values()  # noqa: SLF001 - itself, and also where indices repeat
     size = gradient.detach().double().pow(2).mean().sqrt() * rounding
     drawn = torch.randn(gradient.shape, generator=noise, dtype=torch.float64)
     gradient.add_((drawn * size.cpu()).to(gradient))
