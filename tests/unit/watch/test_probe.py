@@ -154,10 +154,12 @@ def test_an_optimizer_that_steps_another_within_makes_one_step(watch):
 
 
 def test_a_sparse_gradient_is_disturbed_as_little_as_others(tmp_path):
-    probe = Probe(Writer(tmp_path / "trace"), 0, limit=9, stop=list, printed=str, disturb=True)
+    writer = Writer(tmp_path / "trace")
+    probe = Probe(writer, 0, limit=9, stop=list, printed=str, disturb=True)
     model = nn.Embedding(10, 4, sparse=True)
     with probe.attached():
         model(torch.tensor([1, 3, 3])).sum().backward()
+    writer._file.close()
     found = model.weight.grad.to_dense()
     exact = torch.zeros(10, 4).index_fill_(0, torch.tensor([1]), 1).index_fill_(0, torch.tensor([3]), 2)
     assert not torch.equal(found, exact)
