@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from samestep.study.compare import Deviation, deviations, printed_deviation
+from samestep.study.compare import Deviation, deviations, printed_deviations
 from samestep.study.seen import Seen, relative, same_samples
 from samestep.study.verdict import Finding
 
@@ -376,15 +376,23 @@ def _fewer_steps(case: Case) -> Finding | None:
 
 
 def _local_metric(case: Case) -> Finding | None:
-    value, line = printed_deviation(case.reference, case.seen, case.control)
-    if not line:
+    found = printed_deviations(case.reference, case.seen, case.control)
+    if not found:
         return None
+    # A number that is nobody's loss is the graver one.
+    worst = max(found, key=lambda one: (not one.is_own_loss, one.value))
+    what = f"it prints {worst.line.strip()!r}, which is off by {worst.value:.1e}"
+    if worst.is_own_loss:
+        cause, why = "local-print", "the loss of rank 0's share"
+    else:
+        cause = "printed" if case.seen.is_replicated else "local-metric"
+        why = "a number of rank 0's share printed as if it were everybody's. Sum it over the ranks"
     return Finding(
-        cause="local-metric" if not case.seen.is_replicated else "printed",
-        message=f"it prints {line.strip()!r}, which is off by {value:.1e}, though the training is the same: "
-        "a number of rank 0's share printed as if it were everybody's. Sum it over the ranks.",
+        cause=cause,
+        message=f"{what}, though the training is the same: {why}.",
         workers=case.size,
-        max_relative_deviation=value,
+        max_relative_deviation=worst.value,
+        is_exception=worst.is_own_loss,
     )
 
 

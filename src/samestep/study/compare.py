@@ -140,22 +140,61 @@ _TIME = re.compile(
 )
 
 
-def printed_deviation(reference: Seen, seen: Seen, control: Seen) -> tuple[float, str]:
-    """Return by how much printed numbers deviate more than they may, and the line with the largest.
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A printed number that deviates more than it may.
+
+    Args:
+        value: how far.
+        line: where it is.
+        is_own_loss: whether it is the loss of rank 0's share in a step whose loss the reference prints.
+    """
+
+    value: float
+    line: str
+    is_own_loss: bool
+
+
+def printed_deviations(reference: Seen, seen: Seen, control: Seen) -> list[Printed]:
+    """Return the printed numbers that deviate by more than they may.
 
     Times and rates say nothing, nor do numbers that differ between two serial runs by more than rounding,
     nor what each worker of a distributed script says of its share: half as many samples, or batches.
     """
     size = 1 if seen.is_replicated else seen.size
+    rounding = rounding_of(reference.facts.epsilon)
     lines, again, other = (_timeless(one.facts.printed).splitlines() for one in (reference, control, seen))
-    worst, where = 0.0, ""
+    found = []
     for i, j in _pairs(lines, other):
-        value = _line_deviation(lines[i], other[j], size=size)
-        usual = _line_deviation(lines[i], again[i]) if i < len(again) else 0.0
-        allowed = MARGIN * max(usual, ROUNDING * reference.facts.epsilon, _last_digit(lines[i]))
-        if value > allowed and value > worst:
-            worst, where = value, other[j]
-    return worst, where
+        same_line = "".join(again[i : i + 1])
+        numbers, others, usual = (_NUMBER.findall(line) for line in (lines[i], other[j], same_line))
+        for k, (of, one) in enumerate(zip(numbers, others, strict=True)):
+            if of == one or _is_share(of, one, size):
+                continue
+            known = _apart(of, usual[k]) if len(usual) == len(numbers) else 0.0
+            value = _apart(of, one)
+            if not value <= _allowed(known, rounding) + 2 * _last_digit(of) / max(abs(float(of)), 1e-12):
+                found.append(Printed(value, other[j], _is_own_loss(of, one, reference, seen)))
+    return found
+
+
+def _apart(of: str, one: str) -> float:
+    return abs(float(of) - float(one)) / max(abs(float(of)), 1e-12) if of != one else 0.0
+
+
+def _is_own_loss(of: str, one: str, reference: Seen, seen: Seen) -> bool:
+    """Return whether two numbers are the losses that rank 0 and the reference differentiated in one step."""
+    if seen.is_replicated or not _last_digit(one):
+        return False
+    pairs = (
+        pair
+        for step in range(min(reference.steps, seen.steps))
+        for pair in zip(reference.at(step).losses, seen.at(step).losses, strict=False)
+    )
+    return any(
+        abs(float(of) - usual) <= _last_digit(of) and abs(float(one) - own) <= _last_digit(one)
+        for usual, own in pairs
+    )
 
 
 def _timeless(text: str) -> str:
@@ -171,14 +210,6 @@ def _pairs(lines: Sequence[str], others: Sequence[str]) -> list[tuple[int, int]]
     return [(block.a + k, block.b + k) for block in blocks for k in range(block.size)]
 
 
-def _line_deviation(one: str, other: str, *, size: int = 1) -> float:
-    numbers = [_NUMBER.findall(text) for text in (one, other)]
-    if len(numbers[0]) != len(numbers[1]):
-        return float("inf")
-    pairs = [(float(a), float(b)) for a, b in zip(*numbers, strict=True) if not _is_share(a, b, size)]
-    return max((abs(a - b) / max(abs(a), 1e-12) for a, b in pairs if a != b), default=0.0)
-
-
 def _is_share(of: str, one: str, size: int) -> bool:
     """Return whether a count is that of one of `size` workers, or their number itself."""
     if not (of.isdecimal() and one.isdecimal()):
@@ -186,8 +217,8 @@ def _is_share(of: str, one: str, size: int) -> bool:
     return int(one) in (int(of) * size, int(of) // size, -(-int(of) // size))
 
 
-def _last_digit(line: str) -> float:
-    """Return how much of a printed number its last digit is: a number is rounded when it is printed."""
-    found = [text for text in _NUMBER.findall(line) if "." in text]
-    parts = [10.0 ** -len(text.split(".")[1].split("e")[0]) / max(abs(float(text)), 1e-12) for text in found]
-    return max(parts, default=0.0) / MARGIN * 2
+def _last_digit(text: str) -> float:
+    """Return what one is in the last digit of a printed number; nothing of a whole one, which is exact."""
+    digits, _, exponent = text.lower().partition("e")
+    decimals = digits.partition(".")[2]
+    return 10.0 ** (int(exponent or 0) - len(decimals)) if decimals or exponent else 0.0

@@ -104,7 +104,8 @@ class Verification:
     def _row(self, size: int, reference: Seen, control: Seen) -> Row:
         case = Case(reference, self._seen(self.script, size, ""), control)
         found = causes(case)
-        if found and case.seen.failure is None and (apart := _apart(case.seen, self.options)):
+        is_other = any(not one.is_exception for one in found)
+        if is_other and case.seen.failure is None and (apart := _apart(case.seen, self.options)):
             found = self._without(apart, size, found)
         return Row(
             workers=size,
@@ -126,7 +127,8 @@ class Verification:
         seen = self._seen(self.script, size, what, neutral=True)
         if seen.failure is not None:  # for nothing but this: it proves nothing
             return found
-        return causes(Case(reference, seen, control)) or apart
+        still = causes(Case(reference, seen, control))
+        return still if any(not one.is_exception for one in still) else [*apart, *still]
 
     def _seen(
         self, script: Script, size: int, what: str, *, disturb: bool = False, neutral: bool = False

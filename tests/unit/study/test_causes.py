@@ -259,3 +259,38 @@ def test_a_number_that_is_printed_of_one_share_is_named_and_times_and_sizes_are_
             for size, text, jitter in ((1, before, 0), (1, before, 1e-15), (2, after, 0))
         )
         assert causes(Case(reference, seen, control)) == []
+
+
+def test_each_printed_number_is_judged_by_itself():
+    def prints(text):
+        return lambda _: {"printed": f"{text}\n"}
+
+    for before, after, expected in (
+        ("lr 5.0e-05 loss 1.5000", "lr 5.0e-05 loss 1.9000", ["local-metric"]),
+        ("lr 0.0 accuracy 0.5000", "lr 0.0 accuracy 0.7000", ["local-metric"]),
+        ("rate 5.0e-05", "rate 5.1e-05", []),
+        ("rate 5.0e-05", "rate 9.0e-05", ["local-metric"]),
+    ):
+        reference, control, seen = (
+            run(size, facts=prints(text), jitter=jitter)
+            for size, text, jitter in ((1, before, 0), (1, before, 1e-15), (2, after, 0))
+        )
+        assert [one.cause for one in causes(Case(reference, seen, control))] == expected
+
+
+def test_the_loss_of_a_share_that_is_printed_as_such_is_a_named_exception():
+    def change(rank, step):
+        return replace(step, losses=[step.losses[0] + (0.25 if rank == 0 else -0.25)])
+
+    usual = REFERENCE.at(3).losses[0]
+
+    def prints(value):
+        return lambda _: {"printed": f"loss {value:.4f}\n"}
+
+    reference, control = run(facts=prints(usual)), run(facts=prints(usual), jitter=1e-15)
+    for value, expected in (
+        (usual + 0.25, [("local-print", True)]),
+        (usual + 0.5, [("local-metric", False)]),
+    ):
+        seen = run(2, change=change, facts=prints(value))
+        assert [(one.cause, one.is_exception) for one in causes(Case(reference, seen, control))] == expected
