@@ -67,11 +67,13 @@ class Report:
         rows: one for each.
         findings: of the script itself, on any number of workers.
         steps: that the reference made.
+        not_seen: what the reference did not come to in these steps, and so was not compared.
     """
 
     rows: Sequence[Row]
     findings: Sequence[Finding]
     steps: int
+    not_seen: Sequence[str] = ()
 
     @property
     def all_findings(self) -> Sequence[Finding]:
@@ -93,6 +95,7 @@ class Report:
             "same": self.verdict == "same",
             "workers": [row.workers for row in self.rows],
             "steps": self.steps,
+            "not_seen": list(self.not_seen),
             "max_relative_deviation": {str(row.workers): row.max_relative_deviation for row in self.rows},
             "findings": [asdict(finding) for finding in self.all_findings],
         }

@@ -72,7 +72,7 @@ class Verification:
         if any(finding.cause in ("unseeded", "unseeded-data") for finding in own):
             return Report(rows=[], findings=own, steps=reference.steps)
         rows = [self._row(size, reference, control) for size in self.workers]
-        return Report(rows=rows, findings=own, steps=reference.steps)
+        return Report(rows=rows, findings=own, steps=reference.steps, not_seen=_not_seen(reference))
 
     @property
     def _origin(self) -> Script:
@@ -157,6 +157,16 @@ def _ended(seen: Seen) -> str:
     if failure is None:
         return "it ended, but not as Python ends (os._exit?), so that nothing is known of its end"
     return failure.message.removesuffix(".") or f"it died with exit code {failure.exit_code}"
+
+
+def _not_seen(reference: Seen) -> list[str]:
+    """Return what a run on one worker did not come to in its steps."""
+    samples = any(reference.samples(step).size for step in range(reference.steps))
+    possible = (
+        ("evaluation", not reference.evaluated(reference.steps).size),
+        ("second epoch", not samples or reference.first_epoch() == reference.steps),
+    )
+    return [what for what, is_missing in possible if is_missing]
 
 
 def _own_findings(reference: Seen, control: Seen) -> list[Finding]:

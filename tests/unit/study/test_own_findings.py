@@ -3,7 +3,7 @@
 import pytest
 
 from samestep.study.seen import Seen
-from samestep.study.verify import _own_findings
+from samestep.study.verify import _not_seen, _own_findings
 from samestep.watch.trace import Facts, Step, Trace
 
 NAN = float("nan")
@@ -48,3 +48,11 @@ def test_a_loss_that_is_nan_in_the_end_proves_nothing(losses):
 
 def test_a_loss_that_is_nan_for_a_while_or_of_no_step_is_none():
     assert found(seen(losses=(NAN, 1.0, None)), seen(losses=(NAN, 1.0, None))) == []
+
+
+def test_what_the_steps_do_not_come_to_is_told():
+    again = seen()
+    again.traces[0].steps[2].samples = [0.0]
+    again.traces[0].facts.evaluated = [1.0]
+    assert _not_seen(seen()) == ["evaluation", "second epoch"]
+    assert _not_seen(again) == []
