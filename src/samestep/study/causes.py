@@ -99,6 +99,7 @@ def causes(case: Case) -> list[Finding]:
         _silent_copies,
         _no_set_epoch,
         _samples,
+        _same_work,
         _learning_rate,
         _start,
         _averaging,
@@ -227,6 +228,25 @@ def _as_many_others(case: Case, step: int) -> tuple[str, str]:
             "batches (samestep.shard)."
         )
     return "other-samples", f"step {step} uses other samples than on one worker."
+
+
+def _same_work(case: Case) -> Finding | None:
+    """Return whether each rank uses all samples of each step, which changes nothing but the time it takes."""
+    if case.seen.is_replicated or case.size == 1 or not case.steps:
+        return None
+    for step in range(case.steps):
+        first, *others = [np.sort(one.samples) for one in case.seen.of_ranks(step)]
+        usual = case.reference.samples(step)
+        if not first.size or any(not same_samples(one, first) for one in (*others, usual)):
+            return None
+    if case.steps > 1 and same_samples(case.seen.samples(0), case.seen.samples(1)):
+        return None  # what does not change from step to step is no data
+    return case.finding(
+        "overlapping-shards",
+        "each rank uses all samples of every step: the ranks make copies of one training, in step. Give each "
+        "rank a shard of its own (samestep.shard, DistributedSampler).",
+        0,
+    )
 
 
 def _learning_rate(case: Case) -> Finding | None:

@@ -191,6 +191,13 @@ def test_another_order_of_the_same_samples_is_told_from_others():
     assert found(run(2, change=backwards)) == ["other-order"]
 
 
+def test_ranks_that_all_use_whole_batches_are_named_though_nothing_else_differs():
+    assert found(run(2, share=lambda _, samples: samples)) == ["overlapping-shards"]
+    alike = run(2, share=lambda *_: [1.0, 2.0])  # positions, say
+    reference = run(share=lambda *_: [1.0, 2.0])
+    assert causes(Case(reference, alike, run(share=lambda *_: [1.0, 2.0], jitter=1e-15))) == []
+
+
 def test_workers_that_never_met_are_copies():
     assert found(run(2, facts=lambda _: {"met": 1})) == ["silent-copies"]
 
