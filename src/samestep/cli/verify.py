@@ -66,7 +66,7 @@ def verify(
     """Show whether a script's run on several workers is its run on one.
 
     Runs the script for some steps on each number of workers and compares samples, losses, gradients,
-    learning rates, parameters and printed numbers. Nothing that it writes is kept. Exit code 0: the same,
+    learning rates, parameters and printed numbers. Files that it writes are not kept. Exit code 0: the same,
     or the same but for named exceptions; 1: different, with the cause.
     """
     sizes = _sizes(workers, least=2 if against is None else 1)
@@ -171,5 +171,7 @@ def _show(report: Report) -> None:
         at = "" if finding.step is None else f", step {finding.step}"
         console.print(f"{finding.cause} ({where}{at}): {finding.message}", soft_wrap=True, markup=False)
     if report.not_seen:
-        console.print(f"Not seen, so not compared: no {' and no '.join(report.not_seen)} (--steps).")
+        console.print(
+            f"Not seen, so not compared: no {' and no '.join(report.not_seen)} (--steps).", soft_wrap=True
+        )
     console.print(f"{report.verdict}: {_WORDS[report.verdict]}, over {report.steps} steps.", soft_wrap=True)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,10 @@ class Seen:
     def steps(self) -> int:
         """Steps that all ranks made."""
         return min(len(trace.steps) for trace in self.traces)
+
+    def until(self, step: int) -> "Seen":
+        """Return the run as if it had been stopped before a step."""
+        return replace(self, traces=[_cut(trace, step) for trace in self.traces])
 
     def at(self, step: int) -> Step:
         """Return what rank 0 did in a step."""
@@ -115,6 +119,13 @@ class Seen:
                 return step
             known |= keys
         return self.steps
+
+
+def _cut(trace: Trace, step: int) -> Trace:
+    if len(trace.steps) <= step:
+        return trace
+    facts = replace(trace.facts, evaluated=[], printed=trace.facts.printed[: trace.steps[step - 1].printed])
+    return replace(trace, facts=facts, steps=trace.steps[:step], begun=step)
 
 
 def same_samples(one: Vector, other: Vector) -> bool:

@@ -59,6 +59,8 @@ class Verification:
     tell: Tell
     _neutral: tuple[Seen, Seen] | None = field(init=False, default=None)
     """Reference and control with what workers do apart made one, or off."""
+    _limit: int | None = field(init=False, default=None)
+    """The step from which on rounding alone changes which samples are used; None where it never does."""
 
     def run(self) -> Report:
         """Make all runs and compare them.
@@ -68,11 +70,18 @@ class Verification:
         """
         reference = self._reference()
         control = self._control()
+        other = _other_samples(reference, control)
+        if other and _other_samples(reference, self._seen(self._origin, 1, "once more")) is None:
+            self._limit = other
+            reference, control = reference.until(other), control.until(other)
         own = _own_findings(reference, control)
         if any(finding.cause in ("unseeded", "unseeded-data") for finding in own):
             return Report(rows=[], findings=own, steps=reference.steps)
         rows = [self._row(size, reference, control) for size in self.workers]
-        return Report(rows=rows, findings=own, steps=reference.steps, not_seen=_not_seen(reference))
+        not_seen = _not_seen(reference)
+        if self._limit is not None:
+            not_seen.append(f"step after {self._limit - 1}: from there on rounding alone changes the samples")
+        return Report(rows=rows, findings=own, steps=reference.steps, not_seen=not_seen)
 
     @property
     def _origin(self) -> Script:
@@ -134,19 +143,19 @@ class Verification:
         self, script: Script, size: int, what: str, *, disturb: bool = False, neutral: bool = False
     ) -> Seen:
         self.tell(f"{script.program.target}: {size} worker{'' if size == 1 else 's'}{what and f' ({what})'}")
-        name = f"{size}{'-against' * (script is self.against)}{'-disturbed' * disturb}{'-neutral' * neutral}"
         watched = Watched(
             program=script.program,
             kind=script.kind,
             size=size,
             steps=self.steps,
-            folder=self.scratch / name,
+            folder=self.scratch / f"run-{len(list(self.scratch.iterdir()))}",
             options=self.options,
             watch=self.watch(size, script.kind),
             disturb=disturb,
             neutral=neutral,
         )
-        return watched.run()
+        seen = watched.run()
+        return seen if self._limit is None else seen.until(self._limit)
 
 
 def _ended(seen: Seen) -> str:
@@ -169,11 +178,16 @@ def _not_seen(reference: Seen) -> list[str]:
     return [what for what, is_missing in possible if is_missing]
 
 
+def _other_samples(one: Seen, again: Seen) -> int | None:
+    """Return the first step in which two runs of one script use other samples."""
+    steps = range(min(one.steps, again.steps))
+    return next((step for step in steps if not same_samples(one.samples(step), again.samples(step))), None)
+
+
 def _own_findings(reference: Seen, control: Seen) -> list[Finding]:
     """Return what is wrong with the script on one worker already."""
     found = []
-    steps = range(min(reference.steps, control.steps))
-    other = next((k for k in steps if not same_samples(reference.samples(k), control.samples(k))), None)
+    other = _other_samples(reference, control)
     if other is not None:
         found.append(
             Finding(

@@ -301,3 +301,11 @@ def test_the_loss_of_a_share_that_is_printed_as_such_is_a_named_exception():
     ):
         seen = run(2, change=change, facts=prints(value))
         assert [(one.cause, one.is_exception) for one in causes(Case(reference, seen, control))] == expected
+
+
+def test_a_run_that_is_cut_ends_before_the_step():
+    seen = run(2, facts=lambda _: {"evaluated": [1.0], "printed": "0123456789"}).until(3)
+    assert seen.steps == 3
+    assert seen.evaluated(3).size == 0
+    assert seen.facts.printed == ""
+    assert found(seen) == ["number-of-steps"]
