@@ -5,87 +5,20 @@ goes: workers, samples, learning rate, parameters, gradient, loss; and only what
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
 
-from samestep.study.compare import Deviation, deviations, printed_deviations
-from samestep.study.seen import Seen, relative, same_samples
+from samestep.study.case import Case
+from samestep.study.compare import printed_deviations
+from samestep.study.seen import relative, same_samples
 from samestep.study.verdict import Finding
 
 REPEATED_EPOCHS = "a DistributedSampler shuffles each epoch as the one before: call its set_epoch(epoch)."
 _MANY = 0.5
 """Part of a rank's samples that others may have too by chance; more are no chance."""
-_OF_SAMPLES = ("loss", "gradient", "gradient norm")
-"""What other samples make differ in their step."""
 _EQUAL = 1e-6
 """Relative; what replicas may differ by before it is no rounding of a collective."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """What the causes are tests of.
-
-    Args:
-        reference: the run on one worker.
-        seen: the run on several.
-        control: the reference again, its gradients disturbed by rounding.
-    """
-
-    reference: Seen
-    seen: Seen
-    control: Seen
-
-    @property
-    def size(self) -> int:
-        """Workers."""
-        return self.seen.size
-
-    @cached_property
-    def steps(self) -> int:
-        """Steps that both made."""
-        return min(self.reference.steps, self.seen.steps)
-
-    @cached_property
-    def deviations(self) -> Sequence[Deviation]:
-        """Of all steps."""
-        return deviations(self.reference, self.seen, self.control)
-
-    @cached_property
-    def first(self) -> Deviation | None:
-        """The first that is more than rounding."""
-        return next((one for one in self.deviations if not one.is_rounding), None)
-
-    @cached_property
-    def other_samples(self) -> int | None:
-        """The step of the first difference, if it computes something else from other samples.
-
-        Other keys alone prove nothing: what is given to a model need not have samples along its first
-        dimension.
-        """
-        numeric = {one.step for one in self.deviations if not one.is_rounding and one.quantity in _OF_SAMPLES}
-        for step in sorted(numeric):
-            if not same_samples(self.seen.samples(step), self.reference.samples(step)):
-                return step if self.first is not None and step <= self.first.step else None
-        return None
-
-    def has_same_samples(self, step: int) -> bool:
-        """Whether a step is known to use the samples that it uses on one worker."""
-        usual = self.reference.samples(step)
-        return usual.size > 0 and same_samples(self.seen.samples(step), usual)
-
-    def finding(self, cause: str, message: str, step: int | None = None) -> Finding:
-        """Return a finding of this case, with the largest deviation of its step."""
-        values = [one.value for one in self.deviations if one.step == step and np.isfinite(one.value)]
-        return Finding(
-            cause=cause,
-            message=message,
-            workers=self.size,
-            step=step,
-            max_relative_deviation=max(values, default=None),
-        )
 
 
 Test: TypeAlias = Callable[[Case], Finding | None]

@@ -17,7 +17,8 @@ from samestep.autopilot.options import Options
 from samestep.base.errors import UsageError
 from samestep.launch.job import Program
 from samestep.launch.programs import Watch
-from samestep.study.causes import REPEATED_EPOCHS, Case, causes
+from samestep.study.case import Case
+from samestep.study.causes import REPEATED_EPOCHS, causes
 from samestep.study.compare import begin_alike, largest
 from samestep.study.seen import Seen, same_samples
 from samestep.study.verdict import Finding, Report, Row

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from samestep.launch.failure import Failure
-from samestep.study.causes import Case, causes
+from samestep.study.case import Case
+from samestep.study.causes import causes
 from samestep.study.seen import Seen
 from samestep.watch.trace import Facts, Step, Trace
 
