@@ -32,10 +32,7 @@ Call = Callable[..., Any]
 def shadowed(shadow: Shadow) -> Iterator[None]:
     """Have everything that this process does to files happen in `shadow`."""
     view = _View(shadow)
-    with ExitStack() as stack:
-        for owner, name, wrap in _redirections(view):
-            stack.enter_context(patch.object(owner, name, _outermost(getattr(owner, name), wrap)))
-        stack.enter_context(_numpys_own(view.opened))
+    with _redirected(_redirections(view), view.opened):
         yield
 
 
@@ -62,10 +59,17 @@ def noted(journal: Journal) -> Iterator[None]:
         (torch, "save", notes.made_second),
         (safetensors.torch, "save_file", notes.made_second),
     ]
+    with _redirected(wraps, notes.opened):
+        yield
+
+
+@contextmanager
+def _redirected(wraps: list[tuple[Any, str, Call]], opened: Call) -> Iterator[None]:
+    """Have functions go through what wraps them, and numpy's own `open` through `opened`."""
     with ExitStack() as stack:
         for owner, name, wrap in wraps:
             stack.enter_context(patch.object(owner, name, _outermost(getattr(owner, name), wrap)))
-        stack.enter_context(_numpys_own(notes.opened))
+        stack.enter_context(_numpys_own(opened))
         yield
 
 

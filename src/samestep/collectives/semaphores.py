@@ -79,7 +79,7 @@ class Semaphores:
             PeerLost: one has died, or does not come in time.
         """
         for rank, semaphore in self._from.items():
-            if not (self._comes_soon(semaphore)):
+            if not self._comes_soon(semaphore):
                 self._sleep(rank, semaphore)
 
     def _comes_soon(self, semaphore: ctypes.c_void_p) -> bool:

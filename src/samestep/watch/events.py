@@ -83,6 +83,11 @@ def redirected(owner: Any, name: str, wrap: Callable[..., Any]) -> AbstractConte
     return patch.object(owner, name, call)
 
 
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters of all groups, in order."""
+    return [one for group in optimizer.param_groups for one in group["params"]]
+
+
 class _Heard:
     """Tells a listener of the outermost of each kind.
 

@@ -24,7 +24,7 @@ from torch.utils.data._utils.fetch import _BaseDatasetFetcher as Fetcher
 from torch.utils.hooks import RemovableHandle
 
 from samestep.replicas.batch_norm import uses_batch_statistics
-from samestep.watch.events import Listener, heard_by, redirected
+from samestep.watch.events import Listener, heard_by, parameters_of, redirected
 from samestep.watch.sketch import norm, row_keys, sketch
 from samestep.watch.trace import Facts, Step, Writer
 from samestep.watch.tree import leaves, parts_of
@@ -181,7 +181,7 @@ class Probe(Listener):
 
     def _disturb(self, noise: torch.Generator) -> None:
         """Change all gradients by as much as rounding may."""
-        found = self._of_modules() + [one for optimizer in self._made for one in _parameters(optimizer)]
+        found = self._of_modules() + [one for optimizer in self._made for one in parameters_of(optimizer)]
         for parameter in {id(one): one for one in found}.values():
             if parameter.grad is not None:
                 _disturb(parameter.grad, noise, max(self.facts.epsilon, _epsilon(parameter.grad.dtype)))
@@ -197,7 +197,7 @@ class Probe(Listener):
         self._step.optimizer = self._optimizers.index(optimizer)
         self._step.learning_rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
         self._before = self._step.backwards
-        parameters = _parameters(optimizer)
+        parameters = parameters_of(optimizer)
         self._take_down(parameters)
         self._step.before = sketch(parameters)
 
@@ -210,7 +210,7 @@ class Probe(Listener):
 
     def after_step(self, optimizer: Optimizer) -> None:
         """See `Listener.after_step`."""
-        parameters = _parameters(optimizer)
+        parameters = parameters_of(optimizer)
         if self._step.backwards > self._before:  # by a closure, within the step
             self._take_down(parameters)
         self._step.after = sketch(parameters)
@@ -273,10 +273,6 @@ def _data_in(value: Any) -> list[Tensor]:
     return (
         [one for some in found for one in some] if isinstance(value, list) else next(filter(None, found), [])
     )
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [one for group in optimizer.param_groups for one in group["params"]]
 
 
 def _epsilon(dtype: torch.dtype) -> float:

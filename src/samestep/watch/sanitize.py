@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from samestep.replicas.fingerprint import fingerprint
 from samestep.watch.alike import Moment, check, suspicions
+from samestep.watch.events import parameters_of
 from samestep.watch.inputs import random_digest, rows_of
 from samestep.watch.side import Side, beside
 from samestep.watch.where import line_here
@@ -59,14 +60,14 @@ class Sanitizer:
         """Look at the gradients that an optimizer is about to use."""
         self._broken_gradient = any(
             one.grad is not None and not one.grad.is_sparse and _is_broken(one.grad)
-            for one in _parameters(optimizer)
+            for one in parameters_of(optimizer)
         )
 
     def after_step(self, optimizer: Optimizer, *_: Any) -> None:
         """Meet the others after the step of an optimizer."""
         if self._side.size == 1:
             return
-        whole = [one for one in _parameters(optimizer) if type(one) in (nn.Parameter, Tensor)]
+        whole = [one for one in parameters_of(optimizer) if type(one) in (nn.Parameter, Tensor)]
         self._meet(
             STEP,
             broken=self._broken_gradient,
@@ -146,10 +147,6 @@ def _noted(sanitizer: Sanitizer) -> Callable[..., Any]:
         return sanitizer.call(original, module, args, kwargs)
 
     return call
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [one for group in optimizer.param_groups for one in group["params"]]
 
 
 def _is_broken(tensor: Tensor) -> bool:
