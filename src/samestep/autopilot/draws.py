@@ -9,6 +9,7 @@ the numbers they would get on one worker::
 What has no dimension for the samples, such as noise on weights, is drawn as it is, alike on every rank.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from samestep.autopilot.coins import are_torchs, bits, heads
 from samestep.autopilot.cut import Cut
 
 aten = torch.ops.aten
@@ -36,14 +38,18 @@ class Widened:
         """Return this rank's part."""
         return whole.narrow(self.dim, self.start, self.length)
 
-    def empty(self, like: Tensor) -> Tensor:
-        """Return a tensor of the whole shape whose dimensions lie in memory in the order of those of `like`.
+    def laid_out(self, new: Callable[[Sequence[int]], Tensor], like: Tensor) -> Tensor:
+        """Return what `new` makes in the whole shape, its dimensions in memory ordered as those of `like`.
 
         Numbers are drawn in the order of the memory.
         """
         order = sorted(range(like.dim()), key=like.stride, reverse=True)
         inverse = sorted(range(like.dim()), key=order.__getitem__)
-        return like.new_empty([self.shape[dim] for dim in order]).permute(inverse)
+        return new([self.shape[dim] for dim in order]).permute(inverse)
+
+    def empty(self, like: Tensor) -> Tensor:
+        """Return a tensor of the whole shape, laid out and of the type as `like`."""
+        return self.laid_out(like.new_empty, like)
 
 
 class GlobalDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -97,6 +103,18 @@ def _fill(mode: GlobalDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str
     whole = wide.empty(target)
     func(whole, *(_among_others(one, target.shape, wide) for one in rest), **kwargs)
     target.copy_(wide.own(whole))
+    return target
+
+
+def _coins(mode: GlobalDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """``x.bernoulli_(p)``: what dropout draws on the CPU, and for large activations most of its time."""
+    target, *rest = args
+    probability = rest[0] if rest else kwargs.get("p", 0.5)
+    wide = mode.widened(target.shape)
+    if wide is None or target.device.type != "cpu" or isinstance(probability, Tensor) or not are_torchs():
+        return _fill(mode, func, args, kwargs)
+    whole = wide.laid_out(functools.partial(bits, generator=kwargs.get("generator")), target)
+    target.copy_(heads(wide.own(whole), probability))
     return target
 
 
@@ -167,7 +185,6 @@ def _among_others(value: Any, shape: Sequence[int], wide: Widened) -> Any:
 _DRAWS: Mapping[Any, Draw] = {
     **dict.fromkeys(
         (
-            aten.bernoulli_,
             aten.uniform_,
             aten.normal_,
             aten.exponential_,
@@ -178,6 +195,7 @@ _DRAWS: Mapping[Any, Draw] = {
         ),
         _fill,
     ),
+    aten.bernoulli_: _coins,
     **dict.fromkeys((aten.rand_like, aten.randn_like, aten.randint_like), _like),
     aten.rand: _of_size(0),
     aten.randn: _of_size(0),
