@@ -5,6 +5,7 @@ import torch
 
 from samestep.base.errors import DetectionError, OutOfStep, PeerLost, UsageError, WorldError
 from samestep.world.current import current
+from samestep.world.operation import OPS
 from samestep.world.solo import SoloWorld
 from samestep.world.threads import run_ranks, thread_places
 
@@ -22,10 +23,17 @@ def reduce(world, op):
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("op", ["sum", "min", "max"])
+@pytest.mark.parametrize("op", OPS)
 def test_all_reduce_gives_every_rank_the_reduction(size, op):
     inputs = torch.stack([torch.tensor([1.0, -2.0, 3.0]) * (r + 1) for r in range(size)]).double()
-    expected = {"sum": inputs.sum(0), "min": inputs.amin(0), "max": inputs.amax(0)}[op].tolist()
+    exact = {
+        "sum": inputs.sum,
+        "mean": inputs.mean,
+        "product": inputs.prod,
+        "min": inputs.amin,
+        "max": inputs.amax,
+    }
+    expected = exact[op](0).tolist()
 
     assert everywhere(reduce, size, op) == [expected] * size
 
@@ -96,6 +104,20 @@ def test_send_and_receive_keep_their_order():
         return received
 
     assert run_ranks(fn, 3) == [[3.0, 6.0], [1.0, 2.0], [2.0, 4.0]]
+
+
+def test_ranks_that_exchange_do_not_wait_for_each_other():
+    def fn(world):
+        me, size = world.place.rank, world.place.size
+        got = torch.empty(2)
+        mine = torch.tensor([me, -me], dtype=torch.float32)
+        pending = world.exchange(mine, got, to=(me + 1) % size, source=(me - 1) % size)
+        pending.wait()
+        only_sent = world.exchange(mine, None, to=0) if me else world.exchange(None, mine, source=size - 1)
+        only_sent.wait()
+        return got.tolist()
+
+    assert run_ranks(fn, 2) == [[1.0, -1.0], [0.0, 0.0]]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -193,6 +215,9 @@ def test_a_process_one_of_many_that_never_joined_is_refused(monkeypatch):
 def test_solo_world_refuses_messages_and_other_sizes():
     with pytest.raises(WorldError, match="world of one"):
         SoloWorld().send(torch.zeros(1), to=1)
+    with pytest.raises(WorldError, match="world of one"):
+        SoloWorld().exchange(None, torch.zeros(1), source=1)
+    SoloWorld().exchange(None, None).wait()
     with pytest.raises(WorldError, match="rank 1 of 3"):
         SoloWorld(place=thread_places(3)[1])
 

@@ -1,1 +1,1 @@
-"""How ranks exchange tensors: through the memory of their host, where they share one."""
+"""How ranks exchange tensors: by schedules of messages, and through the memory of their host."""

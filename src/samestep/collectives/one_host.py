@@ -1,7 +1,6 @@
 """A world whose ranks share a host, and exchange what lies in its memory through that memory."""
 
 import platform
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -11,7 +10,8 @@ from samestep.base.machine import cpu_share
 from samestep.collectives.segment import segment
 from samestep.collectives.semaphores import Semaphores, own_process
 from samestep.collectives.shared_memory import SharedMemory, bytes_needed
-from samestep.world.world import DerivedWorld, Op, Pending, World
+from samestep.world.operation import Op, refuse
+from samestep.world.world import DerivedWorld, NothingPending, Pending, World
 
 T = TypeVar("T")
 TIMEOUT_S = 600.0
@@ -41,14 +41,6 @@ def on_one_host(world: World, *, timeout_s: float = TIMEOUT_S) -> World:
     return OneHostWorld(world, SharedMemory(memory, rank=rank, size=size, semaphores=semaphores))
 
 
-@dataclass(frozen=True, slots=True)
-class _Done:
-    """A collective that is over already."""
-
-    def wait(self) -> None:
-        """See `Pending.wait`."""
-
-
 class OneHostWorld(DerivedWorld):
     """The ranks of a world that share a host.
 
@@ -58,41 +50,50 @@ class OneHostWorld(DerivedWorld):
     """
 
     def __init__(self, inner: World, memory: SharedMemory) -> None:
-        self._inner, self._memory = inner, memory
+        self.inner, self._memory = inner, memory
         self.place, self.device = inner.place, inner.device
 
     def send(self, tensor: Tensor, *, to: int) -> None:
         """See `World.send`."""
-        self._inner.send(tensor, to=to)
+        self.inner.send(tensor, to=to)
 
     def receive(self, tensor: Tensor, *, source: int) -> None:
         """See `World.receive`."""
-        self._inner.receive(tensor, source=source)
+        self.inner.receive(tensor, source=source)
+
+    def exchange(
+        self, send: Tensor | None, receive: Tensor | None, *, to: int | None = None, source: int | None = None
+    ) -> Pending:
+        """See `World.exchange`."""
+        return self.inner.exchange(send, receive, to=to, source=source)
 
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """See `World.all_reduce`."""
+        refuse(op, tensor.dtype)
         if _is_plain(tensor):
-            self._memory.all_reduce(tensor, op=op)
+            self._memory.all_reduce(tensor, op="sum" if op == "mean" else op)
+            if op == "mean":
+                tensor.detach().div_(self.place.size)
         else:
-            self._inner.all_reduce(tensor, op=op)
+            self.inner.all_reduce(tensor, op=op)
 
     def all_reduce_later(self, tensor: Tensor) -> Pending:
         """See `World.all_reduce_later`; it is done at once, which takes less than to begin it elsewhere."""
         if not _is_plain(tensor):
-            return self._inner.all_reduce_later(tensor)
+            return self.inner.all_reduce_later(tensor)
         self._memory.all_reduce(tensor)
-        return _Done()
+        return NothingPending()
 
     def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
         """See `World.broadcast`."""
         if _is_plain(tensor):
             self._memory.broadcast(tensor, source=source)
         else:
-            self._inner.broadcast(tensor, source=source)
+            self.inner.broadcast(tensor, source=source)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """See `World.all_gather`."""
-        return self._memory.all_gather(tensor) if _is_plain(tensor) else self._inner.all_gather(tensor)
+        return self._memory.all_gather(tensor) if _is_plain(tensor) else self.inner.all_gather(tensor)
 
     def barrier(self) -> None:
         """See `World.barrier`."""
@@ -100,15 +101,15 @@ class OneHostWorld(DerivedWorld):
 
     def broadcast_object(self, value: T, *, source: int = 0) -> T:
         """See `World.broadcast_object`."""
-        return self._inner.broadcast_object(value, source=source)
+        return self.inner.broadcast_object(value, source=source)
 
     def all_gather_objects(self, value: T) -> list[T]:
         """See `World.all_gather_objects`."""
-        return self._inner.all_gather_objects(value)
+        return self.inner.all_gather_objects(value)
 
     def close(self) -> None:
         """See `World.close`."""
-        self._inner.close()
+        self.inner.close()
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -23,13 +23,18 @@ from torch import Tensor
 
 from samestep.collectives.progress import PROGRESS
 from samestep.collectives.semaphores import SIZE, Semaphores
-from samestep.world.world import Op
+from samestep.world.operation import Op
 
 PIECE = 1 << 20
 """Bytes of a piece: two or three of them stay in a processor's own cache."""
 SMALL = 1 << 15
 """Bytes up to which each rank reduces all of a tensor itself."""
-_OPS: Mapping[Op, Callable[..., Tensor]] = {"sum": torch.add, "min": torch.minimum, "max": torch.maximum}
+_OPS: Mapping[Op, Callable[..., Tensor]] = {
+    "sum": torch.add,
+    "product": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+}
 
 
 def bytes_needed(size: int) -> int:

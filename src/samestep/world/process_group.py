@@ -1,5 +1,6 @@
 """A world over torch.distributed's default process group: ranks as real processes."""
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -10,11 +11,30 @@ from samestep.base import env
 from samestep.base.errors import DetectionError
 from samestep.base.place import Place
 from samestep.world.detect import detect
+from samestep.world.operation import Op, refuse
 from samestep.world.solo import SoloWorld
-from samestep.world.world import DerivedWorld, Op, Pending, World
+from samestep.world.world import DerivedWorld, Pending, World
 
 T = TypeVar("T")
-_OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+_OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "mean": dist.ReduceOp.SUM,  # Gloo has no other
+    "product": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+}
+
+
+class _AllOf:
+    """Several messages under way."""
+
+    def __init__(self, works: Sequence[Pending]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        """See `Pending.wait`."""
+        for work in self._works:
+            work.wait()
 
 
 class ProcessGroupWorld(DerivedWorld):
@@ -45,9 +65,24 @@ class ProcessGroupWorld(DerivedWorld):
         """See `World.receive`."""
         dist.recv(tensor, src=source)
 
+    def exchange(
+        self, send: Tensor | None, receive: Tensor | None, *, to: int | None = None, source: int | None = None
+    ) -> Pending:
+        """See `World.exchange`."""
+        wishes = []
+        if receive is not None:
+            wishes.append(dist.P2POp(dist.irecv, _bytes(receive), source))
+        if send is not None:
+            wishes.append(dist.P2POp(dist.isend, _bytes(send), to))
+        # NCCL would wait for the first before it began the second, were they not begun together.
+        return _AllOf(dist.batch_isend_irecv(wishes) if wishes else ())
+
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """See `World.all_reduce`."""
+        refuse(op, tensor.dtype)
         dist.all_reduce(tensor, op=_OPS[op])
+        if op == "mean":
+            tensor.detach().div_(self.place.size)
 
     def all_reduce_later(self, tensor: Tensor) -> Pending:
         """See `World.all_reduce_later`."""
@@ -87,6 +122,11 @@ class ProcessGroupWorld(DerivedWorld):
 
     def _object_device(self) -> torch.device | None:
         return self.device if dist.get_backend() == "nccl" else None
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor as bytes: not every back end sends every type."""
+    return tensor.detach().view(-1).view(torch.uint8)
 
 
 def adopt() -> World:

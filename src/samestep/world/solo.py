@@ -7,16 +7,10 @@ from torch import Tensor
 
 from samestep.base.errors import WorldError
 from samestep.base.place import Place
-from samestep.world.world import DerivedWorld, Op, Pending
+from samestep.world.operation import Op, refuse
+from samestep.world.world import DerivedWorld, NothingPending, Pending
 
 T = TypeVar("T")
-
-
-class Finished:
-    """A collective that had nothing to wait for."""
-
-    def wait(self) -> None:
-        """Return at once."""
 
 
 class SoloWorld(DerivedWorld):
@@ -41,12 +35,23 @@ class SoloWorld(DerivedWorld):
         """Refuse: nobody will send."""
         raise WorldError(f"cannot receive from rank {source}: this is a world of one")
 
+    def exchange(
+        self, send: Tensor | None, receive: Tensor | None, *, to: int | None = None, source: int | None = None
+    ) -> Pending:
+        """Refuse: there is nobody else."""
+        if send is not None:
+            raise WorldError(f"cannot send to rank {to}: this is a world of one")
+        if receive is not None:
+            raise WorldError(f"cannot receive from rank {source}: this is a world of one")
+        return NothingPending()
+
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """Leave `tensor` as it is."""
+        refuse(op, tensor.dtype)
 
     def all_reduce_later(self, tensor: Tensor) -> Pending:  # noqa: ARG002 - the protocol's signature
         """Leave `tensor` as it is."""
-        return Finished()
+        return NothingPending()
 
     def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
         """Leave `tensor` as it is."""

@@ -16,11 +16,14 @@ from torch import Tensor
 from samestep.base.errors import OutOfStep, PeerLost
 from samestep.base.place import Place
 from samestep.world.current import entered
-from samestep.world.world import DerivedWorld, Op, Pending
+from samestep.world.operation import Op, refuse
+from samestep.world.world import DerivedWorld, NothingPending, Pending
 
 T = TypeVar("T")
 _COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": torch.add,
+    "mean": torch.add,
+    "product": torch.mul,
     "min": torch.minimum,
     "max": torch.maximum,
 }
@@ -101,13 +104,26 @@ class ThreadWorld(DerivedWorld):
         self._same_form(tensor, message, source)
         _overwrite(tensor, message)
 
+    def exchange(
+        self, send: Tensor | None, receive: Tensor | None, *, to: int | None = None, source: int | None = None
+    ) -> Pending:
+        """See `World.exchange`."""
+        if send is not None and to is not None:
+            self._hub.put(self.place.rank, to, "tensor", send.detach().clone())
+        if receive is None or source is None:
+            return NothingPending()
+        return Coming(self, receive, source)
+
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """See `World.all_reduce`."""
+        refuse(op, tensor.dtype)
         tensors = self._exchange(tensor.detach().clone())
         total = tensors[0].clone()
         for rank, other in enumerate(tensors[1:], start=1):
             self._same_form(total, other, rank)
             total = _COMBINE[op](total, other)
+        if op == "mean":
+            total = total / self.place.size
         _overwrite(tensor, total)
 
     def all_reduce_later(self, tensor: Tensor) -> Pending:
@@ -181,6 +197,17 @@ class ThreadWorld(DerivedWorld):
                 f"rank {self.place.rank} has a tensor of {wanted}, rank {rank} has {found}: "
                 "the ranks are not in the same collective"
             )
+
+
+class Coming:
+    """A message that is yet to be taken out of the mailbox; messages of one rank are waited for in order."""
+
+    def __init__(self, world: ThreadWorld, tensor: Tensor, source: int) -> None:
+        self._world, self._tensor, self._source = world, tensor, source
+
+    def wait(self) -> None:
+        """See `Pending.wait`."""
+        self._world.receive(self._tensor, source=self._source)
 
 
 class Later:

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from samestep.base.errors import Error, WorldError
 from samestep.base.place import Place
+from samestep.world.operation import Op
 
 T = TypeVar("T")
-Op: TypeAlias = Literal["sum", "min", "max"]
 
 
 class Pending(Protocol):
@@ -19,6 +19,13 @@ class Pending(Protocol):
 
     def wait(self) -> object:
         """Block until the result is in place."""
+
+
+class NothingPending:
+    """What is over already, or never was."""
+
+    def wait(self) -> None:
+        """Return at once."""
 
 
 class World(Protocol):
@@ -43,6 +50,15 @@ class World(Protocol):
 
     def receive(self, tensor: Tensor, *, source: int) -> None:
         """Receive into `tensor` what rank `source` sent."""
+
+    def exchange(
+        self, send: Tensor | None, receive: Tensor | None, *, to: int | None = None, source: int | None = None
+    ) -> Pending:
+        """Begin to send `send` to rank `to` and to receive `receive` from rank `source`, both at once.
+
+        Ranks that send to each other do not wait for each other. Either half may be left out. The tensors
+        must be contiguous; messages between two ranks arrive in the order in which they were begun.
+        """
 
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """Reduce `tensor` over all ranks, in place; equal bits on every rank."""

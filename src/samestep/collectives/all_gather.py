@@ -1,0 +1,58 @@
+"""All-gather: each rank gets the tensors of all.
+
+Round a ring: each rank passes on what it got last (chunk r is rank r's; N = 4)::
+
+    chunk sent by    rank 0  1  2  3
+    step 0                0  1  2  3
+    step 1                3  0  1  2
+    step 2                2  3  0  1
+
+Cost: N-1 steps; each rank sends (N-1)/N of the result, which is the least there can be.
+
+Source: R. Thakur, R. Rabenseifner, W. Gropp: Optimization of collective communication operations in MPICH,
+2005.
+"""
+
+from torch import Tensor
+
+from samestep.collectives.agree import agree
+from samestep.collectives.cost import Cost
+from samestep.collectives.hop import Hop, Schedule
+from samestep.collectives.walk import copy_along
+from samestep.world.world import World
+
+
+def schedule(rank: int, size: int) -> Schedule:
+    """Return the hops of one rank; one chunk for each rank."""
+    return [
+        Hop(
+            to=(rank + 1) % size,
+            send=((rank - step) % size,),
+            source=(rank - 1) % size,
+            receive=((rank - step - 1) % size,),
+        )
+        for step in range(size - 1)
+    ]
+
+
+def cost(size: int) -> Cost:
+    """Return the cost among `size` ranks of a result that is the size of a tensor."""
+    return Cost(steps=size - 1, path=(size - 1) / size, sent=(size - 1) / size)
+
+
+def all_gather(world: World, tensor: Tensor) -> list[Tensor]:
+    """Return the tensors of all ranks, in rank order.
+
+    Args:
+        world: the ranks; all of them call this.
+        tensor: of equal shape and type on all ranks.
+
+    Raises:
+        OutOfStep: the ranks call with different arguments.
+    """
+    rank, size = world.place.rank, world.place.size
+    agree(world, "all-gather", tensor)
+    rows = tensor.new_empty((size, *tensor.shape))
+    rows[rank] = tensor.detach()
+    copy_along(world, schedule(rank, size), rows.view(-1), chunks=size)
+    return list(rows)

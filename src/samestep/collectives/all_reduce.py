@@ -1,0 +1,68 @@
+"""All-reduce: the tensors of all ranks become one, on each of them.
+
+Every algorithm here has two halves. In the first, sums are made, until each chunk is complete on one rank,
+its owner. In the second, copies of what the owner has go to all. So all ranks have equal bits, whatever the
+order of summation.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from samestep.collectives.agree import agree
+from samestep.collectives.arithmetic import finish, wide
+from samestep.collectives.cost import CostModel
+from samestep.collectives.hop import Chunks, Schedule, bounds
+from samestep.collectives.walk import combine_along, copy_along, flattened, put_back
+from samestep.world.operation import Op, refuse
+from samestep.world.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllReduce:
+    """An algorithm. Its functions take a rank and the number of ranks, or the latter alone.
+
+    Args:
+        name: of the algorithm.
+        chunks: how many chunks a tensor is cut into.
+        combine: the hops of the first half.
+        owned: the chunks that are complete on a rank after it.
+        copy: the hops of the second half.
+        cost: of both.
+    """
+
+    name: str
+    chunks: Callable[[int], int]
+    combine: Callable[[int, int], Schedule]
+    owned: Callable[[int, int], Chunks]
+    copy: Callable[[int, int], Schedule]
+    cost: CostModel
+
+    def __call__(self, world: World, tensor: Tensor, op: Op = "sum") -> None:
+        """Reduce `tensor` over all ranks, in place; equal bits on every rank.
+
+        Args:
+            world: the ranks; all of them call this.
+            tensor: of equal shape and type on all ranks.
+            op: what to reduce with.
+
+        Raises:
+            OutOfStep: the ranks call with different arguments.
+            UsageError: the operation is not defined for the type.
+        """
+        rank, size = world.place.rank, world.place.size
+        agree(world, f"all-reduce {op} by {self.name}", tensor)
+        refuse(op, tensor.dtype)
+        chunks = self.chunks(size)
+        flat = flattened(tensor)
+        total = wide(flat)
+        combine_along(world, self.combine(rank, size), total, flat, op, chunks=chunks)
+        edges = bounds(flat.numel(), chunks)
+        for chunk in self.owned(rank, size):
+            own = slice(edges[chunk], edges[chunk + 1])
+            finish(total[own], op, size)
+            if total is not flat:
+                flat[own] = total[own]
+        copy_along(world, self.copy(rank, size), flat, chunks=chunks)
+        put_back(flat, tensor)

@@ -1,0 +1,34 @@
+"""How two tensors become one, and what a mean makes of a sum."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from samestep.world.operation import Op
+
+COMBINE: Mapping[Op, Callable[..., Tensor]] = {
+    "sum": torch.add,
+    "mean": torch.add,
+    "product": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+}
+
+
+def wide(flat: Tensor) -> Tensor:
+    """Return what sums of this type are made in: single precision for half ones, else itself."""
+    is_half = flat.dtype.is_floating_point and flat.element_size() < 4
+    return flat.float() if is_half else flat
+
+
+def finish(total: Tensor, op: Op, size: int) -> None:
+    """Make the result of what was combined, in place.
+
+    Args:
+        total: of all ranks.
+        op: the operation.
+        size: the number of ranks.
+    """
+    if op == "mean":
+        total.div_(size)

@@ -1,0 +1,93 @@
+"""Broadcast: the tensor of one rank comes to all.
+
+By a binomial tree, the reduce backwards: who has the tensor passes it on, half way round first (N = 6)::
+
+    step 0    0 --------------> 4
+    step 1    0 -----> 2        4
+    step 2    0 > 1    2 > 3    4 > 5
+
+Cost: L = ceil(log2 N) steps of the whole tensor, one after another; the root sends it L times.
+
+By a scatter and an all-gather: the root sends each rank a part, and the parts go round a ring. L + N-1 steps,
+but 2(N-1)/N of the tensor one after another instead of L tensors: it wins for large tensors from three ranks
+on.
+
+Source: R. Thakur, R. Rabenseifner, W. Gropp: Optimization of collective communication operations in MPICH,
+2005; the second one: M. Barnett and others: Interprocessor collective communication library, 1994.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from samestep.collectives import all_gather, reduce, scatter
+from samestep.collectives.agree import agree
+from samestep.collectives.cost import Cost, CostModel, doublings
+from samestep.collectives.hop import Schedule, backwards, seen_from
+from samestep.collectives.walk import copy_along, flattened, put_back
+from samestep.world.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broadcast:
+    """An algorithm. Its functions take a rank and the number of ranks, or the latter alone.
+
+    Args:
+        name: of the algorithm.
+        chunks: how many chunks a tensor is cut into.
+        schedule: the hops of a rank, from rank 0.
+        cost: of them.
+    """
+
+    name: str
+    chunks: Callable[[int], int]
+    schedule: Callable[[int, int], Schedule]
+    cost: CostModel
+
+    def __call__(self, world: World, tensor: Tensor, source: int = 0) -> None:
+        """Overwrite `tensor` on every rank with that of rank `source`.
+
+        Args:
+            world: the ranks; all of them call this.
+            tensor: of equal shape and type on all ranks.
+            source: the rank that has what all get.
+
+        Raises:
+            OutOfStep: the ranks call with different arguments.
+        """
+        rank, size = world.place.rank, world.place.size
+        agree(world, f"broadcast from rank {source} by {self.name}", tensor)
+        flat = flattened(tensor)
+        hops = seen_from(source, size, self.schedule((rank - source) % size, size))
+        copy_along(world, hops, flat, chunks=self.chunks(size))
+        if rank != source:
+            put_back(flat, tensor)
+
+
+def tree(rank: int, size: int) -> Schedule:
+    """Return the hops of one rank, from rank 0; one chunk."""
+    return backwards(reduce.schedule(rank, size))
+
+
+def tree_cost(size: int) -> Cost:
+    """Return the cost of the tree among `size` ranks."""
+    steps = doublings(size)
+    return Cost(steps=steps, path=steps, sent=steps)
+
+
+def in_parts(rank: int, size: int) -> Schedule:
+    """Return the hops of one rank: a scatter from rank 0, and an all-gather; one chunk for each rank."""
+    return scatter.schedule(rank, size) + all_gather.schedule(rank, size)
+
+
+def in_parts_cost(size: int) -> Cost:
+    """Return the cost of scatter and all-gather among `size` ranks."""
+    share = 2 * (size - 1) / size
+    return Cost(steps=doublings(size) + size - 1, path=share, sent=share)
+
+
+TREE = Broadcast(name="tree", chunks=lambda _: 1, schedule=tree, cost=tree_cost)
+SCATTER_ALL_GATHER = Broadcast(
+    name="scatter_all_gather", chunks=lambda size: size, schedule=in_parts, cost=in_parts_cost
+)

@@ -1,0 +1,72 @@
+"""Reduce: the tensors of all ranks become one, on one of them.
+
+By a binomial tree, in which each rank adds what its children send and sends the result to its parent (N =
+6)::
+
+    step 0    0 < 1    2 < 3    4 < 5
+    step 1    0 <----- 2        4
+    step 2    0 <-------------- 4
+
+Cost: L = ceil(log2 N) steps of the whole tensor, one after another; each rank but the root sends it once.
+
+Source: R. Thakur, R. Rabenseifner, W. Gropp: Optimization of collective communication operations in MPICH,
+2005.
+"""
+
+from torch import Tensor
+
+from samestep.collectives.agree import agree
+from samestep.collectives.arithmetic import finish, wide
+from samestep.collectives.cost import Cost, doublings
+from samestep.collectives.hop import Hop, Schedule, seen_from
+from samestep.collectives.walk import combine_along, flattened, put_back
+from samestep.world.operation import Op, refuse
+from samestep.world.world import World
+
+
+def schedule(rank: int, size: int) -> Schedule:
+    """Return the hops of one rank, to rank 0; one chunk."""
+    hops: Schedule = []
+    for step in range(doublings(size)):
+        distance = 1 << step
+        if rank & distance:
+            return [*hops, Hop(to=rank - distance, send=(0,))]
+        if rank + distance < size:
+            hops.append(Hop(source=rank + distance, receive=(0,)))
+    return hops
+
+
+def cost(size: int) -> Cost:
+    """Return the cost among `size` ranks."""
+    steps = doublings(size)
+    return Cost(steps=steps, path=steps, sent=min(1, size - 1))
+
+
+def reduce(world: World, tensor: Tensor, op: Op = "sum", to: int = 0) -> None:
+    """Reduce `tensor` over all ranks into that of rank `to`; those of the others stay as they are.
+
+    Half precisions are summed in single precision on each rank.
+
+    Args:
+        world: the ranks; all of them call this.
+        tensor: of equal shape and type on all ranks.
+        op: what to reduce with.
+        to: the rank that gets the result.
+
+    Raises:
+        OutOfStep: the ranks call with different arguments.
+        UsageError: the operation is not defined for the type.
+    """
+    rank, size = world.place.rank, world.place.size
+    agree(world, f"reduce {op} to rank {to}", tensor)
+    refuse(op, tensor.dtype)
+    hops = seen_from(to, size, schedule((rank - to) % size, size))
+    flat = flattened(tensor)
+    total = wide(flat)
+    if rank != to and total is flat:
+        total = flat.clone()
+    combine_along(world, hops, total, flat, op, chunks=1)
+    if rank == to:
+        finish(total, op, size)
+        flat.copy_(total)
+        put_back(flat, tensor)

@@ -1,0 +1,69 @@
+"""Reduce-scatter: each rank gets its own part of the reduced tensor.
+
+Round a ring: each rank adds its own to what it got last, and passes the sum on (N = 4)::
+
+    chunk sent by    rank 0  1  2  3
+    step 0                3  0  1  2
+    step 1                2  3  0  1
+    step 2                1  2  3  0
+    complete on           0  1  2  3
+
+Cost: N-1 steps; each rank sends (N-1)/N of the tensor, which is the least there can be.
+
+Source: P. Patarasuk, X. Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
+"""
+
+from torch import Tensor
+
+from samestep.collectives.agree import agree
+from samestep.collectives.arithmetic import finish, wide
+from samestep.collectives.cost import Cost
+from samestep.collectives.hop import Hop, Schedule
+from samestep.collectives.scatter import one_row_each
+from samestep.collectives.walk import combine_along, flattened
+from samestep.world.operation import Op, refuse
+from samestep.world.world import World
+
+
+def schedule(rank: int, size: int) -> Schedule:
+    """Return the hops of one rank; one chunk for each rank."""
+    return [
+        Hop(
+            to=(rank + 1) % size,
+            send=((rank - step - 1) % size,),
+            source=(rank - 1) % size,
+            receive=((rank - step - 2) % size,),
+        )
+        for step in range(size - 1)
+    ]
+
+
+def cost(size: int) -> Cost:
+    """Return the cost among `size` ranks."""
+    return Cost(steps=size - 1, path=(size - 1) / size, sent=(size - 1) / size)
+
+
+def reduce_scatter(world: World, rows: Tensor, op: Op = "sum") -> Tensor:
+    """Return this rank's row of the tensors of all ranks, reduced.
+
+    Args:
+        world: the ranks; all of them call this.
+        rows: of equal shape and type on all ranks, with one row for each; stays as it is.
+        op: what to reduce with.
+
+    Raises:
+        OutOfStep: the ranks call with different arguments.
+        UsageError: there is not one row for each rank, or the operation is not defined for the type.
+    """
+    rank, size = world.place.rank, world.place.size
+    agree(world, f"reduce-scatter {op}", rows)
+    refuse(op, rows.dtype)
+    one_row_each(rows, size)
+    flat = flattened(rows)
+    total = wide(flat)
+    if total is flat:
+        total = flat.clone()
+    combine_along(world, schedule(rank, size), total, flat, op, chunks=size)
+    row = total.view(rows.shape)[rank]
+    finish(row, op, size)
+    return row.to(rows.dtype, copy=True)

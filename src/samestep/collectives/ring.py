@@ -1,0 +1,44 @@
+"""All-reduce round a ring: a reduce-scatter, and an all-gather of what came of it (N = 4).
+
+::
+
+    chunk sent by    rank 0  1  2  3
+    step 0  add           3  0  1  2
+    step 1  add           2  3  0  1
+    step 2  add           1  2  3  0      now rank r has all of chunk r
+    step 3  copy          0  1  2  3
+    step 4  copy          3  0  1  2
+    step 5  copy          2  3  0  1
+
+Cost: 2(N-1) steps; each rank sends 2(N-1)/N of the tensor, less than which is not possible, at any N. It wins
+for large tensors. That whole tensors go round instead of chunks is the well-known mistake: N times the bytes,
+and sums that each rank makes in another order.
+
+Source: P. Patarasuk, X. Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
+"""
+
+from samestep.collectives import all_gather, reduce_scatter
+from samestep.collectives.all_reduce import AllReduce
+from samestep.collectives.cost import Cost
+from samestep.collectives.hop import Chunks
+
+
+def owned(rank: int, size: int) -> Chunks:  # noqa: ARG001 - as all have it
+    """Return the chunks that are complete on a rank before they are copied: the one of its number."""
+    return (rank,)
+
+
+def cost(size: int) -> Cost:
+    """Return the cost among `size` ranks."""
+    share = 2 * (size - 1) / size
+    return Cost(steps=2 * (size - 1), path=share, sent=share)
+
+
+RING = AllReduce(
+    name="ring",
+    chunks=lambda size: size,
+    combine=reduce_scatter.schedule,
+    owned=owned,
+    copy=all_gather.schedule,
+    cost=cost,
+)

@@ -1,0 +1,27 @@
+"""What ranks reduce with, and what each of the operations is defined for."""
+
+from typing import Literal, TypeAlias, get_args
+
+import torch
+
+from samestep.base.errors import UsageError
+
+Op: TypeAlias = Literal["sum", "mean", "product", "min", "max"]
+OPS: tuple[Op, ...] = get_args(Op)
+
+
+def refuse(op: Op, dtype: torch.dtype) -> None:
+    """Refuse what has no result of this type.
+
+    Raises:
+        UsageError: there is no such operation, or not for `dtype`.
+    """
+    if op not in OPS:
+        raise UsageError(f"no operation {op!r}: there are {', '.join(OPS)}.")
+    if op == "mean" and not (dtype.is_floating_point or dtype.is_complex):
+        raise UsageError(
+            f"the mean of {dtype} is no {dtype}: reduce with 'sum' and divide, or "
+            "make the tensor floating-point."
+        )
+    if op in ("min", "max") and dtype.is_complex:
+        raise UsageError(f"{dtype} has no order, so no {op!r}: reduce torch.view_as_real(tensor).")

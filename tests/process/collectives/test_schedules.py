@@ -1,0 +1,114 @@
+"""The schedules between real processes: over a process group, and where its ranks share memory."""
+
+import pytest
+import torch
+
+from samestep.base.errors import OutOfStep
+from samestep.collectives.algorithms import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BROADCAST,
+    GATHER,
+    REDUCE,
+    REDUCE_SCATTER,
+    SCATTER,
+)
+from samestep.collectives.one_host import on_one_host
+from samestep.collectives.walk import PIECE
+from samestep.world.operation import OPS
+
+COUNTS = [0, 1, 5]
+LONG = PIECE // 4 + 3
+DTYPES = [torch.float32, torch.bfloat16, torch.int16, torch.bool]
+
+
+def tensor_of(rank, count, dtype):
+    return torch.randint(1, 3, (count,), generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+def all_reduces(world):
+    """Return what is wrong, and the digest of all results."""
+    world, wrong, digest = on_one_host(world), [], []
+    rank, size = world.place.rank, world.place.size
+    for dtype in DTYPES[:-1]:
+        for count in [*COUNTS, LONG] if dtype == torch.float32 else COUNTS:
+            every = [tensor_of(one, count, dtype) for one in range(size)]
+            stack = torch.stack(every).double()
+            exact = {
+                "sum": stack.sum,
+                "mean": stack.mean,
+                "product": stack.prod,
+                "min": stack.amin,
+                "max": stack.amax,
+            }
+            for name, all_reduce in ALL_REDUCE.items():
+                for op in OPS if count != LONG else ["sum"]:
+                    if op == "mean" and not dtype.is_floating_point:
+                        continue
+                    if name == "native" and dtype == torch.int16:
+                        continue  # which Gloo does not have
+                    got = every[rank].clone()
+                    all_reduce(world, got, op)
+                    if not torch.equal(got.double(), exact[op](0).to(dtype).double()):
+                        wrong.append((name, op, dtype, count))
+                    digest.append(float(got.double().sum()))
+    return wrong, digest
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_all_reduce(processes, size):
+    (wrong, digest), *others = processes.run(all_reduces, size)
+
+    assert not wrong
+    assert others == [(wrong, digest)] * (size - 1)
+
+
+def the_others(world):
+    world, wrong = on_one_host(world), []
+    rank, size = world.place.rank, world.place.size
+    for dtype in DTYPES:
+        for count in [*COUNTS, LONG] if dtype == torch.float32 else COUNTS:
+            every = [tensor_of(one, size * count, dtype).view(size, count) for one in range(size)]
+            for root in range(size):
+                for name, broadcast in BROADCAST.items():
+                    got = every[rank].clone()
+                    if name == "shared_memory" or (name, dtype) == ("native", torch.int16):
+                        continue
+                    broadcast(world, got, root)
+                    wrong += [] if torch.equal(got, every[root]) else [(name, dtype, count, root)]
+                gathered = GATHER["tree"](world, every[rank], root) or every
+                wrong += [] if torch.equal(torch.stack(gathered), torch.stack(every)) else ["gather"]
+                got = SCATTER["tree"](world, every[rank], root)
+                wrong += [] if torch.equal(got, every[root][rank]) else ["scatter"]
+                got = every[rank].clone()
+                REDUCE["tree"](world, got, "max", root)
+                exact = torch.stack(every).amax(0) if root == rank else every[rank]
+                wrong += [] if torch.equal(got, exact) else ["reduce"]
+            got = ALL_GATHER["ring"](world, every[rank])
+            wrong += [] if torch.equal(torch.stack(got), torch.stack(every)) else ["all-gather"]
+            got = REDUCE_SCATTER["ring"](world, every[rank], "max")
+            wrong += [] if torch.equal(got, torch.stack(every).amax(0)[rank]) else ["reduce-scatter"]
+    return wrong
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_other_collectives(processes, size):
+    assert processes.run(the_others, size) == [[]] * size
+
+
+def one_differs(world):
+    tensor = torch.ones(3 + (world.place.rank == 1))
+    try:
+        ALL_REDUCE["ring"](world, tensor, "sum")
+    except OutOfStep as error:
+        told = str(error)
+    tensor = torch.ones(3)
+    ALL_REDUCE["ring"](world, tensor, "sum")
+    return told, tensor.tolist()
+
+
+def test_all_ranks_are_told_who_calls_what_and_can_go_on(processes):
+    for told, tensor in processes.run(one_differs, 3):
+        assert "rank 1 calls all-reduce sum by ring of float32 [4]" in told
+        assert "calls all-reduce sum by ring of float32 [3]" in told
+        assert tensor == [3.0] * 3

@@ -1,0 +1,213 @@
+"""Every schedule, for any number of ranks, type, shape and operation, against float64."""
+
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from samestep.base.errors import OutOfStep, UsageError
+from samestep.collectives import walk
+from samestep.collectives.algorithms import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BROADCAST,
+    GATHER,
+    REDUCE,
+    REDUCE_SCATTER,
+    SCATTER,
+)
+from samestep.world.operation import OPS
+from samestep.world.threads import run_ranks
+
+FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+DTYPES = [*FLOATS, torch.int64, torch.int16, torch.uint8]
+SUMMED = ["naive", "tree", "ring", "halving_doubling", "native"]
+COPIED = ["naive", "tree", "scatter_all_gather", "native"]
+SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 0, 4), (4, 4, 3)]
+
+
+def tensor_of(rank, shape, dtype):
+    """Return numbers of a few bits: sums and products of eight are exact in all types but the small ones."""
+    drawn = torch.randint(1, 3, shape, generator=torch.Generator().manual_seed(rank))
+    return drawn.to(dtype)
+
+
+def strided(tensor):
+    """Return a tensor of the same elements that is not contiguous."""
+    return torch.stack([tensor, tensor], dim=-1)[..., 1]
+
+
+def reduced(tensors, op):
+    stack = torch.stack(tensors).double()
+    return {
+        "sum": stack.sum,
+        "mean": stack.mean,
+        "product": stack.prod,
+        "min": stack.amin,
+        "max": stack.amax,
+    }[op](0)
+
+
+@given(
+    size=st.integers(1, 8),
+    shape=st.sampled_from(SHAPES),
+    dtype=st.sampled_from(DTYPES),
+    op=st.sampled_from(OPS),
+    name=st.sampled_from(SUMMED),
+    make=st.sampled_from([torch.clone, strided]),
+)
+@settings(max_examples=300)
+def test_all_reduce(size, shape, dtype, op, name, make):
+    if op == "mean" and dtype not in FLOATS:
+        op = "sum"
+    every = [tensor_of(rank, shape, dtype) for rank in range(size)]
+
+    def fn(world):
+        tensor = make(every[world.place.rank])
+        ALL_REDUCE[name](world, tensor, op)
+        return tensor
+
+    first, *others = run_ranks(fn, size)
+
+    exact = reduced(every, op)
+    assert torch.equal(first.double(), exact.to(dtype).double())
+    assert all(torch.equal(first, other) for other in others)
+
+
+@given(
+    size=st.integers(1, 8),
+    shape=st.sampled_from(SHAPES),
+    dtype=st.sampled_from(DTYPES),
+    root=st.integers(0, 7),
+    name=st.sampled_from(COPIED),
+    make=st.sampled_from([torch.clone, strided]),
+)
+@settings(max_examples=150)
+def test_broadcast(size, shape, dtype, root, name, make):
+    every = [tensor_of(rank, shape, dtype) for rank in range(size)]
+
+    def fn(world):
+        tensor = make(every[world.place.rank])
+        BROADCAST[name](world, tensor, root % size)
+        return tensor
+
+    assert all(torch.equal(got, every[root % size]) for got in run_ranks(fn, size))
+
+
+@given(
+    size=st.integers(1, 8),
+    shape=st.sampled_from(SHAPES),
+    dtype=st.sampled_from(DTYPES),
+    root=st.integers(0, 7),
+)
+@settings(max_examples=100)
+def test_to_and_from_one_rank(size, shape, dtype, root):
+    root %= size
+    every = [tensor_of(rank, (size, *shape), dtype) for rank in range(size)]
+
+    def fn(world):
+        rows, rank = strided(every[world.place.rank]), world.place.rank
+        gathered = GATHER["tree"](world, rows, root)
+        part = SCATTER["tree"](world, rows, root)
+        share = REDUCE_SCATTER["ring"](world, rows, "sum")
+        everything = ALL_GATHER["ring"](world, rows)
+        assert torch.equal(rows, every[rank])
+        REDUCE["tree"](world, rows, "max", root)
+        return gathered, part, share, everything, rows
+
+    for rank, (gathered, part, share, everything, rows) in enumerate(run_ranks(fn, size)):
+        assert (gathered is not None) == (rank == root)
+        for one in [everything] + [gathered] * (rank == root):
+            assert all(torch.equal(a, b) for a, b in zip(one, every, strict=True))
+        assert torch.equal(part, every[root][rank])
+        assert torch.equal(share, reduced(every, "sum").to(dtype)[rank])
+        assert torch.equal(rows, reduced(every, "max").to(dtype) if rank == root else every[rank])
+
+
+@pytest.mark.parametrize("name", ["naive", "tree", "ring", "halving_doubling"])
+def test_what_is_longer_than_a_message_goes_in_pieces(name, monkeypatch):
+    monkeypatch.setattr(walk, "PIECE", 32)
+    every = [torch.randn(101, generator=torch.Generator().manual_seed(rank)) for rank in range(3)]
+
+    def fn(world):
+        tensor = every[world.place.rank].clone()
+        ALL_REDUCE[name](world, tensor, "sum")
+        return tensor
+
+    first, *others = run_ranks(fn, 3)
+
+    assert torch.allclose(first.double(), reduced(every, "sum"), atol=1e-6)
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_a_root_sums_half_precision_in_single():
+    values = [1.0, 2**-9, 2**-9, 2**-9, 2**-9]
+
+    def fn(world):
+        tensor = torch.tensor([values[world.place.rank]], dtype=torch.bfloat16)
+        ALL_REDUCE["naive"](world, tensor, "sum")
+        return tensor.item()
+
+    assert run_ranks(fn, 5) == [1.0 + 2**-7] * 5
+
+
+@pytest.mark.parametrize("name", SUMMED)
+def test_the_mean_of_integers_is_refused_in_words(name):
+    with pytest.raises(UsageError, match=r"the mean of torch\.int64 is no torch\.int64"):
+        run_ranks(lambda world: ALL_REDUCE[name](world, torch.ones(3, dtype=torch.int64), "mean"), 2)
+
+
+DIFFERENT = {
+    "shapes": (
+        lambda world, odd: ALL_REDUCE["ring"](world, torch.ones(3, 4 if odd else 5), "sum"),
+        r"all-reduce sum by ring of float32 \[3, 5\].*all-reduce sum by ring of float32 \[3, 4\]",
+    ),
+    "types": (
+        lambda world, odd: ALL_REDUCE["tree"](
+            world, torch.ones(3, dtype=torch.float64 if odd else None), "sum"
+        ),
+        r"float32 \[3\].*float64 \[3\]",
+    ),
+    "operations": (
+        lambda world, odd: ALL_REDUCE["naive"](world, torch.ones(3), "max" if odd else "sum"),
+        r"all-reduce sum by.*all-reduce max by",
+    ),
+    "algorithms": (
+        lambda world, odd: ALL_REDUCE["tree" if odd else "ring"](world, torch.ones(3), "sum"),
+        r"by ring.*by tree",
+    ),
+    "roots": (
+        lambda world, odd: BROADCAST["tree"](world, torch.ones(3), int(odd)),
+        r"broadcast from rank 0.*broadcast from rank 1",
+    ),
+    "collectives": (
+        lambda world, odd: (GATHER["tree"] if odd else SCATTER["tree"])(world, torch.ones(5), 0),
+        r"scatter from rank 0.*gather to rank 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_ranks_that_call_differently_are_all_told_both_calls(what, size):
+    call, words = DIFFERENT[what]
+
+    def fn(world):
+        odd = world.place.rank == size - 1
+        with pytest.raises(OutOfStep) as told:
+            call(world, odd)
+        return str(told.value)
+
+    *most, last = run_ranks(fn, size)
+
+    for text in most:
+        assert re.search(words, text)
+    assert f"rank {size - 1} calls" in last
+
+
+@pytest.mark.parametrize(("collective", "last"), [(SCATTER["tree"], 0), (REDUCE_SCATTER["ring"], "sum")])
+def test_there_is_one_row_for_each_rank(collective, last):
+    with pytest.raises(UsageError, match=r"\[4, 2\] has not one row for each of 3 ranks"):
+        run_ranks(lambda world: collective(world, torch.ones(4, 2), last), 3)
