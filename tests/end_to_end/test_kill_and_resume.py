@@ -12,10 +12,12 @@ import psutil
 import pytest
 
 import support.recorded_training
-from support.commands import DEADLINE_S, samestep, start
+from support import commands
+from support.commands import DEADLINE_S
+from support.forked_commands import samestep, start
 
 PROGRAM = support.recorded_training.__file__
-SAMPLES, BATCH, EPOCHS = 640, 32, 40
+SAMPLES, BATCH, EPOCHS = 320, 16, 15
 TRAIN = (
     *("digits", "--subset", SAMPLES, "--batch-size", BATCH, "--epochs", EPOCHS, "--precision", "fp64"),
     *("--lr", "0.02", "--evaluate-every", EPOCHS, "--checkpoint-steps", "4", "--augment", "crop:1"),
@@ -31,21 +33,27 @@ def rows(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def has_begun(folder: Path, sessions: int) -> bool:
-    path = folder / "sessions.jsonl"
-    return path.exists() and len(path.read_text().splitlines()) > sessions
+def length(path: Path) -> int:
+    return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def disturb(folder: Path, draw: random.Random, sessions: int) -> bool:
-    """Start or resume the run on 1 to 3 workers and kill one of its processes; return whether it did."""
+def disturb(folder: Path, draw: random.Random) -> bool:
+    """Start or resume the run on 1 to 3 workers and kill one of its processes some steps on.
+
+    Returns:
+        Whether it did.
+    """
+    sessions = length(folder / "sessions.jsonl")
+    taken = folder / f"ids-{sessions}-0.jsonl"
+    steps = draw.randrange(12)
     process = start(*run_on(draw.choice((1, 2, 3))), folder, *TRAIN)
     try:
         deadline = time.monotonic() + DEADLINE_S
-        while not has_begun(folder, sessions):
+        while length(folder / "sessions.jsonl") == sessions or length(taken) < steps:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
-            time.sleep(0.02)
-        time.sleep(draw.uniform(0, 0.5))
+            time.sleep(0.005)
+        time.sleep(draw.uniform(0, 0.02))  # anywhere in a step
         family = [process.pid, *(child.pid for child in psutil.Process(process.pid).children())]
         os.kill(draw.choice(family), signal.SIGKILL)
         return process.wait(DEADLINE_S) != 0
@@ -61,14 +69,13 @@ def disturb(folder: Path, draw: random.Random, sessions: int) -> bool:
 def runs(tmp_path_factory):
     """The folders of an undisturbed run by one worker, and of one that was killed `KILLS` times."""
     whole, torn = (tmp_path_factory.mktemp("runs") / name for name in ("whole", "torn"))
-    done = samestep(*run_on(1), whole, *TRAIN)
+    done = commands.samestep(*run_on(1), whole, *TRAIN)
     assert done.code == 0, done.err
     draw = random.Random(20)
     kills = 0
     while kills < KILLS:
-        sessions = len(rows(torn / "sessions.jsonl")) if (torn / "sessions.jsonl").exists() else 0
         assert not (torn / "result.json").exists(), f"finished after {kills} kills: train for longer"
-        kills += disturb(torn, draw, sessions)
+        kills += disturb(torn, draw)
     done = samestep(*run_on(2), torn, *TRAIN)
     assert done.code == 0, done.err
     return whole, torn

@@ -13,21 +13,23 @@ import pytest
 from PIL import Image
 
 from samestep.cli.main import run_command
-from support.commands import DEADLINE_S, await_end_of, finish, samestep, start
+from support import commands
+from support.commands import DEADLINE_S, await_end_of, finish
+from support.forked_commands import samestep, start
 from support.run_files import json_lines
 
 TRAIN = (
-    *("train", "digits", "--subset", 640, "--batch-size", 32, "--epochs", 25, "--precision", "fp64"),
-    *("--lr", "0.02", "--evaluate-every", 25, "--threads", 1),
+    *("train", "digits", "--subset", 320, "--batch-size", 16, "--epochs", 10, "--precision", "fp64"),
+    *("--lr", "0.02", "--evaluate-every", 10, "--threads", 1),
 )
-STEPS = 25 * 20
+STEPS = 10 * 20
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The folder of the undisturbed run."""
+    """The folder of the undisturbed run, by an interpreter of its own."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
-    done = samestep(*TRAIN, "--checkpoint-steps", 100, "--keep", 5, "--out", folder)
+    done = commands.samestep(*TRAIN, "--checkpoint-steps", 40, "--keep", 5, "--out", folder)
     assert done.code == 0, done.err
     return folder
 
@@ -153,16 +155,16 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(whol
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
     (folder / "result.json").unlink()
-    damage(folder / "checkpoints" / "step-500")
+    damage(folder / "checkpoints" / "step-200")
 
     done = samestep("train", "--resume", folder, "-n", 2, "--threads", 1)
 
     assert done.code == 0, done.err
     assert "not used: " in done.err
-    assert "step-500" in done.err
-    assert "goes on from step-400, step 400 of 500" in done.err
+    assert "step-200" in done.err
+    assert "goes on from step-160, step 160 of 200" in done.err
     assert_undisturbed(folder, whole)
-    assert (folder / "checkpoints" / "left-step-500").is_dir()  # nothing is lost
+    assert (folder / "checkpoints" / "left-step-200").is_dir()  # nothing is lost
 
 
 def test_a_run_without_one_good_checkpoint_is_refused_with_all_reasons(whole, tmp_path, capsys):
@@ -175,7 +177,7 @@ def test_a_run_without_one_good_checkpoint_is_refused_with_all_reasons(whole, tm
     assert run_command(["train", "--resume", str(folder)]) == 2
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1
-    assert all(f"step-{step}: " in err for step in (100, 200, 300, 400, 500))
+    assert all(f"step-{step}: " in err for step in (40, 80, 120, 160, 200))
 
 
 def test_a_finished_run_is_not_gone_on_with(whole, capsys):
@@ -221,7 +223,7 @@ def full_disk(folder, size):
 def test_a_full_disk_costs_what_cannot_be_written_and_nothing_else(whole, tmp_path):
     with full_disk(tmp_path / "disk", "1m") as grow:
         folder = tmp_path / "disk" / "run"
-        ended = samestep(*TRAIN, "--checkpoint-steps", 20, "--keep", 50, "--out", folder)
+        ended = samestep(*TRAIN, "--checkpoint-steps", 8, "--keep", 50, "--out", folder)
 
         assert ended.code in (1, 2), ended.err
         assert "No space left on device" in ended.err

@@ -24,6 +24,9 @@ PRELOAD = [
     "torch.optim",
     "torch._dynamo",  # seconds; the first optimizer step of a process would load it
     "samestep.checkpoint.background",
+    "samestep.cli.run",
+    "samestep.cli.train",
+    "samestep.recipes.cook",
     "samestep.replicas.replicate",
     "pytest",
 ]
