@@ -71,7 +71,7 @@ def _serve(arguments, variables, names):
     os.environ.clear()
     os.environ.update(variables)
     sys.argv = ["samestep", *arguments]
-    sys.path.insert(0, os.getcwd())
+    sys.path.insert(0, str(Path.cwd()))
     multiprocessing.set_start_method(None, force=True)  # as in a process that no fork server has made
     torch.set_num_threads(1)  # it is loaded already, and reads no variables any more
     sys.exit(run_command(arguments))
