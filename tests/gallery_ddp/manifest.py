@@ -41,6 +41,8 @@ SCRIPTS = [
     Script("two_networks.py", SAME),
     Script("batch_norm_local.py", SAME_BUT, "batch-norm-local"),
     Script("dropout_per_rank.py", SAME_BUT, "random-per-worker"),
+    Script("vae_per_rank.py", SAME_BUT, "random-per-worker", twin="vae_per_rank_serial.py"),
+    Script("diffusion.py", SAME_BUT, "random-per-worker"),
     Script("noisy_loader.py", SAME_BUT, "augmentation-per-worker"),
     Script("accumulation_not_averaged.py", DIFFERENT, "accumulation-not-averaged"),
     Script("batch_times_n.py", DIFFERENT, "batch-times-n"),

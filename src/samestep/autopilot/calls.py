@@ -21,9 +21,9 @@ from samestep.autopilot.plans import Given, SplitPlan
 from samestep.autopilot.recomputed import is_within_slice
 from samestep.autopilot.sides import cut_again, leave, outcome, put_together
 from samestep.autopilot.slicing import Slicing
-from samestep.autopilot.state import Drawn
 from samestep.autopilot.trial import FEWER, Forward, Trial, split
 from samestep.base.errors import OutOfStep
+from samestep.watch.drawn import Drawn
 from samestep.watch.tree import leaves
 from samestep.world.world import World
 

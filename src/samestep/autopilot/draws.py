@@ -22,7 +22,7 @@ from samestep.autopilot.coins import are_torchs, bits, heads
 from samestep.autopilot.cut import Cut
 
 aten = torch.ops.aten
-Draw: TypeAlias = Callable[["GlobalDraws", Any, Sequence[Any], Mapping[str, Any]], Any]
+Draw: TypeAlias = Callable[["WidenedDraws", Any, Sequence[Any], Mapping[str, Any]], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +52,11 @@ class Widened:
         return self.laid_out(like.new_empty, like)
 
 
-class GlobalDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context in which a slice of a batch draws as part of it.
+class WidenedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A context in which what is drawn for samples is a part of what is drawn for more of them."""
 
-    Args:
-        cut: the slice.
-    """
-
-    def __init__(self, cut: Cut) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._cut = cut
         self.untold: set[str] = set()
         """Operations that draw in a way that depends on what they are given: theirs cannot be put right."""
 
@@ -79,22 +74,45 @@ class GlobalDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return draw(self, func, args, kwargs)
 
     def widened(self, shape: Sequence[int]) -> Widened | None:
-        """Return the shape for the whole batch; None where no dimension is the samples'.
+        """Return the shape for more samples; None where no dimension is the samples'."""
+        raise NotImplementedError
 
-        That is the first dimension as long as the slice, or else the first one if it is a multiple of it:
-        samples that were flattened together with something else.
-        """
-        local, cut = self._cut.local, self._cut
-        every, dim = 1, next((dim for dim, size in enumerate(shape) if size == local), None)
-        if dim is None and shape and local and shape[0] % local == 0:
-            dim, every = 0, shape[0] // local
-        if dim is None:
+
+class GlobalDraws(WidenedDraws):  # type: ignore[no-untyped-call]
+    """A context in which a slice of a batch draws as part of it.
+
+    Args:
+        cut: the slice.
+    """
+
+    def __init__(self, cut: Cut) -> None:
+        super().__init__()
+        self._cut = cut
+
+    def widened(self, shape: Sequence[int]) -> Widened | None:
+        """Return the shape for the whole batch; None where no dimension is the samples'."""
+        cut = self._cut
+        place = sample_dim(shape, cut.local)
+        if place is None:
             return None
+        dim, every = place
         whole = (*shape[:dim], cut.total * every, *shape[dim + 1 :])
-        return Widened(whole, dim, cut.start * every, local * every)
+        return Widened(whole, dim, cut.start * every, cut.local * every)
 
 
-def _fill(mode: GlobalDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def sample_dim(shape: Sequence[int], samples: int) -> tuple[int, int] | None:
+    """Return which dimension is that of so many samples, and how many places there each has.
+
+    That is the first dimension as long as they are many, or else the first one if it is a multiple of it:
+    samples that were flattened together with something else.
+    """
+    dim = next((dim for dim, size in enumerate(shape) if size == samples), None)
+    if dim is not None:
+        return dim, 1
+    return (0, shape[0] // samples) if shape and samples and shape[0] % samples == 0 else None
+
+
+def _fill(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """``x.uniform_()`` and the like, which overwrite `x`; probabilities may be given for each element."""
     target, *rest = args
     wide = mode.widened(target.shape)
@@ -106,7 +124,7 @@ def _fill(mode: GlobalDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str
     return target
 
 
-def _coins(mode: GlobalDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _coins(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """``x.bernoulli_(p)``: what dropout draws on the CPU, and for large activations most of its time."""
     target, *rest = args
     probability = rest[0] if rest else kwargs.get("p", 0.5)
@@ -118,7 +136,7 @@ def _coins(mode: GlobalDraws, func: Any, args: Sequence[Any], kwargs: Mapping[st
     return target
 
 
-def _like(mode: GlobalDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _like(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """``rand_like(x)`` and the like, which take the form of `x` alone."""
     model, *rest = args
     wide = mode.widened(model.shape)
@@ -130,7 +148,7 @@ def _like(mode: GlobalDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str
 def _of_size(position: int) -> Draw:
     """``randn(shape)`` and the like, whose shape is the argument at `position`."""
 
-    def draw(mode: GlobalDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def draw(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if "size" in kwargs:
             size = kwargs["size"]
         else:
@@ -147,16 +165,18 @@ def _of_size(position: int) -> Draw:
     return draw
 
 
-def _of_values(mode: GlobalDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _of_values(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """``bernoulli(p)``, ``normal(mean, std)``: the values do not change how many numbers are drawn."""
-    model = next(one for one in args if isinstance(one, Tensor))
+    model = next((one for one in args if isinstance(one, Tensor)), None)
+    if model is None:
+        return _of_size(2)(mode, func, args, kwargs)
     wide = mode.widened(model.shape)
     if wide is None:
         return func(*args, **kwargs)
     return wide.own(func(*(_among_others(one, model.shape, wide) for one in args), **kwargs)).clone()
 
 
-def _native_dropout(mode: GlobalDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _native_dropout(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Dropout in one kernel, as on accelerators: returns what is left, and which."""
     values, probability, train = args
     wide = mode.widened(values.shape)
@@ -168,7 +188,7 @@ def _native_dropout(mode: GlobalDraws, func: Any, args: Sequence[Any], kwargs: M
     return values * kept * scale, kept
 
 
-def _as_it_is(_: GlobalDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _as_it_is(_: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """An order of something, which is never an order of a slice's own samples alone."""
     return func(*args, **kwargs)
 

@@ -20,7 +20,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher as Fetcher
 
 from samestep.autopilot.reads import state_of
 from samestep.autopilot.rows import Row, rows_of, same_rows
-from samestep.autopilot.state import Drawn
+from samestep.watch.drawn import Drawn
 
 DRAWS = "loading a sample draws random numbers"
 CHANGES = "loading a sample changes the data set"

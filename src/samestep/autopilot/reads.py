@@ -1,7 +1,7 @@
 """What a data set may change as it is read: counters, caches, generators of its own.
 
 A share of a batch can be loaded alone only where loading one sample changes nothing for the next. Random
-numbers of the process's own generators are looked at apart (`state.Drawn`); this finds what else there is, by
+numbers of the process's own generators are looked at apart (`watch.drawn`); this finds what else there is, by
 walking from the data set along its attributes, and along the globals that its functions name::
 
     class Digits(Dataset):

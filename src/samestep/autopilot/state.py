@@ -1,13 +1,9 @@
 """What a call of a module may change, so that it can be tried and taken back."""
 
-import ctypes
-import random
 from collections.abc import Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,78 +11,6 @@ from samestep.watch.tree import leaves
 
 Side: TypeAlias = tuple[str, str]
 """An attribute in which a module leaves tensors: the module's name within the one called, and its own."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Drawn:
-    """Where the process's random generators stand."""
-
-    cpu: Tensor
-    device: tuple[Any, Tensor] | None
-    python: Any
-    numpy: Any
-
-    @classmethod
-    def now(cls, device: torch.device) -> "Drawn":
-        """Return where they stand."""
-        own = None
-        if device.type != "cpu":
-            own = (device, torch.get_device_module(device).get_rng_state(device))
-        return cls(torch.get_rng_state(), own, random.getstate(), _numpys())
-
-    def restore(self) -> None:
-        """Put them back there."""
-        torch.set_rng_state(self.cpu)
-        if self.device is not None:
-            where, state = self.device
-            torch.get_device_module(where).set_rng_state(state, where)
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
-        _forget()
-
-    def same(self, other: "Drawn") -> bool:
-        """Return whether both are the same place in the same streams."""
-        mine, theirs = self.numpy, other.numpy
-        devices = (self.device is None and other.device is None) or (
-            self.device is not None
-            and other.device is not None
-            and torch.equal(self.device[1], other.device[1])
-        )
-        return (
-            torch.equal(self.cpu, other.cpu)
-            and devices
-            and self.python == other.python
-            and (mine is theirs or (mine[2:] == theirs[2:] and bool((mine[1] == theirs[1]).all())))
-        )
-
-
-_told: tuple[bytes, Any] = b"", None
-"""Where numpy's generator stood when it was last asked, in its own form and as it told."""
-
-
-def _numpys() -> Any:
-    """Return where numpy's generator stands, which it takes 60 us to tell: only if it has moved.
-
-    Each draw moves it, but for a normal number that an earlier one has left over.
-    """
-    global _told  # noqa: PLW0603 - there is one generator for the process
-    twister = np.random.mtrand._rand._bit_generator  # noqa: SLF001 - the process's
-    stands = ctypes.string_at(twister.ctypes.state_address, _TWISTER_BYTES)
-    before, state = _told
-    if stands != before or state[3]:
-        state = np.random.get_state(legacy=True)
-        _told = stands, state
-    return state
-
-
-def _forget() -> None:
-    """Ask again, since a number left over may have been put back."""
-    global _told  # noqa: PLW0603
-    _told = b"", None
-
-
-_TWISTER_BYTES = 4 * 625
-"""Of the state in memory: 624 words, and the place among them."""
 
 
 class Changeable:

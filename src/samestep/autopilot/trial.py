@@ -29,8 +29,9 @@ from samestep.autopilot.options import DEFAULTS, Options
 from samestep.autopilot.plans import Dims, Given, Joint, SplitPlan, candidates, joints_for
 from samestep.autopilot.recomputed import within_slice
 from samestep.autopilot.sides import leave, outcome
-from samestep.autopilot.state import Changeable, Drawn, Side
+from samestep.autopilot.state import Changeable, Side
 from samestep.autopilot.streams import own_stream
+from samestep.watch.drawn import Drawn
 from samestep.watch.tree import Path, leaves, mapped, text
 from samestep.world.world import World
 

@@ -1,19 +1,18 @@
 """What workers of a native script may do apart, made one or off: to show that nothing else differs."""
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
-import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data._utils.fetch import _MapDatasetFetcher as Fetcher
 
 from samestep.autopilot.norms import batch_norm_of_slices, over_all_ranks
+from samestep.study.own_draws import draws_of_samples
+from samestep.watch.drawn import Drawn, seed_at
 from samestep.world.process_group import adopt
 
 _DROPOUTS = (
@@ -28,7 +27,7 @@ _DROPOUTS = (
 
 @contextmanager
 def neutralised() -> Iterator[None]:
-    """Within, batch norm can be global, dropout drops nothing, and a sample's augmentation is its own."""
+    """Within, batch norm can be global, dropout drops nothing, and a sample's random numbers are its own."""
     with ExitStack() as stack:
         stack.enter_context(batch_norm_of_slices())
         for name in _DROPOUTS:
@@ -43,6 +42,7 @@ def neutralised() -> Iterator[None]:
             return original(fetcher, indices)
 
         stack.enter_context(patch.object(Fetcher, "fetch", fetch))
+        stack.enter_context(draws_of_samples())
         yield
 
 
@@ -90,14 +90,9 @@ class _Seeded:
         return len(self._inner)
 
     def __getitem__(self, index: Any) -> Any:
-        before = torch.get_rng_state(), random.getstate(), np.random.get_state()
-        seed = hash(index) % 2**32
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed formats a stack, for CUDA to come
-        random.seed(seed)
-        np.random.seed(seed)
+        before = Drawn.now()
+        seed_at(hash(index) % 2**32)
         try:
             return self._inner[index]
         finally:
-            torch.set_rng_state(before[0])
-            random.setstate(before[1])
-            np.random.set_state(before[2])
+            before.restore()

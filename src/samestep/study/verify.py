@@ -153,7 +153,7 @@ class Verification:
             options=self.options,
             watch=self.watch(size, script.kind),
             disturb=disturb,
-            neutral=neutral,
+            neutral=self.script.kind if neutral else None,
         )
         seen = watched.run()
         return seen if self._limit is None else seen.until(self._limit)
@@ -253,7 +253,9 @@ def _apart(seen: Seen, options: Options) -> list[Finding]:
         ),
         (
             "random-per-worker",
-            "each worker draws its own dropout",
+            "all workers draw the same dropout or noise, each for other samples (seed with seed + rank)"
+            if len({one.stream for one in facts}) == 1
+            else "each worker draws its own dropout or noise",
             any(one.drew for one in facts) and (is_native or options.random == "per-worker"),
         ),
         (

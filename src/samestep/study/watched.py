@@ -57,7 +57,7 @@ class Watched:
         options: how a serial script is shared out.
         watch: what runs each worker, and sees to it that none waits for ever.
         disturb: whether gradients are disturbed by their rounding.
-        neutral: whether what workers may do apart (batch norm, draws) is made one, or off.
+        neutral: what the workers of this kind of script may do apart (batch norm, draws) is made one, or off.
     """
 
     program: Program
@@ -68,7 +68,7 @@ class Watched:
     options: Options
     watch: Watch
     disturb: bool = False
-    neutral: bool = False
+    neutral: Kind | None = None
 
     def run(self) -> Seen:
         """Run it to its end, and return what was seen of it.
@@ -116,7 +116,7 @@ class Watched:
             return ending
 
         with env.exported(_QUIET), silenced(), ExitStack() as stack:
-            if self.neutral and self.kind == "native":
+            if self.neutral == "native":
                 from samestep.study.neutral import neutralised
 
                 stack.enter_context(neutralised())
@@ -134,14 +134,14 @@ class Watched:
                 return watched()
         if self.size > 1:
             options = replace(self.options, scratch=self.folder, seed=SEED)
-            if self.neutral:
+            if self.neutral == "serial":
                 options = replace(options, batch_norm=DEFAULTS.batch_norm, random=DEFAULTS.random)
             return steered(watched, guarded=False, options=options)
         with join() as world, writing_to(self.folder, rank), seeded_alike(world, SEED):
             return watched()
 
     def _within(self) -> Callable[[], AbstractContextManager[Any]]:
-        if not self.neutral or self.kind == "serial":
+        if self.neutral != "native":
             return nullcontext
         from samestep.study.neutral import over_the_group
 

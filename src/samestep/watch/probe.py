@@ -5,29 +5,28 @@ of samples. It looks, and changes nothing (unless it is told to disturb gradient
 """
 
 import mmap
-import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils.rnn import PackedSequence
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DistributedSampler
 from torch.utils.data._utils.fetch import _BaseDatasetFetcher as Fetcher
 from torch.utils.hooks import RemovableHandle
 
 from samestep.replicas.batch_norm import uses_batch_statistics
+from samestep.watch.drawn import Drawn
 from samestep.watch.events import Listener, heard_by, parameters_of, redirected
+from samestep.watch.inputs import data_in
 from samestep.watch.sketch import norm, row_keys, sketch
 from samestep.watch.trace import Facts, Step, Writer
-from samestep.watch.tree import leaves, parts_of
+from samestep.watch.tree import leaves
 from samestep.world.process_group import adopt
 
 Within: TypeAlias = Callable[[], AbstractContextManager[Any]]
@@ -36,6 +35,7 @@ ROUNDING = 16
 ROUNDING_OF_HALF = 2
 """And of types whose unit in the last place is larger than `_HALF`: more would be no rounding any more."""
 _HALF = 1e-4
+_CPU = torch.device("cpu")
 
 
 class Probe(Listener):
@@ -76,6 +76,10 @@ class Probe(Listener):
         self._has_begun = False
         self._in_doubt: tuple[nn.Module, list[float]] | None = None
         """The call in evaluation mode that is being made, and the keys of its samples."""
+        self._device = _CPU
+        """Of the last model called."""
+        self._fetched: Drawn | None = None
+        """Where the generators stood once the last batch was fetched; None from a backward on."""
         self._epochs: dict[int, set[int]] = {}
         """That each sampler has shuffled for training."""
         self._fetches_drew = mmap.mmap(-1, 1)
@@ -110,16 +114,16 @@ class Probe(Listener):
         else:
             self._step.evaluated += keys
         self._in_doubt = None if is_training else (module, keys)
-        before = torch.get_rng_state() if is_training else None
+        self._device = next(module.parameters()).device
+        before = Drawn.now(self._device)
         with self._within():
             yield
-        if before is not None and not torch.equal(before, torch.get_rng_state()):
-            self.facts.drew = True
+        self._note_draws(before)
 
     def _look_at(self, given: Sequence[Any]) -> list[float]:
         """Return the keys of the samples that a module is given."""
         keys: list[float] = []
-        for data in _data_in(tuple(given)):
+        for data in data_in(tuple(given)):
             keys += row_keys(data)
             device = data.device.type
             self._note_precision(
@@ -160,7 +164,10 @@ class Probe(Listener):
     @contextmanager
     def backward(self, losses: Sequence[Tensor]) -> Iterator[None]:
         """See `Listener.backward`."""
+        if self._fetched is not None:
+            self._note_draws(self._fetched)
         yield
+        self._fetched = None
         # Read now: with a steered script the loss is the global one only once it has been differentiated.
         self._step.losses += [float(one.detach()) for one in losses if one.numel() == 1]
         self._step.backwards += 1
@@ -168,6 +175,12 @@ class Probe(Listener):
             self._disturb(self._noise)
         if not self._made and self._modules:
             self._backward_as_step()
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """See `Listener.loading`."""
+        yield
+        self._fetched = Drawn.now(self._device)
 
     def _backward_as_step(self) -> None:
         """Take a backward for the step of a script that updates its parameters itself."""
@@ -246,11 +259,16 @@ class Probe(Listener):
                 yield index
 
     def _fetch(self, original: Callable[..., Any], fetcher: Any, indices: Any) -> Any:
-        before = _streams()
+        before = Drawn.now()
         fetched = original(fetcher, indices)
-        if not _same(before, _streams()):
+        if not before.same(Drawn.now()):
             self._fetches_drew[0] = 1
         return fetched
+
+    def _note_draws(self, before: Drawn) -> None:
+        after = Drawn.now(before.device[0] if before.device else _CPU)
+        if not (self.facts.drew or before.same(after)):
+            self.facts.drew, self.facts.stream = True, before.digest_of_moved(after)
 
     def _note_precision(self, dtype: torch.dtype) -> None:
         self.facts.epsilon = max(self.facts.epsilon, _epsilon(dtype))
@@ -258,21 +276,6 @@ class Probe(Listener):
     def _note_group(self) -> None:
         if dist.is_available() and dist.is_initialized():
             self.facts.met = max(self.facts.met, adopt().place.size)
-
-
-def _data_in(value: Any) -> list[Tensor]:
-    """Return the tensors in `value` whose rows are samples: the first not computed from parameters.
-
-    Of a list it is all such tensors: they may be one image each.
-    """
-    if isinstance(value, PackedSequence):
-        value = value.data
-    if isinstance(value, Tensor):
-        return [value] if value.dim() and value.numel() and not value.requires_grad else []
-    found = (_data_in(part) for _, part in parts_of(value))
-    return (
-        [one for some in found for one in some] if isinstance(value, list) else next(filter(None, found), [])
-    )
 
 
 def _epsilon(dtype: torch.dtype) -> float:
@@ -288,16 +291,3 @@ def _disturb(gradient: Tensor, noise: torch.Generator, epsilon: float) -> None:
     size = gradient.detach().double().pow(2).mean().sqrt() * rounding
     drawn = torch.randn(gradient.shape, generator=noise, dtype=torch.float64)
     gradient.add_((drawn * size.cpu()).to(gradient))
-
-
-def _streams() -> tuple[Any, ...]:
-    return torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)["state"]
-
-
-def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    return (
-        torch.equal(one[0], other[0])
-        and one[1] == other[1]
-        and one[2]["pos"] == other[2]["pos"]
-        and np.array_equal(one[2]["key"], other[2]["key"])
-    )

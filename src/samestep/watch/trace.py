@@ -50,7 +50,8 @@ class Facts:
         epsilon: of the coarsest type that anything was computed in.
         parameter_epsilon: of the coarsest type of a parameter that was trained.
         batch_norm: whether batch norms took statistics in training.
-        drew: whether models drew random numbers when called in training.
+        drew: whether models drew random numbers when called, or the loop between a batch and its backward.
+        stream: a digest of where the first of these draws began.
         augmented: whether data sets drew random numbers when asked for a sample.
         repeated_epochs: how many epochs of training a `DistributedSampler` shuffled as one before.
         wrapped: whether models were called through DistributedDataParallel.
@@ -67,6 +68,7 @@ class Facts:
     parameter_epsilon: float = 0.0
     batch_norm: bool = False
     drew: bool = False
+    stream: int = 0
     augmented: bool = False
     repeated_epochs: int = 0
     wrapped: bool = False

@@ -1,7 +1,10 @@
 """What `verify` says of scripts of many styles: serial ones shared out, distributed ones right and faulty."""
 
+from pathlib import Path
+
 import pytest
 
+import gallery_ddp.manifest
 from gallery.manifest import SCRIPTS as SERIAL
 from gallery_ddp.manifest import DIFFERENT, SAME, SAME_BUT, SCRIPTS
 from samestep.base.errors import UsageError
@@ -72,4 +75,27 @@ def test_what_workers_may_do_apart_is_an_exception(verifier, script):
 @pytest.mark.parametrize("script", [s for s in SCRIPTS if s.twin], ids=named)
 def test_a_distributed_script_is_the_same_as_its_serial_twin(verifier, script):
     report = verifier.verify(script.path, against=script.path.parent / script.twin)
-    assert (report["verdict"], causes(report)) == (SAME, [])
+    assert (report["verdict"], causes(report)) == (script.verdict, [script.cause] if script.cause else [])
+
+
+NOISY_AND_FAULTY = {
+    "vae_per_rank.py": {
+        "divided-twice": (" / len(x)", ""),
+    },
+    "diffusion.py": {
+        "never-averaged": ("model(noisy", "model.module(noisy"),
+        "overlapping-shards": ("sampler=sampler", "shuffle=True, generator=torch.Generator().manual_seed(2)"),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"), [(n, c) for n, faults in NOISY_AND_FAULTY.items() for c in faults]
+)
+def test_a_fault_is_found_beneath_noise_of_each_worker(verifier, tmp_path, name, cause):
+    text = (Path(gallery_ddp.manifest.__file__).parent / name).read_text()
+    right, faulty = NOISY_AND_FAULTY[name][cause]
+    assert right in text
+    (tmp_path / name).write_text(text.replace(right, faulty))
+    report = verifier.verify(tmp_path / name, steps=4)
+    assert (report["verdict"], causes(report)) == (DIFFERENT, [cause]), report["findings"]

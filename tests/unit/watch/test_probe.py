@@ -164,3 +164,26 @@ def test_a_sparse_gradient_is_disturbed_as_little_as_others(tmp_path):
     exact = torch.zeros(10, 4).index_fill_(0, torch.tensor([1]), 1).index_fill_(0, torch.tensor([3]), 2)
     assert not torch.equal(found, exact)
     assert torch.allclose(found, exact, rtol=1e-5)
+
+
+@pytest.mark.parametrize("where", ["nowhere", "loop", "call"])
+def test_draws_for_samples_are_seen_in_the_loop_and_in_calls(watch, where):
+    def script():
+        training = Training()
+        if where == "call":
+            training.model.register_forward_pre_hook(lambda *_: [torch.rand(1)] and None)
+        for (x,) in training.loader:
+            loss = training.model(x + torch.randn_like(x) if where == "loop" else x).mean()
+            loss.backward()
+            torch.rand(1)  # of what comes after a backward nothing depends that one batch decides
+            training.optimizer.step()
+
+    streams = []
+    for seed in (1, 1, 2):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            facts = watch(script).facts
+        assert facts.drew == (where != "nowhere")
+        streams.append(facts.stream)
+    assert streams[0] == streams[1]
+    assert (streams[0] != streams[2]) == facts.drew

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from samestep.autopilot.state import Drawn
+from samestep.watch.drawn import Drawn
 
 CPU = torch.device("cpu")
 DRAWS = {
