@@ -1,5 +1,7 @@
 """What every World promises, held by ranks as threads and by a world of one."""
 
+import threading
+
 import pytest
 import torch
 
@@ -93,17 +95,40 @@ def test_objects_and_tensors_travel_in_rank_order(size):
 
 def test_send_and_receive_keep_their_order():
     def fn(world):
-        me, size = world.place.rank, world.place.size
-        for value in (1.0, 2.0):
-            world.send(torch.tensor([value * (me + 1)]), to=(me + 1) % size)
+        if world.place.rank == 0:
+            for value in (1.0, 2.0):
+                world.send(torch.tensor([value]), to=1)
+            return []
         got = torch.empty(1)
         received = []
         for _ in range(2):
-            world.receive(got, source=(me - 1) % size)
+            world.receive(got, source=0)
             received.append(got.item())
         return received
 
-    assert run_ranks(fn, 3) == [[3.0, 6.0], [1.0, 2.0], [2.0, 4.0]]
+    assert run_ranks(fn, 2) == [[], [1.0, 2.0]]
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_sends_against_each_other_are_named(size):
+    def fn(world):
+        me, got = world.place.rank, torch.empty(1)
+        world.send(torch.ones(1), to=(me + 1) % size)
+        world.receive(got, source=(me - 1) % size)
+
+    with pytest.raises(OutOfStep, match="wait for each other") as told:
+        run_ranks(fn, size)
+    for rank in range(size):
+        assert f"rank {rank} sends to rank {(rank + 1) % size} (tensor)" in str(told.value)
+
+
+def test_receives_against_each_other_are_named_though_a_third_rank_waits_as_well():
+    def fn(world):
+        world.receive(torch.empty(1), source=(1, 0, 0)[world.place.rank])
+
+    with pytest.raises(OutOfStep, match="rank 0 receives from rank 1") as told:
+        run_ranks(fn, 3)
+    assert "rank 2" not in str(told.value)
 
 
 def test_ranks_that_exchange_do_not_wait_for_each_other():
@@ -183,12 +208,28 @@ def test_a_failing_rank_wakes_the_waiting_ones_and_is_the_one_reported():
 
 
 def test_a_silent_rank_is_named_within_the_deadline():
+    silent = threading.Event()
+
+    def fn(world):
+        if world.place.rank == 1:
+            return silent.wait()
+        try:
+            world.receive(torch.empty(1), source=1)
+        finally:
+            silent.set()
+
+    with pytest.raises(PeerLost, match=r"0 receives from rank 1 \(tensor\), which sends nothing for 0\.05 s"):
+        run_ranks(fn, 2, timeout_s=0.05)
+
+
+@pytest.mark.parametrize("call", ["send", "receive"])
+def test_who_waits_for_a_rank_that_has_ended_is_told_so(call):
     def fn(world):
         if world.place.rank == 0:
-            world.receive(torch.empty(1), source=1)
+            world.send(torch.ones(1), to=1) if call == "send" else world.receive(torch.ones(1), source=1)
 
-    with pytest.raises(PeerLost, match="rank 0 heard nothing from rank 1"):
-        run_ranks(fn, 2, timeout_s=0.05)
+    with pytest.raises(PeerLost, match=r"rank 1 .*it has ended"):
+        run_ranks(fn, 2)
 
 
 def test_tensors_of_different_form_are_refused_with_both_forms():

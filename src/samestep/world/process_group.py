@@ -10,10 +10,11 @@ from torch import Tensor
 from samestep.base import env
 from samestep.base.errors import DetectionError
 from samestep.base.place import Place
+from samestep.world.blocked import Blocked
 from samestep.world.detect import detect
 from samestep.world.operation import Op, refuse
 from samestep.world.solo import SoloWorld
-from samestep.world.world import DerivedWorld, Pending, World
+from samestep.world.world import DerivedWorld, NothingPending, Pending, World
 
 T = TypeVar("T")
 _OPS = {
@@ -26,15 +27,18 @@ _OPS = {
 
 
 class _AllOf:
-    """Several messages under way."""
+    """Several messages under way; `world` knows of them until they have been waited for."""
 
-    def __init__(self, works: Sequence[Pending]) -> None:
-        self._works = works
+    def __init__(self, world: "ProcessGroupWorld", works: Sequence[Pending]) -> None:
+        self._world, self._works = world, works
+        world.under_way += 1
 
     def wait(self) -> None:
         """See `Pending.wait`."""
         for work in self._works:
             work.wait()
+        self._world.under_way -= bool(self._works)
+        self._works = ()
 
 
 class ProcessGroupWorld(DerivedWorld):
@@ -56,14 +60,19 @@ class ProcessGroupWorld(DerivedWorld):
         self.place = place
         self.device = device
         self._owned = owned
+        self.under_way = 0
+        """Exchanges that have begun and have not been waited for."""
+        self._blocked = Blocked(place.rank, place.size) if dist.get_backend() == "gloo" else None
 
     def send(self, tensor: Tensor, *, to: int) -> None:
         """See `World.send`."""
-        dist.send(tensor, dst=to)
+        work = dist.isend(tensor, dst=to)
+        self._wait(work, doing="sends to", peer=to)
 
     def receive(self, tensor: Tensor, *, source: int) -> None:
         """See `World.receive`."""
-        dist.recv(tensor, src=source)
+        work = dist.irecv(tensor, src=source)
+        self._wait(work, doing="receives from", peer=source)
 
     def exchange(
         self, send: Tensor | None, receive: Tensor | None, *, to: int | None = None, source: int | None = None
@@ -75,7 +84,7 @@ class ProcessGroupWorld(DerivedWorld):
         if send is not None:
             wishes.append(dist.P2POp(dist.isend, _bytes(send), to))
         # NCCL would wait for the first before it began the second, were they not begun together.
-        return _AllOf(dist.batch_isend_irecv(wishes) if wishes else ())
+        return _AllOf(self, dist.batch_isend_irecv(wishes)) if wishes else NothingPending()
 
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """See `World.all_reduce`."""
@@ -114,6 +123,14 @@ class ProcessGroupWorld(DerivedWorld):
         values: list[Any] = [None] * self.place.size
         dist.all_gather_object(values, value)
         return values
+
+    def _wait(self, work: Pending | None, *, doing: str, peer: int) -> None:
+        """Wait for a message; ranks that wait for each other find out, unless others are under way."""
+        assert work is not None  # this rank is in the group
+        if self._blocked is None or self.under_way:
+            work.wait()
+        else:
+            self._blocked.wait(work, doing=doing, peer=peer)
 
     def close(self) -> None:
         """Tear the process group down, where this world owns it."""

@@ -1,21 +1,20 @@
 """Ranks as threads of one process: for tests, teaching and notebooks.
 
-Messages travel through mailboxes that belong to one world, every wait has a deadline, and a rank that
-fails wakes all the others: nothing here can hang.
+Messages travel through mailboxes that belong to one world (`Hub`): nothing here can hang.
 """
 
 import threading
-import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from samestep.base.errors import OutOfStep, PeerLost
+from samestep.base.errors import OutOfStep
 from samestep.base.place import Place
 from samestep.world.current import entered
+from samestep.world.mailboxes import Hub
 from samestep.world.operation import Op, refuse
 from samestep.world.world import DerivedWorld, NothingPending, Pending
 
@@ -27,58 +26,6 @@ _COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "min": torch.minimum,
     "max": torch.maximum,
 }
-
-
-class Hub:
-    """The mailboxes between the ranks of one world.
-
-    Args:
-        size: number of ranks.
-        timeout_s: how long a rank waits for a message before it gives the sender up.
-    """
-
-    def __init__(self, size: int, *, timeout_s: float) -> None:
-        self.size = size
-        self.timeout_s = timeout_s
-        self._boxes: dict[tuple[int, int, str], deque[Any]] = defaultdict(deque)
-        self._changed = threading.Condition()
-        self._failed: dict[int, BaseException] = {}
-
-    def put(self, source: int, to: int, kind: str, message: object) -> None:
-        """Leave a message; never blocks."""
-        with self._changed:
-            self._boxes[source, to, kind].append(message)
-            self._changed.notify_all()
-
-    def take(self, source: int, to: int, kind: str) -> Any:
-        """Return the oldest message of this kind from `source` to `to`.
-
-        Raises:
-            PeerLost: `source` failed, or sent nothing within the deadline.
-        """
-        box = self._boxes[source, to, kind]
-        deadline = time.monotonic() + self.timeout_s
-        with self._changed:
-            while not box:
-                if self._failed:
-                    rank, error = next(iter(self._failed.items()))
-                    raise PeerLost(f"rank {to} waited for rank {source}, but rank {rank} failed: {error!r}")
-                left = deadline - time.monotonic()
-                if left <= 0 or not self._changed.wait(left):
-                    raise PeerLost(
-                        f"rank {to} heard nothing from rank {source} for {self.timeout_s:g} s ({kind})"
-                    )
-            return box.popleft()
-
-    def fail(self, rank: int, error: BaseException) -> None:
-        """Tell every waiting rank that `rank` is gone."""
-        with self._changed:
-            self._failed.setdefault(rank, error)
-            self._changed.notify_all()
-
-    def first_failure(self) -> tuple[int, BaseException] | None:
-        """Return the rank that failed first, and its error."""
-        return next(iter(self._failed.items()), None)
 
 
 class ThreadWorld(DerivedWorld):
@@ -95,8 +42,8 @@ class ThreadWorld(DerivedWorld):
         self._begun: deque[Later] = deque()
 
     def send(self, tensor: Tensor, *, to: int) -> None:
-        """See `World.send`."""
-        self._hub.put(self.place.rank, to, "tensor", tensor.detach().clone())
+        """See `World.send`; waits until it is received, as Gloo does."""
+        self._hub.hand_over(self.place.rank, to, "tensor", tensor.detach().clone())
 
     def receive(self, tensor: Tensor, *, source: int) -> None:
         """See `World.receive`."""
@@ -274,6 +221,8 @@ def run_ranks(
                 results[place.rank] = fn(world, *args)
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             hub.fail(place.rank, error)
+        else:
+            hub.end(place.rank)
 
     threads = [
         threading.Thread(target=rank_main, args=(place,), name=f"rank {place.rank}", daemon=True)

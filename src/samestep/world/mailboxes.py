@@ -1,0 +1,139 @@
+"""Mailboxes between ranks that are threads.
+
+Every wait has a deadline, a rank that fails wakes all the others, and ranks that wait for each other in a
+circle are told so at once: each waits for one other rank, so that who follows the waits comes back to itself
+or does not.
+"""
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from samestep.base.errors import OutOfStep, PeerLost
+
+
+@dataclass(slots=True)
+class _Letter:
+    message: object
+    taken: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """What a rank waits for: whom, in what words, and when it is over."""
+
+    peer: int
+    words: str
+    over: Callable[[], bool]
+
+
+class Hub:
+    """The mailboxes between the ranks of one world.
+
+    Args:
+        size: number of ranks.
+        timeout_s: how long a rank waits for another before it gives that up.
+    """
+
+    def __init__(self, size: int, *, timeout_s: float) -> None:
+        self.size = size
+        self.timeout_s = timeout_s
+        self._boxes: dict[tuple[int, int, str], deque[_Letter]] = defaultdict(deque)
+        self._changed = threading.Condition()
+        self._waits: dict[int, _Wait] = {}
+        self._ended: set[int] = set()
+        self._failed: dict[int, BaseException] = {}
+
+    def put(self, source: int, to: int, kind: str, message: object) -> None:
+        """Leave a message; never blocks."""
+        with self._changed:
+            self._boxes[source, to, kind].append(_Letter(message))
+            self._changed.notify_all()
+
+    def hand_over(self, source: int, to: int, kind: str, message: object) -> None:
+        """Leave a message, and return once it has been taken.
+
+        Raises:
+            PeerLost: `to` failed or ended, or did not take it within the deadline.
+            OutOfStep: ranks wait for each other.
+        """
+        letter = _Letter(message)
+        with self._changed:
+            self._boxes[source, to, kind].append(letter)
+            self._changed.notify_all()
+            words = f"rank {source} sends to rank {to} ({kind})"
+            self._wait(source, _Wait(to, words, lambda: letter.taken), silent="takes nothing")
+
+    def take(self, source: int, to: int, kind: str) -> Any:
+        """Return the oldest message of this kind from `source` to `to`.
+
+        Raises:
+            PeerLost: `source` failed or ended, or sent nothing within the deadline.
+            OutOfStep: ranks wait for each other.
+        """
+        with self._changed:
+            box = self._boxes[source, to, kind]
+            words = f"rank {to} receives from rank {source} ({kind})"
+            self._wait(to, _Wait(source, words, lambda: bool(box)), silent="sends nothing")
+            letter = box.popleft()
+            letter.taken = True
+            self._changed.notify_all()
+            return letter.message
+
+    def end(self, rank: int) -> None:
+        """Tell every waiting rank that `rank` is through."""
+        with self._changed:
+            self._ended.add(rank)
+            self._changed.notify_all()
+
+    def fail(self, rank: int, error: BaseException) -> None:
+        """Tell every waiting rank that `rank` is gone."""
+        with self._changed:
+            self._failed.setdefault(rank, error)
+            self._changed.notify_all()
+
+    def first_failure(self) -> tuple[int, BaseException] | None:
+        """Return the rank that failed first, and its error."""
+        return next(iter(self._failed.items()), None)
+
+    def _wait(self, rank: int, wait: _Wait, *, silent: str) -> None:
+        deadline = time.monotonic() + self.timeout_s
+        self._waits[rank] = wait
+        try:
+            while not wait.over():
+                self._refuse_in_vain(rank, wait, silent)
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._changed.wait(left):
+                    raise PeerLost(f"{wait.words}, which {silent} for {self.timeout_s:g} s.")
+        finally:
+            del self._waits[rank]
+
+    def _refuse_in_vain(self, rank: int, wait: _Wait, silent: str) -> None:
+        if self._failed:
+            failed, error = next(iter(self._failed.items()))
+            raise PeerLost(f"rank {rank} waited for rank {wait.peer}, but rank {failed} failed: {error!r}")
+        if wait.peer in self._ended:
+            raise PeerLost(f"{wait.words}, which {silent}: it has ended.")
+        circle = self._circle(rank)
+        if circle:
+            raise OutOfStep(
+                f"the ranks wait for each other: {', '.join(circle)}. World.exchange sends and receives "
+                "at once."
+            )
+
+    def _circle(self, rank: int) -> list[str]:
+        """Return what the ranks of a circle of waits wait for; nothing where there is none."""
+        words: list[str] = []
+        at = rank
+        while len(words) <= self.size:
+            wait = self._waits.get(at)
+            if wait is None or wait.over():
+                return []
+            words.append(wait.words)
+            at = wait.peer
+            if at == rank:
+                return words
+        return []

@@ -1,0 +1,43 @@
+"""Messages between processes: in both directions at once, and ranks that wait for each other."""
+
+import pytest
+import torch
+
+from samestep.base.errors import OutOfStep
+
+
+def exchange(world):
+    me, size = world.place.rank, world.place.size
+    got = torch.empty(2, 3)
+    pending = world.exchange(torch.full((2, 3), float(me)), got, to=(me + 1) % size, source=(me - 1) % size)
+    pending.wait()
+    pending.wait()
+    flag = torch.tensor([me == 1])
+    world.exchange(flag, None, to=0).wait() if me == 1 else None
+    world.exchange(None, flag, source=1).wait() if me == 0 else None
+    world.exchange(None, None).wait()
+    if me == 0:
+        world.send(flag, to=1)
+    elif me == 1:
+        world.receive(flag, source=0)
+    return got.unique().tolist(), flag.tolist(), world.under_way
+
+
+def test_ranks_exchange_and_send(processes):
+    first, second, third = processes.run(exchange, 3)
+
+    assert first == ([2.0], [True], 0)
+    assert second == ([0.0], [True], 0)
+    assert third == ([1.0], [False], 0)
+
+
+def against_each_other(world):
+    me, size = world.place.rank, world.place.size
+    world.send(torch.ones(1), to=(me + 1) % size)
+
+
+def test_sends_against_each_other_are_named(processes):
+    with pytest.raises(OutOfStep, match="wait for each other") as told:
+        processes.run(against_each_other, 3)
+    for rank in range(3):
+        assert f"rank {rank} sends to rank {(rank + 1) % 3}" in str(told.value)
