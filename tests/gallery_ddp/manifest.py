@@ -56,6 +56,7 @@ SCRIPTS = [
     Script("no_set_epoch.py", DIFFERENT, "no-set-epoch"),
     Script("no_set_epoch_alone_too.py", DIFFERENT, "no-set-epoch"),
     Script("overlapping_shards.py", DIFFERENT, "overlapping-shards"),
+    Script("same_batches.py", DIFFERENT, "overlapping-shards"),
     Script("own_random_split.py", DIFFERENT, "overlapping-shards"),
     Script("padded_evaluation.py", DIFFERENT, "padded-evaluation"),
     Script("replicas_differ_at_start.py", DIFFERENT, "replicas-differ-at-start"),
