@@ -29,7 +29,7 @@ from samestep.replicas.replicate import replicate
 from samestep.training.compiling import compiled
 from samestep.training.learner import Learner
 from samestep.training.settings import Settings
-from samestep.training.step import Step
+from samestep.training.step import ReplicatedStep
 from samestep.world.solo import SoloWorld
 
 SHAPES = {
@@ -73,7 +73,7 @@ def step_of(recipe: Recipe, variant: Variant, device: torch.device) -> Take:
     )
     make_model = partial(build, recipe.model, shape=SHAPES[recipe.data], classes=10)
     learner = Learner(make_model, settings, device=device, workers=1, steps_per_epoch=1)
-    step = Step(
+    step = ReplicatedStep(
         model=learner.model,
         forward=compiled(learner.model, settings),
         replicas=replicate(learner.model, SoloWorld(device=device)),

@@ -31,6 +31,7 @@ def test_public_names_are_these_and_all_load():
     assert sorted(samestep.__all__) == samestep.__all__
     assert samestep.__all__ == [
         "Error",
+        "Exact",
         "Place",
         "UnpaddedSampler",
         "World",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from samestep.checkpoint.scripts import load, save
     from samestep.data.sampler import UnpaddedSampler
     from samestep.data.shard import shard
+    from samestep.exact.shards import Exact
     from samestep.launch.spawn import spawn
     from samestep.replicas.replicate import accumulate, replicate
     from samestep.world.join import join
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Error": "samestep.base.errors",
+    "Exact": "samestep.exact.shards",
     "Place": "samestep.base.place",
     "UnpaddedSampler": "samestep.data.sampler",
     "World": "samestep.world.world",
@@ -40,6 +42,7 @@ _HOMES = {
 
 __all__ = [
     "Error",
+    "Exact",
     "Place",
     "UnpaddedSampler",
     "World",

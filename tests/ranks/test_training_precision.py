@@ -15,7 +15,7 @@ from samestep.training.optimizers import build_optimizer
 from samestep.training.precision import Precision
 from samestep.training.schedules import build_schedule
 from samestep.training.settings import Settings
-from samestep.training.step import Step
+from samestep.training.step import ReplicatedStep
 from samestep.world.solo import SoloWorld
 from samestep.world.threads import run_ranks
 
@@ -57,7 +57,7 @@ def train(world, chosen, model, *, broken=None):
     images, labels = (part.tensor_split(world.place.size)[world.place.rank] for part in batch())
     seen = []
     with replicate(model, world, sync=chosen.sync) as replicas:
-        step = Step(
+        step = ReplicatedStep(
             model=model,
             forward=model,
             replicas=replicas,

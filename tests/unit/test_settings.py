@@ -67,3 +67,15 @@ def test_small_shares_are_told_before_the_user_waits_for_them():
     assert settings(batch_size=64).advice(1) is None
     assert settings(batch_size=64).advice(4) is None
     assert "64 samples per step on 8 workers is 8 for each" in settings(batch_size=64).advice(8)
+
+
+@pytest.mark.parametrize(("workers", "busy"), [(1, "100%"), (2, "100%"), (3, "89%"), (5, "80%"), (8, "100%")])
+def test_exact_shards_say_how_busy_they_keep_workers(workers, busy):
+    said = Settings(epochs=1, batch_size=64, lr=0.1, exact=8).about_exact(workers)
+
+    assert "8 logical shards of 8 samples" in said
+    assert f"{workers} workers {busy} busy" in said
+
+
+def test_without_exact_shards_nothing_is_said_of_them():
+    assert Settings(epochs=1, batch_size=64, lr=0.1).about_exact(2) is None

@@ -18,6 +18,7 @@ from samestep.launch.plan import Spawn
 from samestep.report.run_page import write_report
 from samestep.training.conduct import Conduct
 from samestep.training.settings import Settings
+from samestep.world.compute_threads import told_threads
 from samestep.world.launchers import SAMESTEP
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def train(
     end with exit code 75; --resume goes on from it.
     """
     from samestep.recipes.order import check_compiler, take_order
-    from samestep.recipes.request import Request
+    from samestep.recipes.request import Request, configuration
 
     if eval_only != (weights is not None):
         raise UsageError(
@@ -137,6 +138,8 @@ def train(
         weights=weights,
         out=out,
     )
+    if threads is None and configuration(request)[0].get("exact") and told_threads(env.snapshot()) is None:
+        threads = 1  # as everywhere else, so that the bits are the same
     decision = decide(
         Job(program=Program(target="samestep", kind="module"), workers=workers, patience_s=FINISH_S),
         mode="native",
@@ -168,7 +171,8 @@ def _start(decision: Decision, request: "Request", order: "Order", *, as_json: b
 
 
 def _tell_what_it_is(decision: Decision, order: "Order") -> None:
-    for said in (order.label, order.settings.advice(decision.size)):
+    settings, workers = order.settings, decision.size
+    for said in (order.label, settings.advice(workers), settings.about_exact(workers)):
         if said is not None:
             tell(said)
 

@@ -35,6 +35,11 @@ class Batch:
     last_of_step: bool = True
     """Whether the step ends with it; False for all but the last of several micro-batches."""
 
+    @property
+    def local_count(self) -> int:
+        """Samples of this rank."""
+        return len(self.labels)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loader:

@@ -42,7 +42,7 @@ class Learner:
             CPU, because devices draw other numbers.
         settings: how it learns.
         device: where.
-        workers: how many share a batch.
+        workers: how many ranks' losses are averaged.
         steps_per_epoch: for schedules that count epochs.
     """
 

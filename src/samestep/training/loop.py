@@ -13,15 +13,15 @@ from samestep.checkpoint.snapshot import Snapshot
 from samestep.data.augment import parse_augment
 from samestep.data.image_set import Images
 from samestep.data.loading import Draw, batches_of
+from samestep.exact.identity import check_go_on, identity
 from samestep.measure.clock import step_clock
-from samestep.replicas.replicate import Replicas, replicate
 from samestep.sharding.position import Position
-from samestep.training.compiling import compiled
 from samestep.training.conduct import Conduct
 from samestep.training.evaluate import Interrupted, Metrics, Score, evaluate
 from samestep.training.journal import Journal
 from samestep.training.keeping import Moment
 from samestep.training.learner import Learner
+from samestep.training.parallel import in_step, training_batches
 from samestep.training.precision import Precision
 from samestep.training.result import Result
 from samestep.training.settings import Settings
@@ -74,11 +74,6 @@ class Training:
         self.settings, self.world, self.conduct = settings, world, conduct or Conduct()
         self.metrics = metrics
         dtype = Precision.of(settings.precision, world.device).images
-        here: dict[str, Any] = {
-            "place": world.place,
-            "device": world.device,
-            "workers": self.conduct.loader_workers,
-        }
         learnt = Draw(
             batch_size=settings.batch_size,
             accumulate=settings.accumulate,
@@ -86,15 +81,18 @@ class Training:
             dtype=dtype,
         )
         scored = Draw(batch_size=evaluation_batch(settings, world.place.size), shuffle=False, dtype=dtype)
-        self.batches = batches_of(train_set, learnt, **here)
-        self.test_batches = batches_of(test_set, scored, **here)
+        workers = self.conduct.loader_workers
+        self.batches = training_batches(train_set, learnt, settings, world, workers=workers)
+        self.test_batches = batches_of(
+            test_set, scored, place=world.place, device=world.device, workers=workers
+        )
         self.test_total = len(test_set)
         self.steps = settings.epochs * len(self.batches)
         self.learner = Learner(
             make_model,
             settings,
             device=world.device,
-            workers=world.place.size,
+            workers=1 if settings.exact else world.place.size,
             steps_per_epoch=len(self.batches),
         )
         self.clock = step_clock(world.device)
@@ -119,6 +117,8 @@ class Training:
                 "Evaluate it with --eval-only --from."
             )
         self.settings.check_go_on(state.get("settings", {}))
+        if self.settings.exact is not None:
+            check_go_on(state["identity"], self.world.device)
         self.learner.load(snapshot)
         self.position = Position(state["seed"], state["epoch"], state["samples"])
         self.journal.load_state_dict(state)
@@ -132,17 +132,12 @@ class Training:
         Raises:
             PutOff: a rank was asked to stop; a checkpoint has been written.
         """
-        settings, world = self.settings, self.world
-        compress = None if settings.compress == "none" else settings.compress
-        replicas = replicate(
-            self.learner.model, world, sync=settings.sync, batch_norm=settings.batch_norm, compress=compress
-        )
-        try:
+        with in_step(
+            self.learner, self.settings, self.world, clock=self.clock, number=self.journal.steps
+        ) as (step, check):
             with around.display, around.profiler:
-                self._epochs(self._step(replicas), around)
-            replicas.check()
-        finally:
-            replicas.detach()
+                self._epochs(step, around)
+            check()
         if self._score is None:  # resumed after the last step: only the result was missing
             self._score = self.evaluate()
         around.keeper.finish()
@@ -166,22 +161,6 @@ class Training:
             stop=stop,
         )
 
-    def _step(self, replicas: Replicas) -> Step:
-        settings, learner = self.settings, self.learner
-        return Step(
-            model=learner.model,
-            forward=compiled(learner.model, settings),
-            replicas=replicas,
-            optimizer=learner.optimizer,
-            schedule=learner.schedule,
-            precision=learner.precision,
-            clock=self.clock,
-            average=learner.average,
-            clip_norm=settings.clip_norm,
-            label_smoothing=settings.label_smoothing,
-            channels_last=settings.channels_last,
-        )
-
     def _epochs(self, step: Step, around: Surroundings) -> None:
         if self._unjudged:
             self._judge(around, late=False)
@@ -199,7 +178,7 @@ class Training:
             lr = step.lr
             loss = step(batch)
             count += batch.global_count
-            share += len(batch.labels)
+            share += batch.local_count
             if loss is None:
                 continue
             self.position = batch.after
@@ -277,6 +256,7 @@ class Training:
                 "unjudged": self._unjudged,
                 "world_size": self.world.place.size,
                 "settings": self.settings.as_dict(),
+                "identity": identity(self.world.device),
             },
         )
 

@@ -35,6 +35,12 @@ class Settings:
     )
     accumulate: int = option(default=1, about="Micro-batches per step; gradients add up over them.", least=1)
 
+    exact: int | None = option(
+        default=None,
+        about="Logical shards of a batch: the same bits on any number of workers up to this one.",
+        least=1,
+    )
+
     optimizer: str = option(default="sgd", about="Which.", panel=_STEP, choices=("sgd", "adamw"))
     lr: float = option(about="Learning rate; the schedule's peak.", panel=_STEP, above=0)
     momentum: float = option(default=0.9, about="Of SGD.", panel=_STEP, least=0)
@@ -93,6 +99,8 @@ class Settings:
     def __post_init__(self) -> None:
         check(self)
         self._refuse_combinations()
+        if self.exact is not None:
+            self._refuse_beside_exact(self.exact)
 
     def _refuse_combinations(self) -> None:
         if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
@@ -124,12 +132,26 @@ class Settings:
                 "an overflow, which --precision fp16 has by design: use bf16, or --compress fp16."
             )
 
+    def _refuse_beside_exact(self, shards: int) -> None:
+        if (micro := self.batch_size // self.accumulate) < shards:
+            raise UsageError(
+                f"--exact {shards}: {micro} samples cannot fill so many logical shards. Use fewer of them, "
+                "or a larger --batch-size."
+            )
+        if self.sync != "bucketed" or self.compress != "none":
+            raise UsageError("--exact exchanges gradients in its own way: leave out --sync and --compress.")
+
     def check_workers(self, workers: int) -> None:
         """Refuse a global batch that leaves a worker without a sample in every step.
 
         Raises:
-            UsageError: there are more workers than samples in a (micro-)batch.
+            UsageError: there are more workers than samples in a (micro-)batch, or than logical shards.
         """
+        if self.exact is not None and workers > self.exact:
+            raise UsageError(
+                f"--exact {self.exact} keeps at most {self.exact} workers busy, and there are {workers}. Use "
+                "fewer; another number of shards is another training."
+            )
         if (micro := self.batch_size // self.accumulate) < workers:
             raise UsageError(
                 f"--batch-size {self.batch_size} is the global batch"
@@ -147,6 +169,17 @@ class Settings:
             f"{self.batch_size // self.accumulate} samples per step on {workers} workers is {share:.3g} for "
             "each: most of a step will be overhead and exchange. Fewer workers may be as fast; a larger "
             "--batch-size is faster, and another training."
+        )
+
+    def about_exact(self, workers: int) -> str | None:
+        """Return what exact shards mean for the result and for so many workers, where they are asked for."""
+        if (shards := self.exact) is None:
+            return None
+        in_turn, samples = -(-shards // workers), self.batch_size / self.accumulate / shards
+        return (
+            f"exact: {shards} logical shards of {samples:.3g} samples, which batch norm sees one at a time. "
+            "The weights are those of any number of workers, and not those of a run without --exact. "
+            f"At most {in_turn} in turn keep {workers} workers {shards / (workers * in_turn):.0%} busy."
         )
 
     def check_go_on(self, begun: Mapping[str, Any]) -> None:

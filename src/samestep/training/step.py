@@ -1,8 +1,10 @@
 """One training step: the same one at any number of workers."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,18 +20,17 @@ from samestep.training.precision import Precision
 
 
 @dataclass(slots=True, kw_only=True)
-class Step:
+class Step(ABC):
     """One step of the optimizer and of the schedule per global batch, whole or in micro-batches.
 
-    The last backward of a step ends with the gradients of the global batch on every rank: `replicas` sees
-    to that. What needs them, clipping and the search for overflow, comes after it, and so finds the same on
-    all ranks. Nothing here waits for a device.
+    The last backward of a step ends with the gradients of the global batch on every rank. What needs them,
+    clipping and the search for overflow, comes after it, and so finds the same on all ranks. Nothing here
+    waits for a device.
     """
 
     model: nn.Module
     forward: Callable[[Tensor], Tensor]
     """The model, as it computes: compiled or itself."""
-    replicas: Replicas
     optimizer: Optimizer
     schedule: LRScheduler | None
     precision: Precision
@@ -38,46 +39,32 @@ class Step:
     clip_norm: float | None = None
     label_smoothing: float = 0.0
     channels_last: bool = False
-    _loss: Tensor | None = field(default=None, init=False)
-    _after_gradients: str = field(init=False)
-    """The phase that ends with backward: "exposed_sync" where the exchange is seen to begin before."""
 
-    def __post_init__(self) -> None:
-        seen = self.replicas.when_exchange_begins(lambda: self.clock.mark("backward"))
-        self._after_gradients = "exposed_sync" if seen else "backward"
-
-    def __call__(self, batch: Batch) -> Tensor | None:
+    @abstractmethod
+    def __call__(self, batch: Any) -> Tensor | None:
         """Train on this rank's share of a (micro-)batch.
 
         Returns:
             this rank's part of the step's loss, times the number of ranks, detached, once the step is done;
             None after a micro-batch that is not its last.
         """
-        loss = self._gradients(batch)
-        self._loss = loss if self._loss is None else self._loss + loss
-        if not batch.last_of_step:
-            return None
-        self._update()
-        loss, self._loss = self._loss, None
-        return loss
 
     @property
     def lr(self) -> float:
         """The learning rate of the next step."""
         return float(self.optimizer.param_groups[0]["lr"])
 
-    def _gradients(self, batch: Batch) -> Tensor:
+    def _backward(self, batch: Batch, weight: float) -> Tensor:
+        """Add a batch's gradients up; return its mean loss, weighted."""
         images = batch.images
         if self.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         self.clock.mark("data")
-        with nullcontext() if batch.last_of_step else self.replicas.accumulate():
-            with self.precision.autocast():
-                scores = self.forward(images)
-            loss = share_of_loss(scores, batch.labels, batch.weight, label_smoothing=self.label_smoothing)
-            self.clock.mark("forward")
-            self.precision.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        self.clock.mark(self._after_gradients if batch.last_of_step else "backward")
+        with self.precision.autocast():
+            scores = self.forward(images)
+        loss = share_of_loss(scores, batch.labels, weight, label_smoothing=self.label_smoothing)
+        self.clock.mark("forward")
+        self.precision.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def _update(self) -> None:
@@ -94,3 +81,29 @@ class Step:
             self.average.update()
         self.clock.mark("optimizer")
         self.clock.step_done()
+
+
+@dataclass(slots=True, kw_only=True)
+class ReplicatedStep(Step):
+    """A step whose gradients `replicas` averages over the ranks, during or after its last backward."""
+
+    replicas: Replicas
+    _loss: Tensor | None = field(default=None, init=False)
+    _after_gradients: str = field(init=False)
+    """The phase that ends with backward: "exposed_sync" where the exchange is seen to begin before."""
+
+    def __post_init__(self) -> None:
+        seen = self.replicas.when_exchange_begins(lambda: self.clock.mark("backward"))
+        self._after_gradients = "exposed_sync" if seen else "backward"
+
+    def __call__(self, batch: Batch) -> Tensor | None:
+        """See `Step.__call__`."""
+        with nullcontext() if batch.last_of_step else self.replicas.accumulate():
+            loss = self._backward(batch, batch.weight)
+        self.clock.mark(self._after_gradients if batch.last_of_step else "backward")
+        self._loss = loss if self._loss is None else self._loss + loss
+        if not batch.last_of_step:
+            return None
+        self._update()
+        loss, self._loss = self._loss, None
+        return loss

@@ -14,7 +14,7 @@ from samestep.training.optimizers import build_optimizer
 from samestep.training.precision import Precision, machine_has_bf16
 from samestep.training.schedules import build_schedule
 from samestep.training.settings import Settings
-from samestep.training.step import Step
+from samestep.training.step import ReplicatedStep
 from samestep.world.solo import SoloWorld
 
 CPU = torch.device("cpu")
@@ -39,7 +39,7 @@ def network(precision):
 
 def stepper(model, precision, optimizer, *, clip=None, schedule=None, forward=None):
     """The step of a training, on one worker."""
-    return Step(
+    return ReplicatedStep(
         model=model,
         forward=model if forward is None else forward,
         replicas=replicate(model, SoloWorld()),

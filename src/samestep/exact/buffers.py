@@ -1,0 +1,93 @@
+"""A model's buffers while its shards are computed one by one: each begins with those of the step before.
+
+What the shards make of them, batch norm's running statistics above all, is averaged over the shards that
+changed them. Of whole numbers the largest is kept: the count of a shard that has seen most.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from samestep.base.errors import UsageError
+
+
+class Buffers:
+    """The buffers of a model at the beginning of a step.
+
+    Args:
+        model: whose.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._before = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+        self.largest = {
+            name: before.long().clone()
+            for name, before in self._before.items()
+            if not (before.is_floating_point() or before.is_complex())
+        }
+        """Whole numbers, int64: the largest that this rank's shards have made of them, by name."""
+
+    def restore(self) -> None:
+        """Put the values of the step's beginning back."""
+        if self._before:
+            torch._foreach_copy_(list(self._now().values()), list(self._before.values()))
+
+    def rows(self) -> tuple[Tensor, list[Tensor]]:
+        """Return what this shard has changed, to be summed over shards.
+
+        Whole numbers are kept here; see `largest`.
+
+        Returns:
+            which of the buffers, float64 of shape (buffers,); and the values, one tensor for each dtype,
+            zero where nothing was changed.
+
+        Raises:
+            UsageError: buffers came and went.
+        """
+        now = self._now()
+        # By value: batch norm writes its statistics without telling their version counters.
+        changed = {name for name, before in self._before.items() if not torch.equal(now[name], before)}
+        flags = torch.tensor([float(name in changed) for name in self._before], dtype=torch.float64)
+        for name in changed & self.largest.keys():
+            torch.maximum(self.largest[name], now[name].long(), out=self.largest[name])
+        rows = []
+        for dtype, names in self._by_dtype().items():
+            values = [
+                (now[name] if name in changed else torch.zeros_like(now[name])).reshape(-1) for name in names
+            ]
+            rows.append(torch.cat(values).to(torch.promote_types(dtype, torch.float32)))
+        return flags, rows
+
+    def put(self, flags: Tensor, rows: list[Tensor]) -> None:
+        """Take over what shards have changed.
+
+        Args:
+            flags: how many shards have changed each buffer.
+            rows: the sums of their values.
+        """
+        self.restore()
+        counts = dict(zip(self._before, flags.tolist(), strict=True))
+        now = self._now()
+        for names, row in zip(self._by_dtype().values(), rows, strict=True):
+            sizes = [self._before[name].numel() for name in names]
+            for name, value in zip(names, torch.split(row, sizes), strict=True):
+                if counts[name]:
+                    now[name].copy_((value / counts[name]).view(now[name].shape))
+        for name, value in self.largest.items():
+            now[name].copy_(value)
+
+    def _now(self) -> dict[str, Tensor]:
+        now = {name: buffer.detach() for name, buffer in self._model.named_buffers()}
+        if now.keys() != self._before.keys():
+            raise UsageError(
+                "--exact: the model's buffers came or went during a step, which shards cannot share."
+            )
+        return now
+
+    def _by_dtype(self) -> dict[torch.dtype, list[str]]:
+        """Return the names of the buffers that have means."""
+        groups: dict[torch.dtype, list[str]] = {}
+        for name, before in self._before.items():
+            if name not in self.largest:
+                groups.setdefault(before.dtype, []).append(name)
+        return groups

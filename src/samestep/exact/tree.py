@@ -1,0 +1,92 @@
+r"""One fixed binary tree over the logical shards, in which everything that shards add up is summed.
+
+Floating-point sums depend on their order, so the order must not depend on who computes what. Of 6 shards::
+
+              0-5
+            /     \
+         0-3       4-5             a node's left part is the largest power of two below its size
+        /   \      / \
+      0-1   2-3   4   5
+      / \   / \
+     0   1 2   3
+
+Workers hold contiguous shards. Each sums the whole nodes among its own, and what is left is summed by
+everybody alike: with 2 workers one has 0-1 and 2 and the other 3 and 4-5, one alone sums all at once. Either
+way node 0-3 is (0 + 1) + (2 + 3), in this order and no other.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Node: TypeAlias = tuple[int, int]
+"""The first leaf below a node, and the first one behind it."""
+
+
+def siblings(leaves: int) -> dict[tuple[Node, Node], Node]:
+    """Return the parent of each two nodes that have one, of the tree over `leaves` leaves.
+
+    >>> siblings(3)
+    {((0, 2), (2, 3)): (0, 3), ((0, 1), (1, 2)): (0, 2)}
+    """
+    found: dict[tuple[Node, Node], Node] = {}
+
+    def descend(first: int, stop: int) -> None:
+        if stop - first > 1:
+            middle = first + (1 << (stop - first - 1).bit_length() - 1)
+            found[(first, middle), (middle, stop)] = first, stop
+            descend(first, middle)
+            descend(middle, stop)
+
+    descend(0, leaves)
+    return found
+
+
+def whole_nodes(own: range, leaves: int) -> list[Node]:
+    """Return the largest nodes that lie within `own`, in order.
+
+    >>> whole_nodes(range(0, 3), 6), whole_nodes(range(3, 6), 6)
+    ([(0, 2), (2, 3)], [(3, 4), (4, 6)])
+    """
+    parents, stack = siblings(leaves), []
+    for leaf in own:
+        stack.append((leaf, leaf + 1))
+        while len(stack) > 1 and (stack[-2], stack[-1]) in parents:
+            right, left = stack.pop(), stack.pop()
+            stack.append(parents[left, right])
+    return stack
+
+
+class TreeSum:
+    """The sum of what comes in from left to right, as far as it can be made: one row of tensors per node.
+
+    Args:
+        leaves: number of leaves of the tree.
+    """
+
+    def __init__(self, leaves: int) -> None:
+        self._parents = siblings(leaves)
+        self.nodes: list[tuple[Node, list[Tensor]]] = []
+
+    def add(self, node: Node, row: list[Tensor]) -> None:
+        """Take in the row of the next node, which is kept, and overwritten."""
+        self.nodes.append((node, row))
+        while len(self.nodes) > 1:
+            (left, into), (right, row) = self.nodes[-2:]
+            if (left, right) not in self._parents:
+                return
+            if row:
+                torch._foreach_add_(into, row)
+            self.nodes[-2:] = [(self._parents[left, right], into)]
+
+    def total(self) -> list[Tensor]:
+        """Return the row of the root, once all leaves are in."""
+        ((_, row),) = self.nodes
+        return row
+
+
+def parts_of(nodes: Sequence[tuple[Node, list[Tensor]]], column: int) -> list[Tensor]:
+    """Return one column of the rows."""
+    return [row[column] for _, row in nodes]

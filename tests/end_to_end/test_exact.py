@@ -1,0 +1,51 @@
+"""``samestep train --exact``, as a user types it."""
+
+import json
+import shutil
+
+import pytest
+
+from support.commands import samestep
+
+TRAIN = ("train", "digits", "--exact", 4, "--subset", 192, "--batch-size", 48, "--epochs", 2)
+
+
+def digest(done):
+    assert done.code == 0, done.err
+    return json.loads(done.out)["weights_sha256"]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The run of one worker, its checkpoints kept, and the digest of its weights."""
+    folder = tmp_path_factory.mktemp("runs") / "alone"
+    done = samestep(*TRAIN, "--checkpoint-steps", 1, "--keep", 20, "--out", folder, "--json")
+    return folder, digest(done)
+
+
+@pytest.fixture
+def stopped(alone, tmp_path):
+    """That run as it was in the middle of its first epoch."""
+    folder = shutil.copytree(alone[0], tmp_path / "stopped")
+    (folder / "result.json").unlink()
+    for checkpoint in (folder / "checkpoints").iterdir():
+        if checkpoint.name != "step-3":
+            shutil.rmtree(checkpoint) if checkpoint.is_dir() else checkpoint.unlink()
+    return folder
+
+
+def test_three_workers_end_with_the_weights_of_one(alone, tmp_path):
+    assert digest(samestep(*TRAIN, "-n", 3, "--out", tmp_path / "three", "--json")) == alone[1]
+
+
+def test_a_run_that_goes_on_with_two_workers_ends_with_the_weights_of_one(alone, stopped):
+    assert digest(samestep("train", "--resume", stopped, "-n", 2, "--json")) == alone[1]
+
+
+def test_a_run_does_not_go_on_with_another_number_of_threads(stopped):
+    done = samestep("train", "--resume", stopped, "-n", 2, "--threads", 2)
+
+    assert done.code == 2
+    assert "the run began with threads 1 and would go on with threads 2" in done.err
+    assert "Resume with --threads 1." in done.err
+    assert "Traceback" not in done.err

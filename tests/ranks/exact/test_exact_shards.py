@@ -1,0 +1,167 @@
+"""Weights do not depend on the number of workers, to the last bit."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from samestep.base.errors import UsageError
+from samestep.exact.shards import Exact
+from samestep.world.solo import SoloWorld
+from samestep.world.threads import run_ranks
+
+
+class Branches(nn.Module):
+    """Batch norm, dropout, a layer that nobody uses, and one that a rank's samples may not reach."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.register_buffer("mask", torch.tensor([float("-inf"), 0.0]))
+        self.norm, self.drop = nn.BatchNorm1d(5, dtype=dtype), nn.Dropout(0.4)
+        self.first, self.last = nn.Linear(5, 7, dtype=dtype), nn.Linear(7, 3, dtype=dtype)
+        self.unused, self.rare = nn.Linear(2, 2, dtype=dtype), nn.Linear(7, 3, dtype=dtype)
+
+    def forward(self, samples):
+        hidden = self.drop(self.first(self.norm(samples))).relu()
+        scores = self.last(hidden)
+        return scores + self.rare(hidden) if samples[0, 0] > 0.5 else scores
+
+
+def model(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(1)
+    made = Branches(dtype)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return made
+
+
+def trained(world, counts, shards, micro_batches=1, dtype=torch.float32):
+    """Train on a batch of each of `counts` samples; return all tensors and which parameters had gradients."""
+    made = model(dtype)
+    exact = Exact(made, shards=shards, seed=3, world=world)
+    optimizer = torch.optim.AdamW(made.parameters(), lr=0.05)
+    used = []
+    for step, count in enumerate(counts):
+        generator = torch.Generator().manual_seed(step)
+        samples = torch.randn(count, 5, generator=generator).to(dtype)
+        labels = torch.randint(0, 3, (count,), generator=generator)
+        for shard in exact.shards(step):
+            own = shard.of(count)
+            for part in range(micro_batches):
+                inputs, targets = samples[own][part::micro_batches], labels[own][part::micro_batches]
+                if len(inputs) > 1:
+                    (F.cross_entropy(made(inputs), targets, reduction="sum") / count).backward()
+        used.append([parameter.grad is not None for parameter in made.parameters()])
+        nn.utils.clip_grad_norm_(made.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    exact.check()
+    return {name: value.clone() for name, value in made.state_dict().items()}, used
+
+
+def assert_same_bits(one, other):
+    assert one[1] == other[1]
+    assert one[0].keys() == other[0].keys()
+    for name, value in one[0].items():
+        assert torch.equal(value, other[0][name]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(("shards", "micro_batches"), [(8, 1), (8, 2), (6, 1), (1, 1), (5, 3)])
+def test_any_number_of_workers_ends_with_the_bits_of_one(shards, micro_batches, dtype):
+    counts = (48, 48, 29, 48)
+    alone = trained(SoloWorld(), counts, shards, micro_batches, dtype)
+
+    for size in {2, 3, 4, shards} & set(range(2, shards + 1)):
+        for rank in run_ranks(trained, size, counts, shards, micro_batches, dtype):
+            assert_same_bits(rank, alone)
+
+
+@settings(max_examples=15)
+@given(st.integers(1, 9), st.lists(st.integers(1, 40), min_size=1, max_size=4), st.data())
+def test_short_batches_and_shards_without_samples_make_no_difference(shards, counts, data):
+    size = data.draw(st.integers(1, shards))
+    alone = trained(SoloWorld(), counts, shards)
+
+    for rank in run_ranks(trained, size, counts, shards):
+        assert_same_bits(rank, alone)
+
+
+def test_one_shard_is_plain_training():
+    """Of the whole batch at once: the gradients, and the buffers, of the plain loop."""
+    made, plain = model(torch.float64), model(torch.float64)
+    for one in (made, plain):
+        one.drop.p = 0.0
+    inputs = torch.randn(16, 5, dtype=torch.float64)
+    for _ in Exact(made, shards=1, world=SoloWorld()).shards(0):
+        made(inputs).square().mean().backward()
+    plain(inputs).square().mean().backward()
+
+    for one, other in zip(made.parameters(), plain.parameters(), strict=True):
+        assert one.grad is other.grad or torch.equal(one.grad, other.grad)
+    for (name, one), other in zip(made.named_buffers(), plain.buffers(), strict=True):
+        assert torch.equal(one, other), name
+
+
+def test_batch_norm_averages_the_statistics_of_shards_and_counts_steps():
+    made = nn.BatchNorm1d(2, momentum=1.0)
+    samples = torch.randn(12, 2)
+    exact = Exact(made, shards=3, world=SoloWorld())
+    for step in range(2):
+        for shard in exact.shards(step):
+            made(samples[shard.of(12)]).sum().backward()
+
+    means = torch.stack([samples[slice(4 * one, 4 * one + 4)].mean(0) for one in range(3)])
+    torch.testing.assert_close(made.running_mean, means.mean(0))
+    assert made.num_batches_tracked == 2
+
+
+def test_draws_outside_are_as_if_no_shard_had_drawn():
+    made = model()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    for _ in Exact(made, shards=2, world=SoloWorld()).shards(0):
+        made(torch.randn(4, 5)).sum().backward()
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_steps_draw_anew_and_shards_apart():
+    made = nn.Dropout(0.5)
+    exact = Exact(made, shards=2, world=SoloWorld())
+    kept = [[made(torch.ones(64)).tolist() for _ in exact.shards(step)] for step in (0, 1, 0)]
+    assert kept[0] == kept[2]
+    assert kept[0] != kept[1]
+    assert kept[0][0] != kept[0][1]
+
+
+def more_ranks_than_shards(world):
+    with pytest.raises(UsageError, match="2 logical shards cannot keep 3 workers busy"):
+        Exact(model(), shards=2, world=world)
+
+
+def test_more_ranks_than_shards_are_refused():
+    run_ranks(more_ranks_than_shards, 3)
+
+
+def test_batch_norm_over_workers_is_refused():
+    with pytest.raises(UsageError, match="SyncBatchNorm"):
+        Exact(nn.SyncBatchNorm(3), shards=2, world=SoloWorld())
+
+
+def counted(world):
+    made = nn.Linear(1, 1)
+    made.register_buffer("seen", torch.tensor(1))
+    made.register_buffer("reached", torch.zeros(3, dtype=torch.bool))
+    for shard in Exact(made, shards=3, world=world).shards(0):
+        made.seen += shard.index
+        made.reached[shard.index] = True
+    return made.seen.item(), made.reached.tolist()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_of_whole_numbers_the_largest_is_kept(size):
+    assert run_ranks(counted, size) == [(3, [True] * 3)] * size

@@ -1,0 +1,125 @@
+"""The trainer with ``--exact``: its weights are those of any other number of workers."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from samestep.base.errors import CheckpointError, OutOfStep, UsageError
+from samestep.checkpoint.read import read
+from samestep.exact import identity
+from samestep.models.registry import build
+from samestep.training.conduct import Conduct
+from samestep.training.keeping import Keeper
+from samestep.training.surroundings import Surroundings
+from samestep.world.solo import SoloWorld
+from samestep.world.threads import run_ranks
+from support.training import Memory, digits, settings, train, training
+
+OPTIONS = {
+    "plain": {},
+    "mixed precision": {"precision": "bf16", "optimizer": "adamw", "lr": 1e-3},
+    "half precision": {"precision": "bf16-true"},
+    "loss scaling": {"precision": "fp16", "clip_norm": 1.0},
+    "accumulation": {"accumulate": 2, "augment": "crop:1,flip", "precision": "fp32", "ema": 0.9},
+    "seven shards": {"exact": 7, "batch_size": 30, "schedule": "cosine", "precision": "fp32"},
+}
+
+
+def model():
+    return nn.Sequential(build("convnet", shape=(1, 8, 8), classes=10), nn.Dropout(0.2))
+
+
+def exact(**changes):
+    return settings(**{"epochs": 1, "exact": 8, **changes})
+
+
+def run(world, chosen):
+    return train(world, chosen, model, digits(150, 30))
+
+
+def same_bits(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("changes", OPTIONS.values(), ids=OPTIONS)
+def test_any_number_of_workers_ends_with_the_bits_of_one(changes):
+    alone = run(SoloWorld(), exact(**changes))
+
+    for size in (2, 3):
+        for rank in run_ranks(run, size, exact(**changes)):
+            assert same_bits(rank.state, alone.state)
+            assert rank.result.weights_sha256 == alone.result.weights_sha256
+            assert rank.losses == pytest.approx(alone.losses, rel=1e-3)
+
+
+def interrupted(world, folder, chosen, *, snapshot=None):
+    """Train with a checkpoint every second step, from where `snapshot` was taken; return the last digest."""
+    conduct = Conduct(checkpoint_steps=2, keep=9)
+    made = training(world, chosen, model, digits(150, 30), conduct=conduct)
+    if snapshot is not None:
+        made.restore(snapshot)
+    memory = Memory()
+    keeper = Keeper(world, conduct, folder=folder)
+    result = made.run(replace(Surroundings.bare(world, sink=memory), keeper=keeper))
+    keeper.close()
+    return result.weights_sha256
+
+
+def test_a_resume_in_the_middle_of_an_epoch_at_another_number_has_the_same_bits(tmp_path):
+    whole = interrupted(SoloWorld(), tmp_path / "whole", exact(epochs=2))
+    snapshot = read(tmp_path / "whole" / "step-2")
+
+    resumed = run_ranks(resume, 3, tmp_path / "resumed", exact(epochs=2), snapshot)
+    assert resumed == [whole] * 3
+
+
+def resume(world, folder, chosen, snapshot):
+    return interrupted(world, folder, chosen, snapshot=snapshot)
+
+
+def test_another_number_of_threads_is_another_identity(tmp_path, monkeypatch):
+    interrupted(SoloWorld(), tmp_path, exact())
+    snapshot = read(tmp_path / "step-2")
+    made = training(SoloWorld(), exact(), model, digits(150, 30))
+    began = torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: began + 1)
+
+    with pytest.raises(
+        CheckpointError, match=rf"with threads {began} .* threads {began + 1}.*--threads {began}"
+    ):
+        made.restore(snapshot)
+
+
+def other_capability(world):
+    real = identity.identity(world.device)
+    faked = {**real, "capability": "other"} if world.place.rank == 1 else real
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(identity, "identity", lambda _: faked)
+        identity.check_alike_here(world)
+
+
+def test_ranks_on_unequal_machines_are_refused():
+    with pytest.raises(OutOfStep, match="rank 1 capability other, which gives other bits"):
+        run_ranks(other_capability, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"exact": 33}, "32 samples cannot fill so many logical shards"),
+        ({"exact": 8, "accumulate": 8}, "4 samples cannot fill"),
+        ({"exact": 4, "sync": "ddp"}, "leave out --sync"),
+        ({"exact": 4, "compress": "bf16"}, "leave out --sync and --compress"),
+        ({"exact": 0}, "--exact 0 is too small"),
+    ],
+)
+def test_what_does_not_go_with_exact_is_refused(changes, message):
+    with pytest.raises(UsageError, match=message):
+        settings(**changes)
+
+
+def test_more_workers_than_shards_are_refused():
+    with pytest.raises(UsageError, match="--exact 2 keeps at most 2 workers busy, and there are 3"):
+        settings(exact=2).check_workers(3)
