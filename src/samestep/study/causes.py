@@ -210,7 +210,7 @@ def _learning_rate(case: Case) -> Finding | None:
             )
     return case.finding(
         "learning-rate",
-        f"the learning rate of step {step} is {here[step]}, on one worker {usual[step]}.",
+        f"the learning rate of step {step} is {_told(here[step])}, on one worker {_told(usual[step])}.",
         step,
     )
 
@@ -352,6 +352,11 @@ def _local_metric(case: Case) -> Finding | None:
 def _ranks_differ(case: Case, step: int, what: str) -> bool:
     first, *others = [np.array(getattr(one, what)) for one in case.seen.of_ranks(step)]
     return any(relative(one, first) > _EQUAL for one in others)
+
+
+def _told(rates: Sequence[float]) -> str:
+    """Return different learning rates in words."""
+    return ", ".join(f"{rate:g}" for rate in dict.fromkeys(rates)) or "none"
 
 
 def _close(one: Sequence[float], other: Sequence[float]) -> bool:

@@ -67,7 +67,7 @@ class Report:
         rows: one for each.
         findings: of the script itself, on any number of workers.
         steps: that the reference made.
-        not_seen: what the reference did not come to in these steps, and so was not compared.
+        not_seen: what was not compared, as a rule because the reference did not come to it in these steps.
     """
 
     rows: Sequence[Row]

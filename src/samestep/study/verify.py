@@ -17,6 +17,7 @@ from samestep.autopilot.options import Options
 from samestep.base.errors import UsageError
 from samestep.launch.job import Program
 from samestep.launch.programs import Watch
+from samestep.study.aligned import UnlikeError, aligned, without_parameters
 from samestep.study.case import Case
 from samestep.study.causes import REPEATED_EPOCHS, causes
 from samestep.study.compare import begin_alike, largest
@@ -63,6 +64,9 @@ class Verification:
     _limit: int | None = field(init=False, default=None)
     """The step from which on rounding alone changes which samples are used; None where it never does."""
 
+    _unlike: bool = field(init=False, default=False)
+    """Whether parameters could not be compared."""
+
     def run(self) -> Report:
         """Make all runs and compare them.
 
@@ -80,6 +84,8 @@ class Verification:
             return Report(rows=[], findings=own, steps=reference.steps)
         rows = [self._row(size, reference, control) for size in self.workers]
         not_seen = _not_seen(reference)
+        if self._unlike:
+            not_seen.append("parameter or gradient (which of one run's optimizers is which of the other's?)")
         if self._limit is not None:
             not_seen.append(f"step after {self._limit - 1}: from there on rounding alone changes the samples")
         return Report(rows=rows, findings=own, steps=reference.steps, not_seen=not_seen)
@@ -112,7 +118,7 @@ class Verification:
         return control
 
     def _row(self, size: int, reference: Seen, control: Seen) -> Row:
-        case = Case(reference, self._seen(self.script, size, ""), control)
+        case = self._case(reference, self._seen(self.script, size, ""), control)
         found = causes(case)
         is_other = any(not one.is_exception for one in found)
         if is_other and case.seen.failure is None and (apart := _apart(case.seen, self.options)):
@@ -124,6 +130,14 @@ class Verification:
             is_rounding=case.first is None,
             findings=found,
         )
+
+    def _case(self, reference: Seen, seen: Seen, control: Seen) -> Case:
+        """Return a run beside its reference, their parameters in one order."""
+        try:
+            return Case(*aligned(reference, seen, control))
+        except UnlikeError:
+            self._unlike = True
+            return Case(*(without_parameters(one) for one in (reference, seen, control)))
 
     def _without(self, apart: list[Finding], size: int, found: list[Finding]) -> list[Finding]:
         """Return the exceptions if nothing differs once they are away; otherwise what still does."""
@@ -137,7 +151,7 @@ class Verification:
         seen = self._seen(self.script, size, what, neutral=True)
         if seen.failure is not None:  # for nothing but this: it proves nothing
             return found
-        still = causes(Case(reference, seen, control))
+        still = causes(self._case(reference, seen, control))
         return still if any(not one.is_exception for one in still) else [*apart, *still]
 
     def _seen(

@@ -25,7 +25,7 @@ from samestep.watch.drawn import Drawn
 from samestep.watch.events import Listener, heard_by, parameters_of, redirected
 from samestep.watch.inputs import data_in
 from samestep.watch.sketch import norm, row_keys, sketch
-from samestep.watch.trace import Facts, Step, Writer
+from samestep.watch.trace import Facts, Held, Step, Writer
 from samestep.watch.tree import leaves
 from samestep.world.process_group import adopt
 
@@ -36,6 +36,8 @@ ROUNDING_OF_HALF = 2
 """And of types whose unit in the last place is larger than `_HALF`: more would be no rounding any more."""
 _HALF = 1e-4
 _CPU = torch.device("cpu")
+_WRAPPERS = ("module", "_orig_mod")
+"""Names that wrappers put before those of a model's parameters."""
 
 
 class Probe(Listener):
@@ -227,7 +229,26 @@ class Probe(Listener):
         if self._step.backwards > self._before:  # by a closure, within the step
             self._take_down(parameters)
         self._step.after = sketch(parameters)
+        self._note_parameters(optimizer)
         self._finish_step()
+
+    def _note_parameters(self, optimizer: Optimizer) -> None:
+        """Note what an optimizer holds, once the models of its first step are known."""
+        lists, index = self.facts.parameters, self._optimizers.index(optimizer)
+        if index < len(lists):
+            return
+        names = {
+            id(parameter): f"{number}: {'.'.join(part for part in name.split('.') if part not in _WRAPPERS)}"
+            for number, module in enumerate(self._modules.values())
+            for name, parameter in module.named_parameters()
+        }
+        groups = enumerate(optimizer.param_groups)
+        held = [
+            Held(names.get(id(one), ""), tuple(one.shape), k)
+            for k, group in groups
+            for one in group["params"]
+        ]
+        lists += [[]] * (index - len(lists)) + [held]
 
     def _finish_step(self) -> None:
         self._note_group()

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,6 +40,15 @@ class Step:
     printed: int = 0
 
 
+class Held(NamedTuple):
+    """A parameter that an optimizer holds."""
+
+    name: str
+    """In the models called, and which of them; empty where it is in none."""
+    shape: tuple[int, ...]
+    group: int
+
+
 @dataclass(slots=True, kw_only=True)
 class Facts:
     """What else was seen, once for the whole run.
@@ -55,6 +64,7 @@ class Facts:
         augmented: whether data sets drew random numbers when asked for a sample.
         repeated_epochs: how many epochs of training a `DistributedSampler` shuffled as one before.
         wrapped: whether models were called through DistributedDataParallel.
+        parameters: what each optimizer holds, in the order of their first steps.
         evaluated: a key of each sample of evaluations after the last step.
         printed: stdout.
         ended: "steps" where as many were made as were asked for, "end" where the script ended before,
@@ -72,6 +82,7 @@ class Facts:
     augmented: bool = False
     repeated_epochs: int = 0
     wrapped: bool = False
+    parameters: list[list[Held]] = field(default_factory=list)
     evaluated: list[float] = field(default_factory=list)
     printed: str = ""
     ended: str = "killed"
@@ -125,6 +136,9 @@ def read(path: Path, *, rank: int) -> Trace:
             begun = line["begun"] + 1
         else:
             facts = Facts(**line["facts"])
+            facts.parameters = [
+                [Held(name, tuple(shape), group) for name, shape, group in held] for held in facts.parameters
+            ]
     return Trace(facts, steps, begun)
 
 

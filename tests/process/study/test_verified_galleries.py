@@ -8,19 +8,10 @@ import gallery_ddp.manifest
 from gallery.manifest import SCRIPTS as SERIAL
 from gallery_ddp.manifest import DIFFERENT, SAME, SAME_BUT, SCRIPTS
 from samestep.base.errors import UsageError
-from support.verifier import Verifier
 
 REFUSED = {"simclr_inside.py"}
 """Serial scripts that cannot be shared out."""
 NEEDS_GPU = {"hard_coded_cuda.py"}
-
-
-@pytest.fixture(scope="module")
-def verifier():
-    """One process for all scripts."""
-    kept = Verifier()
-    yield kept
-    kept.close()
 
 
 def named(script):
