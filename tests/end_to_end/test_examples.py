@@ -6,18 +6,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.commands import samestep
+from support import commands
+from support.forked_commands import samestep
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")
 def serial(tmp_path_factory):
-    """Return what serial.py prints on one worker, and the weights it saves."""
+    """Return what serial.py prints on one worker, an interpreter of its own, and the weights it saves."""
     folder = tmp_path_factory.mktemp("serial")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        ended = samestep("run", "-n", 1, EXAMPLES / "serial.py")
+        ended = commands.samestep("run", "-n", 1, EXAMPLES / "serial.py")
     assert ended.code == 0, ended.err
     return ended.out, torch.load(folder / "model.pt")
 

@@ -6,7 +6,9 @@ from textwrap import dedent
 
 import pytest
 
-from support.commands import finish, samestep, start
+from support import commands
+from support.commands import finish
+from support.forked_commands import samestep, start
 
 DDP = dedent("""\
     import os, signal, sys, time, torch
@@ -191,6 +193,7 @@ def test_the_rank_that_serves_the_store_ends_first(under_another_launcher):
 
 def test_a_rank_that_only_takes_long_is_waited_for(tmp_path):
     file = tmp_path / "train.py"
-    file.write_text(DDP + "step()\ntime.sleep(5)\nstep()\nprint('well')\n")
+    # Unbuffered, print writes text and line end apart, and two workers' lines may share one.
+    file.write_text(DDP + "step()\ntime.sleep(5)\nstep()\nsys.stdout.write('well\\n')\n")
 
-    assert samestep("run", "-n", 2, "--hang-timeout", 3, file).out == "well\nwell\n"
+    assert commands.samestep("run", "-n", 2, "--hang-timeout", 3, file).out == "well\nwell\n"

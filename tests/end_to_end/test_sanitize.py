@@ -2,7 +2,7 @@
 
 from textwrap import dedent
 
-from support.commands import samestep
+from support.forked_commands import samestep
 
 
 def told(tmp_path, text):
