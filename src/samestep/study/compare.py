@@ -18,6 +18,8 @@ ROUNDING = 16.0
 _HALF = 1e-4
 """Types with a coarser unit in the last place leave no room for a margin: their rounding is itself large."""
 _MOST_FOR_HALF = 0.1
+_AT_FIRST = 2.0
+"""Units in the last place of a half type that a sum over many elements may be off before the first update."""
 MOST = 0.3
 """What is off by more is no rounding, unless the disturbed run is."""
 _SAME_RATE = 1e-9
@@ -55,9 +57,18 @@ def deviations(reference: Seen, seen: Seen, control: Seen) -> list[Deviation]:
             ahead = [one for one in (step, step + 1) if one < min(reference.steps, control.steps)]
             most = max((measure(control, reference, one) for one in ahead), default=0.0)
             envelope[quantity] = max(envelope.get(quantity, 0.0), most)
-            allowed = _allowed(envelope[quantity], _floor(quantity, reference, step))
+            allowed = (
+                _AT_FIRST * reference.facts.epsilon
+                if step == 0 and quantity in _SUMS and is_half(reference)
+                else _allowed(envelope[quantity], _floor(quantity, reference, step))
+            )
             found.append(Deviation(quantity, step, measure(seen, reference, step), allowed))
     return found
+
+
+def is_half(run: Seen) -> bool:
+    """Return whether a run computes in a type of which two roundings are near a per cent."""
+    return run.facts.epsilon > _HALF
 
 
 def begin_alike(reference: Seen, control: Seen) -> bool:
@@ -124,6 +135,10 @@ MEASURES: Mapping[str, Measure] = {
     "update": lambda one, other, step: relative(one.update(step), other.update(step)),
     "parameters": lambda one, other, step: relative(one.parameters(step), other.parameters(step)),
 }
+
+
+_SUMS = ("loss", "gradient norm")
+"""Of many elements, each rounded for itself: they are off by less than the elements."""
 
 
 def _number(value: float) -> Vector:

@@ -99,6 +99,42 @@ def test_a_gradient_that_is_summed_is_no_rounding_of_a_half_type(epsilon):
     assert causes_of(run(2, facts=half, change=scaled(2))) == ["sum-not-mean"]
 
 
+@pytest.fixture
+def half():
+    """Returns the causes found in a run in bfloat16."""
+    epsilon = 2.0**-7
+
+    def facts(_):
+        return {"epsilon": epsilon, "parameter_epsilon": 1e-7}
+
+    def causes_of(**how):
+        reference, control = run(facts=facts), run(facts=facts, jitter=2 * epsilon)
+        return [one.cause for one in causes(Case(reference, run(2, facts=facts, **how), control))]
+
+    return causes_of
+
+
+def test_a_small_scale_is_no_rounding_of_a_half_type_before_the_first_update(half):
+    assert half(change=scaled(1.005)) == []
+    assert half(change=scaled(1.03)) == ["gradient-scale"]
+    assert half(change=lambda rank, step: scaled(1.03)(rank, step) if step.index else step) == []
+
+
+def test_a_sample_less_is_found_where_a_half_type_hides_what_it_changes(half):
+    def fewer(rank, samples):
+        return samples[rank::2][:-1] if rank and len(samples) < BATCH else samples[rank::2]
+
+    def keyless(rank, samples):
+        return [key + 0.5 for key in fewer(rank, samples)]
+
+    def change(_, step):
+        return scaled(1.05)(_, step) if step.index == 4 else step
+
+    assert half(change=change, share=fewer) == ["samples-left-out"]
+    assert half(share=fewer) == []  # nothing is computed from the one that is missing
+    assert half(change=change, share=keyless) == []  # and these need not be samples
+
+
 def test_a_schedule_that_is_N_times_as_fast_is_found_where_a_step_of_it_is_small():
     def slow(step, times=1):
         return replace(step, learning_rates=[0.1 * (1 - 1e-6 * step.index * times)])
