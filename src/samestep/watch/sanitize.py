@@ -4,21 +4,18 @@ Nothing of the script is changed: its ranks meet once more, over a group of thei
 meaningless ends it; what is probably not meant is said once.
 """
 
-import functools
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from samestep.replicas.fingerprint import fingerprint
 from samestep.watch.alike import Moment, check, suspicions
-from samestep.watch.events import parameters_of
+from samestep.watch.events import Listener, heard_by, parameters_of
 from samestep.watch.inputs import random_digest, rows_of
 from samestep.watch.side import Side, beside
 from samestep.watch.where import line_here
@@ -26,44 +23,46 @@ from samestep.watch.where import line_here
 BACKWARD, STEP = "backward", "optimizer step"
 
 
-class Sanitizer:
+class Sanitizer(Listener):
     """Compares this rank with the others.
 
     Args:
         side: the ranks.
+        native: whether the ranks are the script's own; copies of a serial one have the same samples and
+            random numbers.
         say: told what is probably not meant, on rank 0.
     """
 
-    def __init__(self, side: Side, say: Callable[[str], None]) -> None:
-        self._side, self._say = side, say
+    def __init__(self, side: Side, *, native: bool, say: Callable[[str], None]) -> None:
+        self._side, self._native, self._say = side, native, say
         self._counts = {BACKWARD: 0, STEP: 0}
         self._said: set[str] = set()
         self._samples: tuple[int, ...] = ()
         self._stream = 0
         self._model = ""
         self._broken_gradient = False
-        self._depth = 0
 
-    def backward(self, roots: Any) -> None:
-        """Meet the others before a backward from `roots`."""
-        tensors = [roots] if isinstance(roots, Tensor) else list(roots)
+    @contextmanager
+    def backward(self, losses: Sequence[Tensor]) -> Iterator[None]:
+        """Meet the others before a backward."""
         self._meet(
             BACKWARD,
-            broken=any(_is_broken(tensor) for tensor in tensors),
+            broken=any(_is_broken(one) for one in losses),
             samples=self._samples,
             stream=self._stream,
             model=self._model,
         )
         self._samples, self._stream, self._model = (), 0, ""
+        yield
 
-    def before_step(self, optimizer: Optimizer, *_: Any) -> None:
+    def before_step(self, optimizer: Optimizer) -> None:
         """Look at the gradients that an optimizer is about to use."""
         self._broken_gradient = any(
             one.grad is not None and not one.grad.is_sparse and _is_broken(one.grad)
             for one in parameters_of(optimizer)
         )
 
-    def after_step(self, optimizer: Optimizer, *_: Any) -> None:
+    def after_step(self, optimizer: Optimizer) -> None:
         """Meet the others after the step of an optimizer."""
         if self._side.size == 1:
             return
@@ -75,22 +74,19 @@ class Sanitizer:
             shapes=tuple(tuple(one.shape) for one in whole),
         )
 
-    def call(self, forward: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Call a module; where the script itself does, note what it is trained on and whether it draws."""
-        first = next(module.parameters(), None) if self._depth == 0 else None
-        if first is None or not (module.training and torch.is_grad_enabled()):
-            return forward(module, *args, **kwargs)
-        self._depth += 1
-        try:
-            before = random_digest(first.device)
-            self._samples += rows_of([*args, *kwargs.values()])
-            self._model = self._model or f"{type(module).__name__} at {line_here()}"
-            result = forward(module, *args, **kwargs)
-            if not self._stream and random_digest(first.device) != before:
-                self._stream = before
-        finally:
-            self._depth -= 1
-        return result
+    @contextmanager
+    def call(self, module: nn.Module, given: Sequence[Any], *, is_training: bool) -> Iterator[None]:
+        """Note what a module is trained on, and whether it draws."""
+        if not (self._native and is_training):
+            yield
+            return
+        device = next(module.parameters()).device
+        before = random_digest(device)
+        self._samples += rows_of(given)
+        self._model = self._model or f"{type(module).__name__} at {line_here()}"
+        yield
+        if not self._stream and random_digest(device) != before:
+            self._stream = before
 
     def _meet(self, kind: str, **told: Any) -> None:
         self._counts[kind] += 1
@@ -115,38 +111,8 @@ def sanitizing(*, native: bool) -> Iterator[None]:
             random numbers.
     """
     side = Side()
-    sanitizer = Sanitizer(side, _tell)
-    with ExitStack() as stack:
-        stack.enter_context(beside(side))
-        for hook in (
-            register_optimizer_step_pre_hook(sanitizer.before_step),
-            register_optimizer_step_post_hook(sanitizer.after_step),
-        ):
-            stack.callback(hook.remove)
-        stack.enter_context(patch.object(torch.autograd, "backward", _met_before(sanitizer)))
-        if native:
-            stack.enter_context(patch.object(nn.Module, "__call__", _noted(sanitizer)))
+    with beside(side), heard_by(Sanitizer(side, native=native, say=_tell)):
         yield
-
-
-def _met_before(sanitizer: Sanitizer) -> Callable[..., None]:
-    original = torch.autograd.backward
-
-    @functools.wraps(original)
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        sanitizer.backward(tensors)
-        original(tensors, *args, **kwargs)
-
-    return backward
-
-
-def _noted(sanitizer: Sanitizer) -> Callable[..., Any]:
-    original: Callable[..., Any] = nn.Module.__call__
-
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return sanitizer.call(original, module, args, kwargs)
-
-    return call
 
 
 def _is_broken(tensor: Tensor) -> bool:
