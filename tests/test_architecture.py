@@ -66,7 +66,7 @@ def test_a_name_that_is_not_public_is_an_attribute_error():
     "folder", sorted(path.parent for path in SOURCE.rglob("__init__.py")), ids=lambda p: p.name
 )
 def test_a_folder_is_one_sentence(folder):
-    if folder == SOURCE:
+    if folder in (SOURCE, SOURCE / "testing"):  # which a user imports from
         return
     tree = ast.parse((folder / "__init__.py").read_text())
 

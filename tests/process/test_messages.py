@@ -1,4 +1,4 @@
-"""Messages between processes: in both directions at once, and ranks that wait for each other."""
+"""Messages between processes: both ways at once, with gaps in memory, and ranks that wait for each other."""
 
 import pytest
 import torch
@@ -41,3 +41,33 @@ def test_sends_against_each_other_are_named(processes):
         processes.run(against_each_other, 3)
     for rank in range(3):
         assert f"rank {rank} sends to rank {(rank + 1) % 3}" in str(told.value)
+
+
+def strided(world):
+    """Return what columns of a matrix hold after each call; those between them must not change."""
+    me, found = world.place.rank, []
+
+    def columns():
+        matrix = torch.arange(12.0).view(3, 4) + 100 * me
+        return matrix, matrix[:, ::2]
+
+    def one_way(part):
+        world.send(part, to=1) if me == 0 else world.receive(part, source=0)
+
+    for call in (world.all_reduce, lambda part: world.broadcast(part, source=1), one_way):
+        matrix, part = columns()
+        call(part)
+        untouched = torch.equal(matrix[:, 1::2], columns()[0][:, 1::2])
+        found.append((part.flatten().tolist(), untouched))
+    matrix, part = columns()
+    world.all_reduce_later(part).wait()
+    found.append((part.flatten().tolist(), True))
+    return found
+
+
+def test_tensors_with_gaps_are_exchanged_in_place(processes):
+    columns = torch.arange(12.0).view(3, 4)[:, ::2].flatten()
+    summed, first, second = (2 * columns + 100).tolist(), columns.tolist(), (columns + 100).tolist()
+
+    for found in processes.run(strided, 2):
+        assert found == [(summed, True), (second, True), (first, True), (summed, True)]

@@ -1,6 +1,7 @@
 """A world over torch.distributed's default process group: ranks as real processes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -66,13 +67,13 @@ class ProcessGroupWorld(DerivedWorld):
 
     def send(self, tensor: Tensor, *, to: int) -> None:
         """See `World.send`."""
-        work = dist.isend(tensor, dst=to)
+        work = dist.isend(tensor.detach().contiguous(), dst=to)
         self._wait(work, doing="sends to", peer=to)
 
     def receive(self, tensor: Tensor, *, source: int) -> None:
         """See `World.receive`."""
-        work = dist.irecv(tensor, src=source)
-        self._wait(work, doing="receives from", peer=source)
+        with _as_contiguous(tensor) as own:
+            self._wait(dist.irecv(own, src=source), doing="receives from", peer=source)
 
     def exchange(
         self, send: Tensor | None, receive: Tensor | None, *, to: int | None = None, source: int | None = None
@@ -89,18 +90,23 @@ class ProcessGroupWorld(DerivedWorld):
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """See `World.all_reduce`."""
         refuse(op, tensor.dtype)
-        dist.all_reduce(tensor, op=_OPS[op])
-        if op == "mean":
-            tensor.detach().div_(self.place.size)
+        with _as_contiguous(tensor) as own:
+            dist.all_reduce(own, op=_OPS[op])
+            if op == "mean":
+                own.div_(self.place.size)
 
     def all_reduce_later(self, tensor: Tensor) -> Pending:
         """See `World.all_reduce_later`."""
+        if not tensor.is_contiguous():
+            self.all_reduce(tensor)
+            return NothingPending()
         work: Pending = dist.all_reduce(tensor, async_op=True)
         return work
 
     def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
         """See `World.broadcast`."""
-        dist.broadcast(tensor, src=source)
+        with _as_contiguous(tensor) as own:
+            dist.broadcast(own, src=source)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """See `World.all_gather`."""
@@ -139,6 +145,15 @@ class ProcessGroupWorld(DerivedWorld):
 
     def _object_device(self) -> torch.device | None:
         return self.device if dist.get_backend() == "nccl" else None
+
+
+@contextmanager
+def _as_contiguous(tensor: Tensor) -> Iterator[Tensor]:
+    """Give what may be changed in a tensor's place: Gloo takes any memory for contiguous."""
+    own = tensor.detach().contiguous()
+    yield own
+    if own.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(own)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

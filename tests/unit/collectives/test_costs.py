@@ -1,6 +1,8 @@
 """The cost models say what one finds by walking the schedules: steps, bytes on the way, bytes sent."""
 
+import re
 from collections import defaultdict, deque
+from pathlib import Path
 
 import pytest
 
@@ -119,3 +121,10 @@ def test_a_schedule_from_another_root_is_the_same_with_other_numbers():
     hops = seen_from(2, 3, scatter.schedule(0, 3), chunks_too=True)
 
     assert [(hop.to, hop.send) for hop in hops] == [(1, (1,)), (0, (0,))]
+
+
+def test_the_documentation_lists_all_algorithms_and_no_other():
+    page = (Path(__file__).parents[3] / "docs" / "collectives" / "index.md").read_text()
+    rows = re.findall(r"^\| ([a-z-]+) \| \[?`(\w+)`", page, re.MULTILINE)
+
+    assert {(collective.replace("-", "_"), name) for collective, name in rows} == set(SCHEDULES)

@@ -1,0 +1,111 @@
+"""The tensors that a collective is tried with, and what should come of them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from samestep.world.operation import Op
+
+ODD = (7,)
+SHAPES = ((1,), (3, 5))
+COUNTED = (3 * 16384 + 5,)
+"""Elements of the tensor whose bytes are counted: what is sent besides is small against it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One call of a collective on all ranks.
+
+    Args:
+        inputs: each rank's tensor.
+        root: the rank that others send to, or receive from.
+        op: what to reduce with.
+        strided: whether the function gets tensors that are not contiguous.
+        counted: whether the bytes that ranks send are looked at.
+    """
+
+    inputs: tuple[Tensor, ...]
+    root: int = 0
+    op: Op = "sum"
+    strided: bool = False
+    counted: bool = False
+
+    def input(self, rank: int) -> Tensor:
+        """Return a tensor of a rank's that may be changed."""
+        own = self.inputs[rank]
+        return torch.stack([own, own], dim=-1)[..., 1] if self.strided else own.clone()
+
+    def describe(self, *, reduces: bool, rooted: bool) -> str:
+        """Return what the call is, in words."""
+        first = self.inputs[0]
+        return " ".join(
+            [f"{self.op} of"] * reduces
+            + [str(first.dtype).removeprefix("torch."), str(list(first.shape))]
+            + ["(not contiguous)"] * self.strided
+            + [f"root {self.root}"] * rooted
+        )
+
+
+def cases(
+    size: int, *, ops: Sequence[Op], dtypes: Sequence[torch.dtype], roots: Sequence[int], rows: bool
+) -> Iterator[Case]:
+    """Yield the calls that a collective is tried with.
+
+    Args:
+        size: number of ranks.
+        ops: what to reduce with.
+        dtypes: of the tensors; the first one is tried with all roots and shapes.
+        roots: ranks that others send to, or receive from.
+        rows: whether tensors have one row for each rank.
+    """
+    head = (size,) if rows else ()
+
+    def inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+        return tuple(drawn(rank, (*head, *shape), dtype) for rank in range(size))
+
+    op, dtype = ops[0], dtypes[0]
+    counted = (COUNTED[0] // size,) if rows else COUNTED
+    yield Case(inputs=inputs(counted, dtype), op=op, root=roots[0], counted=True)
+    for op in ops:
+        for dtype in dtypes:
+            if op != "mean" or dtype.is_floating_point:
+                yield Case(inputs=inputs(ODD, dtype), op=op, root=roots[-1])
+    op, dtype = ops[0], dtypes[0]
+    for root in roots[:-1]:
+        yield Case(inputs=inputs(ODD, dtype), op=op, root=root)
+    for shape in SHAPES:
+        yield Case(inputs=inputs(shape, dtype), op=op, root=roots[0])
+    yield Case(inputs=inputs((3, 5), dtype), op=op, root=roots[0], strided=True)
+
+
+def drawn(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return a rank's numbers: floats of all sizes, whose sum depends on the order, or small integers."""
+    generator = torch.Generator().manual_seed(1000 + rank)
+    if dtype.is_floating_point:
+        return (torch.randn(shape, generator=generator, dtype=torch.float64) + rank + 1).to(dtype)
+    return torch.randint(1, 4, shape, generator=generator).to(dtype)
+
+
+def reduced(inputs: Sequence[Tensor], op: Op) -> Tensor:
+    """Return the reduction of all tensors, in float64; that of integers in int64."""
+    kind = torch.float64 if inputs[0].dtype.is_floating_point else torch.int64
+    stack = torch.stack([each.to(kind) for each in inputs])
+    if op == "mean":
+        return stack.mean(0)
+    if op == "product":
+        return stack.prod(0)
+    return stack.sum(0) if op == "sum" else stack.amin(0) if op == "min" else stack.amax(0)
+
+
+def tolerance(inputs: Sequence[Tensor], op: Op) -> Tensor | float:
+    """Return how far a reduction may be from the exact one, in whatever order it is made."""
+    dtype = inputs[0].dtype
+    if op in ("min", "max") or not dtype.is_floating_point:
+        return 0.0
+    size, eps = len(inputs), torch.finfo(dtype).eps
+    if op == "product":
+        return reduced(inputs, op).abs() * (size * eps)
+    total = torch.stack([each.double().abs() for each in inputs]).sum(0)
+    return total * ((size + 1) * eps / (size if op == "mean" else 1))

@@ -1,0 +1,188 @@
+"""Runs a function on all ranks, as threads or as processes, and tells what came of it on each."""
+
+import multiprocessing
+import pickle
+import platform
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from linecache import getline
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from samestep.base.place import Place
+from samestep.world.process_group import ProcessGroupWorld
+from samestep.world.solo import SoloWorld
+from samestep.world.threads import run_ranks
+from samestep.world.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a task on one rank.
+
+    Args:
+        value: what it returned.
+        error: what it raised, in words; empty if it did not.
+        stuck: where it was when its time was up; empty if it ended.
+    """
+
+    value: Any = None
+    error: str = ""
+    stuck: str = ""
+
+
+Task = Callable[[World], Any]
+_LIBRARIES = (
+    str(Path(__file__).parents[1]),
+    str(Path(torch.__file__).parent),
+    str(Path(threading.__file__).parent / "threading.py"),
+)
+
+
+def on_threads(task: Task, size: int, *, timeout_s: float) -> list[Outcome]:
+    """Return what comes of a task on `size` ranks that are threads."""
+    outcomes = [Outcome()] * size
+    threads: dict[int, int] = {}
+
+    def rank_main(world: World) -> None:
+        rank = world.place.rank
+        threads[rank] = threading.get_ident()
+        outcomes[rank] = _tried(task, world)
+        if outcomes[rank].error:
+            raise _Told(outcomes[rank].error)
+
+    def main() -> None:
+        with suppress(_Told):
+            run_ranks(rank_main, size, timeout_s=timeout_s) if size > 1 else rank_main(SoloWorld())
+
+    runner = threading.Thread(target=main, name="ranks", daemon=True)
+    runner.start()
+    runner.join(2 * timeout_s)
+    if not runner.is_alive():
+        return outcomes
+    frames = sys._current_frames()  # noqa: SLF001 - the one way to see other threads
+    return [
+        Outcome(stuck=_where(frames[threads[rank]])) if threads.get(rank) in frames else outcome
+        for rank, outcome in enumerate(outcomes)
+    ]
+
+
+class _Told(Exception):  # noqa: N818 - no error of this module's
+    """Ends a rank whose error is known."""
+
+
+def on_processes(tasks: Sequence[Task], size: int, *, timeout_s: float) -> list[list[Outcome]]:
+    """Return what comes of tasks, one after another, on `size` ranks that are processes with a Gloo group.
+
+    After a task that fails on some rank no other follows.
+    """
+    context: Any = multiprocessing.get_context("fork" if platform.system() == "Linux" else "spawn")
+    with tempfile.TemporaryDirectory(prefix="samestep-testing-") as folder:
+        store, ranks = Path(folder) / "store", []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(theirs, tasks, rank, size, store, timeout_s), daemon=True
+            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that this process has threads: the ranks use none of them
+                process.start()
+            theirs.close()
+            ranks.append((process, ours))
+        try:
+            return _collected([pipe for _, pipe in ranks], len(tasks), timeout_s)
+        finally:
+            for process, pipe in ranks:
+                pipe.close()
+                process.kill()
+                process.join()
+                process.close()
+
+
+def _collected(pipes: list[Connection], tasks: int, timeout_s: float) -> list[list[Outcome]]:
+    found: list[list[Outcome]] = []
+    first_s = 60.0  # to start, and to find each other
+    for _ in range(tasks):
+        outcomes: list[Outcome | None] = [None] * len(pipes)
+        deadline = time.monotonic() + timeout_s + 5.0 + first_s
+        first_s = 0.0
+        while None in outcomes and time.monotonic() < deadline:
+            waiting = [pipe for pipe, outcome in zip(pipes, outcomes, strict=True) if outcome is None]
+            for pipe in wait(waiting, max(0.0, deadline - time.monotonic())):
+                outcomes[pipes.index(pipe)] = _received(pipe)  # type: ignore[arg-type]
+        found.append([outcome or Outcome(stuck="no answer") for outcome in outcomes])
+        if any(outcome.error or outcome.stuck for outcome in found[-1]):
+            break
+    return found
+
+
+def _received(pipe: Connection) -> Outcome:
+    try:
+        outcome: Outcome = pickle.loads(pipe.recv_bytes())  # noqa: S301 - from a child of this process
+    except (EOFError, ConnectionError):
+        return Outcome(error="the process died")
+    return outcome
+
+
+def _serve(
+    pipe: Connection, tasks: Sequence[Task], rank: int, size: int, store: Path, timeout_s: float
+) -> None:
+    """Be one rank."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=600)
+    )
+    place = Place(rank=rank, size=size, local_rank=rank, local_size=size, launcher="testing")
+    world = ProcessGroupWorld(place, torch.device("cpu"))
+    main = threading.get_ident()
+    for task in tasks:
+
+        def tell_where() -> None:
+            frame = sys._current_frames()[main]  # noqa: SLF001 - the one way to see other threads
+            pipe.send_bytes(pickle.dumps(Outcome(stuck=_where(frame))))
+
+        alarm = threading.Timer(timeout_s, tell_where)
+        alarm.start()
+        outcome = _tried(task, world)
+        alarm.cancel()
+        pipe.send_bytes(pickle.dumps(outcome))
+
+
+def _tried(task: Task, world: World) -> Outcome:
+    try:
+        return Outcome(value=task(world))
+    except Exception as error:  # noqa: BLE001 - told to who asked for it
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if not _is_library(frame.filename)]
+        at = f" at {own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else ""
+        return Outcome(error=f"{type(error).__name__}: {error}{at}")
+
+
+def _where(frame: FrameType | None) -> str:
+    """Return the innermost line that is neither samestep's, torch's nor Python's, and what it calls."""
+    called = ""
+    while frame is not None and _is_library(frame.f_code.co_filename):
+        if "/torch/distributed/" in frame.f_code.co_filename and frame.f_code.co_name != "wrapper":
+            called = f"in {frame.f_code.co_name} "
+        frame = frame.f_back
+    if frame is None:
+        return called.strip() or "outside of it"
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    return f"{called}at {file}:{line}: {getline(file, line).strip()}"
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith(("<", *_LIBRARIES))
