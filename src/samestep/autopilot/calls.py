@@ -12,6 +12,14 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from samestep.autopilot.account import Account, calling_site
+from samestep.autopilot.conditions import (
+    Attributes,
+    changed,
+    hooked,
+    plain_arguments,
+    plain_attributes,
+    without,
+)
 from samestep.autopilot.cut import Cut
 from samestep.autopilot.gradients import Gradients, leaves_of
 from samestep.autopilot.memory import never_tried_again
@@ -22,7 +30,7 @@ from samestep.autopilot.recomputed import is_within_slice
 from samestep.autopilot.sides import cut_again, leave, outcome, put_together
 from samestep.autopilot.slicing import Slicing
 from samestep.autopilot.trial import FEWER, Forward, Trial, split
-from samestep.base.errors import OutOfStep
+from samestep.base.errors import OutOfStep, UsageError
 from samestep.watch.drawn import Drawn
 from samestep.watch.tree import leaves
 from samestep.world.world import World
@@ -30,6 +38,9 @@ from samestep.world.world import World
 Kind: TypeAlias = tuple[Any, ...]
 _calls: ContextVar["Calls | None"] = ContextVar("samestep_calls", default=None)
 
+
+STATES = 8
+"""Conditions under which calls of one kind are proved: flags, numbers, texts, of arguments and module."""
 
 TRIALS = 3
 """Sizes of calls of one kind that are tried before the kind stays whole for good."""
@@ -59,6 +70,8 @@ class Calls:
         self._inside = False
         self._plans: WeakKeyDictionary[nn.Module, dict[Kind, SplitPlan | None]] = WeakKeyDictionary()
         self._looked: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+        self._states: WeakKeyDictionary[nn.Module, dict[Kind, list[Any]]] = WeakKeyDictionary()
+        self._counted: WeakKeyDictionary[nn.Module, set[tuple[int, str]]] = WeakKeyDictionary()
         self._tried: WeakKeyDictionary[nn.Module, dict[Kind, set[Any]]] = WeakKeyDictionary()
 
     def __call__(
@@ -78,7 +91,8 @@ class Calls:
             self._inside = False
 
     def _shared(self, forward: Forward, module: nn.Module, given: Given) -> Any:
-        kind = (module.training, torch.is_grad_enabled(), _autocast(self._world.device), given.form())
+        plain = plain_attributes(module)
+        kind = self._kind(module, given, plain)
         plans = self._plans.setdefault(module, {})
         what = f"{type(module).__name__} at {calling_site()}"
         if not any(max(tensor.shape[:2]) >= self._world.place.size for _, tensor in given.tensors()):
@@ -88,6 +102,7 @@ class Calls:
         if plans.get(kind) is None and self._may_try(module, kind, given):
             trial = Trial(forward, module, given, self._world)
             verdict = trial.run()
+            kind = self._without_own(module, given, plain, kind)
             plans[kind] = verdict.plan
             if verdict.plan is None:
                 self._account.reasons[what] = verdict.why
@@ -98,10 +113,35 @@ class Calls:
                 trial.take_back()
                 return self._followed(self._made(forward, module, given, verdict.plan, what), given)
         plan = plans.get(kind)
+        hook = hooked(module)
+        if plan is not None and hook is not None:  # it was put there after the trial
+            plan, self._account.reasons[what] = None, f"a hook on {hook} would see slices"
         if plan is None:
             self._account.note_whole(what, self._account.reasons.get(what, ""))
             return forward(module, *given.args, **given.kwargs)
         return self._made(forward, module, given, plan, what)
+
+    def _kind(self, module: nn.Module, given: Given, plain: Attributes) -> Kind:
+        """Return what a call is of, and under which conditions; past some, as under the last, or whole."""
+        form = (module.training, torch.is_grad_enabled(), _autocast(self._world.device), given.form())
+        state = (plain_arguments(given), without(plain, self._counted.get(module, ())))
+        known = self._states.setdefault(module, {}).setdefault(form, [])
+        if state not in known:
+            if len(known) < STATES:
+                known.append(state)
+            else:
+                plans = self._plans.get(module, {})
+                state = next((one for one in known if plans.get((form, one)) is None), known[-1])
+        return form, state
+
+    def _without_own(self, module: nn.Module, given: Given, plain: Attributes, kind: Kind) -> Kind:
+        """Return the kind without what the call itself has changed, which tells nothing of the next."""
+        own = changed(plain, plain_attributes(module)).keys()
+        if not own:
+            return kind
+        self._counted.setdefault(module, set()).update(own)
+        self._states[module][kind[0]].remove(kind[1])
+        return self._kind(module, given, plain)
 
     def _made(self, forward: Forward, module: nn.Module, given: Given, plan: SplitPlan, what: str) -> Any:
         """Make a call by its plan, if there are enough samples."""
@@ -183,11 +223,22 @@ def outermost_calls() -> Iterator[None]:
         calls = _calls.get()
         return original(module, *args, **kwargs) if calls is None else calls(original, module, args, kwargs)
 
+    hook_on = Tensor.register_hook
+
+    def register_hook(tensor: Tensor, hook: Callable[..., Any]) -> Any:
+        if is_within_slice():
+            raise UsageError(
+                "a hook on a tensor within a call that is shared out would see a slice: run it with -n 1"
+            )
+        return hook_on(tensor, hook)  # type: ignore[no-untyped-call]
+
     nn.Module.__call__ = call  # type: ignore[method-assign]
+    Tensor.register_hook = register_hook  # type: ignore[method-assign]
     try:
         yield
     finally:
         nn.Module.__call__ = original  # type: ignore[method-assign]
+        Tensor.register_hook = hook_on  # type: ignore[method-assign]
         counting.remove()
 
 

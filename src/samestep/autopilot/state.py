@@ -35,6 +35,8 @@ class Changeable:
         """Make all of it as it was."""
         for module, attributes, buffers, parameters in self._attributes:
             _refill(vars(module), attributes)
+            if isinstance(module, torch.jit.ScriptModule):
+                continue  # its tensors stay the same objects: there is nothing to put back but their values
             _refill(module._buffers, buffers)  # noqa: SLF001
             _refill(module._parameters, parameters)  # noqa: SLF001
         for container, contents in self._containers:

@@ -21,6 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from samestep.autopilot.account import is_users
+from samestep.autopilot.conditions import (
+    Attributes,
+    changed,
+    hooked,
+    left_behind,
+    returned_number,
+    told_of_slice,
+)
 from samestep.autopilot.cut import Cut
 from samestep.autopilot.declared import declared_dims
 from samestep.autopilot.draws import GlobalDraws
@@ -60,6 +68,10 @@ class _Whole:
     sides: tuple[Side, ...]
     buffers: Mapping[str, Tensor]
     drawn: Drawn
+    returned: Any
+    """The outputs as they were given."""
+    left: Attributes
+    """What it left beside tensors."""
 
 
 class Trial:
@@ -76,23 +88,27 @@ class Trial:
         self._forward, self._module, self._given, self._world = forward, module, given, world
         self._before = Changeable(module)
         self._drawn = Drawn.now(world.device)
+        self._left = left_behind(module)
         self._is_writing = False
 
     def run(self) -> Verdict:
         """Try all ways; leave the module and the generators as the way that was right does, or as before."""
-        hooked = next((name for name, one in self._module.named_modules() if one._forward_hooks), None)  # noqa: SLF001
-        if hooked is not None:
-            return Verdict(None, None, f"a hook on {hooked or 'it'} would see slices")
+        hook = hooked(self._module)
+        if hook is not None:
+            return Verdict(None, None, f"a hook on {hook} would see slices")
         whole = self._whole()
         if self._is_writing:
             self.take_back()
             return Verdict(None, None, "it writes into what it is given")
         reasons = []
         for dims in self._ways():
-            self.take_back()
-            found = self._split(dims, whole)
-            if isinstance(found, Verdict):
-                return found
+            found = self._refuted_awake(dims)
+            if not found:
+                self.take_back()
+                tried = self._split(dims, whole)
+                if isinstance(tried, Verdict):
+                    return tried
+                found = tried
             reasons.append(found)
         self.take_back()
         first = next((tensor.size(0) for _, tensor in self._given.tensors()), 0)
@@ -122,12 +138,40 @@ class Trial:
         ):
             warnings.simplefilter("ignore")  # the split call will say it, if it is so there too
             given = self._given.copied()
-            outputs = self._forward(self._module, *given.args, **given.kwargs)
+            returned = self._forward(self._module, *given.args, **given.kwargs)
             self._is_writing = not given.same(self._given)
         sides = tuple(self._before.left())
-        found = leaves(outcome(self._module, outputs, sides))
+        found = leaves(outcome(self._module, returned, sides))
         outputs = {path: tensor.detach().clone() for path, tensor in found}
-        return _Whole(outputs, sides, self._before.buffers(), Drawn.now(self._world.device))
+        left = changed(self._left, left_behind(self._module))
+        drawn = Drawn.now(self._world.device)
+        return _Whole(outputs, sides, self._before.buffers(), drawn, returned, left)
+
+    def _refuted_awake(self, dims: Dims) -> str:
+        """Return what is wrong with a way once no weight is zero; nothing where none is.
+
+        Weights that begin as zeros hide what stands before them: both ways give the same zeros.
+        """
+        asleep = [
+            parameter
+            for name, parameter in self._module.named_parameters()
+            if not name.endswith("bias") and parameter.numel() and not parameter.detach().any()
+        ]
+        if not asleep:
+            return ""
+        own = torch.Generator().manual_seed(0)
+        self.take_back()
+        try:
+            for parameter in asleep:  # .data: a graph that an earlier call has left is not told
+                noise = torch.randn(parameter.shape, generator=own, dtype=torch.float64) * 0.1
+                parameter.data.copy_(noise)
+            whole = self._whole()
+            self.take_back()
+            found = self._split(dims, whole)
+        finally:
+            for parameter in asleep:
+                parameter.data.zero_()
+        return found if isinstance(found, str) else ""
 
     def _split(self, dims: Dims, whole: _Whole) -> Verdict | str:
         """Return the verdict if the split call is the whole one, else what is wrong with it."""
@@ -155,6 +199,9 @@ class Trial:
             parts.keys() == whole.outputs.keys() and self._before.left().keys() <= set(plan.sides)
         ):
             return "its outputs have another structure"
+        number = self._number_of_slice(whole, outputs, cut.total)
+        if number:
+            return number
         joints: dict[Path, Joint] = {}
         together: dict[Path, Tensor] = {}
         for path, part in parts.items():
@@ -170,6 +217,16 @@ class Trial:
         result, left = mapped(value, lambda path, _: together[path])
         leave(self._module, left)
         return Verdict(replace(plan, joints=joints), result)
+
+    def _number_of_slice(self, whole: _Whole, outputs: Any, total: int) -> str:
+        """Return which number beside the tensors may be a slice's, on any rank; nothing if none may."""
+        place = returned_number(whole.returned, outputs, total)
+        if not self._agreed(place is None):
+            return f"its output{place or ''} is a number, which a slice may make otherwise"
+        name = told_of_slice(whole.left, changed(self._left, left_behind(self._module)), total)
+        if not self._agreed(name is None):
+            return f"it keeps a number, which a slice may make otherwise ({name or 'on another worker'})"
+        return ""
 
     def _joint(self, whole: Tensor, part: Tensor, cut: Cut) -> tuple[Joint, Tensor] | None:
         possible = list(joints_for(whole, part, cut))

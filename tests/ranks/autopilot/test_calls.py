@@ -101,6 +101,76 @@ class WritesInput(Plain):
         return super().forward(x.mul_(2))
 
 
+class HidesBehindZeros(Net):
+    """Compares samples; its last weights begin as zeros, so that the first outputs do not show it."""
+
+    def forward(self, x):
+        h = self.one(x)
+        return self.two(torch.relu((h - h.mean(0)) / (h.std(0) + 1e-5)))
+
+
+class SwitchesLater(Net):
+    """Compares samples from its second epoch on."""
+
+    epoch = 0
+
+    def forward(self, x):
+        h = torch.relu(self.one(x))
+        return self.two(h - h.mean(0) if self.epoch > 0 else h)
+
+
+class SwitchedByArgument(Net):
+    def forward(self, x, centred):
+        h = torch.relu(self.one(x))
+        return self.two(h - h.mean(0) if centred else h)
+
+
+class GivesAccuracy(Net):
+    def forward(self, x, y):
+        scores = self.two(torch.relu(self.one(x)))
+        return F.cross_entropy(scores, y), (scores.argmax(1) == y + 9).double().mean().item()
+
+
+class CountsSamples(Net):
+    def __init__(self):
+        super().__init__()
+        self.seen = 0
+
+    def forward(self, x):
+        self.seen += len(x)
+        return self.two(torch.relu(self.one(x))) / self.seen
+
+
+class KeepsLosses(Net):
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def forward(self, x):
+        scores = self.two(torch.relu(self.one(x)))
+        self.losses.append(scores.mean().item())
+        return scores * (1 + self.losses[-1])
+
+
+class ClipsWithin(Net):
+    def forward(self, x):
+        h = torch.relu(self.one(x))
+        if h.requires_grad:
+            h.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+        return self.two(h)
+
+
+class CountsCalls(Net):
+    def __init__(self):
+        super().__init__()
+        self.calls, self.tau = 0, 1.0
+
+    def forward(self, x):
+        self.calls += 1
+        self.tau *= 0.99
+        return self.two(torch.relu(self.one(x))) / self.tau
+
+
 def losses_of(model, steps):
     """Train by plain PyTorch; return the loss of each step and the final weights."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -142,18 +212,37 @@ def with_noise_on_inputs(model, number):
     return F.cross_entropy(scores, labels(7, seed=number)) + slope.square().sum()
 
 
+def by_epoch(model, number):
+    model.epoch = number // 2
+    return plain(model, number)
+
+
+def by_argument(model, number):
+    return F.cross_entropy(model(drawn(7, 5, seed=number), number > 1), labels(7, seed=number))
+
+
+def accuracy(model, number):
+    loss, right = model(drawn(8, 5, seed=number), labels(8, seed=number))
+    return loss * (1 + right)
+
+
 SHARED = [
     (Plain, plain),
     (LossInside, loss_inside),
     (TimeFirst, time_first),
     (LeavesPenalty, with_penalty),
     (KeepsState, plain),
+    (CountsCalls, plain),
     (Plain, with_noise_on_inputs),
 ]
 WHOLE = [
     (ComparesSamples, lambda model, number: model(drawn(7, 5, seed=number)).mean(), "is not made of"),
     (FixedSize, plain, "shape '\\[7, 5\\]' is invalid"),
     (WritesInput, plain, "it writes into what it is given"),
+    (GivesAccuracy, accuracy, "its output\\[1\\] is a number"),
+    (CountsSamples, plain, "it keeps a number, .*seen"),
+    (KeepsLosses, plain, "it keeps a number, .*losses"),
+    (ClipsWithin, plain, "a hook on a tensor"),
 ]
 
 
@@ -221,6 +310,68 @@ def test_a_hook_within_would_see_slices():
     ranks = run_ranks(train, 2, hooked, plain)
     assert_serial(hooked, plain, ranks)
     assert list(ranks[0][2].reasons.values()) == ["a hook on one would see slices"]
+
+
+def test_hooks_that_clip_gradients_of_parameters_see_whole_batches():
+    def clipping():
+        model = Plain()
+        for parameter in model.parameters():
+            parameter.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+        return model
+
+    ranks = run_ranks(train, 2, clipping, plain)
+    assert_serial(clipping, plain, ranks)
+    assert list(ranks[0][2].reasons.values()) == ["a hook on one.weight would see slices"]
+
+
+def test_an_optimizer_within_backward_sees_gradients_of_whole_batches():
+    def descend(parameter):
+        parameter.data.sub_(parameter.grad)
+        parameter.grad = None
+
+    def steps(model, number):
+        if number == 0:
+            for one in model.parameters():
+                one.register_post_accumulate_grad_hook(descend)
+        return plain(model, number)
+
+    ranks = run_ranks(train, 2, Plain, steps)
+    assert_serial(Plain, steps, ranks)
+    assert not ranks[0][2].split
+
+
+def test_a_hook_put_there_after_the_first_call_keeps_the_next_whole():
+    def steps(model, number):
+        if number == 2:
+            model.one.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+        return plain(model, number)
+
+    ranks = run_ranks(train, 2, Plain, steps)
+    assert_serial(Plain, steps, ranks)
+    assert (ranks[0][2].split.total(), ranks[0][2].whole.total()) == (2, 2)
+
+
+@pytest.mark.parametrize(("make", "steps"), [(SwitchesLater, by_epoch), (SwitchedByArgument, by_argument)])
+def test_a_call_under_other_conditions_is_proved_anew(make, steps):
+    ranks = run_ranks(train, 2, make, steps)
+    assert_serial(make, steps, ranks)
+    assert (ranks[0][2].split.total(), ranks[0][2].whole.total()) == (2, 2)
+
+
+def test_weights_that_begin_as_zeros_do_not_hide_that_samples_are_compared():
+    def on_each_rank(world):
+        model = weighted(HidesBehindZeros())
+        torch.nn.init.zeros_(model.two.weight)
+        with shared(world) as account:
+            found = losses_of(model, plain)
+        return *found, account, {}
+
+    model = weighted(HidesBehindZeros())
+    torch.nn.init.zeros_(model.two.weight)
+    losses, _ = losses_of(model, plain)
+    for found, _, account, _ in run_ranks(on_each_rank, 2):
+        assert found == pytest.approx(losses, rel=0, abs=1e-12)
+        assert not account.split
 
 
 def test_fewer_samples_than_ranks_stay_whole():
