@@ -92,6 +92,50 @@ def test_all_synchronisers_train_alike_and_leave_equal_bits(processes, size):
             torch.testing.assert_close(states, found["reference"][0], rtol=1e-10, atol=1e-10)
 
 
+def chosen_rank(world, compress):
+    model = network()
+    with replicate(model, world, compress=compress) as replicas:
+        return replicas.sync
+
+
+def test_ranks_of_one_host_go_through_its_memory_unless_told_otherwise(processes):
+    assert processes.run(chosen_rank, 2, None) == ["flat", "flat"]
+    assert processes.run(chosen_rank, 2, "bf16") == ["bucketed", "bucketed"]
+
+
+class Towers(nn.Module):
+    """Two layers whose gradients each fill more than a bucket, and a small one; one or the other is used."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.even, self.odd, self.nobody = (nn.Linear(400, 700) for _ in range(3))
+        self.small = nn.Linear(700, 1)
+
+    def forward(self, inputs, rank):
+        return self.small((self.odd if rank % 2 else self.even)(inputs))
+
+
+def towers_rank(world, sync):
+    model, rank = Towers(), world.place.rank
+    inputs = torch.randn(5, 400, generator=torch.Generator().manual_seed(rank))
+    with replicate(model, world, sync=sync):
+        for _ in range(2):  # the second one finds gradients there
+            model(inputs, rank).square().mean().backward()
+    return gradients(model)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_large_gradients_of_some_ranks_reach_all(processes, size):
+    flat, reference = (processes.run(towers_rank, size, sync) for sync in ("flat", "reference"))
+
+    for found in flat:
+        assert found["nobody.weight"] is None
+        assert found["odd.weight"] is not None
+        assert_equal_gradients(found, reference[0], tolerance=1e-6)
+        assert found["even.weight"].equal(flat[0]["even.weight"])
+
+
 def accumulate_rank(world, sync):
     model, (inputs, weight) = network(), share_of(world, samples(), [4, 3])
     with replicate(model, world, sync=sync) as replicas:

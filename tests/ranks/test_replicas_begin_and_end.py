@@ -78,7 +78,11 @@ def test_models_that_differ_are_refused_on_all_ranks_with_the_first_difference(b
         (nn.Embedding(3, 2, sparse=True), {}, "sparse=False"),
         (nn.Sequential(nn.LazyLinear(3)), {}, "0.weight has no shape yet"),
         (nn.Linear(2, 2, device="meta"), {}, "meta device"),
-        (nn.Linear(2, 2), {"sync": "telepathy"}, "'telepathy': choose one of reference, bucketed, ddp"),
+        (
+            nn.Linear(2, 2),
+            {"sync": "telepathy"},
+            "'telepathy': choose one of auto, reference, bucketed, flat, ddp",
+        ),
         (nn.Linear(2, 2), {"batch_norm": "none"}, "'none': choose one of local, global"),
         (nn.Linear(2, 2), {"bucket_bytes": 0}, "bucket_bytes=0"),
         (nn.Linear(2, 2), {"check_every": -1}, "check_every=-1"),
@@ -98,6 +102,18 @@ def test_ddp_says_that_it_needs_processes():
         assert_untouched(model)
 
     run_ranks(on_rank, 2)
+
+
+def test_flat_says_that_it_needs_the_memory_of_one_host():
+    def on_rank(world):
+        model = network()
+        with pytest.raises(UsageError, match="needs ranks that share the memory of one host"):
+            replicate(model, world, sync="flat")
+        assert_untouched(model)
+        with replicate(model, world) as replicas:
+            return replicas.sync
+
+    assert run_ranks(on_rank, 2) == ["bucketed", "bucketed"]
 
 
 def test_a_model_is_replicated_once():

@@ -24,7 +24,7 @@ from support.replica_cases import (
     two_models_rank,
 )
 
-SYNCS = [name for name in SYNCHRONISERS if name != "ddp"]  # torch's DDP needs processes
+SYNCS = [name for name in SYNCHRONISERS if name not in ("ddp", "flat")]  # these need processes
 TINY = 80  # bytes: a bucket or two per layer
 
 pytestmark = pytest.mark.parametrize("sync", SYNCS)

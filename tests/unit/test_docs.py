@@ -140,7 +140,7 @@ def test_what_the_recipes_set_is_described():
 
 def test_the_synchronisers_are_described():
     assert [row[0].split("`")[1] for row in cells(section("guide/gradients.md", "## Synchronisers"))] == list(
-        dict.fromkeys(["bucketed", *SYNCHRONISERS])
+        dict.fromkeys(["auto", "bucketed", "flat", *SYNCHRONISERS])
     )
 
 

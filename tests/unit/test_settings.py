@@ -37,7 +37,7 @@ def settings(**changes):
             "--compress powersgd .* never recovers from an overflow",
         ),
         ({"weight_decay": float("nan")}, "--weight-decay nan"),
-        ({"sync": "magic"}, "--sync 'magic' is not one of bucketed"),
+        ({"sync": "magic"}, "--sync 'magic' is not one of auto, bucketed"),
         ({"batch_norm": "none"}, "--batch-norm 'none'"),
         ({"optimizer": "adam"}, "--optimizer 'adam'"),
         ({"schedule": "?"}, "--schedule"),

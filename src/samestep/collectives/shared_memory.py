@@ -16,11 +16,11 @@ A half is written again two handovers later: by then every rank has told that it
 """
 
 import mmap
-from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
+from samestep.collectives.arithmetic import COMBINE, finish, wide
 from samestep.collectives.progress import PROGRESS
 from samestep.collectives.semaphores import SIZE, Semaphores
 from samestep.world.operation import Op
@@ -29,12 +29,6 @@ PIECE = 1 << 20
 """Bytes of a piece: two or three of them stay in a processor's own cache."""
 SMALL = 1 << 15
 """Bytes up to which each rank reduces all of a tensor itself."""
-_OPS: Mapping[Op, Callable[..., Tensor]] = {
-    "sum": torch.add,
-    "product": torch.mul,
-    "min": torch.minimum,
-    "max": torch.maximum,
-}
 
 
 def bytes_needed(size: int) -> int:
@@ -147,18 +141,15 @@ def _pieces(tensor: Tensor) -> list[slice]:
 
 def _reduce(parts: list[Tensor], op: Op, out: Tensor) -> None:
     """Reduce in rank order into `out`, which may be one of the parts."""
-    reduce = _OPS[op]
-    is_wide = out.dtype not in (torch.float16, torch.bfloat16)
-    total = out if is_wide and len(parts) == 2 else torch.empty_like(out, dtype=_wide(out[:0]).dtype)
-    reduce(_wide(parts[0]), _wide(parts[1]), out=total)
+    combine = COMBINE[op]
+    summed = wide(out[:0]).dtype
+    total = out if summed is out.dtype and len(parts) == 2 else torch.empty_like(out, dtype=summed)
+    combine(wide(parts[0]), wide(parts[1]), out=total)
     for part in parts[2:]:
-        reduce(total, _wide(part), out=total)
+        combine(total, wide(part), out=total)
+    finish(total, op, len(parts))
     if total is not out:
         out.copy_(total)
-
-
-def _wide(part: Tensor) -> Tensor:
-    return part.float() if part.dtype in (torch.float16, torch.bfloat16) else part
 
 
 def _put_back(flat: Tensor, tensor: Tensor) -> None:

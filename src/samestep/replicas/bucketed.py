@@ -33,6 +33,9 @@ class Bucketed(Synchroniser):
     stayed frozen for a while, whose bucket can never be full.
     """
 
+    in_place = False
+    """Whether large gradients are exchanged where they lie."""
+
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self._lock = threading.Lock()  # gradients of several devices arrive on several threads
@@ -41,7 +44,7 @@ class Bucketed(Synchroniser):
         self._begin()
 
     def _plan(self) -> None:
-        laid = lay_out(self._job)
+        laid = lay_out(self._job, in_place=self.in_place)
         self._buckets = [one.bucket for one in laid]
         self._members = [one.indices for one in laid]
         self._row = {index: row for row, indices in enumerate(self._members) for index in indices}

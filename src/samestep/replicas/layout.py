@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from samestep.replicas.alone import Alone
 from samestep.replicas.bucket import Bucket, kind_of, real
 from samestep.replicas.compress import compressed
 from samestep.replicas.plan import Item, plan_buckets
@@ -24,15 +25,19 @@ class Member:
 class Laid:
     """A bucket and the positions of its parameters."""
 
-    bucket: Bucket
+    bucket: Bucket | Alone
     indices: list[int]
 
 
-def lay_out(job: Job) -> list[Laid]:
+def lay_out(job: Job, *, in_place: bool = False) -> list[Laid]:
     """Return buckets for the parameters that require gradients now, in the order in which they are sent.
 
     At least one. The running statistics of a kind ride in its last bucket, or in one of their own: also where
     gradients are compressed, because statistics are not.
+
+    Args:
+        job: with all parameters.
+        in_place: leave gradients that fill a bucket out of buckets.
     """
     members = [
         Member(index, name, parameter)
@@ -52,7 +57,12 @@ def lay_out(job: Job) -> list[Laid]:
     for row, bucket in enumerate(plan):
         parameters = {member.name: member.parameter for member in bucket}
         kind = kind_of(bucket[0].parameter)
-        content = Bucket(job.world, parameters, kind=kind, passenger=riding.get(row), message=messages[kind])
+        content: Bucket | Alone
+        if in_place and row not in riding and len(bucket) == 1:
+            content = Alone(job.world, bucket[0].name, bucket[0].parameter)
+        else:
+            passenger, message = riding.get(row), messages[kind]
+            content = Bucket(job.world, parameters, kind=kind, passenger=passenger, message=message)
         laid.append(Laid(content, [member.index for member in bucket]))
     alone = [statistics for statistics in job.statistics if statistics.kind not in last]
     laid += [Laid(Bucket(job.world, {}, kind=one.kind, passenger=one), []) for one in alone]

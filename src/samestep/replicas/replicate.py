@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary, finalize, ref
 from torch import Tensor, nn
 
 from samestep.base.errors import UsageError
+from samestep.collectives.one_host import OneHostWorld, on_one_host
 from samestep.replicas.agreement import broadcast_values, refuse_differing, refuse_unfit
 from samestep.replicas.batch_norm import (
     batch_norms,
@@ -22,6 +23,7 @@ from samestep.replicas.bucketed import Bucketed
 from samestep.replicas.compress import check_compression
 from samestep.replicas.ddp import Ddp
 from samestep.replicas.fingerprint import check_alike
+from samestep.replicas.flat import Flat
 from samestep.replicas.plan import MEBIBYTE
 from samestep.replicas.reference import Reference
 from samestep.replicas.running import Norm, average_statistics, by_kind
@@ -31,10 +33,13 @@ from samestep.world.world import World
 
 BatchNormMode: TypeAlias = Literal["local", "global"]
 BATCH_NORM_MODES = ("local", "global")
+AUTO = "auto"
+"""The synchroniser that suits the world."""
 
 SYNCHRONISERS: dict[str, Callable[[Job], Synchroniser]] = {
     "reference": Reference,
     "bucketed": Bucketed,
+    "flat": Flat,
     "ddp": Ddp,
 }
 
@@ -43,7 +48,7 @@ def replicate(
     model: nn.Module,
     world: World | None = None,
     *,
-    sync: str = "bucketed",
+    sync: str = AUTO,
     batch_norm: BatchNormMode = "global",
     compress: str | None = None,
     bucket_bytes: int = 25 * MEBIBYTE,
@@ -63,7 +68,8 @@ def replicate(
     Args:
         model: parameters and buffers on this rank's device, trained by ``backward`` and any optimizer.
         world: the ranks; by default those of the job that was joined here.
-        sync: how gradients travel: ``reference``, ``bucketed`` or ``ddp``.
+        sync: how gradients travel: ``bucketed``, ``flat``, ``reference`` or ``ddp``; ``auto`` is ``flat``
+            where the ranks share the memory of one host and compute on its processors, else ``bucketed``.
         batch_norm: ``global`` takes batch statistics over the global batch, as the serial script does: each
             training forward of such a layer is then an exchange that all ranks take part in. ``local`` takes
             them over each rank's share, which is faster and another training; the running ones are averaged
@@ -78,8 +84,10 @@ def replicate(
         UsageError: unknown names, or a model that cannot be replicated (sparse gradients, no shapes yet).
         OutOfStep: the ranks hold different models; names the first difference.
     """
-    if sync not in SYNCHRONISERS:
-        raise UsageError(f"no synchroniser is called {sync!r}: choose one of {', '.join(SYNCHRONISERS)}")
+    if sync not in (AUTO, *SYNCHRONISERS):
+        raise UsageError(
+            f"no synchroniser is called {sync!r}: choose one of {', '.join((AUTO, *SYNCHRONISERS))}"
+        )
     if batch_norm not in BATCH_NORM_MODES:
         raise UsageError(
             f"no batch norm is called {batch_norm!r}: choose one of {', '.join(BATCH_NORM_MODES)}"
@@ -137,6 +145,7 @@ class Replicas:
         assert model is not None
         if self._world.place.size == 1:
             return
+        self._settle_sync(compress)
         norms, local = batch_norms(model), batch_norm == "local"
         if not local:
             refuse_own_forward(norms)
@@ -158,14 +167,22 @@ class Replicas:
                 statistics=self._statistics,
                 bucket_bytes=bucket_bytes,
                 compress=compress,
-                may_overlap=sync != "ddp" and (local or not norms) and not _has_sync_batch_norm(model),
+                may_overlap=self.sync != "ddp" and (local or not norms) and not _has_sync_batch_norm(model),
                 exchanged=self._exchanged,
             )
-            self._synchroniser = SYNCHRONISERS[sync](job)
+            self._synchroniser = SYNCHRONISERS[self.sync](job)
             self._synchroniser.attach()
             undo.callback(self._synchroniser.detach)
             undo.callback(finalize(model, self._synchroniser.detach).detach)
             self._undo = undo.pop_all()
+
+    def _settle_sync(self, compress: str | None) -> None:
+        """Go through shared memory, where that is asked for or nothing else and it can be."""
+        if self.sync == "flat" or (self.sync == AUTO and compress is None):
+            self._world = on_one_host(self._world)
+        if self.sync == AUTO:
+            near = isinstance(self._world, OneHostWorld) and compress is None
+            self.sync = "flat" if near else "bucketed"
 
     @property
     def exposed_s(self) -> float | None:

@@ -84,10 +84,10 @@ class Settings:
         default=False, about="Images and weights with channels innermost.", panel=_SPEED
     )
     sync: str = option(
-        default="bucketed",
-        about="The gradient synchroniser.",
+        default="auto",
+        about="The gradient synchroniser; auto: flat on the processors of one host, else bucketed.",
         panel=_SPEED,
-        choices=("bucketed", "reference", "ddp"),
+        choices=("auto", "bucketed", "flat", "reference", "ddp"),
     )
     compress: str = option(
         default="none",
@@ -122,7 +122,7 @@ class Settings:
                 f"--batch-size {self.batch_size} does not divide into {self.accumulate} equal micro-batches; "
                 "use an --accumulate that divides it."
             )
-        if self.compress != "none" and self.sync == "reference":
+        if self.compress != "none" and self.sync in ("reference", "flat"):
             raise UsageError(f"--compress {self.compress} needs --sync bucketed or ddp.")
         if self.compress == "powersgd" and self.sync != "ddp":
             raise UsageError("--compress powersgd is torch's, and needs --sync ddp.")
@@ -138,7 +138,7 @@ class Settings:
                 f"--exact {shards}: {micro} samples cannot fill so many logical shards. Use fewer of them, "
                 "or a larger --batch-size."
             )
-        if self.sync != "bucketed" or self.compress != "none":
+        if self.sync != "auto" or self.compress != "none":
             raise UsageError("--exact exchanges gradients in its own way: leave out --sync and --compress.")
 
     def check_workers(self, workers: int) -> None:
