@@ -335,8 +335,10 @@ def _what(decision: Decision) -> str:
     if script.kind == "spawns":
         return f"{target} starts its own workers ({script.evidence}): started once, and left to it"
     if script.kind == "serial":
+        misplaced = " (-n behind it was handed to it: samestep's flags come before)"
+        alone = misplaced if decision.size == 1 and "-n" in decision.job.program.args else ""
         return f"{target} is a serial script" + (
-            "; its models' calls are shared out" if decision.steered else ""
+            "; its models' calls are shared out" if decision.steered else alone
         )
     why = f" ({script.evidence})" if script.evidence else ""
     return f"{target} joins its peers itself{why}: runs as under torchrun"

@@ -94,3 +94,14 @@ def test_one_worker_has_nobody_to_be_compared_with(settled):
     assert watched(settled(NATIVE, TASKS), hang_timeout=60.0, sanitize=True).sanitize
     with pytest.raises(UsageError, match="--sanitize compares the workers"):
         watched(settled(NATIVE, {}, workers=1), hang_timeout=60.0, sanitize=True)
+
+
+def test_a_number_of_workers_behind_a_serial_script_is_pointed_out(tmp_path):
+    (tmp_path / "train.py").write_text("print(1)")
+    job = Job(program=Program(target=str(tmp_path / "train.py"), args=("-n", "2")))
+
+    told = dry_run(decide(job, mode="auto", threads=None, environment={}))
+
+    assert told[-1].endswith(
+        "train.py is a serial script (-n behind it was handed to it: samestep's flags come before)"
+    )
