@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.base.errors import UsageError
+from samestep.collectives.one_host import on_one_host
 from samestep.exact.buffers import Buffers
 from samestep.exact.exchange import total
 from samestep.exact.random import drawing
@@ -90,6 +91,7 @@ class Exact:
         if place.size > 1:
             refuse_differing(self._world, model)
             broadcast_values(self._world, model)
+        self._world = on_one_host(self._world)
         self.model, self.num_shards, self.seed = model, shards, seed
         self.own, self.num_ranks, self.device = (
             share(shards, place.rank, place.size),

@@ -1,0 +1,36 @@
+"""The same bits from real processes, which exchange through the memory they share."""
+
+import functools
+
+import pytest
+import torch
+
+from samestep.models.registry import build
+from samestep.world.solo import SoloWorld
+from support.training import digits, settings, train
+
+
+def train_exact(world, name, precision, optimizer):
+    chosen = settings(epochs=1, batch_size=24, exact=4, precision=precision, optimizer=optimizer, lr=1e-3)
+    make_model = functools.partial(build, name, shape=(1, 8, 8), classes=10)
+    torch.set_num_threads(1)
+    memory = train(world, chosen, make_model, digits(60, 20))
+    return memory.result.weights_sha256
+
+
+@pytest.fixture
+def one_thread():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("name", ["convnet", "resnet18"])
+@pytest.mark.usefixtures("one_thread")
+def test_processes_end_with_the_bits_of_one(processes, name, optimizer, precision):
+    alone = train_exact(SoloWorld(), name, precision, optimizer)
+
+    for size in (2, 3, 4) if name == "convnet" else (3,):
+        assert processes.run(train_exact, size, name, precision, optimizer) == [alone] * size
