@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from samestep.base import env
-from samestep.base.errors import DetectionError
+from samestep.base.errors import DetectionError, PeerLost
 from samestep.base.place import Place
 from samestep.world.blocked import Blocked
 from samestep.world.detect import detect
@@ -28,16 +28,17 @@ _OPS = {
 
 
 class _AllOf:
-    """Several messages under way; `world` knows of them until they have been waited for."""
+    """Messages under way, each with its other rank; `world` knows of them until somebody has waited."""
 
-    def __init__(self, world: "ProcessGroupWorld", works: Sequence[Pending]) -> None:
+    def __init__(self, world: "ProcessGroupWorld", works: Sequence[tuple[Pending, int | None]]) -> None:
         self._world, self._works = world, works
         world.under_way += 1
 
     def wait(self) -> None:
         """See `Pending.wait`."""
-        for work in self._works:
-            work.wait()
+        for work, peer in self._works:
+            with _talking(self._world.place.rank, peer):
+                work.wait()
         self._world.under_way -= bool(self._works)
         self._works = ()
 
@@ -79,13 +80,22 @@ class ProcessGroupWorld(DerivedWorld):
         self, send: Tensor | None, receive: Tensor | None, *, to: int | None = None, source: int | None = None
     ) -> Pending:
         """See `World.exchange`."""
-        wishes = []
+        halves: list[tuple[Any, Tensor, int | None]] = []
         if receive is not None:
-            wishes.append(dist.P2POp(dist.irecv, _bytes(receive), source))
+            halves.append((dist.irecv, _bytes(receive), source))
         if send is not None:
-            wishes.append(dist.P2POp(dist.isend, _bytes(send), to))
+            halves.append((dist.isend, _bytes(send), to))
+        if not halves:
+            return NothingPending()
+        if self._blocked is not None:  # Gloo
+            works = []
+            for begin, tensor, peer in halves:
+                with _talking(self.place.rank, peer):
+                    works.append((begin(tensor, peer), peer))
+            return _AllOf(self, works)
         # NCCL would wait for the first before it began the second, were they not begun together.
-        return _AllOf(self, dist.batch_isend_irecv(wishes)) if wishes else NothingPending()
+        begun = dist.batch_isend_irecv([dist.P2POp(*half) for half in halves])
+        return _AllOf(self, [(work, halves[0][2]) for work in begun])
 
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """See `World.all_reduce`."""
@@ -145,6 +155,15 @@ class ProcessGroupWorld(DerivedWorld):
 
     def _object_device(self) -> torch.device | None:
         return self.device if dist.get_backend() == "nccl" else None
+
+
+@contextmanager
+def _talking(rank: int, peer: int | None) -> Iterator[None]:
+    """Say whom a rank has lost where Gloo says that a connection is closed."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLost(f"rank {peer} is lost to rank {rank}: {error}") from error
 
 
 @contextmanager
