@@ -12,6 +12,7 @@ from samestep.base import errors
 from samestep.base.machine import Machine
 from samestep.base.place import Place
 from samestep.base.record import provenance
+from samestep.bench.figures import figures
 from samestep.cli.main import VERBS
 from samestep.launch.variables import Round, worker_variables
 from samestep.measure.clock import HostClock
@@ -136,6 +137,12 @@ def test_what_the_recipes_set_is_described():
 
     assert "\n".join(recipes_table()) in text
     assert f"| | {' | '.join(names)} |" in text
+
+
+def test_every_field_of_a_measured_collective_is_described_and_no_other():
+    row = figures("broadcast", "tree", nbytes=8, ranks=2, times=[1.0], copying=[1.0])
+
+    assert named(section("guide/bench.md", "## As JSON")) == list(row.as_dict())
 
 
 def test_the_synchronisers_are_described():

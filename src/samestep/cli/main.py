@@ -15,10 +15,14 @@ VERBS: Mapping[str, str] = {
     "verify": "Show whether a script's run on several workers is its run on one.",
     "report": "Make a page of a run, or of several side by side.",
     "train": "Train a built-in recipe on N workers, or go on with one.",
+    "bench": "Measure what collectives take, all algorithms in turns.",
     "data": "List, fetch and check data sets.",
     "doctor": "Say what was detected here, from which variables, and what follows.",
 }
-"""Each verb is a function of its name in ``samestep.cli.<verb>``; a ``SETTINGS`` there is its context's."""
+"""Each verb is a function of its name in ``samestep.cli.<verb>``; a ``SETTINGS`` there is its context's.
+
+Where it is an application instead, its commands follow the verb.
+"""
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as a shell counts it: 128 + SIGINT."""
@@ -62,7 +66,11 @@ def application(verb: str | None) -> typer.Typer:
         if name == verb:
             module = import_module(f"samestep.cli.{name}")
             settings: dict[str, Any] = getattr(module, "SETTINGS", {})
-            app.command(name, help=None, short_help=summary, context_settings=settings)(getattr(module, name))
+            function = getattr(module, name)
+            if isinstance(function, typer.Typer):
+                app.add_typer(function, name=name, short_help=summary)
+            else:
+                app.command(name, help=None, short_help=summary, context_settings=settings)(function)
         else:
             app.command(name, short_help=summary)(_named_only)
     return app

@@ -1,0 +1,1 @@
+"""Measuring what collectives take, on the ranks that there are."""

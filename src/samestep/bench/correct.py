@@ -1,0 +1,114 @@
+"""Whether a collective gives what float64 arithmetic gives, at any size, in little memory."""
+
+from collections.abc import Sequence
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from samestep.base.errors import WorldError
+from samestep.bench.cases import Algorithm, Collective, Part
+from samestep.world.world import World
+
+PERIOD = 99_991
+"""Elements after which numbers come again: a prime, so that no chunk looks like its neighbour."""
+
+
+class Numbers:
+    """What each rank gives: numbers that every rank knows of every other.
+
+    Args:
+        size: the number of ranks.
+        dtype: of the numbers.
+    """
+
+    def __init__(self, size: int, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self._twice = [_drawn(rank, dtype).repeat(2) for rank in range(size)]
+
+    def fill(self, tensor: Tensor, rank: int) -> None:
+        """Overwrite `tensor` with the numbers of `rank`."""
+        flat = tensor.view(-1)
+        for at in range(0, flat.numel(), PERIOD):
+            part = flat[at : at + PERIOD]
+            part.copy_(self._twice[rank][: part.numel()])
+
+    def problem(self, found: Tensor, part: Part) -> str:
+        """Return in words how `found` differs from what it has to be; nothing where it does not."""
+        flat = found.reshape(-1)
+        for at in range(0, flat.numel(), PERIOD):
+            block = flat[at : at + PERIOD].cpu()
+            begin = (part.start + at) % PERIOD
+            terms = [self._twice[rank][begin : begin + block.numel()].double() for rank in part.ranks]
+            exact = torch.stack(terms).sum(0)
+            # Each addition may round, the last time to the type itself; NaN is wrong too.
+            allowed = torch.stack(terms).abs().sum(0) * self._rounding(len(terms))
+            off = ~((block.double() - exact).abs() <= allowed)
+            if off.any():
+                first = int(off.nonzero()[0])
+                return (
+                    f"element {at + first} is {float(block[first]):.9g}, not {float(exact[first]):.9g}"
+                    f" ({int(off.sum()):,} of {block.numel():,} around it are wrong)"
+                )
+        return ""
+
+    def _rounding(self, terms: int) -> float:
+        is_exact = terms == 1 or not self.dtype.is_floating_point
+        return 0.0 if is_exact else terms * torch.finfo(self.dtype).eps
+
+
+def check(world: World, collective: Collective, algorithm: Algorithm, given: Tensor, numbers: Numbers) -> str:
+    """Call once and return, on all ranks, the first rank's problem in words; nothing where all is right.
+
+    Args:
+        world: the ranks; all of them call this.
+        collective: what is called.
+        algorithm: one of its algorithms.
+        given: the tensor to give; holds zeros afterwards.
+        numbers: what goes into it.
+
+    Raises:
+        WorldError: the ranks could not talk.
+    """
+    rank, size = world.place.rank, world.place.size
+    root = size - 1
+    row = given.numel() // (size if collective.given == "rows" else 1)
+    numbers.fill(given, rank)
+    try:
+        found = collective.call(algorithm, world, given, root)
+    except WorldError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the algorithm's
+        problem, bits = f"{type(error).__name__}: {error}", 0
+    else:
+        problem = _first_problem(found, collective.expects(rank, size, root, row), numbers)
+        bits = _bits(found) if collective.alike else 0
+    given.zero_()
+    told = world.all_gather_objects((problem, bits))
+    for other, (said, _) in enumerate(told):
+        if said:
+            return f"on rank {other}, {said}"
+    if len({its_bits for _, its_bits in told}) > 1:
+        return "the ranks end with different bits"
+    return ""
+
+
+def _first_problem(found: Sequence[Tensor], parts: Sequence[Part], numbers: Numbers) -> str:
+    if len(found) != len(parts):
+        return f"{len(found)} tensors came, not {len(parts)}"
+    return next(filter(None, map(numbers.problem, found, parts)), "")
+
+
+def _bits(tensors: Sequence[Tensor]) -> int:
+    digest = 0
+    for tensor in tensors:
+        as_bytes = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        digest = crc32(as_bytes.numpy().data, digest)
+    return digest
+
+
+def _drawn(rank: int, dtype: torch.dtype) -> Tensor:
+    seeded = torch.Generator().manual_seed(rank)
+    if dtype.is_floating_point:
+        return (2 * torch.rand(PERIOD, generator=seeded) - 1).to(dtype)
+    return torch.randint(-50, 50, (PERIOD,), generator=seeded).to(dtype)

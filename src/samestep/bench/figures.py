@@ -1,0 +1,110 @@
+"""From times to figures: bandwidths, and the share of what copying memory allows.
+
+Bandwidths are counted as NCCL's tests count them. The size is that of the whole tensor: of the result of an
+all-gather or a gather, of the input of a reduce-scatter or a scatter. ``algbw`` is size by time. ``busbw``
+is the bytes that a rank has to move, by time: it can be compared between numbers of ranks, and with the
+speed of what the bytes go through.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median, quantiles
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One algorithm at one size.
+
+    Args:
+        collective: its name.
+        algorithm: its name.
+        bytes: of the whole tensor.
+        ranks: how many.
+        median_s: of a call, on the slowest rank.
+        algbw_bytes_per_s: size by time.
+        busbw_bytes_per_s: bytes that each rank has to move, by time.
+        limit_share: of the speed at which all ranks at once copy memory.
+        spread_s: the quartiles of the times.
+    """
+
+    collective: str
+    algorithm: str
+    bytes: int
+    ranks: int
+    median_s: float
+    algbw_bytes_per_s: float
+    busbw_bytes_per_s: float
+    limit_share: float
+    spread_s: tuple[float, float]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what is told as JSON."""
+        return {name: value for name, value in asdict(self).items() if name != "spread_s"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrong:
+    """An algorithm that gave a wrong result, and was not timed."""
+
+    algorithm: str
+    bytes: int
+    problem: str
+
+
+def bus_factor(collective: str, ranks: int) -> float:
+    """Return the tensors that each rank has to move, as NCCL's tests count."""
+    if collective in ("broadcast", "reduce"):
+        return 1.0
+    return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
+
+
+def figures(
+    collective: str,
+    algorithm: str,
+    *,
+    nbytes: int,
+    ranks: int,
+    times: Sequence[float],
+    copying: Sequence[float],
+) -> Row:
+    """Return the figures of one algorithm at one size.
+
+    Args:
+        collective: its name.
+        algorithm: its name.
+        nbytes: of the whole tensor.
+        ranks: how many.
+        times: seconds of a call, one for each round.
+        copying: seconds that all ranks took in each round to copy as many bytes, all at once.
+    """
+    middle = median(times)
+    algbw = nbytes / middle
+    busbw = algbw * bus_factor(collective, ranks)
+    return Row(
+        collective=collective,
+        algorithm=algorithm,
+        bytes=nbytes,
+        ranks=ranks,
+        median_s=middle,
+        algbw_bytes_per_s=algbw,
+        busbw_bytes_per_s=busbw,
+        limit_share=busbw * median(copying) / nbytes,
+        spread_s=_quartiles(times),
+    )
+
+
+def slowest(times: Sequence[Sequence[float]]) -> list[float]:
+    """Return the time of each call: the slowest rank's.
+
+    Args:
+        times: of each rank, one for each round.
+    """
+    return [max(of_round) for of_round in zip(*times, strict=True)]
+
+
+def _quartiles(times: Sequence[float]) -> tuple[float, float]:
+    if len(times) < 2:
+        return times[0], times[0]
+    low, _, high = quantiles(times, n=4, method="inclusive")
+    return low, high

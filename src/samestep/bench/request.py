@@ -1,0 +1,101 @@
+"""What is to be measured, as a value; needs no torch."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from samestep.base.errors import UsageError
+
+COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "reduce", "gather", "scatter")
+DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int64")
+SMALLEST, LARGEST = 4, 256 << 20
+"""The sizes that are measured where none are given: by powers of 4, in bytes."""
+BUCKET = 25 << 20
+"""What DistributedDataParallel exchanges at a time, measured beside the powers of 4."""
+
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to measure, and for how long.
+
+    Args:
+        collective: its name, one of `COLLECTIVES`.
+        sizes: in bytes, ascending.
+        algorithms: by name; empty for all that the ranks can run.
+        dtype: of the elements.
+        rounds: of each size; None for as many as `seconds` hold.
+        seconds: for each size, without the checks.
+    """
+
+    collective: str
+    sizes: tuple[int, ...]
+    algorithms: tuple[str, ...] = ()
+    dtype: str = "float32"
+    rounds: int | None = None
+    seconds: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise UsageError(f"--dtype {self.dtype!r} is none of {', '.join(DTYPES)}.")
+        if self.rounds is not None and self.rounds < 1:
+            raise UsageError(f"--rounds {self.rounds}: there must be at least one.")
+        if not 0 < self.seconds < float("inf"):
+            raise UsageError(f"--seconds {self.seconds:g} is no time to measure for: give some, such as 2.")
+
+
+def bytes_of(flag: str, text: str) -> int:
+    """Read a number of bytes, such as 4, 64K, 25MiB; units are powers of 1024.
+
+    Raises:
+        UsageError: it is none.
+    """
+    found = re.fullmatch(r"(\d+)([KMG]?)(?:I?B)?", text.strip().upper())
+    if found is None or not int(found[1]):
+        raise UsageError(f"{flag} {text!r} is no size such as 4, 64K or 25MiB.")
+    return int(found[1]) << _UNITS[found[2]]
+
+
+def sizes_of(sizes: str | None, least: str | None, most: str | None) -> tuple[int, ...]:
+    """Return the sizes that ``--sizes``, ``--min`` and ``--max`` ask for, ascending.
+
+    Raises:
+        UsageError: they are no sizes, or say different things.
+    """
+    if sizes is not None:
+        if least is not None or most is not None:
+            raise UsageError(
+                "--sizes names all sizes, so --min and --max have nothing to say: leave them out."
+            )
+        return tuple(sorted({bytes_of("--sizes", text) for text in sizes.split(",")}))
+    low = SMALLEST if least is None else bytes_of("--min", least)
+    high = LARGEST if most is None else bytes_of("--max", most)
+    if low > high:
+        raise UsageError(f"--min {least or low} is more than --max {most or high}: nothing lies between.")
+    powers = [SMALLEST * 4**power for power in range(40)]
+    return tuple(sorted(size for size in {low, high, BUCKET, *powers} if low <= size <= high))
+
+
+def names_of(text: str | None) -> tuple[str, ...]:
+    """Return the names in a list such as ``ring,native``."""
+    return tuple(dict.fromkeys(name.strip().replace("-", "_") for name in (text or "").split(",") if name))
+
+
+def chosen(asked: Sequence[str], there: Sequence[str], collective: str) -> tuple[str, ...]:
+    """Return the algorithms to measure: those asked for, or all there are.
+
+    Raises:
+        UsageError: one that was asked for is not there.
+    """
+    for name in asked:
+        if name not in there:
+            raise UsageError(
+                f"--algorithm {name}: {collective} among these ranks has {', '.join(there)}"
+                + (
+                    "; shared_memory takes ranks that are processes of one host, with tensors on its CPU."
+                    if name == "shared_memory"
+                    else "."
+                )
+            )
+    return tuple(asked) or tuple(there)

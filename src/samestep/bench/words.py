@@ -1,0 +1,90 @@
+"""What was measured, as people read it: a table, what follows from it, and one sentence."""
+
+from collections.abc import Mapping, Sequence
+
+from samestep.base.units import bytes_text, seconds_text
+from samestep.bench.figures import Row
+from samestep.bench.fit import crossovers, fit
+
+TOLD = (64 << 10, 25 << 20)
+"""The sizes that the last sentence speaks of, where they were measured: a short one, and DDP's bucket."""
+
+_HEAD = ("size", "algorithm", "median", "quartiles", "algbw GB/s", "busbw GB/s", "of copying")
+
+Times = Mapping[str, Mapping[int, float]]
+"""Median seconds by algorithm and bytes."""
+
+
+def times_of(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
+    """Return the median seconds of each algorithm by bytes."""
+    times: dict[str, dict[int, float]] = {}
+    for row in rows:
+        times.setdefault(row.algorithm, {})[row.bytes] = row.median_s
+    return times
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """Return the lines of a table of all figures, the fastest first within a size."""
+    body = []
+    told = None
+    for row in sorted(rows, key=lambda row: (row.bytes, row.median_s)):
+        low, high = row.spread_s
+        body.append(
+            (
+                "" if row.bytes == told else bytes_text(row.bytes),
+                row.algorithm,
+                seconds_text(row.median_s),
+                f"{seconds_text(low)} - {seconds_text(high)}",
+                f"{row.algbw_bytes_per_s / 1e9:.3g}",
+                f"{row.busbw_bytes_per_s / 1e9:.3g}",
+                f"{row.limit_share:.1%}",
+            )
+        )
+        told = row.bytes
+    return _aligned([_HEAD, *body], left={1})
+
+
+def fits(times: Times) -> list[str]:
+    """Return the lines of a table of alpha and beta."""
+    head = ("algorithm", "alpha", "beta", "1/beta")
+    body = []
+    for name, by_size in times.items():
+        line = fit(by_size)
+        rate = f"{1 / line.beta / 1e9:.3g} GB/s" if line.beta else "-"
+        body.append((name, seconds_text(line.alpha), f"{line.beta * 1e9:.3g} ns/B", rate))
+    return _aligned([head, *body], left={0})
+
+
+def fastest(times: Times) -> str:
+    """Return in one line which algorithm is the fastest from which size on."""
+    return "; ".join(f"{name} from {bytes_text(nbytes)}" for nbytes, name in crossovers(times))
+
+
+def answer(times: Times) -> str:
+    """Return in one sentence how the fastest compares with the back end's own, or with the next."""
+    sizes = sorted({nbytes for by_size in times.values() for nbytes in by_size})
+    said = [_compared(times, nbytes) for nbytes in [size for size in TOLD if size in sizes] or sizes[-1:]]
+    return "; ".join(said)
+
+
+def _compared(times: Times, nbytes: int) -> str:
+    here = {name: by_size[nbytes] for name, by_size in times.items() if nbytes in by_size}
+    first, *rest = sorted(here, key=lambda name: here[name])
+    at = bytes_text(nbytes)
+    if not rest:
+        return f"{first} takes {seconds_text(here[first])} at {at}"
+    other = "native" if "native" in rest else rest[0]
+    ratio = here[other] / here[first]
+    how = f"{ratio:.1f}x" if ratio < 9.95 else f"{ratio:.0f}x"
+    return f"{first} is {how} {other} at {at}: {seconds_text(here[first])}, not {seconds_text(here[other])}"
+
+
+def _aligned(rows: Sequence[Sequence[str]], *, left: set[int]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            f"{cell:<{width}}" if number in left else f"{cell:>{width}}"
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

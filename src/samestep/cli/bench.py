@@ -1,0 +1,198 @@
+"""``samestep bench``: what collectives take among the workers there are."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from samestep.base import env
+from samestep.base.errors import UsageError
+from samestep.base.record import json_line
+from samestep.base.units import bytes_text
+from samestep.bench.request import COLLECTIVES, DTYPES, Request, names_of, sizes_of
+from samestep.cli.running import Decision, act, decide, headline, tell
+from samestep.cli.setting_flags import as_arguments
+from samestep.launch.job import Job, Program
+from samestep.launch.plan import Spawn
+from samestep.report.write import write_text
+
+if TYPE_CHECKING:
+    from samestep.bench.perform import Report
+
+bench = typer.Typer(help="Measure what collectives take, all algorithms in turns, on the workers there are.")
+
+
+def measured(collective: str) -> Callable[..., None]:
+    """Return the command that measures one collective."""
+
+    def command(
+        *,
+        workers: Annotated[int | None, typer.Option("-n", metavar="N", help="Workers in total.")] = None,
+        threads: Annotated[
+            int | None,
+            typer.Option(metavar="T", help="Compute threads of each worker; by default its share."),
+        ] = None,
+        sizes: Annotated[
+            str | None, typer.Option(metavar="SIZE,..", help="Sizes to measure, such as 4,64K,25MiB.")
+        ] = None,
+        min_size: Annotated[
+            str | None, typer.Option("--min", metavar="SIZE", help="The smallest; else 4 B.")
+        ] = None,
+        max_size: Annotated[
+            str | None, typer.Option("--max", metavar="SIZE", help="The largest; else 256 MiB.")
+        ] = None,
+        algorithm: Annotated[
+            str | None, typer.Option(metavar="NAME,..", help="Which; else all that the workers can run.")
+        ] = None,
+        dtype: Annotated[str, typer.Option(help=f"Of the elements: {', '.join(DTYPES)}.")] = "float32",
+        rounds: Annotated[
+            int | None, typer.Option(metavar="R", help="Of each size; else as many as --seconds hold.")
+        ] = None,
+        seconds: Annotated[float, typer.Option(metavar="S", help="To measure each size for.")] = 2.0,
+        plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw times over sizes.")] = None,
+        as_json: Annotated[
+            bool, typer.Option("--json", help="Print one object a line for each algorithm and size.")
+        ] = False,
+    ) -> None:
+        request = Request(
+            collective=collective,
+            sizes=sizes_of(sizes, min_size, max_size),
+            algorithms=names_of(algorithm),
+            dtype=dtype,
+            rounds=rounds,
+            seconds=seconds,
+        )
+        if plot is not None and (plot.suffix != ".svg" or not plot.parent.is_dir()):
+            raise UsageError(f"--plot {plot}: give a name that ends in .svg, in a folder that there is.")
+        decision = decide(
+            Job(program=Program(target="samestep", kind="module"), workers=workers),
+            mode="native",
+            threads=threads,
+            environment=env.snapshot(),
+        )
+        if decision.size < 2:
+            raise UsageError("one worker exchanges nothing: give -n 2 or more, or start several tasks.")
+        if isinstance(decision.plan, Spawn):
+            flags = {
+                "sizes": ",".join(map(str, request.sizes)),
+                "algorithm": ",".join(request.algorithms) or None,
+                "dtype": dtype,
+                "rounds": rounds,
+                "seconds": seconds,
+                "plot": plot,
+            }
+            said = as_arguments(flags) + (["--json"] if as_json else [])
+            raise typer.Exit(_start(decision, ("bench", _spelled(collective), *said)))
+        _work(request, threads=threads, plot=plot, as_json=as_json)
+
+    command.__doc__ = f"""Measure the algorithms of {_spelled(collective)}, in turns.
+
+    Results are compared with float64 first; an algorithm that is wrong is not timed, and the exit code is 1.
+    Under srun, mpirun or torchrun the launcher's tasks are the workers; elsewhere -n of them start here.
+    """
+    return command
+
+
+def _spelled(collective: str) -> str:
+    return collective.replace("_", "-")
+
+
+for _name in COLLECTIVES:
+    bench.command(_spelled(_name), short_help=f"What {_spelled(_name)} takes.")(measured(_name))
+
+
+def _start(decision: Decision, arguments: tuple[str, ...]) -> int:
+    tell(headline(decision))
+    program = replace(decision.job.program, args=arguments)
+    return act(replace(decision, job=replace(decision.job, program=program)))
+
+
+def _work(request: Request, *, threads: int | None, plot: Path | None, as_json: bool) -> None:
+    """Be a worker."""
+    from samestep.bench.perform import perform, pieces
+    from samestep.world.join import join
+
+    with join(threads=threads) as world:
+        with _bar(pieces(request), shown=world.place.is_main) as done:
+            report = perform(world, request, done=done)
+        # The others wait for the end of it: with an exit code of 1 they would have rank 0 stopped.
+        world.on_main(lambda: _tell(report, request, world.place.size, plot=plot, as_json=as_json))
+    if report.wrong:
+        raise typer.Exit(1)
+
+
+def _tell(report: "Report", request: Request, ranks: int, *, plot: Path | None, as_json: bool) -> None:
+    for line in _lines(report, request, ranks, as_json=as_json):
+        print(line)
+    sys.stdout.flush()
+    for one in report.wrong:
+        tell(f"{one.algorithm} is wrong at {bytes_text(one.bytes)}, and was not timed: {one.problem}")
+    if plot is not None and report.rows:
+        tell(f"picture: {write_text(plot, _picture(report, request, ranks))}")
+
+
+@contextmanager
+def _bar(total: int, *, shown: bool) -> Iterator[Callable[[str], None]]:
+    """Show a progress bar where stderr is a terminal; gives what is told before each piece of work."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not (shown and console.is_terminal)
+    ) as bar:
+        task = bar.add_task("", total=total)
+        begun = -1
+
+        def done(what: str) -> None:
+            nonlocal begun
+            begun += 1
+            bar.update(task, completed=begun, description=what)
+
+        yield done
+
+
+def _lines(report: "Report", request: Request, ranks: int, *, as_json: bool) -> list[str]:
+    """Return what is printed."""
+    from samestep.bench.words import answer, fastest, fits, table, times_of
+
+    if as_json:
+        return [json_line(row.as_dict()).rstrip() for row in report.rows]
+    if not report.rows:
+        return []
+    times = times_of(report.rows)
+    largest = max(report.copying)
+    rounds = sorted({min(report.rounds.values()), max(report.rounds.values())})
+    head = (
+        f"{_title(request, ranks)}, {' to '.join(map(str, rounds))} rounds of each size; each rank copies "
+        f"memory at {report.copying[largest] / 1e9:.3g} GB/s while all do ({bytes_text(largest)})"
+    )
+    return [
+        head,
+        "",
+        *table(report.rows),
+        "",
+        *fits(times),
+        "",
+        f"fastest: {fastest(times)}",
+        answer(times),
+    ]
+
+
+def _picture(report: "Report", request: Request, ranks: int) -> str:
+    from samestep.bench.figures import bus_factor
+    from samestep.bench.plot import render
+    from samestep.bench.words import times_of
+
+    factor = bus_factor(request.collective, ranks)
+    copying = {nbytes: factor * nbytes / speed for nbytes, speed in report.copying.items()}
+    return render(times_of(report.rows), copying=copying, title=_title(request, ranks))
+
+
+def _title(request: Request, ranks: int) -> str:
+    return f"{_spelled(request.collective)} of {request.dtype} among {ranks} ranks"

@@ -1,0 +1,29 @@
+"""``samestep bench``, as a user types it."""
+
+import json
+
+from support.forked_commands import samestep
+
+
+def test_all_reduce_of_two_workers_is_measured():
+    ended = samestep(
+        "bench",
+        "all-reduce",
+        "-n",
+        2,
+        "--sizes",
+        "4,1K",
+        "--algorithm",
+        "native,shared_memory",
+        "--rounds",
+        2,
+        "--json",
+    )
+    rows = [json.loads(line) for line in ended.out.splitlines()]
+
+    assert ended.code == 0, ended.err
+    assert [(row["algorithm"], row["bytes"]) for row in rows] == [
+        (name, nbytes) for nbytes in (4, 1024) for name in ("native", "shared_memory")
+    ]
+    assert {(row["collective"], row["ranks"]) for row in rows} == {("all_reduce", 2)}
+    assert "2 workers on this node" in ended.err

@@ -1,0 +1,62 @@
+"""What can be asked for."""
+
+import pytest
+
+from samestep.base.errors import UsageError
+from samestep.bench.request import BUCKET, Request, bytes_of, chosen, names_of, sizes_of
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("4", 4), ("64K", 65536), ("64KiB", 65536), ("25MiB", BUCKET), ("1g", 1 << 30), ("8B", 8)],
+)
+def test_sizes_are_read(text, count):
+    assert bytes_of("--sizes", text) == count
+
+
+@pytest.mark.parametrize("text", ["", "0", "-4", "x", "4T", "1.5M"])
+def test_what_is_no_size_is_said(text):
+    with pytest.raises(UsageError, match=r"--min .* is no size such as"):
+        bytes_of("--min", text)
+
+
+def test_sizes_go_by_powers_of_four_with_ddps_bucket_and_both_ends():
+    whole = sizes_of(None, None, None)
+    assert whole[:3] == (4, 16, 64)
+    assert whole[-3:] == (BUCKET, 64 << 20, 256 << 20)
+    assert sizes_of(None, "100", "1K") == (100, 256, 1024)
+    assert sizes_of("1K,4,4", None, None) == (4, 1024)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [(("4", "8", None), "--min and --max have nothing"), ((None, "8", "4"), "--min 8 is more than --max 4")],
+)
+def test_sizes_that_contradict_each_other_are_refused(asked, words):
+    with pytest.raises(UsageError, match=words):
+        sizes_of(*asked)
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        ({"dtype": "int3"}, "--dtype 'int3' is none of float32"),
+        ({"rounds": 0}, "--rounds 0"),
+        ({"seconds": 0.0}, "--seconds 0"),
+        ({"seconds": float("nan")}, "--seconds nan"),
+    ],
+)
+def test_wishes_without_sense_are_refused(wish, words):
+    with pytest.raises(UsageError, match=words):
+        Request(collective="all_reduce", sizes=(4,), **wish)
+
+
+def test_algorithms_are_those_asked_for_or_all():
+    there = ["native", "ring", "halving_doubling"]
+    assert names_of("halving-doubling,ring,ring") == ("halving_doubling", "ring")
+    assert chosen((), there, "all_reduce") == tuple(there)
+    assert chosen(("ring",), there, "all_reduce") == ("ring",)
+    with pytest.raises(UsageError, match="tre: all_reduce among these ranks has native, ring"):
+        chosen(("tre",), there, "all_reduce")
+    with pytest.raises(UsageError, match="processes of one host"):
+        chosen(("shared_memory",), there, "all_reduce")

@@ -1,0 +1,87 @@
+"""``samestep bench``: what is refused before anything starts, and what is told."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import typer
+
+from samestep.base import env
+from samestep.bench import perform
+from samestep.bench.figures import Wrong, figures
+from samestep.bench.perform import Report
+from samestep.bench.request import COLLECTIVES, Request
+from samestep.cli import bench
+from samestep.cli.main import run_command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["all-reduce"], "one worker exchanges nothing: give -n 2 or more"),
+        (["all-reduce", "-n", "2", "--sizes", "x"], "--sizes 'x' is no size"),
+        (["all-reduce", "-n", "2", "--plot", "x.png"], "--plot x.png: give a name that ends in .svg"),
+        (["all-reduce", "-n", "2", "--plot", "/nowhere/x.svg"], "in a folder that there is"),
+        (["all-to-all", "-n", "2"], "No such command 'all-to-all'"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(arguments, words, capsys, monkeypatch):
+    monkeypatch.setattr(env, "snapshot", dict)
+
+    assert run_command(["bench", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+
+
+def test_the_help_lists_the_collectives_and_needs_no_torch():
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from samestep.cli.main import run_command\n"
+        "run_command(['bench', '--help']); run_command(['bench', 'all-reduce', '--help'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert all(f" {name.replace('_', '-')} " in done.stdout for name in COLLECTIVES)
+    assert "--algorithm" in done.stdout
+
+
+@pytest.fixture
+def work(monkeypatch):
+    """Be the only worker, with a report that somebody else has made."""
+
+    def work(report, **how):
+        request = Request(collective="broadcast", sizes=(4,))
+        monkeypatch.setattr(env, "snapshot", dict)
+        monkeypatch.setattr(perform, "perform", lambda world, request, *, done: report)
+        bench._work(request, **{"threads": torch.get_num_threads(), "plot": None, "as_json": False} | how)
+
+    return work
+
+
+def report_of(*wrong):
+    row = figures("broadcast", "ring", nbytes=65536, ranks=2, times=[1e-4] * 3, copying=[1e-5])
+    return Report(rows=[row], wrong=list(wrong), copying={65536: 6.5e9}, rounds={65536: 3})
+
+
+def test_an_algorithm_that_is_wrong_is_named_and_the_command_fails(work, capsys):
+    with pytest.raises(typer.Exit) as ended:
+        work(
+            report_of(Wrong(algorithm="tree", bytes=64, problem="on rank 1, element 3 is 2, not 1")),
+            as_json=True,
+        )
+
+    said = capsys.readouterr()
+    assert ended.value.exit_code == 1
+    assert "tree is wrong at 64 B, and was not timed: on rank 1, element 3 is 2, not 1" in said.err
+    assert json.loads(said.out)["algorithm"] == "ring"
+
+
+def test_a_table_ends_with_an_answer_and_a_picture_is_drawn(work, capsys, tmp_path):
+    work(report_of(), plot=tmp_path / "x.svg")
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("broadcast of float32 among 1 ranks, 3 rounds of each size; each rank copies")
+    assert lines[-2:] == ["fastest: ring from 64 KiB", "ring takes 100 us at 64 KiB"]
+    assert (tmp_path / "x.svg").read_text().startswith("<svg ")
