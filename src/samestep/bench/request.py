@@ -91,7 +91,7 @@ def chosen(asked: Sequence[str], there: Sequence[str], collective: str) -> tuple
     for name in asked:
         if name not in there:
             raise UsageError(
-                f"--algorithm {name}: {collective} among these ranks has {', '.join(there)}"
+                f"--algorithm {name}: {collective} has, among these ranks, {', '.join(there)}"
                 + (
                     "; shared_memory takes ranks that are processes of one host, with tensors on its CPU."
                     if name == "shared_memory"

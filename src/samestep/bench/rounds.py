@@ -61,12 +61,14 @@ def in_turns(
         finish()
         return (clock() - begin) / count
 
-    for call in calls.values():  # what a first call sets up is nobody's time
-        turn(call, 1)
-    warm = {name: turn(call, 1) for name, call in calls.items()}
-    told = world.all_gather_objects(warm)
-    taken = {name: max(of_rank[name] for of_rank in told) for name in calls}
-    counts = {name: max(1, min(MOST_CALLS, round(TURN_S / max(taken[name], 1e-9)))) for name in calls}
+    counts = dict.fromkeys(calls, 1)
+    # What a first call sets up is nobody's time; nor is, in the second, that ranks do not begin at once.
+    for number in range(3):
+        told = world.all_gather_objects({name: turn(call, counts[name]) for name, call in calls.items()})
+        taken = {name: max(of_rank[name] for of_rank in told) for name in calls}
+        counts = {name: max(1, min(MOST_CALLS, round(TURN_S / max(taken[name], 1e-9)))) for name in calls}
+        if number and max(counts.values()) == 1:
+            break
     if rounds is None:
         whole = sum(taken[name] * counts[name] for name in calls)
         rounds = max(LEAST_ROUNDS, min(MOST_ROUNDS, int(seconds / whole)))

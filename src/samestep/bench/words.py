@@ -45,7 +45,9 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def fits(times: Times) -> list[str]:
-    """Return the lines of a table of alpha and beta."""
+    """Return the lines of a table of alpha and beta; nothing where there is no second size."""
+    if max(map(len, times.values())) < 2:
+        return []
     head = ("algorithm", "alpha", "beta", "1/beta")
     body = []
     for name, by_size in times.items():

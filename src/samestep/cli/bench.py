@@ -1,6 +1,5 @@
 """``samestep bench``: what collectives take among the workers there are."""
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +12,7 @@ from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.base.units import bytes_text
-from samestep.bench.request import COLLECTIVES, DTYPES, Request, names_of, sizes_of
+from samestep.bench.request import COLLECTIVES, DTYPES, Request, chosen, names_of, sizes_of
 from samestep.cli.running import Decision, act, decide, headline, tell
 from samestep.cli.setting_flags import as_arguments
 from samestep.launch.job import Job, Program
@@ -77,6 +76,7 @@ def measured(collective: str) -> Callable[..., None]:
         if decision.size < 2:
             raise UsageError("one worker exchanges nothing: give -n 2 or more, or start several tasks.")
         if isinstance(decision.plan, Spawn):
+            _refuse_unknown(request)
             flags = {
                 "sizes": ",".join(map(str, request.sizes)),
                 "algorithm": ",".join(request.algorithms) or None,
@@ -105,6 +105,13 @@ for _name in COLLECTIVES:
     bench.command(_spelled(_name), short_help=f"What {_spelled(_name)} takes.")(measured(_name))
 
 
+def _refuse_unknown(request: Request) -> None:
+    """Refuse an algorithm that no ranks have, before each worker does."""
+    from samestep.bench.cases import COLLECTIVES as CASES
+
+    chosen(request.algorithms, list(CASES[request.collective].algorithms), request.collective)
+
+
 def _start(decision: Decision, arguments: tuple[str, ...]) -> int:
     tell(headline(decision))
     program = replace(decision.job.program, args=arguments)
@@ -126,9 +133,8 @@ def _work(request: Request, *, threads: int | None, plot: Path | None, as_json: 
 
 
 def _tell(report: "Report", request: Request, ranks: int, *, plot: Path | None, as_json: bool) -> None:
-    for line in _lines(report, request, ranks, as_json=as_json):
-        print(line)
-    sys.stdout.flush()
+    if report.rows:
+        print(_text(report, request, ranks, as_json=as_json), flush=True)
     for one in report.wrong:
         tell(f"{one.algorithm} is wrong at {bytes_text(one.bytes)}, and was not timed: {one.problem}")
     if plot is not None and report.rows:
@@ -157,14 +163,12 @@ def _bar(total: int, *, shown: bool) -> Iterator[Callable[[str], None]]:
         yield done
 
 
-def _lines(report: "Report", request: Request, ranks: int, *, as_json: bool) -> list[str]:
+def _text(report: "Report", request: Request, ranks: int, *, as_json: bool) -> str:
     """Return what is printed."""
     from samestep.bench.words import answer, fastest, fits, table, times_of
 
     if as_json:
-        return [json_line(row.as_dict()).rstrip() for row in report.rows]
-    if not report.rows:
-        return []
+        return "".join(json_line(row.as_dict()) for row in report.rows).rstrip()
     times = times_of(report.rows)
     largest = max(report.copying)
     rounds = sorted({min(report.rounds.values()), max(report.rounds.values())})
@@ -172,16 +176,9 @@ def _lines(report: "Report", request: Request, ranks: int, *, as_json: bool) -> 
         f"{_title(request, ranks)}, {' to '.join(map(str, rounds))} rounds of each size; each rank copies "
         f"memory at {report.copying[largest] / 1e9:.3g} GB/s while all do ({bytes_text(largest)})"
     )
-    return [
-        head,
-        "",
-        *table(report.rows),
-        "",
-        *fits(times),
-        "",
-        f"fastest: {fastest(times)}",
-        answer(times),
-    ]
+    ends = [f"fastest: {fastest(times)}", answer(times)]
+    paragraphs = ([head], table(report.rows), fits(times), ends)
+    return "\n\n".join("\n".join(lines) for lines in paragraphs if lines)
 
 
 def _picture(report: "Report", request: Request, ranks: int) -> str:

@@ -11,12 +11,12 @@ from samestep.bench.request import DTYPES, Request
 from samestep.collectives.algorithms import ALL_REDUCE
 
 
-def of_all(world):
-    """Measure all collectives at tiny sizes; return what rank 0 was told."""
+def of_all(world, names=NAMES):
+    """Measure collectives at tiny sizes; return what was found."""
     reports = [
-        perform(world, Request(collective=name, sizes=(6, 4096), rounds=1, seconds=0.01)) for name in NAMES
+        perform(world, Request(collective=name, sizes=(6, 4096), rounds=1, seconds=0.01)) for name in names
     ]
-    return [(name, report.wrong, report.rows) for name, report in zip(NAMES, reports, strict=True)]
+    return [(name, report.wrong, report.rows) for name, report in zip(names, reports, strict=True)]
 
 
 def of_types(world):
@@ -84,5 +84,5 @@ def test_what_is_wrong_is_said_and_not_timed(processes):
 
 
 def test_sizes_that_do_not_divide_are_right(processes):
-    for _, wrong, _ in processes.run(of_all, 3)[0]:
+    for _, wrong, _ in processes.run(of_all, 3, ("all_reduce", "scatter"))[0]:
         assert wrong == []

@@ -56,7 +56,7 @@ def test_algorithms_are_those_asked_for_or_all():
     assert names_of("halving-doubling,ring,ring") == ("halving_doubling", "ring")
     assert chosen((), there, "all_reduce") == tuple(there)
     assert chosen(("ring",), there, "all_reduce") == ("ring",)
-    with pytest.raises(UsageError, match="tre: all_reduce among these ranks has native, ring"):
+    with pytest.raises(UsageError, match="tre: all_reduce has, among these ranks, native, ring"):
         chosen(("tre",), there, "all_reduce")
     with pytest.raises(UsageError, match="processes of one host"):
         chosen(("shared_memory",), there, "all_reduce")

@@ -48,7 +48,19 @@ def test_short_calls_are_timed_many_at_a_time():
     times = machine.time({"a": machine.call("a", 2.0**-13)}, rounds=1)
 
     assert times == {"a": [2.0**-13]}
-    assert machine.log[2:] == [("a", number) for number in range(8)]
+    assert machine.log[-8:] == [("a", number) for number in range(8)]
+
+
+def test_the_first_call_does_not_say_how_many_there_are():
+    machine = Machine()
+    fast = machine.call("a", 2.0**-13)
+
+    def slow_at_first(number):
+        machine.now += 0 if machine.log else 5.0
+        fast(number)
+
+    machine.time({"a": slow_at_first}, rounds=1)
+    assert len(machine.log) == 1 + 1 + 8 + 8
 
 
 def test_rounds_fill_the_seconds_but_are_three_at_least():

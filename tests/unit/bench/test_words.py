@@ -61,6 +61,10 @@ def test_fits_and_crossovers_are_told():
     assert fastest(times) == "tree from 4 B; ring from 1 MiB"
 
 
+def test_one_size_is_no_line():
+    assert fits({"tree": {4: 1e-5}, "ring": {4: 2e-5}}) == []
+
+
 def test_the_picture_is_svg_with_a_line_for_each_and_one_for_copying():
     picture = render(
         {"ring": {4: 1e-5, 1 << 20: 1e-3}, "<b>": {4: 2e-5}}, copying={4: 1e-9, 1 << 20: 1e-4}, title="a & b"

@@ -24,6 +24,10 @@ from samestep.cli.main import run_command
         (["all-reduce", "-n", "2", "--sizes", "x"], "--sizes 'x' is no size"),
         (["all-reduce", "-n", "2", "--plot", "x.png"], "--plot x.png: give a name that ends in .svg"),
         (["all-reduce", "-n", "2", "--plot", "/nowhere/x.svg"], "in a folder that there is"),
+        (
+            ["all-reduce", "-n", "2", "--algorithm", "tre"],
+            "--algorithm tre: all_reduce has, among these ranks",
+        ),
         (["all-to-all", "-n", "2"], "No such command 'all-to-all'"),
     ],
 )
