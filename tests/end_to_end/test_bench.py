@@ -5,6 +5,17 @@ import json
 from support.forked_commands import samestep
 
 
+def test_steps_of_two_workers_are_measured_against_those_without_exchange():
+    ended = samestep("bench", "step", "-n", 2, "--sync", "flat,ddp", "--seconds", 0.1, "--json")
+    rows = [json.loads(line) for line in ended.out.splitlines()]
+
+    assert ended.code == 0, ended.err
+    assert [row["sync"] for row in rows] == ["alone", "flat", "ddp"]
+    assert set(rows[0]) == {
+        *("model", "batch_per_worker", "workers", "sync", "step_s", "exposed_sync_s", "efficiency")
+    }
+
+
 def test_all_reduce_of_two_workers_is_measured():
     ended = samestep(
         "bench",

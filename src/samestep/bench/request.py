@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from samestep.base.errors import UsageError
 
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "reduce", "gather", "scatter")
+SYNCS = ("naive", "ring", "reference", "bucketed", "flat", "ddp", "exact")
+"""How gradients may be exchanged in a step."""
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int64")
 SMALLEST, LARGEST = 4, 256 << 20
 """The sizes that are measured where none are given: by powers of 4, in bytes."""

@@ -41,7 +41,7 @@ def table(rows: Sequence[Row]) -> list[str]:
             )
         )
         told = row.bytes
-    return _aligned([_HEAD, *body], left={1})
+    return aligned([_HEAD, *body], left={1})
 
 
 def fits(times: Times) -> list[str]:
@@ -54,7 +54,7 @@ def fits(times: Times) -> list[str]:
         line = fit(by_size)
         rate = f"{1 / line.beta / 1e9:.3g} GB/s" if line.beta else "-"
         body.append((name, seconds_text(line.alpha), f"{line.beta * 1e9:.3g} ns/B", rate))
-    return _aligned([head, *body], left={0})
+    return aligned([head, *body], left={0})
 
 
 def fastest(times: Times) -> str:
@@ -81,7 +81,8 @@ def _compared(times: Times, nbytes: int) -> str:
     return f"{first} is {how} {other} at {at}: {seconds_text(here[first])}, not {seconds_text(here[other])}"
 
 
-def _aligned(rows: Sequence[Sequence[str]], *, left: set[int]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]], *, left: set[int]) -> list[str]:
+    """Return the lines of a table, the columns of ``left`` to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

@@ -1,7 +1,6 @@
 """``samestep bench``: what collectives take among the workers there are."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +12,8 @@ from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.base.units import bytes_text
 from samestep.bench.request import COLLECTIVES, DTYPES, Request, chosen, names_of, sizes_of
+from samestep.cli.bench_step import step
+from samestep.cli.progress import progress_bar
 from samestep.cli.running import Decision, act, decide, headline, tell
 from samestep.cli.setting_flags import as_arguments
 from samestep.launch.job import Job, Program
@@ -22,7 +23,9 @@ from samestep.report.write import write_text
 if TYPE_CHECKING:
     from samestep.bench.perform import Report
 
-bench = typer.Typer(help="Measure what collectives take, all algorithms in turns, on the workers there are.")
+bench = typer.Typer(
+    help="Measure what collectives and training steps take, in turns, on the workers there are."
+)
 
 
 def measured(collective: str) -> Callable[..., None]:
@@ -103,6 +106,7 @@ def _spelled(collective: str) -> str:
 
 for _name in COLLECTIVES:
     bench.command(_spelled(_name), short_help=f"What {_spelled(_name)} takes.")(measured(_name))
+bench.command("step", short_help="What training steps take, by how gradients are exchanged.")(step)
 
 
 def _refuse_unknown(request: Request) -> None:
@@ -124,7 +128,7 @@ def _work(request: Request, *, threads: int | None, plot: Path | None, as_json: 
     from samestep.world.join import join
 
     with join(threads=threads) as world:
-        with _bar(pieces(request), shown=world.place.is_main) as done:
+        with progress_bar(pieces(request), shown=world.place.is_main) as done:
             report = perform(world, request, done=done)
         # The others wait for the end of it: with an exit code of 1 they would have rank 0 stopped.
         world.on_main(lambda: _tell(report, request, world.place.size, plot=plot, as_json=as_json))
@@ -139,28 +143,6 @@ def _tell(report: "Report", request: Request, ranks: int, *, plot: Path | None, 
         tell(f"{one.algorithm} is wrong at {bytes_text(one.bytes)}, and was not timed: {one.problem}")
     if plot is not None and report.rows:
         tell(f"picture: {write_text(plot, _picture(report, request, ranks))}")
-
-
-@contextmanager
-def _bar(total: int, *, shown: bool) -> Iterator[Callable[[str], None]]:
-    """Show a progress bar where stderr is a terminal; gives what is told before each piece of work."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not (shown and console.is_terminal)
-    ) as bar:
-        task = bar.add_task("", total=total)
-        begun = -1
-
-        def done(what: str) -> None:
-            nonlocal begun
-            begun += 1
-            bar.update(task, completed=begun, description=what)
-
-        yield done
 
 
 def _text(report: "Report", request: Request, ranks: int, *, as_json: bool) -> str:

@@ -15,7 +15,7 @@ VERBS: Mapping[str, str] = {
     "verify": "Show whether a script's run on several workers is its run on one.",
     "report": "Make a page of a run, or of several side by side.",
     "train": "Train a built-in recipe on N workers, or go on with one.",
-    "bench": "Measure what collectives take, all algorithms in turns.",
+    "bench": "Measure what collectives and training steps take, in turns.",
     "data": "List, fetch and check data sets.",
     "doctor": "Say what was detected here, from which variables, and what follows.",
 }

@@ -28,6 +28,11 @@ from samestep.cli.main import run_command
             ["all-reduce", "-n", "2", "--algorithm", "tre"],
             "--algorithm tre: all_reduce has, among these ranks",
         ),
+        (["step"], "one worker exchanges nothing: give -n 2 or more"),
+        (["step", "-n", "2", "--sync", "telepathy"], "--sync 'telepathy' is none of naive, ring"),
+        (["step", "-n", "2", "--model", "vgg"], "vgg"),
+        (["step", "-n", "2", "--batch-per-worker", "1"], "batch norm needs 2 or more"),
+        (["step", "-n", "2", "--seconds", "0"], "--seconds 0 is no time to measure for"),
         (["all-to-all", "-n", "2"], "No such command 'all-to-all'"),
     ],
 )
@@ -43,7 +48,8 @@ def test_the_help_lists_the_collectives_and_needs_no_torch():
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "from samestep.cli.main import run_command\n"
-        "run_command(['bench', '--help']); run_command(['bench', 'all-reduce', '--help'])"
+        "run_command(['bench', '--help']); run_command(['bench', 'all-reduce', '--help']); "
+        "run_command(['bench', 'step', '--help'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 

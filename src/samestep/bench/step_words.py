@@ -1,0 +1,36 @@
+"""What steps took, as people read it: a table, and one sentence."""
+
+from collections.abc import Sequence
+
+from samestep.base.units import seconds_text
+from samestep.bench.steps import ALONE, StepRow
+from samestep.bench.words import aligned
+
+_HEAD = ("exchange", "step", "of it exposed", "efficiency")
+
+
+def step_table(rows: Sequence[StepRow]) -> list[str]:
+    """Return the lines of a table, the fastest way first."""
+    body = [
+        (
+            row.sync,
+            seconds_text(row.step_s),
+            "-" if row.exposed_sync_s is None else seconds_text(row.exposed_sync_s),
+            f"{row.efficiency:.0%}",
+        )
+        for row in sorted(rows, key=lambda row: -row.efficiency)
+    ]
+    return aligned([_HEAD, *body], left={0})
+
+
+def step_answer(rows: Sequence[StepRow]) -> str:
+    """Return in one sentence what the best exchange costs, beside torch's DDP where that was measured."""
+    ways = {row.sync: row for row in rows if row.sync != ALONE}
+    best = max(ways.values(), key=lambda row: row.efficiency)
+    said = (
+        f"{best.sync} keeps {best.workers} workers at {best.efficiency:.0%} of the speed that they have "
+        "without any exchange"
+    )
+    if "ddp" not in ways or best.sync == "ddp":
+        return said
+    return f"{said}, torch's DDP at {ways['ddp'].efficiency:.0%}"

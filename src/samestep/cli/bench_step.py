@@ -1,0 +1,107 @@
+"""``samestep bench step``: what whole training steps take, by how gradients are exchanged."""
+
+import sys
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from samestep.base import env
+from samestep.base.errors import UsageError
+from samestep.base.record import json_line
+from samestep.bench.request import SYNCS
+from samestep.cli.progress import progress_bar
+from samestep.cli.running import Decision, act, decide, headline, tell
+from samestep.cli.setting_flags import as_arguments
+from samestep.launch.job import Job, Program
+from samestep.launch.plan import Spawn
+
+if TYPE_CHECKING:
+    from samestep.bench.steps import Problem
+
+
+def step(
+    *,
+    workers: Annotated[int | None, typer.Option("-n", metavar="N", help="Workers in total.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(metavar="T", help="Compute threads of each worker; by default its share.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="convnet, resnet9, resnet18 ... resnet152.")
+    ] = "convnet",
+    batch_per_worker: Annotated[
+        int, typer.Option(metavar="B", help="Samples of each worker's part of a step.")
+    ] = 16,
+    sync: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,..",
+            help=f"Which exchanges: {', '.join(SYNCS)}; else all that can be.",
+        ),
+    ] = None,
+    seconds: Annotated[float, typer.Option(metavar="S", help="To measure for.")] = 60.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one object a line for each exchange.")
+    ] = False,
+) -> None:
+    """Measure whole training steps by how their gradients are exchanged, in turns.
+
+    Efficiency is against the same workers computing side by side without any exchange, in the same run. Batch
+    norm is local throughout, as in torch's DDP. Under srun, mpirun or torchrun the launcher's tasks are the
+    workers; elsewhere -n of them start here.
+    """
+    names = _names(sync)
+    if not 0 < seconds < float("inf"):
+        raise UsageError(f"--seconds {seconds:g} is no time to measure for: give some, such as 60.")
+    decision = decide(
+        Job(program=Program(target="samestep", kind="module"), workers=workers),
+        mode="native",
+        threads=threads,
+        environment=env.snapshot(),
+    )
+    if decision.size < 2:
+        raise UsageError("one worker exchanges nothing: give -n 2 or more, or start several tasks.")
+    from samestep.bench.steps import Problem
+
+    problem = Problem(model=model, batch_per_worker=batch_per_worker)
+    if isinstance(decision.plan, Spawn):
+        flags = {"model": model, "batch_per_worker": batch_per_worker, "sync": sync, "seconds": seconds}
+        raise typer.Exit(_start(decision, flags, as_json=as_json))
+    _work(problem, names, seconds=seconds, threads=threads, as_json=as_json)
+
+
+def _names(sync: str | None) -> list[str]:
+    names = [] if sync is None else [name.strip() for name in sync.split(",")]
+    for name in names:
+        if name not in SYNCS:
+            raise UsageError(f"--sync {name!r} is none of {', '.join(SYNCS)}.")
+    return names
+
+
+def _start(decision: Decision, flags: dict[str, object], *, as_json: bool) -> int:
+    tell(headline(decision))
+    arguments = ("bench", "step", *as_arguments(flags), *(["--json"] if as_json else []))
+    program = replace(decision.job.program, args=arguments)
+    return act(replace(decision, job=replace(decision.job, program=program)))
+
+
+def _work(
+    problem: "Problem", names: list[str], *, seconds: float, threads: int | None, as_json: bool
+) -> None:
+    """Be a worker."""
+    from samestep.bench.step_words import step_answer, step_table
+    from samestep.bench.steps import measure, ways_here
+    from samestep.world.join import join
+
+    with join(threads=threads) as world:
+        can = ways_here(world)
+        if missing := [name for name in names if name not in can]:
+            raise UsageError(f"--sync {missing[0]} cannot run here: {', '.join(can)} can.")
+        with progress_bar(None, shown=world.place.is_main) as done:
+            rows = measure(world, problem, names or can, seconds=seconds, done=done)
+        lines = [json_line(asdict(row)).rstrip() for row in rows]
+        if not as_json:
+            each = f"{problem.model}, {problem.batch_per_worker} samples each on {world.place.size} workers"
+            lines = [each, *step_table(rows), step_answer(rows)]
+        world.print("\n".join(lines))
+        sys.stdout.flush()

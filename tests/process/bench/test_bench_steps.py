@@ -1,0 +1,54 @@
+"""Steps are measured on real processes, and each way is the training it says it is."""
+
+import pytest
+import torch
+
+from samestep.bench.request import SYNCS
+from samestep.bench.steps import ALONE, WAYS, Problem, Trainee, measure, ways_here
+
+PROBLEM = Problem(batch_per_worker=2, shape=(1, 8, 8))
+
+
+def measured(world):
+    names = ways_here(world)
+    return names, measure(world, PROBLEM, names, seconds=0.01)
+
+
+@pytest.fixture(scope="module")
+def ranks(processes):
+    return processes.run(measured, 2)
+
+
+def test_all_ways_are_measured_and_compared_with_none(ranks):
+    (names, rows), (_, others) = ranks
+
+    assert names == list(WAYS) == [ALONE, *SYNCS]
+    assert [row.sync for row in rows] == names
+    assert all(row.step_s > 0 and row.efficiency > 0 and row.workers == 2 for row in rows)
+    assert rows[0].efficiency == 1.0
+    assert rows == others
+    exposed = {row.sync: row.exposed_sync_s for row in rows}
+    assert exposed[ALONE] == 0.0
+    assert all(exposed[name] > 0 for name in ("naive", "ring", "reference", "bucketed", "flat"))
+
+
+def stepped(world, name):
+    trainee = Trainee(PROBLEM, world)
+    with WAYS[name](trainee, world) as step:
+        step()
+        step()
+    return [parameter.detach().clone() for parameter in trainee.model.parameters()]
+
+
+@pytest.mark.parametrize("name", [name for name in WAYS if name not in (ALONE, "reference")])
+def test_each_way_takes_the_steps_of_the_reference(processes, name):
+    expected = processes.run(stepped, 2, "reference")[0]
+
+    for found in processes.run(stepped, 2, name):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_no_exchange_leaves_the_ranks_apart(processes):
+    one, other = processes.run(stepped, 2, ALONE)
+
+    assert not all(map(torch.equal, one, other))
