@@ -36,8 +36,8 @@ def render(times: Mapping[str, Points], *, copying: Points, title: str) -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}">',
-            '<g font-family="sans-serif" font-size="12">',
             f"<title>{escape(title)}</title>",
+            '<g font-family="sans-serif" font-size="12">',
             f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
             f'<text x="{_LEFT}" y="20" font-size="14">{escape(title)}</text>',
             *_x_axis(x),
