@@ -3,11 +3,11 @@
 Each rank has a slot of two halves, used in turns. A tensor goes through in pieces that stay in the cache::
 
                  rank 0's slot        rank 1's slot
-    copy in      [ a0 | a1 ]          [ b0 | b1 ]
+    copy in      [    | a1 ]          [ b0 |    ]      what others reduce
     handover     -----------------------------------   each knows that all have copied
     reduce       [ a0+b0 | a1 ]       [ b0 | a1+b1 ]   rank r the r-th part of the piece, in rank order
     handover     -----------------------------------
-    copy out     a0+b0, a1+b1         a0+b0, a1+b1
+    copy out     a1+b1                a0+b0            what others have reduced
 
 A small tensor is copied in whole, and each rank reduces all of it: one handover instead of two. Sums are made
 in rank order everywhere, so that all ranks have equal bits; half precisions are summed in single precision.
@@ -16,6 +16,7 @@ A half is written again two handovers later: by then every rank has told that it
 """
 
 import mmap
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -106,16 +107,22 @@ class SharedMemory:
         PROGRESS.leave()
 
     def _reduce_piece(self, piece: Tensor, op: Op) -> None:
-        halves = self._copy_in(piece)
-        self._handover(turn=False)
+        halves = self._halves(piece)
         bounds = [piece.numel() * rank // self._size for rank in range(self._size + 1)]
-        own = slice(bounds[self._rank], bounds[self._rank + 1])
-        # Of this rank's slot nobody else reads this part before the next handover.
-        _reduce([half[own] for half in halves], op, halves[self._rank][own])
+        parts = [slice(*pair) for pair in pairwise(bounds)]
+        own = parts[self._rank]
+        for part in parts:
+            if part is not own:  # which nobody else reduces
+                halves[self._rank][part] = piece[part]
+        self._handover(turn=False)
+        summands = [half[own] for half in halves]
+        summands[self._rank] = piece[own]
+        _reduce(summands, op, piece[own])
+        halves[self._rank][own] = piece[own]  # nobody has read this part of this rank's slot
         self._handover()
-        for rank, half in enumerate(halves):
-            part = slice(bounds[rank], bounds[rank + 1])
-            piece[part] = half[part]
+        for half, part in zip(halves, parts, strict=True):
+            if part is not own:
+                piece[part] = half[part]
 
     def _copy_in(self, piece: Tensor) -> list[Tensor]:
         halves = self._halves(piece)
