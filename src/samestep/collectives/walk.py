@@ -1,14 +1,17 @@
 """The loop that walks a schedule: it knows worlds and tensors, and no algorithm.
 
-What is received is combined, or copied, piece by piece, while the next piece is on its way::
+What is received is combined piece by piece, while the next ones are on their way::
 
     piece      0      1      2      3
     network    [----] [----] [----] [----]
     combine           [--]   [--]   [--]   [--]
+
+What is only copied arrives where it belongs, in one piece.
 """
 
+from collections import deque
 from collections.abc import Iterator
-from itertools import accumulate, pairwise, zip_longest
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -18,8 +21,10 @@ from samestep.collectives.hop import Chunks, Hop, Schedule, bounds, runs
 from samestep.world.operation import Op
 from samestep.world.world import Pending, World
 
-PIECE = 1 << 20
-"""Bytes of a message; what is longer goes in several."""
+PIECE = 1 << 21
+"""Bytes of what is combined at once: smaller ones cost more messages, larger ones leave the cache."""
+_AHEAD = 4
+"""How many pieces are under way; each has room of its own, which the next ones use again."""
 
 
 def copy_along(world: World, hops: Schedule, flat: Tensor, *, chunks: int) -> None:
@@ -32,9 +37,13 @@ def copy_along(world: World, hops: Schedule, flat: Tensor, *, chunks: int) -> No
         chunks: how many it is cut into.
     """
     for hop in hops:
-        receive = [flat[part] for part in _pieces(hop.receive, flat, chunks)]
-        send = [flat[part] for part in _pieces(hop.send, flat, chunks)]
-        for pending in _begin(world, hop, send, receive):
+        receive = [flat[part] for part in _parts(hop.receive, flat, chunks)]
+        send = [flat[part] for part in _parts(hop.send, flat, chunks)]
+        under_way = [
+            world.exchange(mine, theirs, to=hop.to, source=hop.source)
+            for mine, theirs in zip_longest(send, receive)
+        ]
+        for pending in under_way:
             pending.wait()
 
 
@@ -49,40 +58,45 @@ def combine_along(world: World, hops: Schedule, total: Tensor, like: Tensor, op:
         op: what combines.
         chunks: how many `total` is cut into.
     """
-    edges = bounds(total.numel(), chunks)
-    longest = max((sum(edges[c + 1] - edges[c] for c in hop.receive) for hop in hops), default=0)
-    room = like.new_empty(longest)
+    elements = max(1, min(PIECE // like.element_size(), total.numel()))
+    room = like.new_empty(_AHEAD, elements)
     for hop in hops:
-        parts = list(_pieces(hop.receive, total, chunks, like))
-        receive = _cut(room, parts)
-        send = [total[part].to(like.dtype) for part in _pieces(hop.send, total, chunks, like)]
-        pendings = _begin(world, hop, send, receive)
-        for part, piece, pending in zip_longest(parts, receive, pendings):
-            pending.wait()
-            if part is not None:
-                COMBINE[op](total[part], piece.to(total.dtype), out=total[part])
+        under_way: deque[tuple[Pending, Tensor | None, slice | None]] = deque()
+        for number, (mine, theirs) in enumerate(_pieces(hop, total, chunks, elements)):
+            if len(under_way) == _AHEAD:
+                _combine(*under_way.popleft(), total, op)
+            heard = None if theirs is None else room[number % _AHEAD, : theirs.stop - theirs.start]
+            told = None if mine is None else total[mine].to(like.dtype)
+            under_way.append((world.exchange(told, heard, to=hop.to, source=hop.source), heard, theirs))
+        while under_way:
+            _combine(*under_way.popleft(), total, op)
 
 
-def _begin(world: World, hop: Hop, send: list[Tensor], receive: list[Tensor]) -> list[Pending]:
-    return [
-        world.exchange(mine, theirs, to=hop.to, source=hop.source)
-        for mine, theirs in zip_longest(send, receive)
-    ]
+def _combine(pending: Pending, heard: Tensor | None, part: slice | None, total: Tensor, op: Op) -> None:
+    pending.wait()
+    if heard is not None:
+        COMBINE[op](total[part], heard.to(total.dtype), out=total[part])
 
 
-def _pieces(chunks: Chunks, flat: Tensor, count: int, like: Tensor | None = None) -> Iterator[slice]:
-    """Yield the messages that some of `count` chunks make; nobody sends an empty one."""
-    edges = bounds(flat.numel(), count)
-    elements = PIECE // (flat if like is None else like).element_size()
-    for first, end in runs(chunks):
-        for start in range(edges[first], edges[end], elements):
-            yield slice(start, min(start + elements, edges[end]))
+def _pieces(
+    hop: Hop, flat: Tensor, chunks: int, elements: int
+) -> Iterator[tuple[slice | None, slice | None]]:
+    """Yield what is sent and received at once."""
+
+    def cut(numbers: Chunks) -> Iterator[slice]:
+        for part in _parts(numbers, flat, chunks):
+            for start in range(part.start, part.stop, elements):
+                yield slice(start, min(start + elements, part.stop))
+
+    return zip_longest(cut(hop.send), cut(hop.receive))
 
 
-def _cut(room: Tensor, parts: list[slice]) -> list[Tensor]:
-    """Return room for each of the parts."""
-    ends = list(accumulate(part.stop - part.start for part in parts))
-    return [room[start:end] for start, end in pairwise([0, *ends])]
+def _parts(numbers: Chunks, flat: Tensor, chunks: int) -> Iterator[slice]:
+    """Yield what some of `chunks` chunks are of a tensor; what is empty is nothing."""
+    edges = bounds(flat.numel(), chunks)
+    for first, end in runs(numbers):
+        if edges[first] < edges[end]:
+            yield slice(edges[first], edges[end])
 
 
 def flattened(tensor: Tensor) -> Tensor:
