@@ -14,15 +14,20 @@ Source: D. Hensgen, R. Finkel, U. Manber: Two algorithms for barrier synchroniza
 barrier).
 """
 
+import functools
+
 import torch
 from torch import Tensor
 
 from samestep.base.errors import OutOfStep
 from samestep.world.world import World
 
-_LINE = 128
-MESSAGE = 2 * _LINE
+LINE = 128
+"""Bytes of what a rank says that it calls."""
+MESSAGE = 2 * LINE
 """Bytes of a message: what a rank calls, and what another does that calls something else."""
+_RANK = 5
+"""Digits of the rank that a line begins with."""
 
 
 def agree(world: World, call: str, tensor: Tensor) -> None:
@@ -37,21 +42,16 @@ def agree(world: World, call: str, tensor: Tensor) -> None:
         OutOfStep: they do not; on all ranks, and with two of the calls.
     """
     rank, size = world.place.rank, world.place.size
-    shape = ", ".join(map(str, tensor.shape))
-    own = f"{call} of {str(tensor.dtype).removeprefix('torch.')} [{shape}]"
-    known = _line(rank, own) + bytes(_LINE)
+    known = line(rank, call, tensor) + bytes(LINE)
     for distance in _distances(size):
         told = torch.frombuffer(bytearray(known), dtype=torch.uint8).to(world.device)
         heard = torch.empty_like(told)
         to, source = (rank + distance) % size, (rank - distance) % size
         world.exchange(told, heard, to=to, source=source).wait()
         known = _merged(known, bytes(heard.tolist()))
-    mine, other = known[:_LINE], known[_LINE:]
+    mine, other = known[:LINE], known[LINE:]
     if any(other):
-        raise OutOfStep(
-            f"the ranks are not in one collective: {_words(mine)}, {_words(other)}. All ranks have to "
-            "make the same calls in the same order, with equal shapes and types."
-        )
+        raise OutOfStep(told_apart(mine, other))
 
 
 def steps(size: int) -> int:
@@ -63,20 +63,47 @@ def _distances(size: int) -> list[int]:
     return [1 << k for k in range((size - 1).bit_length())]
 
 
-def _line(rank: int, call: str) -> bytes:
-    return f"{rank:05d}{call}".encode()[:_LINE].ljust(_LINE, b" ")
+def line(rank: int, call: str, tensor: Tensor) -> bytes:
+    """Return what a rank says that it calls, in `LINE` bytes.
+
+    Args:
+        rank: whose call.
+        call: the collective, its algorithm and its arguments.
+        tensor: what it is called with.
+    """
+    return _line(rank, call, tensor.dtype, tensor.shape)
 
 
-def _words(line: bytes) -> str:
-    text = line.decode(errors="replace")
-    return f"rank {int(text[:5])} calls {text[5:].rstrip()}"
+def alike(one: bytes, other: bytes) -> bool:
+    """Return whether two ranks' lines are of the same call."""
+    return one[_RANK:] == other[_RANK:]
+
+
+def told_apart(mine: bytes, other: bytes) -> str:
+    """Return in words that two lines are not of the same call."""
+    return (
+        f"the ranks are not in one collective: {_words(mine)}, {_words(other)}. All ranks have to "
+        "make the same calls in the same order, with equal shapes and types."
+    )
+
+
+@functools.lru_cache(maxsize=1024)  # the same calls come again with every step
+def _line(rank: int, call: str, dtype: torch.dtype, shape: torch.Size) -> bytes:
+    sizes = ", ".join(map(str, shape))
+    text = f"{rank:0{_RANK}d}{call} of {str(dtype).removeprefix('torch.')} [{sizes}]"
+    return text.encode()[:LINE].ljust(LINE, b" ")
+
+
+def _words(said: bytes) -> str:
+    text = said.decode(errors="replace")
+    return f"rank {int(text[:_RANK])} calls {text[_RANK:].rstrip()}"
 
 
 def _merged(known: bytes, heard: bytes) -> bytes:
     """Return what is known now: a rank's own line, and the first one that says something else."""
-    if any(known[_LINE:]):
+    if any(known[LINE:]):
         return known
-    for line in (heard[:_LINE], heard[_LINE:]):
-        if any(line) and line[5:] != known[5:_LINE]:
-            return known[:_LINE] + line
+    for told in (heard[:LINE], heard[LINE:]):
+        if any(told) and not alike(told, known[:LINE]):
+            return known[:LINE] + told
     return known

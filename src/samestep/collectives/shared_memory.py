@@ -12,7 +12,9 @@ Each rank has a slot of two halves, used in turns. A tensor goes through in piec
 A small tensor is copied in whole, and each rank reduces all of it: one handover instead of two. Sums are made
 in rank order everywhere, so that all ranks have equal bits; half precisions are summed in single precision.
 
-A half is written again two handovers later: by then every rank has told that it has read it.
+A half is written again two handovers later: by then every rank has told that it has read it. Beside its
+slots each rank has two lines, used in turns, in which it says what it calls; a call's first handover compares
+them.
 """
 
 import mmap
@@ -21,6 +23,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from samestep.base.errors import OutOfStep
+from samestep.collectives.agree import LINE, alike, line, told_apart
 from samestep.collectives.arithmetic import COMBINE, finish, wide
 from samestep.collectives.progress import PROGRESS
 from samestep.collectives.semaphores import SIZE, Semaphores
@@ -30,6 +34,7 @@ PIECE = 1 << 20
 """Bytes of a piece: two or three of them stay in a processor's own cache."""
 SMALL = 1 << 15
 """Bytes up to which each rank reduces all of a tensor itself."""
+_NOTHING = torch.empty(0)
 
 
 def bytes_needed(size: int) -> int:
@@ -37,9 +42,13 @@ def bytes_needed(size: int) -> int:
     return _slots_begin(size) + 2 * PIECE * size
 
 
+def _lines_begin(size: int) -> int:
+    return SIZE * size * size
+
+
 def _slots_begin(size: int) -> int:
     page = mmap.PAGESIZE
-    return -(-SIZE * size * size // page) * page
+    return -(-(_lines_begin(size) + 2 * LINE * size) // page) * page
 
 
 class SharedMemory:
@@ -54,13 +63,14 @@ class SharedMemory:
 
     def __init__(self, memory: mmap.mmap, *, rank: int, size: int, semaphores: Semaphores) -> None:
         self._rank, self._size, self._semaphores = rank, size, semaphores
+        self._memory, self._num_compared, self._said = memory, 0, b""
         whole = torch.frombuffer(memory, dtype=torch.uint8)[_slots_begin(size) :]
         self._slots = whole[: 2 * PIECE * size].view(2, size, PIECE)
         self._half = 0
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, which have equal shapes and dtypes, in rank order."""
-        PROGRESS.enter("all_gather")
+        self._begin("all_gather", tensor)
         own = tensor.detach().contiguous()
         gathered = [torch.empty_like(own) for _ in range(self._size)]
         flat = [one.view(-1) for one in gathered]
@@ -74,7 +84,7 @@ class SharedMemory:
 
     def broadcast(self, tensor: Tensor, *, source: int) -> None:
         """Overwrite `tensor` on every rank with that of rank `source`."""
-        PROGRESS.enter("broadcast")
+        self._begin("broadcast", tensor, f"broadcast from {source}")
         flat = tensor.detach().contiguous().view(-1)
         for part in _pieces(flat):
             halves = self._halves(flat[part])
@@ -88,7 +98,7 @@ class SharedMemory:
 
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """Reduce `tensor` over all ranks, in place; equal bits on every rank."""
-        PROGRESS.enter("all_reduce")
+        self._begin("all_reduce", tensor, f"all_reduce({op})")
         flat = tensor.detach().contiguous().view(-1)
         if flat.nbytes <= SMALL:
             halves = self._copy_in(flat)
@@ -102,7 +112,7 @@ class SharedMemory:
 
     def barrier(self) -> None:
         """Return once every rank has called this."""
-        PROGRESS.enter("barrier")
+        self._begin("barrier", _NOTHING)
         self._handover()
         PROGRESS.leave()
 
@@ -133,10 +143,35 @@ class SharedMemory:
         """Return what all ranks' slots hold of a piece, in the half whose turn it is."""
         return list(self._slots[self._half, :, : piece.nbytes].view(piece.dtype))
 
+    def _begin(self, name: str, tensor: Tensor, call: str | None = None) -> None:
+        """Say what this rank calls."""
+        PROGRESS.enter(name)
+        self._said = line(self._rank, call or name, tensor)
+        self._memory[self._line_of(self._rank)] = self._said
+
+    def _line_of(self, rank: int) -> slice:
+        start = _lines_begin(self._size) + LINE * (self._num_compared % 2 * self._size + rank)
+        return slice(start, start + LINE)
+
+    def _compare(self) -> None:
+        """Compare what the ranks have said, and let the other lines' turn be.
+
+        Raises:
+            OutOfStep: they call different things; on all ranks.
+        """
+        said, self._said = self._said, b""
+        lines = [self._memory[self._line_of(rank)] for rank in range(self._size)]
+        self._num_compared += 1
+        for other in lines:
+            if not alike(said, other):
+                raise OutOfStep(told_apart(said, other))
+
     def _handover(self, *, turn: bool = True) -> None:
         """Return once all ranks have come here; then the other half's turn is."""
         self._semaphores.post()
         self._semaphores.wait()
+        if self._said:
+            self._compare()
         if turn:
             self._half = 1 - self._half
 

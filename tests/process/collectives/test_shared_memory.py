@@ -1,5 +1,6 @@
 """Collectives through shared memory give what those of the process group give, with equal bits."""
 
+import re
 import subprocess
 from pathlib import Path
 from unittest.mock import patch
@@ -7,7 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from samestep.base.errors import PeerLost
+from samestep.base.errors import OutOfStep, PeerLost
 from samestep.collectives import one_host, segment
 from samestep.collectives.one_host import OneHostWorld, on_one_host
 from samestep.collectives.segment import FILE_SYSTEM
@@ -100,6 +101,59 @@ def deserted(world):
 
 def test_a_rank_that_does_not_come_is_named(processes):
     processes.run(deserted, 2)
+
+
+CALLS = {
+    "shape": lambda world, ones: world.all_reduce(ones),
+    "dtype": lambda world, ones: world.all_reduce(ones.double()),
+    "operation": lambda world, ones: world.all_reduce(ones, op="max"),
+    "collective": lambda world, _: world.barrier(),
+}
+SAID = {
+    "shape": r"all_reduce\(sum\) of float32 \[40000\]",
+    "dtype": r"all_reduce\(sum\) of float64 \[7\]",
+    "operation": r"all_reduce\(max\) of float32 \[7\]",
+    "collective": "barrier of",
+}
+
+
+def differing(world, which):
+    """Call something else than the others, then the same; return what the error said and the sum."""
+    fast, rank = on_one_host(world, timeout_s=5), world.place.rank
+    ones = torch.ones(40_000 if rank == 1 and which == "shape" else 7)
+    with pytest.raises(OutOfStep) as refused:
+        (CALLS[which] if rank == 1 else CALLS["shape"])(fast, ones)
+    fast.all_reduce(total := torch.ones(100_000))
+    return str(refused.value), total.unique().tolist()
+
+
+@pytest.mark.parametrize("which", CALLS)
+def test_ranks_that_call_different_things_are_told_both_and_can_go_on(processes, which):
+    for rank, (said, total) in enumerate(processes.run(differing, 3, which)):
+        ours, theirs = (SAID[which], r"all_reduce\(sum\) of float32 \[7\]")
+        first, second = (ours, theirs) if rank == 1 else (theirs, ours)
+        other = 0 if rank == 1 else 1
+        assert re.search(f"rank {rank} calls {first}.*, rank {other} calls {second}", said), said
+        assert total == [3.0]
+
+
+def stopped(world):
+    """Stop in the middle of a large tensor, as with SIGSTOP, until the others have given up."""
+    fast = on_one_host(world, timeout_s=0.3)
+    large = torch.ones(4 * PIECE // 4)
+    if world.place.rank == 1:
+        handover, made = fast._memory._handover, iter(range(100))
+        fast._memory._handover = lambda **turn: world.barrier() if next(made) == 3 else handover(**turn)
+        with pytest.raises(PeerLost):
+            fast.all_reduce(large)
+        return
+    with pytest.raises(PeerLost, match=r"rank 1 did not come within 0\.3 s"):
+        fast.all_reduce(large)
+    world.barrier()
+
+
+def test_a_rank_that_stops_in_the_middle_is_named(processes):
+    processes.run(stopped, 2)
 
 
 def bereaved(world):
