@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from support.commands import samestep
+from support.forked_commands import samestep
 
 TRAIN = ("train", "digits", "--exact", 4, "--subset", 192, "--batch-size", 48, "--epochs", 2)
 

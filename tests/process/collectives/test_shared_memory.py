@@ -81,14 +81,25 @@ def test_what_is_not_contiguous_is_reduced_in_place(processes):
 
 
 def names(world):
-    fast = on_one_host(world)
-    fast.barrier()
-    return [path.name for path in FILE_SYSTEM.glob("samestep-*")]
+    """Return what has a name in the file system while the memory is made, and once all ranks have it."""
+    seen = []
+    with patch.object(segment, "_map", side_effect=lambda *args: (seen.append(listed()), made(*args))[1]):
+        fast = on_one_host(world)
+    assert isinstance(fast, OneHostWorld)
+    return [*seen, listed()]
 
 
-def test_the_memory_has_no_name_once_all_ranks_have_it(processes):
+made = segment._map
+
+
+def listed():
+    return sorted(path.name for path in FILE_SYSTEM.iterdir())
+
+
+def test_the_memory_never_has_a_name_that_a_killed_rank_could_leave(processes):
+    before = listed()
     for found in processes.run(names, 2):
-        assert found == []
+        assert found == [before, before]
 
 
 def deserted(world):
