@@ -15,7 +15,9 @@ import pytest
 from samestep.checkpoint.digest import weights_sha256
 from samestep.checkpoint.read import read
 from samestep.cli.main import run_command
-from support.commands import DEADLINE_S, finish, start
+from support.commands import DEADLINE_S, finish
+from support.forked_commands import samestep as forked
+from support.forked_commands import start
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -81,11 +83,11 @@ def test_the_config_reproduces_the_run_and_the_checkpoint_holds_its_weights(runs
     config = tomllib.loads((folder / "config.toml").read_text())
 
     snapshot = read(folder / "checkpoints" / "step-10")
-    again = samestep("train", "--config", str(folder / "config.toml"), "--out", str(folder.parent / "again"))
+    again = forked("train", "--config", str(folder / "config.toml"), "--out", str(folder.parent / "again"))
 
     assert (config["recipe"], config["batch_size"], config["subset"]) == ("digits", 64, 640)
     assert weights_sha256(snapshot.model) == json.loads(done.stdout)["weights_sha256"]
-    assert again.returncode == 0, again.stderr
+    assert again.code == 0, again.err
     assert [row["lr"] for row in rows(folder.parent / "again")] == [row["lr"] for row in rows(folder)]
     assert tomllib.loads((folder.parent / "again" / "config.toml").read_text()) == config
 
@@ -218,7 +220,7 @@ def test_a_checkpoint_is_scored_alike_at_any_number_of_workers(runs):
     trained = json.loads(done.stdout)
 
     for workers in ("1", "2"):
-        scored = samestep(
+        scored = forked(
             "train",
             "digits",
             "--precision",
@@ -230,22 +232,22 @@ def test_a_checkpoint_is_scored_alike_at_any_number_of_workers(runs):
             checkpoint,
             "--json",
         )
-        found = json.loads(scored.stdout)
+        found = json.loads(scored.out)
         assert (found["correct"], found["total"]) == (trained["correct"], 1797)
         assert found["loss"] == pytest.approx(trained["loss"], rel=1e-12)
 
 
 def test_a_batch_per_worker_is_called_another_training_where_it_is_one(tmp_path):
-    done = samestep(
+    done = forked(
         *("train", "digits", "-n", "2", "--epochs", "1", "--subset", "128", "--out", str(tmp_path / "run")),
         *("--batch-per-worker", "32", "--lr-scale", "linear"),
     )
     config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
 
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     assert (config["batch_size"], config["lr"]) == (64, 0.2)
     assert config["label"].startswith("Not the serial training: 32 samples on each of 2 workers")
-    assert config["label"] in done.stderr
+    assert config["label"] in done.err
 
 
 def test_tasks_of_a_launcher_agree_on_a_folder_and_say_once_what_they_train(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from support.commands import samestep
+from support.forked_commands import samestep
 from support.run_files import json_lines
 
 STEPS = 12  # of each of two epochs
