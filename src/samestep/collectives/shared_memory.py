@@ -25,16 +25,18 @@ from torch import Tensor
 
 from samestep.base.errors import OutOfStep
 from samestep.collectives.agree import LINE, alike, line, told_apart
-from samestep.collectives.arithmetic import COMBINE, finish, wide
+from samestep.collectives.arithmetic import COMBINE, finish
 from samestep.collectives.progress import PROGRESS
 from samestep.collectives.semaphores import SIZE, Semaphores
 from samestep.world.operation import Op
 
 PIECE = 1 << 20
 """Bytes of a piece: two or three of them stay in a processor's own cache."""
-SMALL = 1 << 15
-"""Bytes up to which each rank reduces all of a tensor itself."""
+SMALL = 1 << 18
+"""Bytes, of all ranks' tensors together, up to which each rank reduces all itself."""
 _NOTHING = torch.empty(0)
+_HALF = (torch.float16, torch.bfloat16)
+_MOST_VIEWS = 512
 
 
 def bytes_needed(size: int) -> int:
@@ -51,6 +53,26 @@ def _slots_begin(size: int) -> int:
     return -(-(_lines_begin(size) + 2 * LINE * size) // page) * page
 
 
+class _Views:
+    """What a piece of one size and type finds in the slots: made once, because views cost more than copies.
+
+    Args:
+        slots: (2, ranks, bytes), of which a piece takes the first.
+        dtype: of the piece.
+        count: its elements.
+    """
+
+    def __init__(self, slots: Tensor, dtype: torch.dtype, count: int) -> None:
+        size = slots.shape[1]
+        bounds = [count * rank // size for rank in range(size + 1)]
+        self.parts = [slice(*pair) for pair in pairwise(bounds)]
+        """Which elements each rank reduces."""
+        self.halves = [list(half) for half in slots[:, :, : count * dtype.itemsize].view(dtype)]
+        """By half and rank."""
+        self.cut = [[[one[part] for part in self.parts] for one in half] for half in self.halves]
+        """By half, rank and part."""
+
+
 class SharedMemory:
     """One rank's way into the shared memory.
 
@@ -63,10 +85,15 @@ class SharedMemory:
 
     def __init__(self, memory: mmap.mmap, *, rank: int, size: int, semaphores: Semaphores) -> None:
         self._rank, self._size, self._semaphores = rank, size, semaphores
-        self._memory, self._num_compared, self._said = memory, 0, b""
+        self._memory, self._turn, self._said = memory, 0, b""
         whole = torch.frombuffer(memory, dtype=torch.uint8)[_slots_begin(size) :]
         self._slots = whole[: 2 * PIECE * size].view(2, size, PIECE)
         self._half = 0
+        self._views: dict[tuple[torch.dtype, int], _Views] = {}
+        begin = _lines_begin(size)
+        starts = [begin + LINE * number for number in range(2 * size)]
+        lines = [slice(start, start + LINE) for start in starts]
+        self._lines = lines[:size], lines[size:]
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, which have equal shapes and dtypes, in rank order."""
@@ -100,7 +127,7 @@ class SharedMemory:
         """Reduce `tensor` over all ranks, in place; equal bits on every rank."""
         self._begin("all_reduce", tensor, f"all_reduce({op})")
         flat = tensor.detach().contiguous().view(-1)
-        if flat.nbytes <= SMALL:
+        if flat.nbytes * self._size <= SMALL:
             halves = self._copy_in(flat)
             self._handover()
             _reduce(halves, op, flat)
@@ -117,22 +144,21 @@ class SharedMemory:
         PROGRESS.leave()
 
     def _reduce_piece(self, piece: Tensor, op: Op) -> None:
-        halves = self._halves(piece)
-        bounds = [piece.numel() * rank // self._size for rank in range(self._size + 1)]
-        parts = [slice(*pair) for pair in pairwise(bounds)]
-        own = parts[self._rank]
-        for part in parts:
-            if part is not own:  # which nobody else reduces
-                halves[self._rank][part] = piece[part]
+        views, rank = self._views_of(piece), self._rank
+        cut = views.cut[self._half]
+        mine = [piece[part] for part in views.parts]
+        for number, part in enumerate(mine):
+            if number != rank:  # which nobody else reduces
+                cut[rank][number].copy_(part)
         self._handover(turn=False)
-        summands = [half[own] for half in halves]
-        summands[self._rank] = piece[own]
-        _reduce(summands, op, piece[own])
-        halves[self._rank][own] = piece[own]  # nobody has read this part of this rank's slot
+        summands = [of_rank[rank] for of_rank in cut]
+        summands[rank] = mine[rank]
+        _reduce(summands, op, mine[rank])
+        cut[rank][rank].copy_(mine[rank])  # nobody has read this part of this rank's slot
         self._handover()
-        for half, part in zip(halves, parts, strict=True):
-            if part is not own:
-                piece[part] = half[part]
+        for number, part in enumerate(mine):
+            if number != rank:
+                part.copy_(cut[number][number])
 
     def _copy_in(self, piece: Tensor) -> list[Tensor]:
         halves = self._halves(piece)
@@ -141,17 +167,22 @@ class SharedMemory:
 
     def _halves(self, piece: Tensor) -> list[Tensor]:
         """Return what all ranks' slots hold of a piece, in the half whose turn it is."""
-        return list(self._slots[self._half, :, : piece.nbytes].view(piece.dtype))
+        return self._views_of(piece).halves[self._half]
+
+    def _views_of(self, piece: Tensor) -> _Views:
+        key = piece.dtype, piece.numel()
+        views = self._views.get(key)
+        if views is None:
+            if len(self._views) >= _MOST_VIEWS:
+                self._views.clear()
+            views = self._views[key] = _Views(self._slots, *key)
+        return views
 
     def _begin(self, name: str, tensor: Tensor, call: str | None = None) -> None:
         """Say what this rank calls."""
         PROGRESS.enter(name)
         self._said = line(self._rank, call or name, tensor)
-        self._memory[self._line_of(self._rank)] = self._said
-
-    def _line_of(self, rank: int) -> slice:
-        start = _lines_begin(self._size) + LINE * (self._num_compared % 2 * self._size + rank)
-        return slice(start, start + LINE)
+        self._memory[self._lines[self._turn][self._rank]] = self._said
 
     def _compare(self) -> None:
         """Compare what the ranks have said, and let the other lines' turn be.
@@ -160,8 +191,8 @@ class SharedMemory:
             OutOfStep: they call different things; on all ranks.
         """
         said, self._said = self._said, b""
-        lines = [self._memory[self._line_of(rank)] for rank in range(self._size)]
-        self._num_compared += 1
+        lines = [self._memory[where] for where in self._lines[self._turn]]
+        self._turn = 1 - self._turn
         for other in lines:
             if not alike(said, other):
                 raise OutOfStep(told_apart(said, other))
@@ -184,11 +215,13 @@ def _pieces(tensor: Tensor) -> list[slice]:
 def _reduce(parts: list[Tensor], op: Op, out: Tensor) -> None:
     """Reduce in rank order into `out`, which may be one of the parts."""
     combine = COMBINE[op]
-    summed = wide(out[:0]).dtype
-    total = out if summed is out.dtype and len(parts) == 2 else torch.empty_like(out, dtype=summed)
-    combine(wide(parts[0]), wide(parts[1]), out=total)
+    if out.dtype in _HALF:
+        parts, total = [part.float() for part in parts], torch.empty_like(out, dtype=torch.float32)
+    else:
+        total = out if len(parts) == 2 else torch.empty_like(out)
+    combine(parts[0], parts[1], out=total)
     for part in parts[2:]:
-        combine(total, wide(part), out=total)
+        combine(total, part, out=total)
     finish(total, op, len(parts))
     if total is not out:
         out.copy_(total)

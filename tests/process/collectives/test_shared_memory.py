@@ -16,7 +16,15 @@ from samestep.collectives.semaphores import own_process
 from samestep.collectives.shared_memory import PIECE, SMALL
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8]
-SIZES = [0, 1, 7, SMALL // 4, SMALL // 4 + 1, PIECE // 4, PIECE // 4 + 3, 3 * PIECE // 8 + 5]
+SIZES = [
+    0,
+    1,
+    7,
+    *(SMALL // 4 // ranks + more for ranks in (2, 3) for more in (0, 1)),
+    PIECE // 4,
+    PIECE // 4 + 3,
+    3 * PIECE // 8 + 5,
+]
 
 
 def tensor_of(rank, count, dtype):
