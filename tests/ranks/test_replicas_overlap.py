@@ -31,9 +31,9 @@ class Diary:
     def __getattr__(self, name):
         return getattr(self._world, name)
 
-    def all_reduce_later(self, tensor):
+    def average_later(self, tensor):
         self.events.append("sent")
-        return self._world.all_reduce_later(tensor)
+        return self._world.average_later(tensor)
 
 
 def events_of_backward(world, run, steps):

@@ -84,6 +84,13 @@ class OneHostWorld(DerivedWorld):
         self._memory.all_reduce(tensor)
         return NothingPending()
 
+    def average_later(self, tensor: Tensor) -> Pending:
+        """See `World.average_later`; as `all_reduce_later`."""
+        if not _is_plain(tensor):
+            return self.inner.average_later(tensor)
+        self._memory.average(tensor)
+        return NothingPending()
+
     def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
         """See `World.broadcast`."""
         if _is_plain(tensor):
@@ -113,4 +120,4 @@ class OneHostWorld(DerivedWorld):
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.dtype != torch.bool
+    return tensor.is_cpu and tensor.layout is torch.strided and tensor.dtype is not torch.bool

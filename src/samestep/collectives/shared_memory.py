@@ -18,7 +18,9 @@ them.
 """
 
 import mmap
+from collections.abc import Callable
 from itertools import pairwise
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -37,6 +39,8 @@ SMALL = 1 << 18
 _NOTHING = torch.empty(0)
 _HALF = (torch.float16, torch.bfloat16)
 _MOST_VIEWS = 512
+_Load: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""Writes into its first argument what a rank puts into its slot of its second one."""
 
 
 def bytes_needed(size: int) -> int:
@@ -126,14 +130,26 @@ class SharedMemory:
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """Reduce `tensor` over all ranks, in place; equal bits on every rank."""
         self._begin("all_reduce", tensor, f"all_reduce({op})")
+        self._all_reduce(tensor, op, torch.Tensor.copy_)
+
+    def average(self, tensor: Tensor) -> None:
+        """Average `tensor` over all ranks, in place; each rank divides as it copies, before the sum."""
+        self._begin("average", tensor)
+        self._all_reduce(tensor, "sum", self._divided)
+
+    def _divided(self, target: Tensor, source: Tensor) -> Tensor:
+        return torch.div(source, self._size, out=target)
+
+    def _all_reduce(self, tensor: Tensor, op: Op, load: _Load) -> None:
         flat = tensor.detach().contiguous().view(-1)
         if flat.nbytes * self._size <= SMALL:
-            halves = self._copy_in(flat)
+            halves = self._halves(flat)
+            load(halves[self._rank], flat)
             self._handover()
             _reduce(halves, op, flat)
         else:
             for part in _pieces(flat):
-                self._reduce_piece(flat[part], op)
+                self._reduce_piece(flat[part], op, load)
         _put_back(flat, tensor)
         PROGRESS.leave()
 
@@ -143,15 +159,17 @@ class SharedMemory:
         self._handover()
         PROGRESS.leave()
 
-    def _reduce_piece(self, piece: Tensor, op: Op) -> None:
+    def _reduce_piece(self, piece: Tensor, op: Op, load: _Load) -> None:
         views, rank = self._views_of(piece), self._rank
         cut = views.cut[self._half]
         mine = [piece[part] for part in views.parts]
         for number, part in enumerate(mine):
             if number != rank:  # which nobody else reduces
-                cut[rank][number].copy_(part)
+                load(cut[rank][number], part)
         self._handover(turn=False)
         summands = [of_rank[rank] for of_rank in cut]
+        if load is not torch.Tensor.copy_:
+            load(mine[rank], mine[rank])
         summands[rank] = mine[rank]
         _reduce(summands, op, mine[rank])
         cut[rank][rank].copy_(mine[rank])  # nobody has read this part of this rank's slot

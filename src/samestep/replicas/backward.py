@@ -40,6 +40,15 @@ class Backward:
 
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
+        self._thread: int | None = threading.get_ident()
+
+    def is_here(self) -> bool:
+        """Return whether the calling gradient hook surely belongs to it; sooner than `under_way` can."""
+        return self._thread == threading.get_ident()
+
+    def end(self) -> None:
+        """Be over, whether with an error or not."""
+        self._thread = None
 
     def join(self, listener: Listener) -> None:
         """Take part."""
@@ -106,6 +115,7 @@ def _ending(original: Callable[..., None]) -> Callable[..., None]:
         try:
             original(*args, **kwargs)
         finally:
+            outermost.end()
             _remember(None)
         outermost.finish()
         return None

@@ -41,12 +41,8 @@ class Passenger(Protocol):
 
 
 def average_later(world: World, flat: Tensor) -> Pending:
-    """Begin to average `flat` over the ranks, in place: the one place where gradients leave a rank.
-
-    Each rank divides before the sum, so that half precision does not overflow in it.
-    """
-    flat.div_(world.place.size)
-    return world.all_reduce_later(flat)
+    """Begin to average `flat` over the ranks, in place: the one place where gradients leave a rank."""
+    return world.average_later(flat)
 
 
 class Bucket:
@@ -79,26 +75,27 @@ class Bucket:
         self._dtype, device = kind
         self._flat = torch.zeros(sum(sizes), dtype=message or self._dtype, device=device)
         *slots, self._used, seat = torch.split(self._flat, sizes)
+        self._all_used = torch.ones_like(self._used)
         if passenger is not None:
             passenger.board(seat)
         self._slots = [
             slot.view(real(parameter).shape) for slot, parameter in zip(slots, self._parameters, strict=True)
         ]
         self._missing: list[int] = []
+        self._aboard: tuple[list[Tensor], list[Tensor]] = [], []
         self._pending: Pending | None = None
 
     def send(self, *, steady: bool = True) -> None:
         """Copy the gradients that are there into the buffer and begin to average it."""
-        grads, slots = self._present()
-        self._missing = [i for i, parameter in enumerate(self._parameters) if parameter.grad is None]
+        self._aboard = grads, slots = self._present()
         if self._missing or not steady:
             used = [parameter.grad is not None for parameter in self._parameters]
             self._used.copy_(torch.tensor([*used, steady], dtype=torch.float32))
             for index in self._missing:
                 self._slots[index].zero_()
+            copy_all(slots, grads)
         else:
-            self._used.fill_(1)
-        copy_all(slots, grads)
+            copy_all([*slots, self._used], [*grads, self._all_used])
         if self._passenger is not None:
             self._passenger.load()
         self._pending = average_later(self._world, self._flat)
@@ -116,7 +113,8 @@ class Bucket:
 
     def unload(self) -> None:
         """Give the averages to the parameters."""
-        grads, slots = self._present()
+        grads, slots = self._aboard
+        self._aboard = [], []  # who sets gradients to None wants their memory back
         copy_all(grads, slots)
         # A rank that used them all need not look at the flags; to look makes it wait for its device.
         used = self._used.tolist() if self._missing else []
@@ -133,20 +131,31 @@ class Bucket:
         return self._used[-1].item() > 0
 
     def _present(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the gradients that are there, and their slots."""
+        """Return the gradients that are there, and their slots; note which are missing."""
         grads, slots = [], []
-        for name, parameter, slot in zip(self._names, self._parameters, self._slots, strict=True):
-            grad = dense_gradient(name, parameter)
+        self._missing = []
+        for index, parameter in enumerate(self._parameters):
+            grad = parameter.grad
             if grad is None:
+                self._missing.append(index)
                 continue
-            if grad.dtype is not self._dtype:
-                raise UsageError(
-                    f"{name} was {self._dtype} when replicate() was called and its gradient is {grad.dtype} "
-                    "now. Change the dtype of a model before replicate()."
-                )
+            if grad.dtype is not self._dtype or grad.layout is not torch.strided:
+                grad = self._as_numbers(index)
             grads.append(grad)
-            slots.append(slot)
+            slots.append(self._slots[index])
         return grads, slots
+
+    def _as_numbers(self, index: int) -> Tensor:
+        """Return a gradient that cannot be copied as it is."""
+        name = self._names[index]
+        grad = dense_gradient(name, self._parameters[index])
+        assert grad is not None
+        if grad.dtype is not self._dtype:
+            raise UsageError(
+                f"{name} was {self._dtype} when replicate() was called and its gradient is {grad.dtype} "
+                "now. Change the dtype of a model before replicate()."
+            )
+        return grad
 
 
 def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:

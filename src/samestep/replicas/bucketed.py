@@ -114,9 +114,8 @@ class Bucketed(Synchroniser):
             self._replan()
 
     def _count_idle(self) -> None:
-        """Count the exchanges in which the same parameters were waited for that are frozen now."""
-        awaited = sorted(index for indices in self._awaited for index in indices)
-        idle = [index for index in awaited if not self._parameters[index].requires_grad]
+        """Count the exchanges in which the same parameters of buckets were frozen."""
+        idle = [index for index in self._row if not self._parameters[index].requires_grad]
         self._num_idle = self._num_idle + 1 if idle and idle == self._idle else 0
         self._idle = idle
 

@@ -30,3 +30,6 @@ class Flat(Bucketed):
                 "processes of Linux. Use sync='bucketed', or 'auto', which is flat where that can be."
             )
         super().__init__(replace(job, may_overlap=False, bucket_bytes=min(job.bucket_bytes, PIECE)))
+
+    def _gradient_ready(self, index: int) -> None:
+        """Wait for the end, whichever gradients are there by then."""

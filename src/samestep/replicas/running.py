@@ -39,8 +39,8 @@ class Tracked:
 
         As `data`, so that a graph that is kept for a second backward does not mind when they change.
         """
-        module = self.module
-        mean, var = module.running_mean, module.running_var
+        held = self.module._buffers  # noqa: SLF001 - attributes of modules are slow, and this is each step
+        mean, var = held["running_mean"], held["running_var"]
         assert mean is not None
         assert var is not None
         return [mean.data, var.data]
@@ -74,6 +74,7 @@ class RunningStatistics:
         owners = torch.arange(len(tracked)).repeat_interleave(2)  # (buffers,)
         self._owner = owners.repeat_interleave(torch.tensor(self._sizes)).to(buffers[0].device)  # (values,)
         self._loaded: list[int] | None = None
+        self._aboard: list[Tensor] = []
 
     def board(self, seat: Tensor) -> None:
         """See `Passenger.board`."""
@@ -83,34 +84,41 @@ class RunningStatistics:
 
     def load(self) -> None:
         """See `Passenger.load`."""
-        buffers = self._buffers()
+        self._aboard = buffers = self._buffers()
         if kind_of(buffers[0]) != self.kind:
             raise UsageError(
                 f"running statistics were {self.kind[0]} when replicate() was called and are "
                 f"{buffers[0].dtype} now. Change dtype and device of a model before replicate()."
             )
-        copy_all(self._slots, buffers)
         steps = [tracked.seen for tracked in self._tracked]
         if steps != self._loaded:  # else the device has them already; to send them makes it wait
             dtype, device = self.kind
             self._loaded = steps
             self._mine = torch.tensor([*map(bool, steps), *steps], dtype=dtype).to(device)
-        self._tail.copy_(self._mine)
+        copy_all([*self._slots, self._tail], [*buffers, self._mine])
         if not all(steps):
             self._values.masked_fill_(self._tail[self._owner] == 0, 0)  # never 0 * NaN
 
     def unload(self) -> None:
         """See `Passenger.unload`."""
+        if self.kind[1].type == "cpu" and all(self._loaded or ()) and torch.equal(self._tail, self._mine):
+            copy_all(self._aboard, self._slots)  # all ranks have seen samples, and as many
+            self._forget()
+            return
         weights, steps = self._tail.chunk(2)  # (tracked,) each
         weight = weights[self._owner]  # (values,)
         self._values.div_(weight)
-        buffers = self._buffers()
+        buffers = self._aboard
         if not all(tracked.seen for tracked in self._tracked):
             # Chosen on the device; a look at the weights would make it wait.
             now = torch.cat([buffer.reshape(-1) for buffer in buffers])
             self._values.copy_(torch.where(weight > 0, self._values, now))
         copy_all(buffers, self._slots)
         self._count(torch.nan_to_num(steps / weights).round())  # NaN where nobody has seen samples
+        self._forget()
+
+    def _forget(self) -> None:
+        self._aboard = []
         for tracked in self._tracked:
             tracked.seen = 0
 

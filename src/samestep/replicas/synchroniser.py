@@ -119,13 +119,16 @@ class Synchroniser(ABC):
     def _on_gradient(self, index: int, _: Tensor) -> None:
         if self._accumulating:
             return
-        current = backward.under_way()
+        if self._backward is None or not self._backward.is_here():
+            self._join(backward.under_way())
+        self._gradient_ready(index)
+
+    def _join(self, current: backward.Backward) -> None:
         if current is not self._backward:  # also where the last one ended in an error and left its state
             self._backward = current
             current.join(self)
             self._leads = self._may_lead()
             self._begin()
-        self._gradient_ready(index)
 
     def _may_lead(self) -> bool:
         """Return whether gradients may leave during backward: nobody else's exchange can come before.

@@ -66,6 +66,12 @@ class World(Protocol):
     def all_reduce_later(self, tensor: Tensor) -> Pending:
         """Begin to sum `tensor` over all ranks, in place; the result is there after `wait`."""
 
+    def average_later(self, tensor: Tensor) -> Pending:
+        """Begin to average `tensor` over all ranks, in place; the result is there after `wait`.
+
+        Each rank divides before the sum, so that half precision does not overflow in it.
+        """
+
     def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
         """Overwrite `tensor` on every rank with that of rank `source`."""
 
@@ -102,6 +108,11 @@ class World(Protocol):
 
 class DerivedWorld:
     """The part of a World that follows from the collectives; mixed into each implementation."""
+
+    def average_later(self: World, tensor: Tensor) -> Pending:
+        """See `World.average_later`."""
+        tensor.div_(self.place.size)
+        return self.all_reduce_later(tensor)
 
     def sum(self: World, value: float) -> float:
         """See `World.sum`."""

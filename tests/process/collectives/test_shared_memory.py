@@ -48,6 +48,13 @@ def everything(world):
             exact = sum((one.double() for one in every), torch.zeros(count, dtype=torch.float64))
             assert torch.equal(total.double(), exact.to(dtype).double()), (dtype, count)
             digest.append(total)
+            if dtype.is_floating_point:
+                average = every[rank].clone()
+                fast.average_later(average).wait()
+                torch.testing.assert_close(
+                    average.double(), exact / size, rtol=4 * torch.finfo(dtype).eps, atol=1e-6
+                )
+                digest.append(average)
             for op, of in (("min", torch.amin), ("max", torch.amax)):
                 reduced = every[rank].clone()
                 fast.all_reduce(reduced, op=op)
