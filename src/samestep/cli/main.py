@@ -16,6 +16,7 @@ VERBS: Mapping[str, str] = {
     "report": "Make a page of a run, or of several side by side.",
     "train": "Train a built-in recipe on N workers, or go on with one.",
     "bench": "Measure what collectives and training steps take, in turns.",
+    "submit": "Write a job for Slurm or MPI, submit it, and follow it.",
     "data": "List, fetch and check data sets.",
     "doctor": "Say what was detected here, from which variables, and what follows.",
 }

@@ -1,0 +1,104 @@
+"""The user's own configuration file: what holds for a site, said once.
+
+It lies at ``~/.config/samestep/config.toml``, or below ``XDG_CONFIG_HOME``. Each table belongs to a
+dataclass, whose fields are its keys; a key may be spelled with dashes or underscores.
+"""
+
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from samestep.base.env import Environment
+from samestep.base.errors import UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+TABLES = ("slurm", "mpi")
+"""The tables there may be; see `samestep.submit.site`."""
+
+Table = TypeVar("Table")
+
+
+def config_path(environment: Environment) -> Path:
+    """Return where the user's configuration is, or would be."""
+    told = Path(environment.get("XDG_CONFIG_HOME", ""))
+    folder = told if told.is_absolute() else Path.home() / ".config"  # a relative one is to be ignored
+    return folder / "samestep" / "config.toml"
+
+
+def read_tables(path: Path) -> dict[str, Any]:
+    """Return the tables of a configuration file; none where there is no file.
+
+    Raises:
+        UsageError: it cannot be read, is no TOML, or holds something that no table is called.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UsageError(f"cannot read the configuration {path}: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"the configuration {path} is no TOML: {error}.") from None
+    for name, value in tables.items():
+        if name not in TABLES:
+            raise UsageError(f"{path}: no table is called {name!r}. {_nearest(name, TABLES)}")
+        if not isinstance(value, Mapping):
+            raise UsageError(f"{path}: {name} is a table: write [{name}] on a line of its own.")
+    return tables
+
+
+def table(path: Path, name: str, kind: type[Table]) -> Table:
+    """Return table `name` of a configuration file as `kind`, a dataclass whose fields all have defaults.
+
+    Args:
+        path: the file; where there is none, all holds as `kind` says.
+        name: the table.
+        kind: its fields are strings, whole numbers or tuples of strings.
+
+    Raises:
+        UsageError: the file is wrong, or a key is unknown or of the wrong type.
+    """
+    types = get_type_hints(kind)
+    known = [one.name for one in fields(kind)]  # type: ignore[arg-type]
+    found = {}
+    for key, value in read_tables(path).get(name, {}).items():
+        plain = key.replace("-", "_")
+        if plain not in known:
+            raise UsageError(f"{path}: [{name}] has no key {key!r}. {_nearest(plain, known)}")
+        try:
+            found[plain] = _read(value, types[plain])
+        except TypeError:
+            raise UsageError(f"{path}: [{name}] {key} = {value!r} is not {_words(types[plain])}.") from None
+    return kind(**found)
+
+
+def _read(value: object, kind: Any) -> object:
+    if kind is str and isinstance(value, (str, int)) and not isinstance(value, bool):
+        return str(value)  # such as a time in minutes
+    if int in (kind, *get_args(kind)) and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if kind == tuple[str, ...] and isinstance(value, list) and _all_text(value):
+        return tuple(value)
+    raise TypeError(value)
+
+
+def _all_text(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _words(kind: Any) -> str:
+    if kind == tuple[str, ...]:
+        return 'a list of texts, such as ["one", "two"]'
+    return "a text" if kind is str else "a whole number"
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    near = get_close_matches(name, known, n=1, cutoff=0.0)
+    return f"The nearest there is: {near[0]}."

@@ -1,0 +1,69 @@
+"""What both ways to submit a job share: what it runs, where its files go, and following it."""
+
+import sys
+from datetime import datetime
+from pathlib import Path
+
+from samestep.base.errors import UsageError
+from samestep.cli import job_flags, main
+from samestep.cli.running import tell
+from samestep.submit.follow import Followed, follow
+from samestep.submit.words import slug
+from samestep.submit.work import VERBS, Work, work
+
+FOLDER = Path("jobs")
+"""Where jobs and their logs are kept, below the folder they are submitted from."""
+
+_MISPLACED = {"--nodes", "--gpus-per-node", "--hosts", "--hostfile", "--dry-run"}
+
+
+def work_of(target: str, arguments: list[str]) -> Work:
+    """Return what the job runs.
+
+    Raises:
+        UsageError: the script is not there, or the verb is none that several tasks can share.
+    """
+    if target not in VERBS:
+        if target in main.VERBS and not Path(target).exists():
+            raise UsageError(
+                f"samestep {target} is no job for several workers. Submit a script, or one of the verbs "
+                f"{', '.join(VERBS)}."
+            )
+        job_flags.program(target, arguments, module=False, no_python=False)
+    misplaced = [word for word in arguments if word.partition("=")[0] in _MISPLACED]
+    if misplaced:
+        tell(f"{misplaced[0]} behind {target} was handed to it: the job's own flags come before.")
+    return work([target, *arguments])
+
+
+def script_file(name: str, *, suffix: str) -> Path:
+    """Return a path for a job's script that is not there yet, its folder made."""
+    FOLDER.mkdir(exist_ok=True)
+    stem = f"{slug(name)}-{datetime.now():%Y%m%d-%H%M%S}"  # noqa: DTZ005 - for people
+    tries = (FOLDER / f"{stem}{'' if count == 1 else f'-{count}'}{suffix}" for count in range(1, 1000))
+    return next(path for path in tries if not path.exists())
+
+
+def write(path: Path, text: str) -> None:
+    """Write a job's script; arguments that are no UTF-8 keep their bytes."""
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
+
+
+def show_script(text: str) -> None:
+    """Print a job's script."""
+    _show(text.encode("utf-8", errors="surrogateescape"))
+
+
+def followed(job: Followed) -> int:
+    """Follow a job to its end; Ctrl-C leaves it alone."""
+    try:
+        return follow(job, tell=tell, show=_show)
+    except KeyboardInterrupt:
+        tell(f"{job.name} goes on without being followed. To stop it: {job.stop}")
+        return main.INTERRUPTED
+
+
+def _show(text: bytes) -> None:
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text)
+    sys.stdout.buffer.flush()

@@ -1,0 +1,153 @@
+"""The hosts of an MPI job: as flags, as both kinds of files list them, and whether they can be reached."""
+
+import shlex
+import socket
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from samestep.base.errors import UsageError
+
+LOCAL = ("localhost", "127.0.0.1")
+ANSWER_S = 10
+"""How long a host may take to be reached."""
+
+_IMPORT_S = 60
+_NO_FOLDER, _NO_PROGRAM, _NO_SAMESTEP = 41, 42, 43
+
+Ask = Callable[[Sequence[str]], tuple[int, str]]
+"""Runs a command; returns its exit code and what it said on stderr."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host and how many workers it takes.
+
+    Args:
+        name: as MPI and the other hosts know it.
+        slots: workers.
+    """
+
+    name: str
+    slots: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.slots}"
+
+
+def hosts_of(text: str) -> tuple[Host, ...]:
+    """Read ``a:2,b:2``; a host without a number takes one worker.
+
+    Raises:
+        UsageError: it is not of that form.
+    """
+    return _distinct([_host(item.strip(), f"--hosts {text!r}") for item in text.split(",")])
+
+
+def hosts_in(path: Path) -> tuple[Host, ...]:
+    """Read a file with a host on each line: ``a slots=2`` (Open MPI's), ``a:2`` (MPICH's) or ``a``.
+
+    Raises:
+        UsageError: it cannot be read, lists no hosts, or has a line of another form.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the hostfile {path}: {error}.") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if words:
+            slots = [word.partition("=")[2] for word in words[1:] if word.startswith("slots=")]
+            found.append(_host(":".join([words[0], *slots[:1]]), f"{path}:{number}: {line.strip()!r}"))
+    if not found:
+        raise UsageError(f"the hostfile {path} lists no hosts. Give each a line: NAME slots=WORKERS.")
+    return _distinct(found)
+
+
+def _host(text: str, where: str) -> Host:
+    name, _, slots = text.partition(":")
+    if not name or name.startswith("-") or any(character.isspace() for character in name):
+        raise UsageError(f"{where}: {text!r} is not the name of a host, as in a:2,b:2.")
+    if slots and not (slots.isdecimal() and int(slots)):
+        raise UsageError(f"{where}: {slots!r} is not a number of workers, as in a:2,b:2.")
+    return Host(name, int(slots or 1))
+
+
+def _distinct(found: list[Host]) -> tuple[Host, ...]:
+    names = [one.name for one in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"host {twice} is named twice. Name it once, with all its workers: {twice}:2.")
+    return tuple(found)
+
+
+def is_here(host: Host) -> bool:
+    """Return whether a host is this one, by its name."""
+    here = socket.gethostname()
+    return host.name in (*LOCAL, here, here.partition(".")[0])
+
+
+def unfit(
+    hosts: Iterable[Host], *, ssh: str, folder: Path, program: str | None, python: str, ask: Ask | None = None
+) -> list[str]:
+    """Return what keeps the hosts other than this one from taking part, one sentence for each.
+
+    Each is reached as mpirun will reach it, all at once, and asked for the folder, the program and samestep.
+
+    Args:
+        hosts: of the job.
+        ssh: the command that reaches a host.
+        folder: where the job is to run.
+        program: a file that each worker reads, if there is one.
+        python: what runs the workers; empty where only the job itself can find it.
+        ask: runs a command; tests pass their own.
+    """
+    others = [one for one in hosts if not is_here(one)]
+    if not others:
+        return []
+    question = _question(folder, program, python)
+    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={ANSWER_S}"]
+    words = shlex.split(ssh)
+    begin = [*words, *(options if Path(words[0]).name == "ssh" else [])]
+    with ThreadPoolExecutor(max_workers=min(32, len(others))) as pool:
+        answers = list(pool.map(ask or _run, [[*begin, one.name, question] for one in others]))
+    told = {
+        _NO_FOLDER: f"has no folder {folder}: share it, or give one that all hosts have",
+        _NO_PROGRAM: f"has no file {program} there",
+        _NO_SAMESTEP: f"cannot import samestep with {python}",
+    }
+    return [
+        f"{one.name} {told.get(code) or f'cannot be reached by `{ssh} {one.name}`'}"
+        + (f" ({_last_line(said)})" if said.strip() else "")
+        for one, (code, said) in zip(others, answers, strict=True)
+        if code
+    ]
+
+
+def _question(folder: Path, program: str | None, python: str) -> str:
+    """Return a line of shell that exits with what is missing."""
+    steps = [f"cd {shlex.quote(str(folder))} 2>/dev/null || exit {_NO_FOLDER}"]
+    if program is not None:
+        steps.append(f"test -r {shlex.quote(program)} || exit {_NO_PROGRAM}")
+    if python:
+        steps.append(f"{shlex.quote(python)} -c 'import samestep' || exit {_NO_SAMESTEP}")
+    return "; ".join(steps)
+
+
+def _run(words: Sequence[str]) -> tuple[int, str]:
+    try:
+        ended = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_IMPORT_S
+        )
+    except FileNotFoundError:
+        return 127, f"there is no {words[0]} here"
+    except subprocess.TimeoutExpired:
+        return 124, f"no answer within {_IMPORT_S} s"
+    return ended.returncode, ended.stderr
+
+
+def _last_line(text: str) -> str:
+    return text.strip().splitlines()[-1].strip()

@@ -1,0 +1,146 @@
+"""Jobs as a real bash reads and runs them; srun, scontrol and ssh are stood in for."""
+
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from samestep.submit.detached import DetachedFollowed
+from samestep.submit.follow import follow
+from samestep.submit.hosts import hosts_of, unfit
+from samestep.submit.mpi import MpiJob
+from samestep.submit.mpi import script as mpi_script
+from samestep.submit.site import MpiSite, SlurmSite
+from samestep.submit.slurm import SlurmJob, script
+from samestep.submit.work import work
+
+WORDS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), max_size=20)
+LINES = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1, max_size=20)
+
+
+def job(**changes):
+    plain = {
+        "work": work(["train", "digits"]),
+        "name": "train",
+        "nodes": 2,
+        "per_node": 4,
+        "site": SlurmSite(),
+        "output": "log",
+        "python": "/a b/python",
+    }
+    return SlurmJob(**plain | changes)
+
+
+def seen_by_srun(text):
+    """Return the words that srun is called with, with bash reading the job."""
+    srun = "srun() { printf '%s\\0' \"$@\"; }\n"
+    ended = subprocess.run(["bash", "-c", srun + text], capture_output=True, check=True)
+    return ended.stdout.decode().split("\0")[:-1]
+
+
+@settings(max_examples=40)
+@given(st.lists(WORDS.filter(lambda word: word != "-n"), max_size=12), LINES)
+def test_arguments_arrive_as_they_are_through_a_real_shell(arguments, name):
+    made = job(work=work(["train", "digits", *arguments]), name=name)
+
+    words = seen_by_srun(script(made))
+
+    at = words.index("-m")
+    assert words[at - 1] == "/a b/python"
+    assert words[at:] == ["-m", "samestep", "train", "digits", *arguments]
+
+
+@pytest.mark.parametrize(("code", "again"), [(0, False), (1, False), (75, True), (138, True), (143, False)])
+def test_a_job_that_can_go_on_is_queued_again_and_no_other(code, again):
+    stubs = f"srun() {{ return {code}; }}\nscontrol() {{ echo scontrol $*; }}\nSLURM_JOB_ID=7\n"
+    ended = subprocess.run(
+        ["bash", "-c", stubs + script(job(warning_s=60))], capture_output=True, text=True, check=False
+    )
+
+    assert ended.returncode == code
+    assert ended.stdout == ("scontrol requeue 7\n" if again else "")
+
+
+def test_what_is_not_there_ends_the_job_before_the_workers_start(tmp_path):
+    made = script(job(site=SlurmSite(venv=str(tmp_path / "no venv"))))
+    ended = subprocess.run(
+        ["bash", "-c", "srun() { echo started; }\n" + made], capture_output=True, text=True, check=False
+    )
+
+    assert (ended.returncode, ended.stdout) == (1, "")
+
+
+def ssh(folder, body):
+    """Make a program that stands for ssh: it runs what the other host would, here."""
+    path = folder / "ssh"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_hosts_are_asked_for_the_folder_the_program_and_samestep(tmp_path):
+    reach = ssh(tmp_path, 'while [ "$1" = -o ]; do shift 2; done; shift; exec sh -c "$1"')
+    (tmp_path / "it's here.py").touch()
+    ask = {"ssh": reach, "folder": tmp_path, "program": "it's here.py", "python": "true"}
+    hosts = hosts_of(f"{socket.gethostname()}:2,far:2")
+
+    assert unfit(hosts, **ask) == []
+    assert unfit(hosts, **ask | {"folder": tmp_path / "none"}) == [
+        f"far has no folder {tmp_path / 'none'}: share it, or give one that all hosts have"
+    ]
+    assert unfit(hosts, **ask | {"program": "gone.py"}) == ["far has no file gone.py there"]
+    assert unfit(hosts, **ask | {"python": "false"}) == ["far cannot import samestep with false"]
+    assert unfit(hosts_of("localhost:2"), **ask | {"folder": tmp_path / "none"}) == []
+
+
+def test_a_host_that_cannot_be_reached_is_named_with_what_ssh_said(tmp_path):
+    reach = ssh(tmp_path, "echo 'Permission denied (publickey).' >&2; exit 255")
+
+    (said,) = unfit(hosts_of("far:2"), ssh=reach, folder=tmp_path, program=None, python="true")
+
+    assert said == f"far cannot be reached by `{reach} far` (Permission denied (publickey).)"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"warning_s": 60},
+        {"launch": "node"},
+        {"site": SlurmSite(container="a#b;c", container_runtime="pyxis", modules=("m n",))},
+        {"site": SlurmSite(venv="~/it's")},
+    ],
+)
+def test_bash_reads_a_job_of_slurm(changes):
+    subprocess.run(["bash", "-n"], input=script(job(**changes)), text=True, check=True)
+
+
+@pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
+def test_bash_reads_a_job_of_mpi(flavour):
+    made = MpiJob(
+        work=work(["train", "digits", "a; b"]),
+        name="a\nname",
+        hosts=hosts_of("a:2,b:2"),
+        workers=4,
+        flavour=flavour,
+        site=MpiSite(interface="eth0", ssh="my 'odd ssh'", modules=("m",)),
+        folder=Path("/it's here"),
+        python="/usr/bin/python3",
+        as_root=True,
+    )
+
+    subprocess.run(["bash", "-n"], input=mpi_script(made), text=True, check=True)
+
+
+def test_a_job_without_a_scheduler_has_a_session_of_its_own(tmp_path):
+    path = tmp_path / "job.sh"
+    path.write_text("ps -o sid= -p $$; exit 3\n")
+    started = DetachedFollowed(path, tmp_path / "job.log")
+    told, shown = [], []
+
+    assert follow(started, tell=told.append, show=shown.append) == 3
+    assert told[-1] == f"{started.name} has failed, exit code 3."
+    assert b"".join(shown).split() == [started.number.encode()]
+    assert started.stop == f"kill -TERM -- -{started.number}"

@@ -1,0 +1,115 @@
+"""The script of an MPI job, and the hosts it runs on."""
+
+from pathlib import Path
+
+import pytest
+
+from samestep.base.errors import UsageError
+from samestep.submit.hosts import Host, hosts_in, hosts_of
+from samestep.submit.mpi import MpiJob, find, script
+from samestep.submit.site import MpiSite
+from samestep.submit.work import work
+
+OPEN_MPI = """\
+#!/bin/bash
+# train: 4 workers on a x 2 + b x 2.
+# Written by samestep submit mpi; bash takes this file as it is.
+export PYTHONUNBUFFERED=1  # the log grows with every line printed
+
+#   -np 4                                       workers in total
+#   --host a:2,b:2                              where, and how many on each
+#   --map-by slot                               neighbouring ranks share a host
+#   --bind-to none                              else a rank gets one core; samestep shares them out
+#   --wdir '/my work'                           each worker starts in this folder
+#   -x MASTER_ADDR=a                            where the workers meet: the host of rank 0,
+#   -x MASTER_PORT=$((15000 + RANDOM % 14000))  and a port on it, another at each start
+#   -x PYTHONUNBUFFERED                         as it is set here
+#   -x NCCL_DEBUG                               as it is set here
+mpirun -np 4 --host a:2,b:2 --map-by slot --bind-to none --wdir '/my work' -x MASTER_ADDR=a \\
+    -x MASTER_PORT=$((15000 + RANDOM % 14000)) -x PYTHONUNBUFFERED -x NCCL_DEBUG \\
+    /usr/bin/python3 -m samestep train digits 'a; b'
+"""
+
+MPICH = """\
+#!/bin/bash
+# train: 3 workers on a x 2 + b x 2.
+# Written by samestep submit mpi; bash takes this file as it is.
+source /venv/bin/activate || exit
+export PYTHONUNBUFFERED=1  # the log grows with every line printed
+export HYDRA_LAUNCHER_EXTRA_ARGS='-p 2222'
+
+#   -n 3                                            workers in total
+#   -hosts a:2,b:2                                  where, and how many on each
+#   -bind-to none                                   samestep shares the cores out itself
+#   -wdir '/my work'                                each worker starts in this folder
+#   -genv MASTER_ADDR a                             where the workers meet: the host of rank 0,
+#   -genv MASTER_PORT $((15000 + RANDOM % 14000))   and a port on it, another at each start
+#   -launcher ssh                                   hosts are reached over ssh,
+#   -launcher-exec ssh                              or what takes its place
+mpirun -n 3 -hosts a:2,b:2 -bind-to none -wdir '/my work' -genv MASTER_ADDR a \\
+    -genv MASTER_PORT $((15000 + RANDOM % 14000)) -launcher ssh -launcher-exec ssh \\
+    /venv/bin/python -m samestep train digits 'a; b'
+"""
+
+
+def job(**changes):
+    plain = {
+        "work": work(["train", "digits", "a; b"]),
+        "name": "train",
+        "hosts": hosts_of("a:2,b:2"),
+        "workers": 4,
+        "flavour": "openmpi",
+        "site": MpiSite(),
+        "folder": Path("/my work"),
+        "python": "/usr/bin/python3",
+    }
+    return MpiJob(**plain | changes)
+
+
+def test_the_command_of_open_mpi_says_what_each_flag_is_for():
+    assert script(job(forwarded=("NCCL_DEBUG",))) == OPEN_MPI
+
+
+def test_the_command_of_mpich_says_what_each_flag_is_for():
+    made = script(job(flavour="mpich", workers=3, site=MpiSite(ssh="ssh -p 2222", venv="/venv")))
+
+    assert [line.split() for line in made.splitlines()] == [line.split() for line in MPICH.splitlines()]
+
+
+def test_more_workers_than_the_hosts_take_are_refused():
+    with pytest.raises(UsageError, match="room for 1 to 4: a:2,b:2"):
+        job(workers=5)
+
+
+def test_whose_mpirun_there_is():
+    says = {"mpirun": "mpirun (Open MPI) 4.1.4", "mpirun.mpich": "HYDRA build details:\n Version: 4.0.2"}
+
+    assert find("", version_of=says.get) == ("openmpi", "mpirun")
+    assert find("mpich", version_of=says.get) == ("mpich", "mpirun.mpich")
+    with pytest.raises(UsageError, match=r"no mpirun of mpich is on the PATH \(mpirun is .*Open MPI\) 4"):
+        find("mpich", version_of={"mpirun": says["mpirun"]}.get)
+    with pytest.raises(UsageError, match=r"no mpirun of Open MPI or MPICH is on the PATH\. Load"):
+        find("", version_of={}.get)
+    with pytest.raises(UsageError, match="neither of openmpi and mpich"):
+        find("lam", version_of=says.get)
+
+
+def test_a_hostfile_of_either_kind(tmp_path):
+    file = tmp_path / "hosts"
+    file.write_text("# ours\na slots=2 max_slots=4\nb:3  # big\n\nc\n")
+
+    assert hosts_in(file) == (Host("a", 2), Host("b", 3), Host("c", 1))
+
+
+@pytest.mark.parametrize("text", ["a:x", "a:0", "", "a,,b", "a:2,a:3", "-o:2", "a b:2"])
+def test_hosts_that_cannot_be_are_refused(text):
+    with pytest.raises(UsageError):
+        hosts_of(text)
+
+
+def test_a_hostfile_names_its_line(tmp_path):
+    file = tmp_path / "hosts"
+    file.write_text("a slots=2\nb slots=two\n")
+
+    with pytest.raises(UsageError, match=r"hosts:2: 'b slots=two': 'two' is not a number"):
+        hosts_in(file)

@@ -1,0 +1,196 @@
+"""The script of a Slurm job, as a whole."""
+
+import pytest
+
+from samestep.base.errors import UsageError
+from samestep.submit.site import SlurmSite, with_flags
+from samestep.submit.slurm import SlurmJob, per_node, script
+from samestep.submit.work import work
+
+TASKS = """\
+#!/bin/bash
+# train: 8 workers on 2 nodes, each on a GPU of its own.
+# Written by samestep submit slurm; sbatch takes this file as it is.
+#SBATCH --job-name=train
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --gpus-per-node=4
+#SBATCH --cpus-per-task=8
+#SBATCH --time=1:00:00
+#SBATCH --partition=gpu
+#SBATCH --account=physics
+#SBATCH --exclusive
+#SBATCH --output=jobs/train-%j.log
+
+module load gcc/12 cuda/12.4 || exit
+source /home/me/venv/bin/activate || exit
+ulimit -n 4096
+export PYTHONUNBUFFERED=1  # the log grows with every line printed
+
+#   --cpus-per-task="$SLURM_CPUS_PER_TASK"  srun does not take it from the job (Slurm 22.05 and later)
+#   --kill-on-bad-exit=1                    one worker that fails ends the others
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \\
+    python -m samestep train digits --epochs 10
+"""
+
+REQUEUED_NODES = """\
+#!/bin/bash
+# train-digits: 8 workers on 2 nodes.
+# Written by samestep submit slurm; sbatch takes this file as it is.
+#SBATCH --job-name="a \\"name\\""
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=32
+#SBATCH --output=log
+# The workers get SIGUSR1 at least 90 s before the job's time is over: they
+# finish the step, write a checkpoint, and the job is queued again under its number.
+#SBATCH --signal=USR1@90
+#SBATCH --requeue
+#SBATCH --open-mode=append
+
+export PYTHONUNBUFFERED=1  # the log grows with every line printed
+
+#   --cpus-per-task="$SLURM_CPUS_PER_TASK"  srun does not take it from the job (Slurm 22.05 and later)
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" \\
+    apptainer exec image.sif python3 -m samestep train -n 8 digits \\
+    --resume=runs/train-digits-"$SLURM_JOB_ID"
+
+code=$?
+# 75: stopped after a checkpoint; 138: ended by the warning itself. Both can go on.
+if [ "$code" -eq 75 ] || [ "$code" -eq 138 ]; then
+    echo "samestep: the job goes back to the queue" >&2
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
+"""
+
+
+def job(words=("train", "digits"), **changes):
+    plain = {
+        "work": work(list(words)),
+        "name": "train",
+        "nodes": 2,
+        "per_node": 4,
+        "site": SlurmSite(),
+        "output": "log",
+        "python": "/home/me/venv/bin/python",
+    }
+    return SlurmJob(**plain | changes)
+
+
+def test_workers_are_tasks_of_slurm():
+    site = SlurmSite(
+        modules=("gcc/12", "cuda/12.4"),
+        venv="/home/me/venv/",
+        lines=("ulimit -n 4096",),
+        partition="gpu",
+        account="physics",
+        time="1:00:00",
+        cpus_per_task=8,
+        directives=("--exclusive",),
+    )
+    words = ("train", "digits", "--epochs", "10")
+
+    assert script(job(words, site=site, gpus_per_node=4, output="jobs/train-%j.log")) == TASKS
+
+
+def test_workers_are_children_of_one_samestep_on_each_node_and_go_on_later():
+    site = SlurmSite(container="image.sif", cpus_per_task=8)
+    made = job(site=site, launch="node", warning_s=90, name='a "name"')
+
+    assert script(made) == REQUEUED_NODES.replace("# train-digits:", '# a "name":')
+
+
+@pytest.mark.parametrize(
+    ("asked", "each"),
+    [
+        ({}, 1),
+        ({"gpus_per_node": 4}, 4),
+        ({"gpus_per_node": 4, "nproc_per_node": 2}, 2),
+        ({"workers": 6}, 3),
+        ({"said": 6}, 3),
+        ({"workers": 6, "nproc_per_node": 3, "said": 6}, 3),
+    ],
+)
+def test_workers_of_each_node(asked, each):
+    none = {"gpus_per_node": 0, "workers": None, "nproc_per_node": None, "said": None}
+
+    assert per_node(nodes=2, **none | asked) == each
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"workers": 3}, "-n 3 workers cannot be shared evenly by --nodes 2"),
+        ({"workers": 0}, "-n 0"),
+        ({"workers": 4, "said": 2}, "-n 4 and -n 2"),
+        ({"workers": 4, "nproc_per_node": 4}, "makes 8"),
+    ],
+)
+def test_workers_that_contradict_each_other_are_refused(asked, said):
+    none = {"gpus_per_node": 0, "workers": None, "nproc_per_node": None, "said": None}
+
+    with pytest.raises(UsageError, match=said):
+        per_node(nodes=2, **none | asked)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"nodes": 0}, "--nodes 0: there must be at least 1"),
+        ({"per_node": 0}, "--nproc-per-node 0"),
+        ({"gpus_per_node": -1}, "--gpus-per-node -1"),
+        ({"warning_s": 0}, "--warning 0"),
+        ({"per_node": 4, "gpus_per_node": 2}, "4 workers on each node cannot share --gpus-per-node 2"),
+    ],
+)
+def test_a_job_that_makes_no_sense_is_refused(changes, said):
+    with pytest.raises(UsageError, match=said):
+        job(**changes)
+
+
+def test_a_folder_that_must_be_new_does_not_go_with_starting_again():
+    with pytest.raises(UsageError, match="Give --resume DIR in its place"):
+        script(job(("train", "digits", "--out", "runs/a"), warning_s=60))
+
+
+def test_a_folder_that_is_said_is_kept():
+    text = script(job(("train", "digits", "--resume=runs/a"), warning_s=60))
+
+    assert text.count("--resume") == 1
+
+
+def test_a_count_among_the_arguments_is_the_jobs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+
+    assert work(["run", "-n", "4", "--split", "loader", "train.py", "-n", "3"]).workers == 4
+    assert work(["run", "-n", "4", "train.py", "-n", "3"]).words(8) == [
+        "run",
+        "-n",
+        "8",
+        "train.py",
+        "-n",
+        "3",
+    ]
+    assert work(["train.py", "-n", "3"]).workers is None
+    assert work(["bench", "all-reduce", "--sizes", "4"]).words(2) == [
+        "bench",
+        "all-reduce",
+        "-n",
+        "2",
+        "--sizes",
+        "4",
+    ]
+    with pytest.raises(UsageError, match="none of these is a script"):
+        work(["run", "--split", "loader", "nowhere.py"])
+
+
+def test_a_flag_beats_the_sites_default_and_the_other_kind_of_python():
+    site = SlurmSite(partition="cpu", account="a", venv="/v", modules=("gcc",))
+
+    told = with_flags(site, {"partition": "gpu", "container": "x.sif", "modules": None, "lines": []})
+
+    assert told == SlurmSite(partition="gpu", account="a", container="x.sif", modules=("gcc",))
+    with pytest.raises(UsageError, match="give one"):
+        with_flags(site, {"container": "x.sif", "venv": "/w"})

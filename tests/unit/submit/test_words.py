@@ -1,0 +1,31 @@
+"""What is written for a shell or for sbatch is read back as it was."""
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from samestep.base.errors import UsageError
+from samestep.submit.words import directive, slug
+
+LINES = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1, max_size=20)
+
+
+@given(LINES)
+def test_a_directive_is_one_line_that_reads_as_it_was_meant(name):
+    line = directive("--job-name", name)
+
+    assert line.startswith("#SBATCH --job-name=")
+    assert shlex.split(line[8:], posix=True) == [f"--job-name={name}"]
+
+
+def test_a_line_break_is_no_part_of_a_directive():
+    with pytest.raises(UsageError, match="line break"):
+        directive("--job-name", "a\n#SBATCH --uid=0")
+
+
+@given(LINES)
+def test_a_name_in_a_file_name_holds_nothing_that_slurm_or_a_shell_reads(name):
+    assert not set(slug(name)) & set("%/\\'\" ;$*?")
+    assert slug(name) not in ("", ".", "..")
