@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from typing import NoReturn
 
 import pytest
 
@@ -11,12 +12,16 @@ def required(system: str) -> bool:
     return system in os.environ.get("SAMESTEP_REQUIRE", "").split(",")
 
 
+def missing(system: str, reason: str) -> NoReturn:
+    """Skip the test for `reason`; fail it where `system` is required."""
+    if required(system):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
 def program(system: str, *names: str) -> str:
     """Return the path of the first of the programs `names` that is there; else skip, or fail if required."""
     found = next(filter(None, map(shutil.which, names)), None)
     if found is None:
-        reason = f"{system} is not installed: none of {', '.join(names)} is on the PATH"
-        if required(system):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        missing(system, f"{system} is not installed: none of {', '.join(names)} is on the PATH")
     return found

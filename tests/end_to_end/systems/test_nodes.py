@@ -1,0 +1,68 @@
+"""The nodes that other tests run on are what they are taken for."""
+
+import sys
+import time
+
+SERVE = """
+import socket, sys
+with socket.create_server(("", 7000)) as server:
+    print("ready", flush=True)
+    connection, peer = server.accept()
+    with connection:
+        size = 0
+        while data := connection.recv(1 << 20):
+            size += len(data)
+    print(peer[0], size)
+"""
+CALL = "import socket; socket.create_connection(('node3', 7001), timeout=0.3)"
+SEND = "import socket, sys; socket.create_connection(('node1', 7000)).sendall(bytes({size}))"
+
+
+def test_a_node_has_a_name_an_address_and_no_way_out(nodes):
+    done = nodes.run("node2", "sh", "-c", "hostname; getent hosts node2; ls /sys/class/net; ip route")
+
+    name, known, *devices, route = done.out.splitlines()
+    assert name == "node2"
+    assert known.split() == [nodes.addresses["node2"], "node2"]
+    assert set(devices) == {"lo", "eth0"}
+    assert route.startswith("10.77.0.0/24 dev eth0")
+    assert "default" not in done.out
+
+
+def test_nodes_share_no_memory(nodes):
+    nodes.run("node0", "touch", "/dev/shm/here")
+    assert nodes.run("node0", "ls", "/dev/shm").out == "here\n"
+    assert nodes.run("node1", "ls", "/dev/shm").out == ""
+
+
+def test_a_link_can_be_limited(nodes):
+    size, rate = 2 << 20, 40e6  # bits a second
+    with nodes.limited("40mbit"):
+        server = nodes.start("node1", sys.executable, "-c", SERVE)
+        assert server.stdout.readline() == "ready\n"
+        begin = time.monotonic()
+        nodes.run("node0", sys.executable, "-c", SEND.format(size=size))
+        out, _ = server.communicate(timeout=30)
+        took = time.monotonic() - begin
+
+    assert out.split() == [nodes.addresses["node0"], str(size)]
+    assert took > 8 * (size - 2 * 524288) / rate  # each end lets a bucket of 512 kB through at once
+
+
+def test_a_node_can_be_cut_off_and_connected_again(nodes):
+    def reached():
+        done = nodes.run("node0", sys.executable, "-c", CALL)
+        return done.err.splitlines()[-1].partition(":")[0]
+
+    assert reached() == "ConnectionRefusedError"
+    nodes.cut("node3")
+    try:
+        assert reached() == "TimeoutError"
+    finally:
+        nodes.mend("node3")
+    assert reached() == "ConnectionRefusedError"
+
+
+def test_slurm_runs_tasks_on_each_node(slurm):
+    done = slurm.run("srun", "--nodes=4", "--label", "hostname")
+    assert sorted(done.out.splitlines()) == [f"{i}: node{i}" for i in range(4)]

@@ -1,0 +1,192 @@
+"""Network namespaces as the nodes of a cluster: each has an address, a host name and a link of its own.
+
+::
+
+    login ---+
+    node0 ---+-- switch        a bridge, with no way to the machine's own network or back
+    node1 ---+
+
+A node is a process that holds three namespaces (network, host name, mounts) and ends when its stdin is
+closed, so that none outlives the tests, however they end. Nodes share processors, process ids and the file
+system, as those of a cluster share its file server, but not ``/dev/shm``.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from support.commands import Ended, environment, finish
+from support.systems import missing, program
+
+LOGIN = "login"
+
+_NET = "10.77.0"  # nobody outside the namespaces sees it
+
+# A fresh /sys shows the node's own network devices; control groups are looked for below it.
+_HOLD = """
+hostname "$0"
+mount --bind "$1" /etc/hosts
+mount -t tmpfs -o size=2g tmpfs /dev/shm
+mount -t sysfs -o ro sysfs "$2"
+if mountpoint -q /sys/fs/cgroup; then mount --rbind /sys/fs/cgroup "$2/fs/cgroup"; fi
+mount --move "$2" /sys
+echo ready
+exec cat
+"""
+
+# Stands in for ssh: the options of both MPIs' rsh launchers, then the host, then the command.
+_RSH = """#!/bin/sh
+while :; do case $1 in -[lpoiF]) shift 2 ;; -*) shift ;; *) break ;; esac; done
+host=$1; shift
+case $host in
+{hosts}
+*) echo "there is no node $host" >&2; exit 255 ;;
+esac
+exec nsenter --target "$pid" --net --uts --mount -- /bin/sh -c "$*"
+"""
+
+
+class Nodes:
+    """Some nodes and a login node, on one switch.
+
+    Args:
+        folder: an empty one, for files that the nodes need.
+        count: nodes beside the login node.
+    """
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.names = [f"node{i}" for i in range(count)]
+        self.addresses = {name: f"{_NET}.{i}" for i, name in enumerate([*self.names, LOGIN], 1)}
+        self.rsh = folder / "rsh"
+        self._holders: dict[str, subprocess.Popen[str]] = {}
+        hosts, sys = folder / "hosts", folder / "sys"
+        lines = [f"{address} {name}" for name, address in self.addresses.items()]
+        hosts.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+        sys.mkdir()
+        try:
+            self._hold("switch", ["unshare", "--net", "sh", "-ec", "echo ready; exec cat"])
+            for name in self.addresses:
+                inside = ["sh", "-ec", _HOLD, name, str(hosts), str(sys)]
+                self._hold(name, ["unshare", "--net", "--uts", "--mount", *inside])
+            self._connect()
+        except BaseException:
+            self.close()
+            raise
+        cases = "\n".join(f"{name}) pid={self._holders[name].pid} ;;" for name in self.addresses)
+        self.rsh.write_text(_RSH.format(hosts=cases))
+        self.rsh.chmod(0o755)
+
+    def command(self, node: str, *command: object, folder: Path | None = None) -> list[str]:
+        """Return the command line that runs `command` on a node; the process is that of the command."""
+        target = f"--target={self._holders[node].pid}"
+        there = ["env", "-C", str(folder or Path.cwd())]
+        return ["nsenter", target, "--net", "--uts", "--mount", "--", *there, *map(str, command)]
+
+    def start(
+        self, node: str, *command: object, folder: Path | None = None, **changes: str
+    ) -> subprocess.Popen[str]:
+        """Start a command on a node, without any launcher's variables but `changes`."""
+        return subprocess.Popen(
+            self.command(node, *command, folder=folder),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(**changes),
+            start_new_session=True,
+        )
+
+    def run(self, node: str, *command: object, folder: Path | None = None, **changes: str) -> Ended:
+        """Run a command on a node to its end."""
+        return finish(self.start(node, *command, folder=folder, **changes))
+
+    @contextmanager
+    def limited(self, rate: str) -> Iterator[None]:
+        """Let no node send or receive faster than `rate`, such as ``100mbit``."""
+        # A bucket holds what arrives between two ticks of the kernel, and one large packet at least.
+        bucket = ["root", "tbf", "rate", rate, "burst", "512kb", "latency", "50ms"]
+        ends = [("switch", f"to-{name}") for name in self.names] + [(name, "eth0") for name in self.names]
+        for node, link in ends:
+            self._net(node, "tc", "qdisc", "replace", "dev", link, *bucket)
+        try:
+            yield
+        finally:
+            for node, link in ends:
+                self._net(node, "tc", "qdisc", "del", "dev", link, "root")
+
+    def cut(self, node: str) -> None:
+        """Cut a node off, at the switch: the node itself sees a link that is up."""
+        self._net("switch", "ip", "link", "set", f"to-{node}", "nomaster")
+
+    def mend(self, node: str) -> None:
+        """Connect a node again."""
+        self._net("switch", "ip", "link", "set", f"to-{node}", "master", "br0")
+
+    def processes(self) -> set[int]:
+        """Return the processes that run on any node, beside the one that holds it."""
+        spaces = {_network_of(holder.pid) for holder in self._holders.values()} - {None}
+        holders = {holder.pid for holder in self._holders.values()}
+        every = {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()}
+        return {pid for pid in every - holders if _network_of(pid) in spaces}
+
+    def kill(self, pids: set[int]) -> None:
+        """Kill processes and wait until they are gone from the nodes."""
+        end = time.monotonic() + 10
+        while (left := pids & self.processes()) and time.monotonic() < end:
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        """End what runs on the nodes, and the nodes."""
+        self.kill(self.processes())
+        for holder in self._holders.values():
+            holder.communicate()
+
+    def _hold(self, name: str, command: list[str]) -> None:
+        pipe = subprocess.PIPE
+        holder = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment())
+        self._holders[name] = holder
+        if holder.stdout.readline() != "ready\n":
+            raise AssertionError(f"the node {name} did not come up (exit code {holder.wait()})")
+
+    def _connect(self) -> None:
+        links = ["link add br0 type bridge forward_delay 0", "link set br0 up"]
+        for name in self.addresses:
+            links += [
+                f"link add to-{name} type veth peer name eth0 netns {self._holders[name].pid}",
+                f"link set to-{name} master br0",
+                f"link set to-{name} up",
+            ]
+        self._net("switch", "ip", "-batch", "-", given=links)
+        for name, address in self.addresses.items():
+            own = ["link set lo up", "link set eth0 up", f"address add {address}/24 dev eth0"]
+            self._net(name, "ip", "-batch", "-", given=own)
+
+    def _net(self, node: str, *command: str, given: list[str] | None = None) -> None:
+        """Run a command in a node's network, but with this process's files and host name."""
+        enter = ["nsenter", f"--target={self._holders[node].pid}", "--net"]
+        subprocess.run([*enter, *command], input="\n".join(given or ()), text=True, check=True)
+
+
+def can_make_nodes() -> None:
+    """Skip the test, or fail it if ``netns`` is required, where this process may not make namespaces."""
+    for name in ("ip", "tc", "nsenter", "unshare"):
+        program("netns", name)
+    tried = subprocess.run(
+        ["unshare", "--net", "--uts", "--mount", "true"], capture_output=True, text=True, check=False
+    )
+    if tried.returncode:
+        missing("netns", f"this process may not make namespaces: {tried.stderr.strip()}")
+
+
+def _network_of(pid: int) -> Path | None:
+    try:
+        return Path(f"/proc/{pid}/ns/net").readlink()
+    except OSError:  # gone, or a zombie
+        return None
