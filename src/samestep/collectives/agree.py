@@ -1,33 +1,29 @@
 """Ranks that are not in one collective find out before the first byte of a tensor moves.
 
-Each rank says in a line what it calls, and passes on what it has heard; after round k it knows of 2^(k+1)
-ranks::
+Ranks of `on_one_host` read in their memory what the others call: one handover, and no message. Others say it
+in a line, and pass on what they have heard; after round k each knows of 2^(k+1) ranks::
 
     round 0    0 > 1 > 2 > 3 > 4 > 0     each hears of 1 other
     round 1    0 > 2 > 4 > 1 > 3 > 0     of 3
     round 2    0 > 4 > 3 > 2 > 1 > 0     of all
 
-Cost: ceil(log2 N) steps of `MESSAGE` bytes, all ranks at once, so that no rank is left waiting when another
-refuses.
+That costs ceil(log2 N) steps of `MESSAGE` bytes, all ranks at once, so that no rank is left waiting when
+another refuses.
 
 Source: D. Hensgen, R. Finkel, U. Manber: Two algorithms for barrier synchronization, 1988 (the dissemination
 barrier).
 """
 
-import functools
-
 import torch
 from torch import Tensor
 
 from samestep.base.errors import OutOfStep
+from samestep.collectives.line import LINE, alike, line, told_apart
+from samestep.collectives.one_host import OneHostWorld
 from samestep.world.world import World
 
-LINE = 128
-"""Bytes of what a rank says that it calls."""
 MESSAGE = 2 * LINE
 """Bytes of a message: what a rank calls, and what another does that calls something else."""
-_RANK = 5
-"""Digits of the rank that a line begins with."""
 
 
 def agree(world: World, call: str, tensor: Tensor) -> None:
@@ -41,6 +37,9 @@ def agree(world: World, call: str, tensor: Tensor) -> None:
     Raises:
         OutOfStep: they do not; on all ranks, and with two of the calls.
     """
+    if isinstance(world, OneHostWorld):
+        world.agree(call, tensor)
+        return
     rank, size = world.place.rank, world.place.size
     known = line(rank, call, tensor) + bytes(LINE)
     for distance in _distances(size):
@@ -48,7 +47,7 @@ def agree(world: World, call: str, tensor: Tensor) -> None:
         heard = torch.empty_like(told)
         to, source = (rank + distance) % size, (rank - distance) % size
         world.exchange(told, heard, to=to, source=source).wait()
-        known = _merged(known, bytes(heard.tolist()))
+        known = _merged(known, heard.cpu().numpy().tobytes())
     mine, other = known[:LINE], known[LINE:]
     if any(other):
         raise OutOfStep(told_apart(mine, other))
@@ -61,42 +60,6 @@ def steps(size: int) -> int:
 
 def _distances(size: int) -> list[int]:
     return [1 << k for k in range((size - 1).bit_length())]
-
-
-def line(rank: int, call: str, tensor: Tensor) -> bytes:
-    """Return what a rank says that it calls, in `LINE` bytes.
-
-    Args:
-        rank: whose call.
-        call: the collective, its algorithm and its arguments.
-        tensor: what it is called with.
-    """
-    return _line(rank, call, tensor.dtype, tensor.shape)
-
-
-def alike(one: bytes, other: bytes) -> bool:
-    """Return whether two ranks' lines are of the same call."""
-    return one[_RANK:] == other[_RANK:]
-
-
-def told_apart(mine: bytes, other: bytes) -> str:
-    """Return in words that two lines are not of the same call."""
-    return (
-        f"the ranks are not in one collective: {_words(mine)}, {_words(other)}. All ranks have to "
-        "make the same calls in the same order, with equal shapes and types."
-    )
-
-
-@functools.lru_cache(maxsize=1024)  # the same calls come again with every step
-def _line(rank: int, call: str, dtype: torch.dtype, shape: torch.Size) -> bytes:
-    sizes = ", ".join(map(str, shape))
-    text = f"{rank:0{_RANK}d}{call} of {str(dtype).removeprefix('torch.')} [{sizes}]"
-    return text.encode()[:LINE].ljust(LINE, b" ")
-
-
-def _words(said: bytes) -> str:
-    text = said.decode(errors="replace")
-    return f"rank {int(text[:_RANK])} calls {text[_RANK:].rstrip()}"
 
 
 def _merged(known: bytes, heard: bytes) -> bytes:

@@ -1,7 +1,6 @@
 """A world whose ranks share a host, and exchange what lies in its memory through that memory."""
 
 import platform
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,9 +10,9 @@ from samestep.collectives.segment import segment
 from samestep.collectives.semaphores import Semaphores, own_process
 from samestep.collectives.shared_memory import SharedMemory, bytes_needed
 from samestep.world.operation import Op, refuse
-from samestep.world.world import DerivedWorld, NothingPending, Pending, World
+from samestep.world.relayed import RelayedWorld
+from samestep.world.world import NothingPending, Pending, World
 
-T = TypeVar("T")
 TIMEOUT_S = 600.0
 """How long a rank waits for another, as `samestep.join` does."""
 
@@ -43,7 +42,7 @@ def on_one_host(world: World, *, timeout_s: float = TIMEOUT_S) -> World:
     return OneHostWorld(world, SharedMemory(memory, rank=rank, size=size, semaphores=semaphores))
 
 
-class OneHostWorld(DerivedWorld):
+class OneHostWorld(RelayedWorld):
     """The ranks of a world that share a host.
 
     Args:
@@ -52,22 +51,8 @@ class OneHostWorld(DerivedWorld):
     """
 
     def __init__(self, inner: World, memory: SharedMemory) -> None:
-        self.inner, self._memory = inner, memory
-        self.place, self.device = inner.place, inner.device
-
-    def send(self, tensor: Tensor, *, to: int) -> None:
-        """See `World.send`."""
-        self.inner.send(tensor, to=to)
-
-    def receive(self, tensor: Tensor, *, source: int) -> None:
-        """See `World.receive`."""
-        self.inner.receive(tensor, source=source)
-
-    def exchange(
-        self, send: Tensor | None, receive: Tensor | None, *, to: int | None = None, source: int | None = None
-    ) -> Pending:
-        """See `World.exchange`."""
-        return self.inner.exchange(send, receive, to=to, source=source)
+        super().__init__(inner)
+        self._memory = memory
 
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """See `World.all_reduce`."""
@@ -102,21 +87,13 @@ class OneHostWorld(DerivedWorld):
         """See `World.all_gather`."""
         return self._memory.all_gather(tensor) if _is_plain(tensor) else self.inner.all_gather(tensor)
 
+    def agree(self, call: str, tensor: Tensor) -> None:
+        """Return if all ranks make the same call; see `samestep.collectives.agree`."""
+        self._memory.agree(call, tensor)
+
     def barrier(self) -> None:
         """See `World.barrier`."""
         self._memory.barrier()
-
-    def broadcast_object(self, value: T, *, source: int = 0) -> T:
-        """See `World.broadcast_object`."""
-        return self.inner.broadcast_object(value, source=source)
-
-    def all_gather_objects(self, value: T) -> list[T]:
-        """See `World.all_gather_objects`."""
-        return self.inner.all_gather_objects(value)
-
-    def close(self) -> None:
-        """See `World.close`."""
-        self.inner.close()
 
 
 def _is_plain(tensor: Tensor) -> bool:

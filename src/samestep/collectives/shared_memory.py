@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from samestep.base.errors import OutOfStep
-from samestep.collectives.agree import LINE, alike, line, told_apart
 from samestep.collectives.arithmetic import COMBINE, finish
+from samestep.collectives.line import LINE, alike, line, told_apart
 from samestep.collectives.progress import PROGRESS
 from samestep.collectives.semaphores import SIZE, Semaphores
 from samestep.world.operation import Op
@@ -156,6 +156,16 @@ class SharedMemory:
     def barrier(self) -> None:
         """Return once every rank has called this."""
         self._begin("barrier", _NOTHING)
+        self._handover()
+        PROGRESS.leave()
+
+    def agree(self, call: str, tensor: Tensor) -> None:
+        """Return if every rank makes the same call with such a tensor, whatever it then goes through.
+
+        Raises:
+            OutOfStep: they call different things; on all ranks.
+        """
+        self._begin(call, tensor)
         self._handover()
         PROGRESS.leave()
 

@@ -2,18 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
-from samestep.world.operation import Op
-from samestep.world.world import DerivedWorld, Pending, World
-
-T = TypeVar("T")
+from samestep.world.relayed import RelayedWorld
+from samestep.world.world import Pending, World
 
 
-class CountingWorld(DerivedWorld):
+class CountingWorld(RelayedWorld):
     """A world that counts what its rank sends to others by `send` and `exchange`.
 
     Args:
@@ -21,8 +19,7 @@ class CountingWorld(DerivedWorld):
     """
 
     def __init__(self, inner: World) -> None:
-        self.inner = inner
-        self.place, self.device = inner.place, inner.device
+        super().__init__(inner)
         self.sent = 0
         """Bytes."""
         self.messages = 0
@@ -30,11 +27,7 @@ class CountingWorld(DerivedWorld):
     def send(self, tensor: Tensor, *, to: int) -> None:
         """See `World.send`."""
         self._count(tensor)
-        self.inner.send(tensor, to=to)
-
-    def receive(self, tensor: Tensor, *, source: int) -> None:
-        """See `World.receive`."""
-        self.inner.receive(tensor, source=source)
+        super().send(tensor, to=to)
 
     def exchange(
         self, send: Tensor | None, receive: Tensor | None, *, to: int | None = None, source: int | None = None
@@ -42,39 +35,7 @@ class CountingWorld(DerivedWorld):
         """See `World.exchange`."""
         if send is not None:
             self._count(send)
-        return self.inner.exchange(send, receive, to=to, source=source)
-
-    def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
-        """See `World.all_reduce`."""
-        self.inner.all_reduce(tensor, op=op)
-
-    def all_reduce_later(self, tensor: Tensor) -> Pending:
-        """See `World.all_reduce_later`."""
-        return self.inner.all_reduce_later(tensor)
-
-    def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
-        """See `World.broadcast`."""
-        self.inner.broadcast(tensor, source=source)
-
-    def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """See `World.all_gather`."""
-        return self.inner.all_gather(tensor)
-
-    def barrier(self) -> None:
-        """See `World.barrier`."""
-        self.inner.barrier()
-
-    def broadcast_object(self, value: T, *, source: int = 0) -> T:
-        """See `World.broadcast_object`."""
-        return self.inner.broadcast_object(value, source=source)
-
-    def all_gather_objects(self, value: T) -> list[T]:
-        """See `World.all_gather_objects`."""
-        return self.inner.all_gather_objects(value)
-
-    def close(self) -> None:
-        """See `World.close`."""
-        self.inner.close()
+        return super().exchange(send, receive, to=to, source=source)
 
     def _count(self, tensor: Tensor) -> None:
         self.sent += tensor.nbytes

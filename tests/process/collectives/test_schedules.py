@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from samestep.base.errors import OutOfStep
+from samestep.collectives.agree import steps
 from samestep.collectives.algorithms import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -13,8 +14,14 @@ from samestep.collectives.algorithms import (
     REDUCE_SCATTER,
     SCATTER,
 )
-from samestep.collectives.one_host import on_one_host
+from samestep.collectives.halving_doubling import HALVING_DOUBLING
+from samestep.collectives.hop import runs
+from samestep.collectives.naive import NAIVE
+from samestep.collectives.one_host import OneHostWorld, on_one_host
+from samestep.collectives.ring import RING
+from samestep.collectives.tree import TREE
 from samestep.collectives.walk import PIECE
+from samestep.testing.counting import CountingWorld
 from samestep.world.operation import OPS
 
 COUNTS = [0, 1, 5]
@@ -96,7 +103,11 @@ def test_the_other_collectives(processes, size):
     assert processes.run(the_others, size) == [[]] * size
 
 
-def one_differs(world):
+SCHEDULES = {each.name: each for each in (NAIVE, TREE, RING, HALVING_DOUBLING)}
+
+
+def one_differs(world, near):
+    world = on_one_host(world) if near else world
     tensor = torch.ones(3 + (world.place.rank == 1))
     try:
         ALL_REDUCE["ring"](world, tensor, "sum")
@@ -107,8 +118,28 @@ def one_differs(world):
     return told, tensor.tolist()
 
 
-def test_all_ranks_are_told_who_calls_what_and_can_go_on(processes):
-    for told, tensor in processes.run(one_differs, 3):
+@pytest.mark.parametrize("near", [False, True])
+def test_all_ranks_are_told_who_calls_what_and_can_go_on(processes, near):
+    for told, tensor in processes.run(one_differs, 3, near):
         assert "rank 1 calls all-reduce sum by ring of float32 [4]" in told
         assert "calls all-reduce sum by ring of float32 [3]" in told
         assert tensor == [3.0] * 3
+
+
+def counted(world, name):
+    """Return how many messages an all-reduce sends on this rank, with shared memory and without."""
+    plain, shared = CountingWorld(world), CountingWorld(world)
+    ALL_REDUCE[name](plain, torch.ones(100), "sum")
+    near = on_one_host(shared)
+    assert isinstance(near, OneHostWorld)
+    ALL_REDUCE[name](near, torch.ones(100), "sum")
+    return plain.messages, shared.messages
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_ranks_that_share_memory_agree_without_messages(processes, name):
+    for rank, (plain, shared) in enumerate(processes.run(counted, 3, name)):
+        hops = SCHEDULES[name].combine(rank, 3) + SCHEDULES[name].copy(rank, 3)
+        sent = sum(1 for hop in hops for _ in runs(hop.send))
+        assert shared == sent
+        assert plain == sent + steps(3)
