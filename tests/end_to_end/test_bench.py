@@ -1,7 +1,9 @@
 """``samestep bench``, as a user types it."""
 
 import json
+import re
 
+from samestep.collectives.crossovers import Crossovers
 from support.forked_commands import samestep
 
 
@@ -16,7 +18,7 @@ def test_steps_of_two_workers_are_measured_against_those_without_exchange():
     }
 
 
-def test_all_reduce_of_two_workers_is_measured():
+def test_all_reduce_of_two_workers_is_measured_and_chosen_by_a_training(tmp_path):
     ended = samestep(
         "bench",
         "all-reduce",
@@ -29,6 +31,8 @@ def test_all_reduce_of_two_workers_is_measured():
         "--rounds",
         2,
         "--json",
+        "--save",
+        XDG_CACHE_HOME=str(tmp_path),
     )
     rows = [json.loads(line) for line in ended.out.splitlines()]
 
@@ -38,3 +42,14 @@ def test_all_reduce_of_two_workers_is_measured():
     ]
     assert {(row["collective"], row["ranks"]) for row in rows} == {("all_reduce", 2)}
     assert "2 workers on this node" in ended.err
+
+    options = ("--epochs", 1, "--subset", 128, "--algorithm", "auto", "--out", tmp_path / "run")
+    ended = samestep("train", "digits", "-n", 2, *options, XDG_CACHE_HOME=str(tmp_path))
+    (told,) = re.findall(r"^gradients: all-reduce by (.*)$", ended.err, re.MULTILINE)
+    (text,) = re.findall(
+        r'^algorithm = "(.*)"$', (tmp_path / "run" / "config.toml").read_text(), re.MULTILINE
+    )
+
+    assert ended.code == 0, ended.err
+    assert told == Crossovers.parse(text).describe()
+    assert json.loads(next((tmp_path / "samestep").rglob("*.json")).read_text())["algorithm"] == text

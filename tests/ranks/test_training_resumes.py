@@ -102,7 +102,9 @@ def test_a_checkpoint_that_some_script_saved_is_no_state_of_a_training(snapshot)
     assert_refused(SoloWorld(), BEGUN, lacking, r"lacks best, epoch, loss_count, .*: a training cannot go on")
 
 
-@pytest.mark.parametrize("change", [{"channels_last": True}, {"sync": "reference"}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"channels_last": True}, {"sync": "reference"}, {"algorithm": "tree"}], ids=str
+)
 def test_what_computes_the_same_steps_may_change(snapshot, change):
     made = training(SoloWorld(), settings(**BEGUN, **change))
     made.restore(snapshot)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.base.errors import UsageError
+from samestep.collectives.by_algorithm import works_beside
 from samestep.replicas.bucketed import Bucketed
 from samestep.replicas.fingerprint import check_alike
 from samestep.replicas.plan import MEBIBYTE
@@ -21,7 +22,7 @@ class Gradients:
     """Follows parameters, and leaves each with the gradient of the whole batch.
 
     Args:
-        world: the ranks.
+        world: the ranks; its all-reduces carry the gradients.
         check_every: after how many exchanges replicas are compared; 0 is never.
     """
 
@@ -57,7 +58,7 @@ class Gradients:
             parameters=named,
             statistics=(),
             bucket_bytes=25 * MEBIBYTE,
-            may_overlap=may_overlap,
+            may_overlap=may_overlap and works_beside(self._world),
             exchanged=self._exchanged,
         )
         synchroniser = Bucketed(job)

@@ -23,6 +23,8 @@ class Options:
         split: whether the calls of models are cut, or the batches as they are loaded.
         random: whether a shared call draws for the whole batch, or each worker for its slice.
         all_output: whether every worker prints, and not the first alone.
+        algorithm: which all-reduce carries gradients, as `by_algorithm` takes it; None for the way that
+            suits the workers.
         device: ``cpu`` for a script that names another one, whatever it names.
         scratch: where all that the copies write goes instead of their files; None for a run that is meant.
         seed: of what nobody seeds; None draws one.
@@ -34,6 +36,7 @@ class Options:
     split: Split = "call"
     random: RandomOf = "global"
     device: Device = "auto"
+    algorithm: str | None = None
     all_output: bool = False
     scratch: Path | None = None
     seed: int | None = None

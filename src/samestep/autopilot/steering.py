@@ -30,6 +30,7 @@ from samestep.autopilot.recomputed import checkpoints_of_slices
 from samestep.autopilot.seeds import seeded_alike
 from samestep.autopilot.shadow_calls import noted, shadowed, writing_to
 from samestep.autopilot.slicing import Slicing, losses_of_slices
+from samestep.collectives.by_algorithm import ByAlgorithm, by_algorithm
 from samestep.collectives.one_host import on_one_host
 from samestep.world.join import join
 from samestep.world.world import World
@@ -85,7 +86,7 @@ def steering(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
         return
     world = on_one_host(world)
     with ExitStack() as stack:
-        gradients = Gradients(world)
+        gradients = Gradients(_carrier(world, options))
         stack.callback(gradients.detach)
         stack.enter_context(as_if_alone(world))
         common = stack.enter_context(common_folder(world))
@@ -110,6 +111,16 @@ def steering(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
         yield account
         if options.explain:
             stop(account)
+
+
+def _carrier(world: World, options: Options) -> World:
+    """Return the world whose all-reduces carry the gradients; rank 0 says which, if the user has."""
+    if options.algorithm is None:
+        return world
+    carrier = by_algorithm(world, options.algorithm)
+    if isinstance(carrier, ByAlgorithm) and world.place.is_main:
+        sys.stderr.write(f"samestep: gradients: all-reduce by {carrier.crossovers.describe()}\n")
+    return carrier
 
 
 @contextmanager

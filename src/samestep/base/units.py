@@ -1,8 +1,25 @@
 """Numbers as people read them: bytes, seconds, counts, rates."""
 
+import re
+
+from samestep.base.errors import UsageError
+
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 _DECIMAL = ("", "k", "M", "G", "T")
 _SECONDS = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (1e-6, "us", 1e6))
+
+
+def bytes_of(flag: str, text: str) -> int:
+    """Read a number of bytes, such as 4, 64K, 25MiB; units are powers of 1024.
+
+    Raises:
+        UsageError: it is none.
+    """
+    found = re.fullmatch(r"(\d+)([KMG]?)(?:I?B)?", text.strip().upper())
+    if found is None or not int(found[1]):
+        raise UsageError(f"{flag} {text!r} is no size such as 4, 64K or 25MiB.")
+    return int(found[1]) << _UNITS[found[2]]
 
 
 def bytes_text(count: float) -> str:

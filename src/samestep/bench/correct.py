@@ -1,6 +1,7 @@
 """Whether a collective gives what float64 arithmetic gives, at any size, in little memory."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from zlib import crc32
 
 import torch
@@ -57,7 +58,15 @@ class Numbers:
         return 0.0 if is_exact else terms * torch.finfo(self.dtype).eps
 
 
-def check(world: World, collective: Collective, algorithm: Algorithm, given: Tensor, numbers: Numbers) -> str:
+def check(
+    world: World,
+    collective: Collective,
+    algorithm: Algorithm,
+    given: Tensor,
+    numbers: Numbers,
+    *,
+    around: AbstractContextManager[object] | None = None,
+) -> str:
     """Call once and return, on all ranks, the first rank's problem in words; nothing where all is right.
 
     Args:
@@ -66,6 +75,7 @@ def check(world: World, collective: Collective, algorithm: Algorithm, given: Ten
         algorithm: one of its algorithms.
         given: the tensor to give; holds zeros afterwards.
         numbers: what goes into it.
+        around: what the call is made in, until all ranks are through with it.
 
     Raises:
         WorldError: the ranks could not talk.
@@ -74,13 +84,16 @@ def check(world: World, collective: Collective, algorithm: Algorithm, given: Ten
     root = size - 1
     row = given.numel() // (size if collective.given == "rows" else 1)
     numbers.fill(given, rank)
-    try:
-        found = collective.call(algorithm, world, given, root)
-    except WorldError:
-        raise
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the algorithm's
-        problem, bits = f"{type(error).__name__}: {error}", 0
-    else:
+    found, problem, bits = None, "", 0
+    with around or nullcontext():
+        try:
+            found = collective.call(algorithm, world, given, root)
+        except WorldError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the algorithm's
+            problem = f"{type(error).__name__}: {error}"
+        world.barrier()
+    if found is not None:
         problem = _first_problem(found, collective.expects(rank, size, root, row), numbers)
         bits = _bits(found) if collective.alike else 0
     given.zero_()

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from samestep.base.errors import UsageError
+from samestep.base.units import bytes_text
 from samestep.bench.cases import COLLECTIVES, Algorithm, Collective
 from samestep.bench.correct import Numbers, check
 from samestep.bench.figures import Row, Wrong, figures
+from samestep.bench.limit import Limit
 from samestep.bench.request import Request, chosen
 from samestep.bench.rounds import Call, in_turns
 from samestep.collectives.one_host import OneHostWorld, on_one_host
@@ -38,13 +40,20 @@ class Report:
     rounds: dict[int, int]
 
 
-def perform(joined: World, request: Request, *, done: Callable[[str], object] = lambda _: None) -> Report:
+def perform(
+    joined: World,
+    request: Request,
+    *,
+    done: Callable[[str], object] = lambda _: None,
+    give_up: Callable[[str], object] = lambda _: None,
+) -> Report:
     """Measure what `request` asks for.
 
     Args:
         joined: the ranks; all of them call this.
         request: what.
         done: told before each piece of work what it is; there are `pieces` of them.
+        give_up: told, from another thread, which algorithm does not end; it may end the process.
 
     Raises:
         UsageError: one rank is alone, or an algorithm is not there.
@@ -57,18 +66,19 @@ def perform(joined: World, request: Request, *, done: Callable[[str], object] = 
         name for name in collective.algorithms if name != "shared_memory" or isinstance(world, OneHostWorld)
     ]
     names = chosen(request.algorithms, there, request.collective)
-    measured = _Measured(world, request, collective)
-    wrong: dict[str, Wrong] = {}
-    for nbytes in request.sizes:
-        done("checking")
-        for name in names:
-            if name not in wrong and (found := measured.wrong(name, nbytes)):
-                wrong[name] = found
-    right = {name: collective.algorithms[name] for name in names if name not in wrong}
-    report = Report(rows=[], wrong=list(wrong.values()), copying={}, rounds={})
-    for nbytes in request.sizes if right else ():
-        done("timing")
-        measured.time(right, nbytes, report)
+    with Limit(request.timeout_s, give_up) as limit:
+        measured = _Measured(world, request, collective, limit)
+        wrong: dict[str, Wrong] = {}
+        for nbytes in request.sizes:
+            done("checking")
+            for name in names:
+                if name not in wrong and (found := measured.wrong(name, nbytes)):
+                    wrong[name] = found
+        right = {name: collective.algorithms[name] for name in names if name not in wrong}
+        report = Report(rows=[], wrong=list(wrong.values()), copying={}, rounds={})
+        for nbytes in request.sizes if right else ():
+            done("timing")
+            measured.time(right, nbytes, report)
     return report
 
 
@@ -80,8 +90,8 @@ def pieces(request: Request) -> int:
 class _Measured:
     """One collective among some ranks."""
 
-    def __init__(self, world: World, request: Request, collective: Collective) -> None:
-        self._world, self._request, self._collective = world, request, collective
+    def __init__(self, world: World, request: Request, collective: Collective, limit: Limit) -> None:
+        self._world, self._request, self._collective, self._limit = world, request, collective, limit
         self._dtype: torch.dtype = getattr(torch, request.dtype)
         self._numbers = Numbers(world.place.size, self._dtype)
 
@@ -93,7 +103,8 @@ class _Measured:
         """Return what is wrong with an algorithm at one size."""
         given = self._given(nbytes)
         algorithm = self._collective.algorithms[name]
-        problem = check(self._world, self._collective, algorithm, given, self._numbers)
+        limit = self._limit.of(f"{name} at {bytes_text(nbytes)}")
+        problem = check(self._world, self._collective, algorithm, given, self._numbers, around=limit)
         return Wrong(algorithm=name, bytes=nbytes, problem=problem) if problem else None
 
     def time(self, right: dict[str, Algorithm], nbytes: int, report: Report) -> None:
@@ -114,6 +125,7 @@ class _Measured:
             rounds=self._request.rounds,
             seconds=self._request.seconds,
             finish=_finisher(world.device),
+            around=lambda name: self._limit.of(f"{name} at {bytes_text(whole)}"),
         )
         copying = times.pop(COPY)
         for name, taken in times.items():

@@ -1,10 +1,10 @@
 """What is to be measured, as a value; needs no torch."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from samestep.base.errors import UsageError
+from samestep.base.units import bytes_of
 
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "reduce", "gather", "scatter")
 SYNCS = ("naive", "ring", "reference", "bucketed", "flat", "ddp", "exact")
@@ -14,8 +14,6 @@ SMALLEST, LARGEST = 4, 256 << 20
 """The sizes that are measured where none are given: by powers of 4, in bytes."""
 BUCKET = 25 << 20
 """What DistributedDataParallel exchanges at a time, measured beside the powers of 4."""
-
-_UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +27,7 @@ class Request:
         dtype: of the elements.
         rounds: of each size; None for as many as `seconds` hold.
         seconds: for each size, without the checks.
+        timeout_s: how long one turn of an algorithm may take.
     """
 
     collective: str
@@ -37,6 +36,7 @@ class Request:
     dtype: str = "float32"
     rounds: int | None = None
     seconds: float = 2.0
+    timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -45,18 +45,8 @@ class Request:
             raise UsageError(f"--rounds {self.rounds}: there must be at least one.")
         if not 0 < self.seconds < float("inf"):
             raise UsageError(f"--seconds {self.seconds:g} is no time to measure for: give some, such as 2.")
-
-
-def bytes_of(flag: str, text: str) -> int:
-    """Read a number of bytes, such as 4, 64K, 25MiB; units are powers of 1024.
-
-    Raises:
-        UsageError: it is none.
-    """
-    found = re.fullmatch(r"(\d+)([KMG]?)(?:I?B)?", text.strip().upper())
-    if found is None or not int(found[1]):
-        raise UsageError(f"{flag} {text!r} is no size such as 4, 64K or 25MiB.")
-    return int(found[1]) << _UNITS[found[2]]
+        if not 0 < self.timeout_s < float("inf"):
+            raise UsageError(f"--timeout {self.timeout_s:g} is no time to wait: give seconds, such as 30.")
 
 
 def sizes_of(sizes: str | None, least: str | None, most: str | None) -> tuple[int, ...]:

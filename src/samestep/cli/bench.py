@@ -1,14 +1,18 @@
 """``samestep bench``: what collectives take among the workers there are."""
 
+import os
+import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from samestep.base import env
 from samestep.base.errors import UsageError
+from samestep.base.place import Place
 from samestep.base.record import json_line
 from samestep.base.units import bytes_text
 from samestep.bench.request import COLLECTIVES, DTYPES, Request, chosen, names_of, sizes_of
@@ -16,12 +20,24 @@ from samestep.cli.bench_step import step
 from samestep.cli.progress import progress_bar
 from samestep.cli.running import Decision, act, decide, headline, tell
 from samestep.cli.setting_flags import as_arguments
+from samestep.collectives.crossovers import Measured
 from samestep.launch.job import Job, Program
 from samestep.launch.plan import Spawn
 from samestep.report.write import write_text
 
 if TYPE_CHECKING:
     from samestep.bench.perform import Report
+    from samestep.world.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telling:
+    """What is done with what was measured."""
+
+    plot: Path | None
+    as_json: bool
+    save: bool
+
 
 bench = typer.Typer(
     help="Measure what collectives and training steps take, in turns, on the workers there are."
@@ -55,6 +71,12 @@ def measured(collective: str) -> Callable[..., None]:
             int | None, typer.Option(metavar="R", help="Of each size; else as many as --seconds hold.")
         ] = None,
         seconds: Annotated[float, typer.Option(metavar="S", help="To measure each size for.")] = 2.0,
+        timeout: Annotated[
+            float, typer.Option(metavar="S", help="After which a call that does not end is named.")
+        ] = 30.0,
+        save: Annotated[
+            bool, typer.Option("--save", help="Keep which all-reduce wins where, for --algorithm auto.")
+        ] = False,
         plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw times over sizes.")] = None,
         as_json: Annotated[
             bool, typer.Option("--json", help="Print one object a line for each algorithm and size.")
@@ -67,7 +89,12 @@ def measured(collective: str) -> Callable[..., None]:
             dtype=dtype,
             rounds=rounds,
             seconds=seconds,
+            timeout_s=timeout,
         )
+        if save and collective != "all_reduce":
+            raise UsageError(
+                "--save keeps which all-reduce wins where: there is no choice of others to make."
+            )
         if plot is not None and (plot.suffix != ".svg" or not plot.parent.is_dir()):
             raise UsageError(f"--plot {plot}: give a name that ends in .svg, in a folder that there is.")
         decision = decide(
@@ -86,11 +113,12 @@ def measured(collective: str) -> Callable[..., None]:
                 "dtype": dtype,
                 "rounds": rounds,
                 "seconds": seconds,
+                "timeout": timeout,
                 "plot": plot,
             }
-            said = as_arguments(flags) + (["--json"] if as_json else [])
+            said = as_arguments(flags) + ["--json"] * as_json + ["--save"] * save
             raise typer.Exit(_start(decision, ("bench", _spelled(collective), *said)))
-        _work(request, threads=threads, plot=plot, as_json=as_json)
+        _work(request, Telling(plot=plot, as_json=as_json, save=save), threads=threads)
 
     command.__doc__ = f"""Measure the algorithms of {_spelled(collective)}, in turns.
 
@@ -122,27 +150,52 @@ def _start(decision: Decision, arguments: tuple[str, ...]) -> int:
     return act(replace(decision, job=replace(decision.job, program=program)))
 
 
-def _work(request: Request, *, threads: int | None, plot: Path | None, as_json: bool) -> None:
+def _work(request: Request, telling: Telling, *, threads: int | None) -> None:
     """Be a worker."""
     from samestep.bench.perform import perform, pieces
     from samestep.world.join import join
 
     with join(threads=threads) as world:
         with progress_bar(pieces(request), shown=world.place.is_main) as done:
-            report = perform(world, request, done=done)
+            give_up = partial(_give_up, place=world.place, timeout_s=request.timeout_s)
+            report = perform(world, request, done=done, give_up=give_up)
         # The others wait for the end of it: with an exit code of 1 they would have rank 0 stopped.
-        world.on_main(lambda: _tell(report, request, world.place.size, plot=plot, as_json=as_json))
+        world.on_main(lambda: _tell(report, request, world, telling))
     if report.wrong:
         raise typer.Exit(1)
 
 
-def _tell(report: "Report", request: Request, ranks: int, *, plot: Path | None, as_json: bool) -> None:
+def _give_up(what: str, *, place: Place, timeout_s: float) -> NoReturn:
+    """End this process, which waits for others in vain; rank 0 says so first."""
+    if place.is_main:
+        tell(
+            f"error: {what} did not end within {timeout_s:g} s: the ranks wait for each other. What rightly "
+            "takes longer needs a larger --timeout."
+        )
+    else:
+        time.sleep(1)
+    os._exit(1)
+
+
+def _tell(report: "Report", request: Request, world: "World", telling: Telling) -> None:
+    ranks = world.place.size
     if report.rows:
-        print(_text(report, request, ranks, as_json=as_json), flush=True)
+        print(_text(report, request, ranks, as_json=telling.as_json), flush=True)
     for one in report.wrong:
         tell(f"{one.algorithm} is wrong at {bytes_text(one.bytes)}, and was not timed: {one.problem}")
-    if plot is not None and report.rows:
-        tell(f"picture: {write_text(plot, _picture(report, request, ranks))}")
+    if telling.plot is not None and report.rows:
+        tell(f"picture: {write_text(telling.plot, _picture(report, request, ranks))}")
+    if telling.save and report.rows:
+        tell(f"kept for --algorithm auto: {_saved(report, world)}")
+
+
+def _saved(report: "Report", world: "World") -> Path:
+    """Keep which algorithm wins from where on, and return the file."""
+    from samestep.bench.fit import crossovers
+    from samestep.bench.words import times_of
+
+    measured = Measured(ranks=world.place.size, hosts=world.place.nodes, device=world.device.type)
+    return measured.save(crossovers(times_of(report.rows)))
 
 
 def _text(report: "Report", request: Request, ranks: int, *, as_json: bool) -> str:

@@ -72,7 +72,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
 
 
 def _fetch(name: str, data_dir: Path | None) -> dict[str, Any]:
-    from samestep.data.download import user_cache
+    from samestep.base.folders import user_cache
     from samestep.data.registry import DATA_SETS
 
     if name not in DATA_SETS:

@@ -14,6 +14,7 @@ from samestep.cli.job_flags import Meeting
 from samestep.cli.running import act, banner, decide, tell, watched
 from samestep.cli.running import dry_run as dry_run_of
 from samestep.cli.serial_flags import with_options
+from samestep.collectives.crossovers import ALGORITHMS
 from samestep.launch.hosting import leave
 from samestep.launch.job import Job
 from samestep.launch.plan import Join
@@ -127,6 +128,15 @@ def run(
             help="Of a serial script: auto, or cpu, also for one that says cuda.", rich_help_panel=_SERIAL
         ),
     ] = "auto",
+    algorithm: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"Of a serial script: the all-reduce of gradients, {', '.join(ALGORITHMS)}, such as "
+            "tree,ring:64K, or auto, as samestep bench all-reduce --save found.",
+            rich_help_panel=_SERIAL,
+        ),
+    ] = None,
     all_output: Annotated[
         bool,
         typer.Option(
@@ -227,6 +237,7 @@ def run(
         split=split,
         random=random,
         device=device,
+        algorithm=algorithm,
         all_output=all_output,
     )
     decision = watched(decision, hang_timeout=hang_timeout, sanitize=sanitize, count=count)

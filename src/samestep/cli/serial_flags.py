@@ -6,6 +6,7 @@ from typing import Any, get_args
 from samestep.autopilot.options import DEFAULTS, BatchNormOver, Device, Load, Options, RandomOf, Split
 from samestep.base.errors import UsageError
 from samestep.cli.running import Decision
+from samestep.collectives.crossovers import check_algorithm
 from samestep.launch.job import Std
 from samestep.launch.plan import Spawn
 
@@ -49,6 +50,8 @@ def checked(**flags: Any) -> Options:
     for name, choices in _CHOICES.items():
         if (value := getattr(options, name)) not in choices:
             raise UsageError(f"{_flag(name)} {value!r} is none of {', '.join(choices)}.")
+    if options.algorithm is not None:
+        check_algorithm(options.algorithm)
     return options
 
 

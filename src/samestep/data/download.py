@@ -15,13 +15,6 @@ _LOCK_TIMEOUT_S = 1800.0
 _log = logging.getLogger("samestep")
 
 
-def user_cache() -> Path:
-    """Return the folder for downloads: the platform's user cache (``XDG_CACHE_HOME`` is respected)."""
-    import pooch
-
-    return Path(pooch.os_cache("samestep"))
-
-
 def fetch(file: PublishedFile, mirrors: Sequence[str], folder: Path) -> Path:
     """Return `file` in `folder`, downloading it if it is not there.
 

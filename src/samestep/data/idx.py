@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from samestep.base.errors import DataError
+from samestep.base.folders import user_cache
 from samestep.data import published
-from samestep.data.download import fetch, user_cache
+from samestep.data.download import fetch
 from samestep.data.image_set import ImageSet, Split
 from samestep.data.published import PublishedFile
 

@@ -13,6 +13,8 @@ from samestep.checkpoint.foreign import load_state
 from samestep.checkpoint.manifest import AVERAGE, MODEL
 from samestep.checkpoint.retain import set_aside_later
 from samestep.checkpoint.shared import choose_on_all
+from samestep.collectives.by_algorithm import settled
+from samestep.collectives.crossovers import AUTO, Crossovers
 from samestep.models.registry import build
 from samestep.recipes.order import Order
 from samestep.training.evaluate import Score
@@ -103,10 +105,13 @@ def _judged(path: Path, model: nn.Module) -> dict[str, Any]:
 
 def _settled(world: World, order: Order) -> Order:
     """Return the order with nothing left to the machine: rank 0's decides for all."""
-    if order.settings.precision != "auto":
-        return order
-    precision = world.broadcast_object("bf16" if machine_has_bf16(world.device) else "fp32")
-    return replace(order, settings=replace(order.settings, precision=precision))
+    settings = order.settings
+    if settings.precision == "auto":
+        precision = world.broadcast_object("bf16" if machine_has_bf16(world.device) else "fp32")
+        settings = replace(settings, precision=precision)
+    if settings.algorithm == AUTO and order.weights is None and world.place.size > 1:
+        settings = replace(settings, algorithm=settled(world, AUTO).text)
+    return replace(order, settings=settings)
 
 
 def _training(world: World, order: Order) -> Training:
@@ -154,7 +159,7 @@ def _outputs(world: World, order: Order, training: Training, chosen: Chosen | No
         folder = RunFolder(order.out)
         if not order.resume:
             folder.write_config(order.config())
-        for line in _went_on(order, training, chosen):
+        for line in [*_algorithms(order), *_went_on(order, training, chosen)]:
             display.note(line)
         folder.begin(_session(world, training, chosen))
         sink = observed(folder, order.conduct.logger, order.config(), tell=display.note)
@@ -162,6 +167,14 @@ def _outputs(world: World, order: Order, training: Training, chosen: Chosen | No
 
     world.on_main(open_here)
     return next(iter(opened), (Nowhere(), Silent()))
+
+
+def _algorithms(order: Order) -> list[str]:
+    """Return what carries the gradients, where the user has a say in it."""
+    algorithm = order.settings.algorithm
+    if algorithm is None or algorithm == AUTO:  # one worker exchanges nothing
+        return []
+    return [f"gradients: all-reduce by {Crossovers.parse(algorithm).describe()}"]
 
 
 def _went_on(order: Order, training: Training, chosen: Chosen | None) -> list[str]:

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary, finalize, ref
 from torch import Tensor, nn
 
 from samestep.base.errors import UsageError
+from samestep.collectives.by_algorithm import ByAlgorithm, works_beside
 from samestep.collectives.one_host import OneHostWorld, on_one_host
 from samestep.replicas.agreement import broadcast_values, refuse_differing, refuse_unfit
 from samestep.replicas.batch_norm import (
@@ -67,7 +68,8 @@ def replicate(
 
     Args:
         model: parameters and buffers on this rank's device, trained by ``backward`` and any optimizer.
-        world: the ranks; by default those of the job that was joined here.
+        world: the ranks; by default those of the job that was joined here. One of `by_algorithm` says which
+            all-reduce carries the gradients, under ``bucketed`` and ``reference``.
         sync: how gradients travel: ``bucketed``, ``flat``, ``reference`` or ``ddp``; ``auto`` is ``flat``
             where the ranks share the memory of one host and compute on its processors, else ``bucketed``.
         batch_norm: ``global`` takes batch statistics over the global batch, as the serial script does: each
@@ -102,7 +104,13 @@ def replicate(
             f"this {type(model).__name__} has been replicated already; detach() the handle it was given first"
         )
     refuse_unfit(model)
-    replicas = Replicas(model, current() if world is None else world, check_every=check_every)
+    world = current() if world is None else world
+    if isinstance(world, ByAlgorithm) and sync in ("flat", "ddp"):
+        raise UsageError(
+            f"sync={sync!r} exchanges gradients in its own way, and the world says that it is by "
+            f"{world.crossovers.describe()}: use sync='bucketed' or 'reference', or another world."
+        )
+    replicas = Replicas(model, world, check_every=check_every)
     replicas.attach(sync, batch_norm, compress=compress, bucket_bytes=bucket_bytes)
     _replicated[model] = replicas
     return replicas
@@ -145,7 +153,7 @@ class Replicas:
         assert model is not None
         if self._world.place.size == 1:
             return
-        self._settle_sync(compress)
+        carrier = self._settle_sync(compress)
         norms, local = batch_norms(model), batch_norm == "local"
         if not local:
             refuse_own_forward(norms)
@@ -161,13 +169,16 @@ class Replicas:
             for restore in redirected + ([] if local else make_global(norms.values(), self._world)):
                 undo.callback(restore)
             job = Job(
-                world=self._world,
+                world=carrier,
                 model=self._model,
                 parameters=self._parameters,
                 statistics=self._statistics,
                 bucket_bytes=bucket_bytes,
                 compress=compress,
-                may_overlap=self.sync != "ddp" and (local or not norms) and not _has_sync_batch_norm(model),
+                may_overlap=self.sync != "ddp"
+                and works_beside(carrier)
+                and (local or not norms)
+                and not _has_sync_batch_norm(model),
                 exchanged=self._exchanged,
             )
             self._synchroniser = SYNCHRONISERS[self.sync](job)
@@ -176,13 +187,22 @@ class Replicas:
             undo.callback(finalize(model, self._synchroniser.detach).detach)
             self._undo = undo.pop_all()
 
-    def _settle_sync(self, compress: str | None) -> None:
-        """Go through shared memory, where that is asked for or nothing else and it can be."""
+    def _settle_sync(self, compress: str | None) -> World:
+        """Go through shared memory, where that is asked for or nothing else and it can be.
+
+        Returns:
+            the world whose all-reduces carry the gradients.
+        """
+        world = self._world
+        if isinstance(world, ByAlgorithm):
+            self._world, self.sync = world.inner, "bucketed" if self.sync == AUTO else self.sync
+            return world
         if self.sync == "flat" or (self.sync == AUTO and compress is None):
             self._world = on_one_host(self._world)
         if self.sync == AUTO:
             near = isinstance(self._world, OneHostWorld) and compress is None
             self.sync = "flat" if near else "bucketed"
+        return self._world
 
     @property
     def exposed_s(self) -> float | None:

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
+from samestep.collectives.by_algorithm import by_algorithm
 from samestep.data.image_set import Images
 from samestep.data.loading import Draw, batches_of
 from samestep.exact.identity import check_alike_here
@@ -108,8 +109,9 @@ def in_step(
             yield ExactStep(exact=exact, number=number, **common), exact.check
         return
     compress = None if settings.compress == "none" else settings.compress
+    ranks = world if settings.algorithm is None else by_algorithm(world, settings.algorithm)
     with replicate(
-        learner.model, world, sync=settings.sync, batch_norm=settings.batch_norm, compress=compress
+        learner.model, ranks, sync=settings.sync, batch_norm=settings.batch_norm, compress=compress
     ) as replicas:
         yield ReplicatedStep(replicas=replicas, **common), replicas.check
 

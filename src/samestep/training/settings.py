@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from samestep.base.errors import CheckpointError, UsageError
+from samestep.collectives.crossovers import check_algorithm
 from samestep.training.option import check, flag, option
 
 SMALL_SHARE = 16
 """Samples per worker and step below which the cost of a step hardly depends on their number."""
 
-_COMPUTED_ALIKE = frozenset({"compile", "channels_last", "sync"})
+_COMPUTED_ALIKE = frozenset({"compile", "channels_last", "sync", "algorithm"})
 """What a run may go on with otherwise: another machine may need it, and the steps are the same."""
 
 _STEP, _SPEED = "Optimizer and schedule", "Precision and speed"
@@ -89,6 +90,12 @@ class Settings:
         panel=_SPEED,
         choices=("auto", "bucketed", "flat", "reference", "ddp"),
     )
+    algorithm: str | None = option(
+        default=None,
+        about="The all-reduce of gradients under bucketed and reference: native, naive, tree, ring, "
+        "halving_doubling, shared_memory, such as tree,ring:64K, or auto, as bench all-reduce --save found.",
+        panel=_SPEED,
+    )
     compress: str = option(
         default="none",
         about="How gradients travel; powersgd needs --sync ddp.",
@@ -99,6 +106,8 @@ class Settings:
     def __post_init__(self) -> None:
         check(self)
         self._refuse_combinations()
+        if self.algorithm is not None:
+            self._refuse_beside_algorithm(self.algorithm)
         if self.exact is not None:
             self._refuse_beside_exact(self.exact)
 
@@ -132,14 +141,24 @@ class Settings:
                 "an overflow, which --precision fp16 has by design: use bf16, or --compress fp16."
             )
 
+    def _refuse_beside_algorithm(self, algorithm: str) -> None:
+        check_algorithm(algorithm)
+        if self.sync in ("flat", "ddp"):
+            raise UsageError(
+                f"--sync {self.sync} exchanges gradients in its own way: --algorithm {algorithm} needs "
+                "--sync bucketed or reference."
+            )
+
     def _refuse_beside_exact(self, shards: int) -> None:
         if (micro := self.batch_size // self.accumulate) < shards:
             raise UsageError(
                 f"--exact {shards}: {micro} samples cannot fill so many logical shards. Use fewer of them, "
                 "or a larger --batch-size."
             )
-        if self.sync != "auto" or self.compress != "none":
-            raise UsageError("--exact exchanges gradients in its own way: leave out --sync and --compress.")
+        if self.sync != "auto" or self.compress != "none" or self.algorithm is not None:
+            raise UsageError(
+                "--exact exchanges gradients in its own way: leave out --sync, --algorithm and --compress."
+            )
 
     def check_workers(self, workers: int) -> None:
         """Refuse a global batch that leaves a worker without a sample in every step.

@@ -2,7 +2,8 @@
 
 import pytest
 
-from samestep.base.units import bytes_text, count_text, rate_text, seconds_text
+from samestep.base.errors import UsageError
+from samestep.base.units import bytes_of, bytes_text, count_text, rate_text, seconds_text
 
 
 @pytest.mark.parametrize(
@@ -18,6 +19,20 @@ from samestep.base.units import bytes_text, count_text, rate_text, seconds_text
 )
 def test_bytes_count_in_powers_of_1024(count, text):
     assert bytes_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("4", 4), ("64K", 65536), ("64KiB", 65536), ("25MiB", 25 << 20), ("1g", 1 << 30), ("8B", 8)],
+)
+def test_bytes_are_read(text, count):
+    assert bytes_of("--sizes", text) == count
+
+
+@pytest.mark.parametrize("text", ["", "0", "-4", "x", "4T", "1.5M"])
+def test_what_is_no_number_of_bytes_is_said(text):
+    with pytest.raises(UsageError, match=r"--min .* is no size such as"):
+        bytes_of("--min", text)
 
 
 @pytest.mark.parametrize(

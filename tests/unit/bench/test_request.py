@@ -3,21 +3,7 @@
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.bench.request import BUCKET, Request, bytes_of, chosen, names_of, sizes_of
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [("4", 4), ("64K", 65536), ("64KiB", 65536), ("25MiB", BUCKET), ("1g", 1 << 30), ("8B", 8)],
-)
-def test_sizes_are_read(text, count):
-    assert bytes_of("--sizes", text) == count
-
-
-@pytest.mark.parametrize("text", ["", "0", "-4", "x", "4T", "1.5M"])
-def test_what_is_no_size_is_said(text):
-    with pytest.raises(UsageError, match=r"--min .* is no size such as"):
-        bytes_of("--min", text)
+from samestep.bench.request import BUCKET, Request, chosen, names_of, sizes_of
 
 
 def test_sizes_go_by_powers_of_four_with_ddps_bucket_and_both_ends():
@@ -44,6 +30,7 @@ def test_sizes_that_contradict_each_other_are_refused(asked, words):
         ({"rounds": 0}, "--rounds 0"),
         ({"seconds": 0.0}, "--seconds 0"),
         ({"seconds": float("nan")}, "--seconds nan"),
+        ({"timeout_s": 0.0}, "--timeout 0 is no time to wait"),
     ],
 )
 def test_wishes_without_sense_are_refused(wish, words):

@@ -15,6 +15,7 @@ from samestep.bench.perform import Report
 from samestep.bench.request import COLLECTIVES, Request
 from samestep.cli import bench
 from samestep.cli.main import run_command
+from samestep.collectives.crossovers import Measured
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,8 @@ from samestep.cli.main import run_command
             ["all-reduce", "-n", "2", "--algorithm", "tre"],
             "--algorithm tre: all_reduce has, among these ranks",
         ),
+        (["broadcast", "-n", "2", "--save"], "--save keeps which all-reduce wins where"),
+        (["all-reduce", "-n", "2", "--timeout", "-1"], "--timeout -1 is no time to wait"),
         (["step"], "one worker exchanges nothing: give -n 2 or more"),
         (["step", "-n", "2", "--sync", "telepathy"], "--sync 'telepathy' is none of naive, ring"),
         (["step", "-n", "2", "--model", "vgg"], "vgg"),
@@ -63,9 +66,10 @@ def work(monkeypatch):
 
     def work(report, **how):
         request = Request(collective="broadcast", sizes=(4,))
+        telling = bench.Telling(**{"plot": None, "as_json": False, "save": False} | how)
         monkeypatch.setattr(env, "snapshot", dict)
-        monkeypatch.setattr(perform, "perform", lambda world, request, *, done: report)
-        bench._work(request, **{"threads": torch.get_num_threads(), "plot": None, "as_json": False} | how)
+        monkeypatch.setattr(perform, "perform", lambda world, request, *, done, give_up: report)
+        bench._work(request, telling, threads=torch.get_num_threads())
 
     return work
 
@@ -95,3 +99,12 @@ def test_a_table_ends_with_an_answer_and_a_picture_is_drawn(work, capsys, tmp_pa
     assert lines[0].startswith("broadcast of float32 among 1 ranks, 3 rounds of each size; each rank copies")
     assert lines[-2:] == ["fastest: ring from 64 KiB", "ring takes 100 us at 64 KiB"]
     assert (tmp_path / "x.svg").read_text().startswith("<svg ")
+
+
+def test_what_was_measured_is_kept_for_those_who_choose_by_it(work, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    work(report_of(), save=True)
+
+    kept = Measured(ranks=1, hosts=1, device="cpu")
+    assert f"kept for --algorithm auto: {kept.path()}" in capsys.readouterr().err
+    assert kept.load().text == "ring"

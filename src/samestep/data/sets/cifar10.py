@@ -21,9 +21,10 @@ import numpy as np
 import torch
 
 from samestep.base.errors import DataError
+from samestep.base.folders import user_cache
 from samestep.data import published
 from samestep.data.decoded import remembered
-from samestep.data.download import fetch, user_cache
+from samestep.data.download import fetch
 from samestep.data.image_set import ImageSet, Split
 from samestep.data.plain_pickle import load_arrays
 from samestep.data.published import PublishedFile

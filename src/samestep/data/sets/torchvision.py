@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from samestep.base.errors import DataError, UsageError
-from samestep.data.download import user_cache
+from samestep.base.folders import user_cache
 from samestep.data.image_set import Split
 from samestep.data.lazy import LazyImages
 
