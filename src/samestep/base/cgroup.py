@@ -55,6 +55,17 @@ def memory_limit(proc: Path = Path("/proc")) -> Limit | None:
     return min(limits, key=lambda limit: limit.value, default=None)
 
 
+def process_limit(proc: Path = Path("/proc")) -> Limit | None:
+    """Return the tightest limit of processes and threads together; None where there is none."""
+    limits = [
+        Limit(int(word), group / "pids.max")
+        for group in _groups("pids", proc)
+        for word in _words(group / "pids.max")
+        if word != "max"
+    ]
+    return min(limits, key=lambda limit: limit.value, default=None)
+
+
 def _groups(controller: str, proc: Path) -> Iterator[Path]:
     """Yield the folders of this process's group and the groups above it, both versions."""
     mounts = list(_mounts(proc))

@@ -1,99 +1,90 @@
-"""``samestep doctor``: what was detected here, from which variables, and what follows."""
+"""``samestep doctor``: what was detected, on all ranks, and what will hurt a run."""
 
 import json
+import os
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from samestep import __version__
 from samestep.base import env
-from samestep.base.machine import machine
-from samestep.base.units import bytes_text
-from samestep.world.banner import describe
-from samestep.world.device import DeviceFacts, available_here, facts_here
-from samestep.world.diagnosis import Diagnosis, Finding, diagnose
+from samestep.base.errors import UsageError
+from samestep.cli.running import act, decide
+from samestep.cli.setting_flags import as_arguments
+from samestep.doctor.consult import Told, Wishes, consult
+from samestep.doctor.report import Report, lines, record
+from samestep.doctor.ticket import Mask
+from samestep.doctor.within import any_stuck
+from samestep.launch.job import Job, Program
+from samestep.launch.plan import Spawn, plan
+from samestep.world.detect import detect
 
 
 def doctor(
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
-    devices: bool = typer.Option(True, help="Look for devices and back ends; imports torch."),
+    *,
+    workers: Annotated[
+        int | None, typer.Option("-n", metavar="N", help="Start N workers and ask them.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    ticket: Annotated[
+        bool, typer.Option("--ticket", help="Print a text to paste: with the variables, secrets masked.")
+    ] = False,
+    devices: Annotated[
+        bool, typer.Option(help="Look for devices and back ends, and join as a training does.")
+    ] = True,
+    run_folder: Annotated[Path, typer.Option(metavar="DIR", help="The run folder to try.")] = Path("runs"),
+    wait: Annotated[float, typer.Option(metavar="S", help="How long to wait for the other ranks.")] = 60.0,
 ) -> int:
-    """Say what was detected here, from which variables, and what follows; nothing is started.
+    """Say what was detected, on all ranks, from which variables, and what will hurt a run.
 
-    Started as several ranks, rank 0 reports, and any other tells its own problems on stderr. Exits with 1
-    if something found will hurt a run, and with 2 if the launcher's variables contradict each other.
+    Started as several ranks (srun, mpirun, torchrun, or here with -n), each looks at itself, links and clocks
+    between them are measured, and rank 0 reports. Exits with 1 if something found will hurt a run, and with 2
+    if the launcher's variables contradict each other.
     """
+    if as_json and ticket:
+        raise UsageError("--json is for machines and --ticket to be pasted: give one of the two.")
+    if not 0 < wait < float("inf"):
+        raise UsageError(f"--wait {wait:g} is no time to wait for the other ranks: give seconds.")
+    flags = {"json": as_json or None, "ticket": ticket or None, "devices": devices, "run_folder": run_folder}
     environment = env.snapshot()
-    missing: list[Finding] = []
-    facts = None
-    if devices:
-        try:
-            facts = facts_here()
-        except ImportError as error:
-            missing.append(Finding(text=f"torch cannot be imported ({error}). Install it to train."))
-    diagnosis = diagnose(environment, machine(), facts=facts, available=available_here)
-    findings = (*missing, *diagnosis.findings)
-    if diagnosis.detected.place.is_main:
-        if as_json:
-            print(json.dumps(_record(diagnosis, findings)))
-        else:
-            print("\n".join(_lines(diagnosis, facts, findings)))
+    if workers is not None:
+        arguments = ("doctor", *as_arguments({**flags, "wait": wait}))
+        job = Job(program=Program(target="samestep", kind="module", args=arguments), workers=workers)
+        settled = plan(job, detect(environment))
+        if isinstance(settled, Spawn) and settled.size > 1:
+            return act(decide(job, mode="native", threads=None, environment=environment))
+    told = consult(environment, Wishes(runs=run_folder, devices=devices, ticket=ticket, wait_s=wait))
+    _tell(told, as_json=as_json, ticket=Mask.of(environment) if ticket else None)
+    code = told.settle()
+    if any_stuck():  # the interpreter would wait for it
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _tell(told: Told, *, as_json: bool, ticket: Mask | None) -> None:
+    report = told.report
+    if report is None:
+        return
+    if told.alone and told.rank:
+        _tell_problems(report)
+    elif as_json:
+        print(json.dumps(record(report)), flush=True)
+    elif ticket is not None:
+        text = "\n".join(
+            (f"samestep {__version__}: {ticket.text(' '.join(sys.argv[1:]))}", "", *lines(report))
+        )
+        print(f"```\n{text}\n```", flush=True)
     else:
-        who = f"rank {diagnosis.detected.place.rank} on {diagnosis.machine.hostname}"
-        sys.stderr.write("".join(f"{who}: problem: {one.text}\n" for one in findings if one.hurts))
-    return int(any(finding.hurts for finding in findings))
+        print("\n".join(lines(report)), flush=True)
 
 
-def _record(diagnosis: Diagnosis, findings: tuple[Finding, ...]) -> dict[str, Any]:
-    record = asdict(diagnosis)
-    record["detected"]["evidence"] = dict(diagnosis.detected.evidence)
-    record["machine"]["cpu"] |= {
-        "usable": diagnosis.machine.cpu.usable,
-        "limited_by": diagnosis.machine.cpu.limited_by,
-    }
-    return {"summary": _summary(diagnosis), **record, "findings": [asdict(finding) for finding in findings]}
-
-
-def _summary(diagnosis: Diagnosis) -> str:
-    device = diagnosis.choice.kind if diagnosis.choice else ""
-    return describe(diagnosis.detected, device=device, backend=diagnosis.backend, threads=diagnosis.threads)
-
-
-def _lines(diagnosis: Diagnosis, facts: DeviceFacts | None, findings: tuple[Finding, ...]) -> Iterator[str]:
-    yield _summary(diagnosis)
-    yield ""
-    for name, value in _rows(diagnosis, facts):
-        yield f"  {name:<12}{value}"
-    if findings:
-        yield ""
-    for finding in findings:
-        yield f"{'problem' if finding.hurts else 'note'}: {finding.text}"
-
-
-def _rows(diagnosis: Diagnosis, facts: DeviceFacts | None) -> Iterator[tuple[str, str]]:
-    """Yield what was found, as names and values; what decided comes right after what it decided."""
-    detected, here = diagnosis.detected, diagnosis.machine
-    yield "place", detected.place.describe()
-    yield "launcher", detected.launcher
-    first, *rest = [f"{name}={value}" for name, value in detected.evidence] or [
-        "no launcher's variables are set"
-    ]
-    yield "because", first
-    yield from (("", line) for line in rest)
-    if detected.outer:
-        yield "around it", ", ".join(detected.outer)
-    if detected.assumed:
-        yield "not told", ", ".join(detected.assumed)
-    if diagnosis.master is not None:
-        yield "meets at", "{}:{}".format(*diagnosis.master)
-    if facts is not None and diagnosis.choice is not None:
-        yield "device", f"{diagnosis.choice.device} ({diagnosis.choice.reason})"
-        yield "back end", diagnosis.backend or "none needed"
-    yield "threads", f"{diagnosis.threads.count} ({diagnosis.threads.reason})"
-    cpu = here.cpu
-    yield "processors", f"{cpu.usable} usable of {cpu.machine} ({cpu.limited_by}); {here.processor}"
-    yield "memory", bytes_text(here.memory_bytes)
-    yield "host", f"{here.hostname}, {here.system}"
-    yield "versions", f"samestep {here.samestep}, python {here.python}, torch {here.torch}"
+def _tell_problems(report: Report) -> None:
+    """Say on stderr what is wrong with a rank that rank 0 cannot speak for."""
+    (one,) = report.examinations
+    who = f"rank {one.rank} on {one.host}"
+    found = [finding.text for _, finding in report.findings if finding.hurts]
+    sys.stderr.write("".join(f"{who}: problem: {text}\n" for text in found))

@@ -6,8 +6,8 @@ import pytest
 
 from samestep.base.errors import DetectionError
 from samestep.base.machine import CpuShare, machine
+from samestep.doctor.diagnosis import diagnose
 from samestep.world.device import DeviceFacts
-from samestep.world.diagnosis import diagnose
 from support.recordings import RECORDINGS, recording
 
 CPU_ONLY = DeviceFacts()

@@ -9,24 +9,12 @@ from dataclasses import dataclass
 from samestep.base.env import Environment
 from samestep.base.errors import UsageError
 from samestep.base.machine import CpuShare, Machine
+from samestep.doctor.part import Finding
 from samestep.world import rendezvous
 from samestep.world.compute_threads import Threads, guess_sharing, threads_per_rank
 from samestep.world.detect import Detected, detect
 from samestep.world.device import Choice, DeviceFacts, choose_backend, choose_device
 from samestep.world.launchers import OPEN_MPI, TORCHELASTIC
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """Something a user should know.
-
-    Args:
-        text: what it is, and what to do.
-        hurts: whether a run would fail, do the wrong thing or be slow because of it.
-    """
-
-    text: str
-    hurts: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

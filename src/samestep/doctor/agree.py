@@ -1,0 +1,93 @@
+"""Whether the ranks agree in what they must agree in, from what each of them told."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from samestep.doctor.examination import Examination
+from samestep.doctor.part import Finding
+from samestep.doctor.words import ranks_text
+
+# Ranks that differ in the first cannot, or must not, train together; in the others they may by luck.
+_MUST = ("samestep", "torch", "nccl")
+_SHOULD = ("python", "numpy", "cuda", "driver")
+
+
+def across(every: Sequence[Examination]) -> Iterator[Finding]:
+    """Yield what does not fit together.
+
+    Args:
+        every: the examinations of the ranks that are there.
+    """
+    for name in (*_MUST, *_SHOULD):
+        values = {one.rank: one.facts.get("versions", {}).get(name) for one in every}
+        if text := _differing(values):
+            yield Finding(
+                text=f"The ranks differ in their version of {name}: {text}. Start all of them from one "
+                "environment.",
+                hurts=name in _MUST,
+            )
+    for name, what in (("kind", "kind of device"), ("backend", "back end")):
+        if text := _differing({one.rank: one.facts.get(name) for one in every}):
+            yield Finding(text=f"The ranks differ in their {what}: {text}. See their cards and variables.")
+    if text := _differing({one.rank: one.facts.get("threads", {}).get("count") for one in every}):
+        yield Finding(
+            text=f"The ranks compute with different numbers of threads: {text}. The slowest sets the pace, "
+            "and the same bits need the same number: set OMP_NUM_THREADS, or give all ranks as many "
+            "processors."
+        )
+    yield from _sizes(every)
+    for host in sorted({one.host for one in every}):
+        yield from _crowded([one for one in every if one.host == host], host)
+
+
+def _sizes(every: Sequence[Examination]) -> Iterator[Finding]:
+    """Compare the launcher's layout with the hosts' names."""
+    if text := _differing({one.rank: one.size for one in every}):
+        yield Finding(text=f"The ranks differ in how many they are: {text}. Are they of one job?")
+    hosts = {one.host for one in every}
+    told = {one.facts.get("place", {}).get("nodes") for one in every}
+    if len(every) == every[0].size and told == {1} and len(hosts) > 1:
+        yield Finding(
+            text=f"The launcher says that all ranks are on one node, but they are on {len(hosts)} hosts "
+            f"({', '.join(sorted(hosts))}). Containers with names of their own? Otherwise set LOCAL_RANK, "
+            "LOCAL_WORLD_SIZE, NODE_RANK and NNODES.",
+            hurts=False,
+        )
+
+
+def _crowded(here: Sequence[Examination], host: str) -> Iterator[Finding]:
+    """Say where ranks of a host compute with more threads than there are processors for them."""
+    if len(here) < 2 or any(one.facts.get("kind", "cpu") != "cpu" for one in here):
+        return
+    groups: list[tuple[set[int], list[Examination]]] = []
+    for one in here:
+        mask, members = set(one.facts.get("cpus", ())), [one]
+        for other in [group for group in groups if group[0] & mask]:
+            mask |= other[0]
+            members = other[1] + members
+            groups.remove(other)
+        groups.append((mask, members))
+    for mask, members in groups:
+        threads = sum(_threads(one.facts) for one in members)
+        if mask and len(members) > 1 and threads > len(mask):
+            ranks = ranks_text([one.rank for one in members])
+            yield Finding(
+                text=f"On {host}, {ranks} compute with {threads} threads on {len(mask)} CPU(s): they wait "
+                "for each other. Ask the scheduler for more (srun --cpus-per-task), have the launcher bind "
+                "each rank to CPUs of its own, or set OMP_NUM_THREADS lower."
+            )
+
+
+def _threads(facts: Mapping[str, Any]) -> int:
+    count = facts.get("threads", {}).get("count", 1)
+    return int(count)
+
+
+def _differing(values: Mapping[int, Any]) -> str:
+    """Return which ranks have which value; empty where all have the same."""
+    groups: dict[Any, list[int]] = {}
+    for rank, value in values.items():
+        groups.setdefault(value, []).append(rank)
+    if len(groups) < 2:
+        return ""
+    return ", ".join(f"{value or 'none'} on {ranks_text(ranks)}" for value, ranks in groups.items())

@@ -1,0 +1,166 @@
+"""One rank's part of the doctor: look, meet the others if there are any, and come to one report."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from samestep.base.env import Environment
+from samestep.base.errors import Error
+from samestep.base.machine import machine
+from samestep.doctor import folder, network
+from samestep.doctor.diagnosis import Diagnosis, diagnose
+from samestep.doctor.examination import Examination
+from samestep.doctor.examine import LOOKS, Here, Look, examine
+from samestep.doctor.gather import StoreBoard, Trial, gather, settle
+from samestep.doctor.links import Board
+from samestep.doctor.part import Finding, Part, joined
+from samestep.doctor.report import Report, of_all, of_one
+from samestep.doctor.ticket import Mask, environment_rows, masked
+from samestep.doctor.wire import Door
+from samestep.doctor.within import within
+from samestep.world.banner import describe
+from samestep.world.detect import LOOPBACK
+from samestep.world.device import DeviceFacts, available_here, facts_here
+
+_DEVICES_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the user asked for.
+
+    Args:
+        runs: the run folder.
+        devices: whether to look for devices, and to join as a training does.
+        ticket: whether to mask what must not be pasted, and to tell the variables.
+        wait_s: how long other ranks are waited for.
+    """
+
+    runs: Path = Path("runs")
+    devices: bool = True
+    ticket: bool = False
+    wait_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What one rank has to say.
+
+    Args:
+        report: for rank 0 to print, or for a rank that the others could not be reached from.
+        board: where the exit code is agreed on; None where this rank is alone.
+        rank: this one.
+        alone: whether the others could not be reached.
+    """
+
+    report: Report | None
+    board: Board | None = None
+    rank: int = 0
+    alone: bool = False
+
+    def settle(self) -> int:
+        """Return the exit code; the same on all ranks that could meet."""
+        code = None if self.report is None else int(self.report.hurts)
+        others = () if self.report is None else [one.rank for one in self.report.examinations[1:]]
+        if self.board is None:
+            return code or 0
+        try:
+            return settle(self.board, rank=self.rank, others=others, code=code)
+        except ConnectionError:  # rank 0 has told, and gone
+            return code or 0
+
+
+def consult(environment: Environment, wishes: Wishes, looks: Sequence[Look] = LOOKS) -> Told:
+    """Look at this rank, and meet the others if there are any.
+
+    Args:
+        environment: of this process.
+        wishes: what the user asked for.
+        looks: at what.
+
+    Raises:
+        DetectionError: the launcher's variables contradict each other.
+    """
+    facts, findings = _devices() if wishes.devices else (None, [])
+    diagnosis = diagnose(environment, machine(), facts=facts, available=available_here)
+    here = Here(environment=environment, diagnosis=diagnosis, facts=facts, runs=wishes.runs)
+    own = _examination(here, joined((Part(findings=tuple(findings)), examine(here, looks))), wishes)
+    place = diagnosis.detected.place
+    if place.size == 1:
+        return Told(report=of_one(own))
+    try:
+        board, door = _meeting(environment, diagnosis, own, wishes)
+        try:
+            gathered = gather(board, own, door, trials=_trials(wishes, own), wait_s=wishes.wait_s)
+        finally:
+            door.close()
+    except (Error, OSError, ImportError) as error:  # OSError: connections and time limits too
+        why = Finding(text=f"The other ranks could not be asked: {error}")
+        known = any(finding.text in why.text for finding in own.findings)
+        return Told(report=of_one(own) if known else of_one(own, why), rank=place.rank, alone=True)
+    return Told(report=None if gathered is None else of_all(gathered), board=board, rank=place.rank)
+
+
+def _devices() -> tuple[DeviceFacts | None, list[Finding]]:
+    try:
+        return within(_DEVICES_S, facts_here), []
+    except ImportError as error:
+        text = f"torch cannot be imported ({error}). Install it to train."
+    except TimeoutError:
+        text = f"Looking for devices did not end within {_DEVICES_S:g} s: a driver hangs. See `dmesg`."
+    except RuntimeError as error:  # a driver's
+        text = f"Looking for devices failed: {str(error).splitlines()[0]}"
+    return None, [Finding(text=text)]
+
+
+def _examination(here: Here, part: Part, wishes: Wishes) -> Examination:
+    diagnosis = here.diagnosis
+    place = diagnosis.detected.place
+    summary = describe(
+        diagnosis.detected,
+        device=diagnosis.choice.kind if diagnosis.choice is not None else "",
+        backend=diagnosis.backend,
+        threads=diagnosis.threads,
+    )
+    if wishes.ticket:
+        part = joined((part, Part(rows=tuple(environment_rows(here.environment)))))
+    own = Examination.of(
+        part, rank=place.rank, size=place.size, host=diagnosis.machine.hostname, summary=summary
+    )
+    return masked(own, Mask.of(here.environment)) if wishes.ticket else own
+
+
+def _meeting(
+    environment: Environment, diagnosis: Diagnosis, own: Examination, wishes: Wishes
+) -> tuple[Board, Door]:
+    """Return where the ranks leave each other words, and where this one can be called."""
+    from samestep.world.store import open_store
+
+    store = open_store(environment, diagnosis.detected, master=None, timeout_s=wishes.wait_s)
+    return StoreBoard(store), Door(_address(diagnosis, own), rank=own.rank)
+
+
+def _address(diagnosis: Diagnosis, own: Examination) -> str:
+    """Return the address of this host by which the other ranks call this one."""
+    place = diagnosis.detected.place
+    if place.local_size == place.size:
+        return LOOPBACK[0]
+    among = [network.Interface(**one) for one in own.facts.get("interfaces", ())]
+    used = next((one for one in among if one.name == own.facts.get("interface")), None)
+    addresses = () if used is None else used.addresses
+    return next((one for one in addresses if ":" not in one), next(iter(addresses), LOOPBACK[0]))
+
+
+def _trials(wishes: Wishes, own: Examination) -> list[Trial]:
+    from samestep.doctor import together
+
+    runs = folder.nearest(wishes.runs)
+    trials = [
+        Trial(
+            run=lambda board: together.one_folder(board, runs, rank=own.rank, size=own.size),
+            limit_s=together.FOLDER_LIMIT_S,
+        )
+    ]
+    if wishes.devices:
+        trials.append(Trial(run=lambda _: together.one_sum(), limit_s=together.JOIN_LIMIT_S))
+    return trials

@@ -1,0 +1,250 @@
+"""Everything one rank looks at, look by look; a look that fails or hangs is itself a finding."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from samestep.base.env import Environment
+from samestep.base.errors import UsageError
+from samestep.base.machine import package_version
+from samestep.base.units import bytes_text
+from samestep.doctor import folder, gpus, infiniband, leftovers, limits, network, settings
+from samestep.doctor.diagnosis import Diagnosis
+from samestep.doctor.part import Finding, Part, Row, joined
+from samestep.doctor.within import within
+from samestep.doctor.words import numbers_text
+from samestep.world import rendezvous
+from samestep.world.device import BACKENDS, DeviceFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Here:
+    """What is looked at.
+
+    Args:
+        environment: of this process.
+        diagnosis: what would happen if it joined.
+        facts: the accelerators it sees; None where nobody looked.
+        runs: the run folder.
+        root: where /proc, /sys and /dev are; tests have recordings of other machines.
+    """
+
+    environment: Environment
+    diagnosis: Diagnosis
+    facts: DeviceFacts | None
+    runs: Path
+    root: Path = Path("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A look at one thing.
+
+    Args:
+        what: it is at, in words.
+        limit_s: how long it may take.
+        call: looks.
+    """
+
+    what: str
+    limit_s: float
+    call: Callable[[Here], Part]
+
+
+def look_at(look: Look, here: Here) -> Part:
+    """Return what a look found; that it failed, or took too long, where it did."""
+    try:
+        return within(look.limit_s, lambda: look.call(here))
+    except TimeoutError as error:
+        text = f"Looking at {look.what} failed: {error}. Something there hangs."
+    except Exception as error:  # noqa: BLE001 - whatever it is: the other looks go on
+        text = f"Looking at {look.what} failed: {type(error).__name__}: {error}."
+    return Part(findings=(Finding(text=text),))
+
+
+def launched(here: Here) -> Part:
+    """Who started this process as which of how many, and what would carry its messages."""
+    diagnosis = here.diagnosis
+    detected, machine = diagnosis.detected, diagnosis.machine
+    evidence = [f"{name}={value}" for name, value in detected.evidence]
+    rows: list[Row] = [("place", detected.place.describe()), ("launcher", detected.launcher)]
+    rows += _named("because", evidence or ["no launcher's variables are set"])
+    rows += [("around it", ", ".join(detected.outer))] if detected.outer else []
+    rows += [("not told", ", ".join(detected.assumed))] if detected.assumed else []
+    if diagnosis.master is not None:
+        rows.append(("meets at", "{}:{}".format(*diagnosis.master)))
+    if here.facts is not None and diagnosis.choice is not None:
+        rows.append(("device", f"{diagnosis.choice.device} ({diagnosis.choice.reason})"))
+        rows.append(("back end", _back_end(diagnosis)))
+    cpu = machine.cpu
+    rows += [
+        ("threads", f"{diagnosis.threads.count} ({diagnosis.threads.reason})"),
+        ("processors", f"{cpu.usable} usable of {cpu.machine} ({cpu.limited_by}); {machine.processor}"),
+        ("mask", f"CPUs {numbers_text(cpu.allowed)}"),
+        ("memory", bytes_text(machine.memory_bytes)),
+        ("host", f"{machine.hostname}, {machine.system}"),
+    ]
+    facts: dict[str, Any] = {
+        "place": asdict(detected.place),
+        "launcher": detected.launcher,
+        "evidence": dict(detected.evidence),
+        "master": diagnosis.master,
+        "device": diagnosis.choice and diagnosis.choice.device,
+        "kind": diagnosis.choice and diagnosis.choice.kind,
+        "uuid": diagnosis.choice and diagnosis.choice.uuid,
+        "backend": diagnosis.backend,
+        "threads": {"count": diagnosis.threads.count, "reason": diagnosis.threads.reason},
+        "cpus": list(cpu.allowed),
+        "processors": {"usable": cpu.usable, "of": cpu.machine, "limited_by": cpu.limited_by},
+        "memory_bytes": machine.memory_bytes,
+        "host": machine.hostname,
+    }
+    return Part(rows=tuple(rows), findings=diagnosis.findings, facts=facts)
+
+
+def versions(here: Here) -> Part:
+    """Return the versions that ranks should share."""
+    machine = here.diagnosis.machine
+    found = {
+        "samestep": machine.samestep,
+        "python": machine.python,
+        "torch": machine.torch,
+        "numpy": package_version("numpy"),
+        **(_torchs_own(here.facts) if here.facts is not None else {}),
+    }
+    text = ", ".join(f"{name} {version}" for name, version in found.items())
+    return Part(rows=(("versions", text),), facts={"versions": found})
+
+
+def networks(here: Here) -> Part:
+    """Look at the interfaces and InfiniBand, and at the settings that name them."""
+    diagnosis, place = here.diagnosis, here.diagnosis.detected.place
+    among = network.interfaces(network.addresses_here(), root=here.root)
+    used, why = network.carrier(
+        among,
+        named=here.environment.get("GLOO_SOCKET_IFNAME", ""),
+        source=_towards_master(diagnosis),
+        default=network.default_interface(root=here.root),
+    )
+    ports = infiniband.ports(root=here.root)
+    situation = settings.Situation(
+        interfaces=among,
+        ports=ports,
+        backend=diagnosis.backend,
+        nodes=place.nodes,
+        local_size=place.local_size,
+        accelerators=0 if here.facts is None else here.facts.count,
+    )
+    return joined(
+        (
+            network.judge(among, used, why, nodes=place.nodes),
+            infiniband.judge(
+                ports,
+                among,
+                backend=diagnosis.backend,
+                nodes=place.nodes,
+                device_files=infiniband.has_device_files(root=here.root),
+            ),
+            settings.judge(here.environment, situation),
+        )
+    )
+
+
+def allowed(here: Here) -> Part:
+    """Look at limits."""
+    active = any(port.is_active for port in infiniband.ports(root=here.root))
+    return limits.judge(
+        limits.read(root=here.root), local_size=here.diagnosis.detected.place.local_size, infiniband=active
+    )
+
+
+def accelerators(here: Here) -> Part:
+    """Look at GPUs, and copy between those that this process sees; one rank of a host does it for all."""
+    copies: Sequence[gpus.Copy] = ()
+    place, choice = here.diagnosis.detected.place, here.diagnosis.choice
+    if (
+        here.facts is not None
+        and here.facts.kind == "cuda"
+        and here.facts.count > 1
+        and place.local_rank == 0
+    ):
+        from samestep.doctor.gpu_copies import copies_here
+
+        copies = copies_here()
+    return gpus.judge(
+        gpus.look(root=here.root, copies=copies),
+        visible=here.facts.count if here.facts is not None else 0,
+        uuid=choice.uuid if choice is not None else "",
+        allowed=here.diagnosis.machine.cpu.allowed,
+    )
+
+
+def run_folder(here: Here) -> Part:
+    """Try the run folder."""
+    return folder.judge(folder.try_in(folder.nearest(here.runs), root=here.root))
+
+
+def left_over(here: Here) -> Part:
+    """Look for what dead jobs have left."""
+    own = leftovers.around_here()
+    master, place = here.diagnosis.master, here.diagnosis.detected.place
+    holder = leftovers.listener_at(master[1], own=own) if master is not None and place.is_main else None
+    return leftovers.judge(
+        leftovers.orphans(leftovers.processes_here(), own=own),
+        leftovers.segments_of_the_dead(),
+        holder,
+        None if master is None else master[1],
+    )
+
+
+LOOKS = (
+    Look("the launcher", 5.0, launched),
+    Look("versions", 20.0, versions),
+    Look("networks", 10.0, networks),
+    Look("limits", 5.0, allowed),
+    Look("accelerators", 60.0, accelerators),
+    Look("the run folder", 20.0, run_folder),
+    Look("what dead jobs have left", 15.0, left_over),
+)
+
+
+def examine(here: Here, looks: Sequence[Look] = LOOKS) -> Part:
+    """Return what all looks found."""
+    return joined(look_at(look, here) for look in looks)
+
+
+def _back_end(diagnosis: Diagnosis) -> str:
+    """Return the row of the table of back ends that applies, and why."""
+    if diagnosis.backend is None:
+        return "none needed"
+    kind = diagnosis.choice.kind if diagnosis.choice is not None else "cpu"
+    others = ", ".join(f"{carrier} for {carried}" for carried, carrier in BACKENDS.items() if carried != kind)
+    return f"{diagnosis.backend} (which carries tensors of device {kind}; {others})"
+
+
+def _torchs_own(facts: DeviceFacts) -> dict[str, str]:
+    """Return what torch was built with, where it computes on accelerators."""
+    if facts.kind == "cpu":
+        return {}
+    import torch
+
+    found = {"cuda": torch.version.cuda or "", "hip": torch.version.hip or ""}
+    if facts.label == "cuda":
+        from torch.cuda import nccl
+
+        found["nccl"] = ".".join(map(str, nccl.version()))  # type: ignore[no-untyped-call]
+    return {name: version for name, version in found.items() if version}
+
+
+def _towards_master(diagnosis: Diagnosis) -> str | None:
+    if diagnosis.master is None:
+        return None
+    try:
+        return network.source_towards(rendezvous.resolve(diagnosis.master[0], timeout_s=5.0))
+    except UsageError:  # which the diagnosis tells
+        return None
+
+
+def _named(name: str, values: Sequence[str]) -> list[Row]:
+    return [(name if i == 0 else "", value) for i, value in enumerate(values)]

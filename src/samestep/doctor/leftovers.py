@@ -1,0 +1,216 @@
+"""What dead jobs have left on this host: workers whose launcher is gone, their ports, shared memory."""
+
+import os
+import re
+import time
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from samestep.base.units import bytes_text, seconds_text
+from samestep.doctor.part import Finding, Part
+
+if TYPE_CHECKING:
+    import psutil
+
+_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+# Who takes in the children of a process that is gone, where that is not process 1.
+_TAKES_IN_ORPHANS = {"systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan"}
+_SEGMENT = re.compile(r"torch_(\d+)_")
+_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A process of this user that has a launcher's variables.
+
+    Args:
+        pid: its number.
+        parent: the number of the process that looks after it now.
+        parent_name: that one's name.
+        command: its command line.
+        age_s: seconds since it was started.
+        ports: TCP ports at which it listens.
+        variables: its rank, by the launcher's name for it.
+    """
+
+    pid: int
+    parent: int
+    parent_name: str
+    command: str
+    age_s: float = 0.0
+    ports: tuple[int, ...] = ()
+    variables: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A piece of shared memory whose maker is gone."""
+
+    name: str
+    bytes: int
+
+
+def orphans(every: Iterable[Process], *, own: Collection[int]) -> list[Process]:
+    """Return the workers whose launcher is gone.
+
+    Args:
+        every: processes with a launcher's variables.
+        own: this process and those around it.
+    """
+    return [
+        one
+        for one in every
+        if one.pid not in own
+        and _is_worker(one)
+        and (one.parent <= 1 or one.parent_name in _TAKES_IN_ORPHANS)
+    ]
+
+
+def judge(
+    left: Sequence[Process], segments: Sequence[Segment], holder: Process | None, port: int | None
+) -> Part:
+    """Return what is worth telling of what dead jobs have left.
+
+    Args:
+        left: their workers.
+        segments: their shared memory.
+        holder: who listens where this job's ranks are to meet, if it is none of this job.
+        port: where they are to meet.
+    """
+    findings = []
+    if left:
+        named = "; ".join(_told(one) for one in left[:_NAMED])
+        more = f"; and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
+        pids = " ".join(str(one.pid) for one in left)
+        findings.append(
+            Finding(
+                text=f"{len(left)} worker(s) of jobs whose launcher is gone still run here: {named}{more}. "
+                f"They take processors, memory and ports. If they are not wanted: `kill {pids}`."
+            )
+        )
+    if holder is not None:
+        findings.append(
+            Finding(
+                text=f"Port {port}, where the ranks are to meet, is held by process {holder.pid} "
+                f"({_short(holder.command)}). End it, or set MASTER_PORT to a free port."
+            )
+        )
+    if segments:
+        total = sum(one.bytes for one in segments)
+        findings.append(
+            Finding(
+                text=f"{len(segments)} piece(s) of shared memory ({bytes_text(total)}) in /dev/shm belong to "
+                f"processes that are gone: remove {', '.join(one.name for one in segments[:_NAMED])}"
+                f"{', ...' if len(segments) > _NAMED else ''}.",
+                hurts=False,
+            )
+        )
+    row = (
+        "nothing found"
+        if not findings
+        else f"{len(left)} worker(s), {len(segments)} piece(s) of shared memory"
+    )
+    return Part(
+        rows=(("left over", row),),
+        findings=tuple(findings),
+        facts={
+            "left_workers": [asdict(one) for one in left],
+            "left_segments": [asdict(one) for one in segments],
+        },
+    )
+
+
+def processes_here() -> list[Process]:
+    """Return the processes of this user that have a launcher's variables."""
+    import psutil
+
+    found, me = [], os.getuid()
+    for process in psutil.process_iter(["uids"]):
+        with suppress(psutil.Error, OSError):
+            uids = process.info["uids"]
+            if uids is None or uids.real != me:
+                continue
+            environment = process.environ()
+            ranks = tuple(f"{name}={environment[name]}" for name in _RANK if environment.get(name))
+            if ranks:
+                found.append(_process(process, ranks))
+    return found
+
+
+def around_here() -> set[int]:
+    """Return this process and all above, below and beside it that its launcher has started."""
+    import psutil
+
+    me = psutil.Process()
+    around = {me.pid}
+    with suppress(psutil.Error):
+        around |= {one.pid for one in me.children(recursive=True)}
+        above = [one.pid for one in me.parents()]
+        around |= set(above)
+        parent = me.parent()
+        if parent is not None and parent.pid != 1:
+            around |= {one.pid for one in parent.children(recursive=True)}
+    return around
+
+
+def listener_at(port: int, *, own: Collection[int]) -> Process | None:
+    """Return who listens at a port of this host, if it is another process of this user than `own`."""
+    import psutil
+
+    with suppress(psutil.Error, OSError):
+        for one in psutil.net_connections(kind="tcp"):
+            if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port and one.pid:
+                return None if one.pid in own else _process(psutil.Process(one.pid), ())
+    return None
+
+
+def segments_of_the_dead(folder: Path = Path("/dev/shm")) -> list[Segment]:  # noqa: S108 - the kernel's own
+    """Return torch's shared memory whose makers are gone; its names hold their numbers.
+
+    Args:
+        folder: where it lies.
+    """
+    found = []
+    for path in sorted(folder.glob("torch_*")):
+        match = _SEGMENT.match(path.name)
+        with suppress(OSError):
+            if match and not Path(f"/proc/{match[1]}").exists():
+                found.append(Segment(name=path.name, bytes=path.stat().st_size))
+    return found
+
+
+def _process(process: "psutil.Process", ranks: tuple[str, ...]) -> Process:
+    import psutil
+
+    parent = process.parent()
+    ports: set[int] = set()
+    with suppress(psutil.Error, OSError):
+        ask = getattr(process, "net_connections", None) or process.connections  # its name before psutil 6
+        ports = {one.laddr.port for one in ask(kind="tcp") if one.status == psutil.CONN_LISTEN}
+    return Process(
+        pid=process.pid,
+        parent=0 if parent is None else parent.pid,
+        parent_name="" if parent is None else parent.name(),
+        command=" ".join(process.cmdline()),
+        age_s=max(0.0, time.time_ns() / 1e9 - process.create_time()),
+        ports=tuple(sorted(ports)),
+        variables=ranks,
+    )
+
+
+def _is_worker(one: Process) -> bool:
+    """Whether a process is a worker; agents and editors started in a Slurm step have its rank too."""
+    by_slurm_alone = all(text.startswith("SLURM_") for text in one.variables)
+    return bool(one.variables) and (not by_slurm_alone or "python" in one.command.partition(" ")[0])
+
+
+def _told(one: Process) -> str:
+    ports = f", listens at {', '.join(map(str, one.ports))}" if one.ports else ""
+    return f"{one.pid} ({_short(one.command)}, {one.variables[0]}, since {seconds_text(one.age_s)}{ports})"
+
+
+def _short(command: str) -> str:
+    return command if len(command) <= 60 else f"{command[:57]}..."

@@ -1,0 +1,120 @@
+"""What only all ranks together can try: whether they see one run folder, and can join and add."""
+
+import fcntl
+import os
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from samestep.base import env
+from samestep.base.errors import Error
+from samestep.base.units import seconds_text
+from samestep.doctor.links import Board
+from samestep.doctor.part import Finding, Part
+from samestep.doctor.within import within
+from samestep.world.join import join
+
+_VALUES = 2**18
+_TIMES = 5
+# A network file system may take this long to show what another host has written.
+_SHOW_S = 5.0
+_JOIN_S = 15.0
+FOLDER_LIMIT_S = 20.0
+JOIN_LIMIT_S = 2 * _JOIN_S + 15.0
+
+
+def one_folder(board: Board, folder: Path, *, rank: int, size: int) -> Part:
+    """Find rank 0's file in the run folder, and be kept out by its lock.
+
+    Args:
+        board: where ranks leave each other words.
+        folder: the run folder, or the nearest one above it that there is.
+        rank: this one.
+        size: of the job.
+    """
+    deadline = time.monotonic() + FOLDER_LIMIT_S
+    if rank == 0:
+        return _show(board, folder, size, deadline)
+    name = board.read("folder", deadline=deadline)
+    part = _seen(folder, name) if name else Part()
+    board.post(f"folder/{rank}", "looked")
+    return part
+
+
+def _show(board: Board, folder: Path, size: int, deadline: float) -> Part:
+    """Make a file, hold its lock, and wait until all have looked."""
+    try:
+        with tempfile.NamedTemporaryFile(prefix=".samestep-doctor-", dir=folder) as file:
+            with suppress(OSError):  # which `folder` tells
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.fsync(file.fileno())
+            board.post("folder", Path(file.name).name)
+            for rank in range(1, size):
+                board.read(f"folder/{rank}", deadline=deadline)
+    except OSError:
+        board.post("folder", "")
+    return Part()
+
+
+def _seen(folder: Path, name: str) -> Part:
+    pause, begin = threading.Event(), time.monotonic()
+    while name not in os.listdir(folder):  # noqa: PTH208 - a listing makes file servers look again
+        if time.monotonic() - begin > _SHOW_S:
+            text = (
+                f"{folder} is not the folder that rank 0 sees under this name: what rank 0 writes is not "
+                "there. Checkpoints and results need a file system that all nodes share; choose a folder on "
+                "it."
+            )
+            return Part(findings=(Finding(text=text),))
+        pause.wait(0.1)
+    try:
+        with (folder / name).open("rb+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # kept out, as it must be
+        return Part()
+    text = (
+        f"A lock that rank 0 holds in {folder} does not keep this rank out: two runs in one folder would not "
+        "notice each other. Mount it with locks that all nodes see (NFS: lockd; Lustre: -o flock)."
+    )
+    return Part(findings=(Finding(text=text),))
+
+
+def one_sum() -> Part:
+    """Join the other ranks as a training does, and sum numbers over all of them."""
+    begin = time.perf_counter()
+    try:
+        return within(JOIN_LIMIT_S - 5, lambda: _sum(begin))
+    except Error as error:
+        text = f"The ranks cannot join each other as a training does: {error}"
+    except TimeoutError:
+        text = (
+            f"Joining the other ranks, or the first sum over all, did not end within {JOIN_LIMIT_S - 5:g} s. "
+            "See the other findings; with NCCL, set NCCL_DEBUG=INFO and look at what its ranks say."
+        )
+    except RuntimeError as error:  # torch's own, out of a collective
+        text = f"The first sum over all ranks failed: {str(error).splitlines()[0]}"
+    return Part(findings=(Finding(text=text),))
+
+
+def _sum(begin: float) -> Part:
+    with env.exported({"SAMESTEP_BANNER": "0"}), join(timeout_s=_JOIN_S) as world:
+        met = time.perf_counter() - begin
+        size = world.place.size
+        best = float("inf")
+        for _ in range(_TIMES):
+            numbers = torch.full((_VALUES,), float(world.place.rank + 1), device=world.device)
+            world.barrier()
+            start = time.perf_counter()
+            world.all_reduce(numbers)
+            wrong = int((numbers != size * (size + 1) / 2).sum().item())
+            best = min(best, time.perf_counter() - start)
+    findings = []
+    if wrong:
+        text = f"A sum over all ranks is wrong in {wrong} of {_VALUES} places. Do not train here; report it."
+        findings.append(Finding(text=text))
+    told = f"joined in {seconds_text(met)}; a sum of 1 MiB over all takes {seconds_text(best)}"
+    return Part(rows=(("together", f"{told}{'' if wrong else ', and is right'}"),), findings=tuple(findings))

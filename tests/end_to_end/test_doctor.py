@@ -1,0 +1,32 @@
+"""``samestep doctor -n``: real workers, real sockets, a real process group."""
+
+import json
+
+from support.forked_commands import samestep
+
+
+def test_two_workers_are_examined_measured_and_joined(tmp_path):
+    ended = samestep("doctor", "-n", 2, "--json", "--run-folder", tmp_path)
+    record = json.loads(ended.out)
+
+    assert ended.code == int(record["hurts"]), ended.err
+    assert [rank["place"]["rank"] for rank in record["ranks"]] == [0, 1]
+    assert {rank["launcher"] for rank in record["ranks"]} == {"samestep"}
+    (link,) = record["links"]
+    assert link["error"] == ""
+    assert min(link["there"], link["back"]) > 0
+    failures = ("cannot join", "sum over all", "Looking at", "not the folder", "does not keep")
+    assert [
+        one["text"] for one in record["findings"] if any(words in one["text"] for words in failures)
+    ] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_hurts_one_of_two_workers_is_the_exit_code_of_both(tmp_path):
+    ended = samestep(
+        "doctor", "-n", 2, "--no-devices", "--run-folder", tmp_path, GLOO_SOCKET_IFNAME="nonsense0"
+    )
+
+    assert ended.code == 1
+    assert "problem (ranks 0-1): GLOO_SOCKET_IFNAME=nonsense0 names nonsense0, but this host has" in ended.out
+    assert ended.out.count("ranks       0-1 on ") == 1

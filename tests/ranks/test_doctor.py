@@ -1,0 +1,222 @@
+"""The doctor's ranks as threads: they meet at a board, measure sockets, and rank 0 is told everything."""
+
+import threading
+import time
+
+import pytest
+
+from samestep.doctor import gather as gathering
+from samestep.doctor import links
+from samestep.doctor.examination import Examination
+from samestep.doctor.gather import StoreBoard, Trial, gather, settle
+from samestep.doctor.links import Address, measure
+from samestep.doctor.part import Finding, Part
+from samestep.doctor.report import lines, of_all, record
+from samestep.doctor.wire import Door, call
+
+
+class Memory:
+    """Torch's store, as far as it is needed."""
+
+    def __init__(self):
+        self.values = {}
+
+    def set(self, key, value):
+        self.values[key] = value
+
+    def get(self, key):
+        return self.values[key].encode()
+
+    def check(self, keys):
+        return all(key in self.values for key in keys)
+
+
+def on_ranks(fn, ranks):
+    """Call ``fn(rank, door)`` on a thread for each rank; return the results, in order."""
+    results, errors = {}, []
+
+    def run(rank):
+        door = Door("127.0.0.1", rank=rank)
+        try:
+            results[rank] = fn(rank, door)
+        except Exception as error:
+            errors.append(error)
+        finally:
+            door.close()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [results[rank] for rank in ranks]
+
+
+def examined(rank, size, *, host="node0", findings=(), **facts):
+    return Examination(
+        rank=rank,
+        size=size,
+        host=host,
+        summary=f"{size} workers",
+        rows=(("place", f"rank {rank}"), ("threads", "1")),
+        findings=findings,
+        facts={"backend": "gloo", "place": {"nodes": 1}, **facts},
+    )
+
+
+def gathered(size, *, absent=(), trials=(), wait_s=20.0, hosts=None, measure_s=20.0):
+    board = StoreBoard(Memory())
+    hosts = hosts or ["node0"] * size
+
+    def rank_main(rank, door):
+        own = examined(rank, size, host=hosts[rank])
+        found = gather(board, own, door, trials=trials, wait_s=wait_s, measure_s=measure_s)
+        report = None if found is None else of_all(found)
+        others = [] if report is None else [one.rank for one in report.examinations[1:]]
+        code = None if report is None else int(report.hurts)
+        return report, settle(board, rank=rank, others=others, code=code)
+
+    outcomes = on_ranks(rank_main, [rank for rank in range(size) if rank not in absent])
+    assert [report for report, _ in outcomes[1:]] == [None] * (len(outcomes) - 1)
+    assert len({code for _, code in outcomes}) == 1
+    return outcomes[0]
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Bytes are sent for 10 ms each way."""
+    monkeypatch.setattr(links, "_LONGEST_S", 0.01)
+    monkeypatch.setattr(links, "_SHORTEST_S", 0.01)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_rank_0_is_told_of_all_ranks_and_all_their_links(size, quick):
+    report, code = gathered(size)
+    assert code == 0
+    assert [one.rank for one in report.examinations] == list(range(size))
+    assert [(link.a, link.b) for link in report.links] == [
+        (a, b) for a in range(size) for b in range(a + 1, size)
+    ]
+    for link in report.links:
+        assert link.error == ""
+        assert 0 < link.latency_s < 1
+        assert min(link.there, link.back) > 0
+        assert abs(link.ahead_s) < 1  # one clock
+    told = "\n".join(lines(report))
+    assert f"ranks       0-{size - 1} on node0" in told
+    assert "threads     1" in told
+    assert "latency in us" in told
+
+
+def test_a_rank_that_does_not_come_is_named_and_the_others_are_measured(quick):
+    report, code = gathered(3, absent=(1,), wait_s=0.3)
+    assert code == 1
+    (finding,) = record(report)["findings"]
+    assert finding["text"].startswith("rank 1 of 3 did not come.")
+    assert [(link.a, link.b) for link in report.links] == [(0, 2)]
+
+
+def test_what_all_try_together_is_told_with_who_found_it(quick):
+    barrier = threading.Barrier(3)
+
+    def try_it(_):
+        return (
+            Part(findings=(Finding(text="not here"),))
+            if barrier.wait()
+            else Part(rows=(("together", "well"),))
+        )
+
+    report, code = gathered(3, trials=[Trial(run=try_it, limit_s=5.0)])
+    assert code == 1
+    (finding,) = record(report)["findings"]
+    assert finding["text"] == "not here"
+    assert len(finding["ranks"]) == 2
+
+
+def test_nothing_is_tried_together_where_a_rank_is_missing(quick):
+    def never(_):
+        raise AssertionError
+
+    gathered(2, absent=(1,), wait_s=0.1, trials=[Trial(run=never, limit_s=5.0)])
+
+
+class Interrupted(StoreBoard):
+    """The board of a rank that comes, answers, and is gone before it has told what it found."""
+
+    def post(self, key, value):
+        if not key.startswith("found"):
+            super().post(key, value)
+
+
+def test_a_rank_that_breaks_off_is_named(quick):
+    memory = Memory()
+
+    def rank_main(rank, door):
+        board = (StoreBoard, Interrupted)[rank](memory)
+        return gather(board, examined(rank, 2), door, wait_s=5.0, measure_s=1.0)
+
+    found, _ = on_ranks(rank_main, [0, 1])
+    assert "broke off or hung" in found.tried[1][0].text
+
+
+def test_a_rank_that_cannot_be_called_is_an_error_of_its_links(quick):
+    board = StoreBoard(Memory())
+
+    def rank_main(rank, door):
+        told = [Address(host="a", ip="127.0.0.1", port=door.port, token=door.token.hex()) for _ in range(2)]
+        if rank == 1:
+            return []
+        with socket_that_refuses() as port:
+            told[1] = Address(host="b", ip="127.0.0.1", port=port, token="00" * 16)
+            return measure(board, told, door, rank=0, deadline=time.monotonic() + 5)
+
+    ((link,), _) = on_ranks(rank_main, [0, 1])
+    assert "Connection refused" in link.error
+
+
+class socket_that_refuses:
+    """A port at which nobody listens."""
+
+    def __enter__(self):
+        door = Door("127.0.0.1", rank=9)
+        door.close()
+        return door.port
+
+    def __exit__(self, *_):
+        pass
+
+
+def test_a_stranger_is_turned_away():
+    def rank_main(rank, door):
+        if rank == 0:
+            doors.append(door)
+            ready.set()
+            door.answer(1, limit_s=10.0)
+            return "answered"
+        ready.wait()
+        at = ("127.0.0.1", doors[0].port)
+        with pytest.raises(ConnectionError):
+            call(1, 0, at=at, token=b"guessed.........", window_s=0.01, limit_s=5.0)
+        return call(1, 0, at=at, token=doors[0].token, window_s=0.01, limit_s=5.0)
+
+    doors, ready = [], threading.Event()
+    answered, link = on_ranks(rank_main, [0, 1])
+    assert answered == "answered"
+    assert link.there > 0
+
+
+def test_a_rank_waits_for_rank_0_only_so_long(monkeypatch):
+    monkeypatch.setattr(gathering, "_GRACE_S", 0.0)
+    with pytest.raises(TimeoutError, match="rank 0 did not say"):
+        on_ranks(lambda rank, door: gather(StoreBoard(Memory()), examined(1, 2), door, wait_s=0.05), [1])
+
+
+def test_a_store_that_is_gone_is_rank_0_that_left():
+    class Gone(Memory):
+        def set(self, key, value):
+            raise RuntimeError("Broken pipe")
+
+    with pytest.raises(ConnectionError, match="rank 0 left: Broken pipe"):
+        StoreBoard(Gone()).post("a", "b")
