@@ -1,6 +1,5 @@
 """Ranks as real processes, with nothing but variables: they join, or all of them learn why not."""
 
-import os
 import signal
 import socket
 import subprocess
@@ -9,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from support.commands import samestep
+from support.commands import environment, finish
+from support.forked_commands import samestep, start_script
 
 SOURCE = Path(__file__).parents[2] / "src"
-LAUNCHERS_OWN = ("SLURM_", "OMPI_", "PMI", "MPI_", "TORCHELASTIC_")
 
 
 def free_port():
@@ -21,42 +20,39 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def start_interpreter(path, **changes):
+    return subprocess.Popen(
+        [sys.executable, str(path)],
+        env=environment(**changes),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 @pytest.fixture
 def start(tmp_path):
-    """Start one process for each rank with a script; they end with the test."""
+    """Start one process for each of two ranks with a script; they end with the test."""
     processes = []
 
-    def run(script, size, **variables):
+    def run(script, start_one=start_script, **changes):
         path = tmp_path / "script.py"
         path.write_text(f"import os, signal\nimport torch\nimport samestep\n{script}")
-        port = free_port()
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS_OWN)}
-        for rank in range(size):
-            environment = {
-                **inherited,
-                "PYTHONPATH": str(SOURCE),
-                "RANK": str(rank),
-                "WORLD_SIZE": str(size),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "OMP_NUM_THREADS": "1",
-                **variables,
-            }
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, str(path)],
-                    env=environment,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-        return [(process.communicate(timeout=90), process.returncode) for process in processes]
+        variables = {
+            "PYTHONPATH": str(SOURCE),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "OMP_NUM_THREADS": "1",
+        }
+        processes.extend(start_one(path, **variables | changes, RANK=str(rank)) for rank in range(2))
+        return [finish(process) for process in processes]
 
     yield run
     for process in processes:
-        process.kill()
-        process.communicate()
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
 
 
 def test_ranks_join_twice_and_leave(start):
@@ -65,12 +61,13 @@ for _ in range(2):
     with samestep.join(device="cpu") as world:
         print(world.place.describe(), world.sum(world.place.rank + 1), flush=True)
 """
-    outcomes = start(script, 2)
+    ranks = start(script, start_interpreter)
 
-    for rank, ((out, err), code) in enumerate(outcomes):
-        assert code == 0, err
-        assert out.splitlines() == [f"rank {rank} of 2 (local rank {rank} of 2 on node 0 of 1) 3.0"] * 2
-    banners = [line for (_, err), _ in outcomes for line in err.splitlines() if line.startswith("samestep:")]
+    for rank, ended in enumerate(ranks):
+        assert ended.code == 0, ended.err
+        said = f"rank {rank} of 2 (local rank {rank} of 2 on node 0 of 1) 3.0"
+        assert ended.out.splitlines() == [said] * 2
+    banners = [line for one in ranks for line in one.err.splitlines() if line.startswith("samestep:")]
     line = "samestep: 2 workers on one node, environment, cpu, gloo, 1 thread each (OMP_NUM_THREADS=1)"
     assert banners == [line, line]
 
@@ -81,13 +78,13 @@ backend = "nccl" if os.environ["RANK"] == "1" else None
 with samestep.join(device="cpu", backend=backend, timeout_s=60) as world:
     pass
 """
-    ((_, first), first_code), ((_, second), second_code) = start(script, 2)
+    first, second = start(script)
 
-    assert first_code
-    assert second_code
-    assert "rank 1" in first
-    assert "backend=nccl cannot carry cpu tensors" in first
-    assert "backend=nccl cannot carry cpu tensors" in second
+    assert first.code
+    assert second.code
+    assert "rank 1" in first.err
+    assert "backend=nccl cannot carry cpu tensors" in first.err
+    assert "backend=nccl cannot carry cpu tensors" in second.err
 
 
 def test_ranks_leave_when_another_is_killed(start):
@@ -98,18 +95,17 @@ with samestep.join(device="cpu", timeout_s=60) as world:
         os.kill(os.getpid(), signal.SIGKILL)
     world.barrier()
 """
-    ((_, survivor), code), (_, killed) = start(script, 2)
+    survivor, killed = start(script)
 
-    assert killed == -signal.SIGKILL
-    assert code == 1
-    assert "barrier" in survivor
+    assert killed.code == -signal.SIGKILL
+    assert survivor.code == 1
+    assert "barrier" in survivor.err
 
 
 def test_an_unresolvable_master_is_refused_before_anything_starts(start):
-    outcomes = start("with samestep.join(device='cpu'): pass", 2, MASTER_ADDR="no-such-host.invalid")
-    for (_, err), code in outcomes:
-        assert code == 1
-        assert "no-such-host.invalid, the host of rank 0, cannot be resolved" in err
+    for ended in start("with samestep.join(device='cpu'): pass", MASTER_ADDR="no-such-host.invalid"):
+        assert ended.code == 1
+        assert "no-such-host.invalid, the host of rank 0, cannot be resolved" in ended.err
 
 
 @pytest.mark.parametrize(("banner", "told"), [(None, ["cpu, gloo"]), ("0", [])])

@@ -9,7 +9,9 @@ from textwrap import dedent
 
 import pytest
 
-from support.commands import await_end_of, environment, finish, lines, samestep, shared_memory, start
+from support import commands
+from support.commands import await_end_of, environment, finish, shared_memory
+from support.forked_commands import lines, samestep, start
 
 # Each worker prints the processes it consists of: itself, two loader workers and a resource tracker; and
 # then trains until it is ended.
@@ -179,7 +181,7 @@ def test_restarts_come_to_an_end(script):
 def test_spawn_returns_results_and_raises_the_first_failure(tmp_path):
     file = tmp_path / "spawning.py"
     file.write_text(dedent(SPAWNING))
-    ended = samestep("run", file)
+    ended = commands.samestep("run", file)
 
     assert ended.code == 0, ended.err
     assert ended.out.splitlines() == [
@@ -301,7 +303,7 @@ def test_a_worker_is_alone_with_its_files_its_forks_and_its_orphans(script, tmp_
         print("alone")
         """
     )
-    ended = samestep("run", "-n", 2, "--tee", 3, "--log-dir", tmp_path / "logs", prog)
+    ended = commands.samestep("run", "-n", 2, "--tee", 3, "--log-dir", tmp_path / "logs", prog)
 
     assert ended.code == 0, ended.err
     assert sorted(ended.out.splitlines()) == ["[rank0]: alone", "[rank1]: alone"]
@@ -439,7 +441,7 @@ def at_a_terminal(script, request):
         env=environment(),
         start_new_session=True,
     )
-    assert lines(process, 2) == ["ready", "ready"]
+    assert commands.lines(process, 2) == ["ready", "ready"]
     yield process, keyboard
     os.close(keyboard)
     os.close(terminal)

@@ -5,7 +5,9 @@ from textwrap import dedent
 
 import pytest
 
-from support.commands import finish, samestep, start
+from support import commands
+from support.commands import finish
+from support.forked_commands import samestep, start
 
 
 @pytest.fixture
@@ -50,7 +52,9 @@ def test_workers_meet_and_find_everything_as_in_a_fresh_interpreter(script, tmp_
         dist.destroy_process_group()
         """
     )
-    ended = samestep("run", "--nproc_per_node", 2, "--threads", 1, prog, "--flag", "-n", "3", "--", "a b")
+    ended = commands.samestep(
+        "run", "--nproc_per_node", 2, "--threads", 1, prog, "--flag", "-n", "3", "--", "a b"
+    )
 
     assert ended.code == 0, ended.err
     workers = said(ended)
@@ -83,7 +87,7 @@ def test_a_module_of_a_package_runs_and_its_exit_code_is_the_runs(script, tmp_pa
         """,
         "pkg/tool.py",
     )
-    ended = samestep("run", "-n", 2, "-m", "pkg.tool", "-x", PYTHONPATH=str(tmp_path))
+    ended = commands.samestep("run", "-n", 2, "-m", "pkg.tool", "-x", PYTHONPATH=str(tmp_path))
 
     assert ended.code == 7
     assert said(ended) == [{"rank": rank, "argv": ["-x"], "spec": "pkg.tool"} for rank in (0, 1)]
@@ -119,7 +123,7 @@ def test_a_class_of_the_script_reaches_spawned_processes(script):
         """
     )
     # Processes beside a process group look like workers started by hand.
-    ended = samestep("run", "-n", 2, "--mode", "native", prog)
+    ended = commands.samestep("run", "-n", 2, "--mode", "native", prog)
 
     assert ended.code == 0, ended.err
     assert said(ended) == [{"rank": 0, "value": 2}, {"rank": 1, "value": 2}]
@@ -187,7 +191,7 @@ def test_a_serial_script_trains_on_two_workers_what_it_trains_on_one(script, tmp
         sys.exit(3)
         """
     )
-    serial = samestep("run", "-n", 1, prog, tmp_path / "1")
+    serial = commands.samestep("run", "-n", 1, prog, tmp_path / "1")
     shared = samestep("run", "-n", 2, prog, tmp_path / "2")
 
     assert serial.code == shared.code == 3
@@ -211,7 +215,8 @@ def test_workers_that_never_met_are_called_silent_copies(script):
             dist.init_process_group("gloo")
         """
     )
-    ended = samestep("run", "-n", 2, prog)
+    # Whether workers have met is seen by what they have loaded.
+    ended = commands.samestep("run", "-n", 2, prog)
 
     assert ended.code == 1
     assert "2 silent copies" in ended.err
@@ -375,4 +380,4 @@ def test_a_group_made_with_a_store_has_met(script):
         dist.destroy_process_group()
         """
     )
-    assert samestep("run", "-n", 2, prog).code == 0
+    assert commands.samestep("run", "-n", 2, prog).code == 0

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from support.commands import samestep
+from support.forked_commands import samestep
 
 SCRIPT = """
 import os, sys, warnings, torch

@@ -15,9 +15,9 @@ import pytest
 from samestep.checkpoint.digest import weights_sha256
 from samestep.checkpoint.read import read
 from samestep.cli.main import run_command
+from support import commands
 from support.commands import DEADLINE_S, finish
-from support.forked_commands import samestep as forked
-from support.forked_commands import start
+from support.forked_commands import samestep, start
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -27,26 +27,17 @@ else:
 SHORT = ("--epochs", "1", "--subset", "640", "--precision", "fp64")
 
 
-def samestep(*arguments, env=None, cwd=None):
-    return subprocess.run(
-        [sys.executable, "-m", "samestep", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env=env,
-        cwd=cwd,
-    )
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The same short training by one worker and by two: their folders and what they printed."""
+    """The same short training by one worker and by two, these from an interpreter of its own.
+
+    Their folders and what they printed.
+    """
     found = {}
-    for workers in ("1", "2"):
+    for workers, run in (("1", samestep), ("2", commands.samestep)):
         out = tmp_path_factory.mktemp("runs") / workers
-        done = samestep("train", "digits", "-n", workers, *SHORT, "--out", str(out), "--json")
-        assert done.returncode == 0, done.stderr
+        done = run("train", "digits", "-n", workers, *SHORT, "--out", out, "--json")
+        assert done.code == 0, done.err
         found[workers] = (out, done)
     return found
 
@@ -67,15 +58,15 @@ def test_two_workers_print_the_curve_of_one(runs):
 def test_the_result_is_printed_once_and_stored(runs):
     folder, done = runs["2"]
 
-    printed = json.loads(done.stdout)
+    printed = json.loads(done.out)
     stored = json.loads((folder / "result.json").read_text())
 
     assert {name: stored[name] for name in printed} == printed
     assert printed["world_size"] == 2
     assert (printed["epochs"], printed["steps"], printed["total"]) == (1, 10, 1797)
-    assert printed["correct"] == json.loads(runs["1"][1].stdout)["correct"]
+    assert printed["correct"] == json.loads(runs["1"][1].out)["correct"]
     assert printed["step_s"]["exposed_sync"] > 0
-    assert done.stderr.count("epoch 1/1") == 1
+    assert done.err.count("epoch 1/1") == 1
 
 
 def test_the_config_reproduces_the_run_and_the_checkpoint_holds_its_weights(runs):
@@ -83,10 +74,10 @@ def test_the_config_reproduces_the_run_and_the_checkpoint_holds_its_weights(runs
     config = tomllib.loads((folder / "config.toml").read_text())
 
     snapshot = read(folder / "checkpoints" / "step-10")
-    again = forked("train", "--config", str(folder / "config.toml"), "--out", str(folder.parent / "again"))
+    again = samestep("train", "--config", str(folder / "config.toml"), "--out", str(folder.parent / "again"))
 
     assert (config["recipe"], config["batch_size"], config["subset"]) == ("digits", 64, 640)
-    assert weights_sha256(snapshot.model) == json.loads(done.stdout)["weights_sha256"]
+    assert weights_sha256(snapshot.model) == json.loads(done.out)["weights_sha256"]
     assert again.code == 0, again.err
     assert [row["lr"] for row in rows(folder.parent / "again")] == [row["lr"] for row in rows(folder)]
     assert tomllib.loads((folder.parent / "again" / "config.toml").read_text()) == config
@@ -160,11 +151,11 @@ def test_a_damaged_data_set_is_one_line_and_exit_code_2(tmp_path):
         (tmp_path / name).write_bytes(bytes([0, 0, 8, 3, 0, 0, 0, 0, 0, 0, 0, 28, 0, 0, 0, 28]))
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(b"")
 
-    done = samestep("train", "mnist", "-n", "2", "--data-dir", str(tmp_path))
+    done = samestep("train", "mnist", "-n", "2", "--data-dir", tmp_path)
 
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "is not the published train-images-idx3-ubyte" in done.stderr
-    assert "sha256" in done.stderr
+    assert (done.code, len(done.err.splitlines())) == (2, 1)
+    assert "is not the published train-images-idx3-ubyte" in done.err
+    assert "sha256" in done.err
 
 
 def test_a_run_folder_is_never_written_over(runs, capsys):
@@ -217,10 +208,10 @@ def test_the_job_script_of_the_guide_queues_a_stopped_run_again_and_no_other(cod
 def test_a_checkpoint_is_scored_alike_at_any_number_of_workers(runs):
     folder, done = runs["2"]
     checkpoint = str(folder / "checkpoints" / "step-10")
-    trained = json.loads(done.stdout)
+    trained = json.loads(done.out)
 
     for workers in ("1", "2"):
-        scored = forked(
+        scored = samestep(
             "train",
             "digits",
             "--precision",
@@ -238,7 +229,7 @@ def test_a_checkpoint_is_scored_alike_at_any_number_of_workers(runs):
 
 
 def test_a_batch_per_worker_is_called_another_training_where_it_is_one(tmp_path):
-    done = forked(
+    done = samestep(
         *("train", "digits", "-n", "2", "--epochs", "1", "--subset", "128", "--out", str(tmp_path / "run")),
         *("--batch-per-worker", "32", "--lr-scale", "linear"),
     )

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import torch
 
-from support.commands import samestep
+from support import commands
+from support.forked_commands import samestep
 
 GALLERY = Path(__file__).parents[1] / "gallery_ddp"
 
 
 def test_a_faulty_script_is_exit_code_1_with_its_cause(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    ended = samestep("verify", GALLERY / "sum_not_mean.py", "--steps=4", "-n", "1,2", "--json")
+    ended = commands.samestep("verify", GALLERY / "sum_not_mean.py", "--steps=4", "-n", "1,2", "--json")
     assert ended.code == 1, ended.err
     report = json.loads(ended.out)
     (finding,) = report["findings"]

@@ -6,25 +6,35 @@ is for tests that take `support.commands`.
 
 import multiprocessing
 import os
+import runpy
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import torch
 
 from support import process_pool  # noqa: F401 - it says what the fork server loads
-from support.commands import Ended, environment, finish
+from support.commands import DEADLINE_S, Ended, environment, finish
 
 
 class Command:
-    """A command that runs, with as much of `subprocess.Popen` as tests ask for."""
+    """A command that runs, with as much of `subprocess.Popen` as tests ask for.
 
-    def __init__(self, arguments, variables):
+    Args:
+        run: called in the process with the arguments.
+        arguments: of the command.
+        variables: all of its environment.
+    """
+
+    def __init__(self, run, arguments, variables):
         self._said = [tempfile.NamedTemporaryFile() for _ in range(2)]  # noqa: SIM115 - closed when read
         names = [stream.name for stream in self._said]
         self._process = multiprocessing.get_context("forkserver").Process(
-            target=_serve, args=(arguments, variables, names), name=" ".join(["samestep", *arguments])
+            target=_serve, args=(run, arguments, variables, names), name=" ".join(arguments)
         )
         self._process.start()
         self.pid = self._process.pid
@@ -42,9 +52,19 @@ class Command:
             raise subprocess.TimeoutExpired(self._process.name, timeout)
         return self.returncode
 
+    def send_signal(self, number):
+        os.kill(self.pid, number)
+
+    def kill(self):
+        self._process.kill()
+
+    def said(self):
+        """Return what has been written to stdout and to stderr so far."""
+        return [Path(stream.name).read_text() for stream in self._said]
+
     def communicate(self, timeout=None):
         self.wait(timeout)
-        said = [Path(stream.name).read_text() for stream in self._said]
+        said = self.said()
         for stream in self._said:
             stream.close()
         return tuple(said)
@@ -52,7 +72,12 @@ class Command:
 
 def start(*arguments: object, **changes: str) -> Command:
     """Start ``samestep ARGUMENTS``."""
-    return Command([str(argument) for argument in arguments], environment(**changes))
+    return Command(_command, [str(argument) for argument in arguments], environment(**changes))
+
+
+def start_script(path: Path, **changes: str) -> Command:
+    """Start ``python PATH``."""
+    return Command(_script, [str(path)], environment(**changes))
 
 
 def samestep(*arguments: object, **changes: str) -> Ended:
@@ -60,9 +85,17 @@ def samestep(*arguments: object, **changes: str) -> Ended:
     return finish(start(*arguments, **changes))
 
 
-def _serve(arguments, variables, names):
-    from samestep.cli.main import run_command
+def lines(command: Command, count: int) -> list[str]:
+    """Return the first `count` lines that a started command prints."""
+    deadline = time.monotonic() + DEADLINE_S
+    while (said := command.said()[0]).count("\n") < count:
+        assert command.poll() is None, command.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return said.splitlines()[:count]
 
+
+def _serve(run, arguments, variables, names):
     os.setsid()  # a signal meant for it cannot reach the tests
     for number, name in enumerate(names, 1):
         file = os.open(name, os.O_WRONLY | os.O_APPEND)
@@ -70,8 +103,27 @@ def _serve(arguments, variables, names):
         os.close(file)
     os.environ.clear()
     os.environ.update(variables)
+    # As in a process that no fork server has made: its signals, its temporary folder, its helpers.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    tempfile.tempdir = None
+    multiprocessing.set_start_method(None, force=True)
+    tracker = resource_tracker._resource_tracker
+    os.close(tracker._fd)
+    tracker._fd = None
+    torch.set_num_threads(1)  # it is loaded already, and reads no variables any more
+    run(*arguments)
+
+
+def _command(*arguments):
+    from samestep.cli.main import run_command
+
     sys.argv = ["samestep", *arguments]
     sys.path.insert(0, str(Path.cwd()))
-    multiprocessing.set_start_method(None, force=True)  # as in a process that no fork server has made
-    torch.set_num_threads(1)  # it is loaded already, and reads no variables any more
     sys.exit(run_command(arguments))
+
+
+def _script(path):
+    sys.argv = [path]
+    sys.path.insert(0, str(Path(path).parent))
+    runpy.run_path(path, run_name="__main__")
