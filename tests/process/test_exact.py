@@ -1,12 +1,17 @@
 """The same bits from real processes, which exchange through the memory they share."""
 
 import functools
+from unittest.mock import patch
 
 import pytest
 import torch
 
+from samestep.collectives.one_host import OneHostWorld, on_one_host
+from samestep.exact import shards as exact_shards
 from samestep.models.registry import build
+from samestep.testing.counting import CountingWorld
 from samestep.world.solo import SoloWorld
+from support.hand_made_shards import LARGE, LARGE_DIGESTS, digest_of
 from support.training import digits, settings, train
 
 
@@ -34,3 +39,19 @@ def test_processes_end_with_the_bits_of_one(processes, name, optimizer, precisio
 
     for size in (2, 3, 4) if name == "convnet" else (3,):
         assert processes.run(train_exact, size, name, precision, optimizer) == [alone] * size
+
+
+def both_ways(world, shards):
+    """Return the digests of exchanging through the host's memory, and by messages."""
+    assert isinstance(on_one_host(world), OneHostWorld)
+    by_messages = CountingWorld(world)
+    with patch.object(exact_shards, "on_one_host", lambda world: world):
+        digest = digest_of(by_messages, shards, LARGE)
+    assert by_messages.messages
+    return digest_of(world, shards, LARGE), digest
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("shards", LARGE_DIGESTS)
+def test_sums_of_processes_have_the_bits_of_whole_nodes(processes, size, shards):
+    assert processes.run(both_ways, size, shards) == [(LARGE_DIGESTS[shards],) * 2] * size

@@ -1,11 +1,15 @@
 """How two tensors become one, and what a mean makes of a sum."""
 
 from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from samestep.world.operation import Op
+
+Folding: TypeAlias = Callable[[list[Tensor], Tensor], object]
+"""Makes one tensor of several, and writes it into the last argument, which may be one of them."""
 
 COMBINE: Mapping[Op, Callable[..., Tensor]] = {
     "sum": torch.add,

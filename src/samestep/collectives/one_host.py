@@ -1,11 +1,13 @@
 """A world whose ranks share a host, and exchange what lies in its memory through that memory."""
 
 import platform
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from samestep.base.machine import cpu_share
+from samestep.collectives.arithmetic import Folding
 from samestep.collectives.segment import segment
 from samestep.collectives.semaphores import Semaphores, own_process
 from samestep.collectives.shared_memory import SharedMemory, bytes_needed
@@ -90,6 +92,10 @@ class OneHostWorld(RelayedWorld):
     def agree(self, call: str, tensor: Tensor) -> None:
         """Return if all ranks make the same call; see `samestep.collectives.agree`."""
         self._memory.agree(call, tensor)
+
+    def fold(self, parts: Sequence[Tensor], counts: Sequence[int], folding: Folding) -> None:
+        """See `samestep.collectives.fold`."""
+        self._memory.fold(parts, counts, folding)
 
     def barrier(self) -> None:
         """See `World.barrier`."""

@@ -18,7 +18,7 @@ them.
 """
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from samestep.base.errors import OutOfStep
-from samestep.collectives.arithmetic import COMBINE, finish
+from samestep.collectives.arithmetic import COMBINE, Folding, finish
 from samestep.collectives.line import LINE, alike, line, told_apart
 from samestep.collectives.progress import PROGRESS
 from samestep.collectives.semaphores import SIZE, Semaphores
@@ -93,7 +93,7 @@ class SharedMemory:
         whole = torch.frombuffer(memory, dtype=torch.uint8)[_slots_begin(size) :]
         self._slots = whole[: 2 * PIECE * size].view(2, size, PIECE)
         self._half = 0
-        self._views: dict[tuple[torch.dtype, int], _Views] = {}
+        self._views: dict[tuple[torch.dtype, int, int], _Views] = {}
         begin = _lines_begin(size)
         starts = [begin + LINE * number for number in range(2 * size)]
         lines = [slice(start, start + LINE) for start in starts]
@@ -153,6 +153,28 @@ class SharedMemory:
         _put_back(flat, tensor)
         PROGRESS.leave()
 
+    def fold(self, parts: Sequence[Tensor], counts: Sequence[int], folding: Folding) -> None:
+        """Overwrite this rank's first part with what `folding` makes of the parts of all ranks, in order.
+
+        Args:
+            parts: of this rank; see `samestep.collectives.fold`.
+            counts: how many each rank has.
+            folding: how.
+        """
+        first, rows = parts[0], max(counts)
+        self._begin("fold", first)
+        room = PIECE // rows // SIZE * SIZE  # bytes of a slot for each part
+        elements = room // first.element_size()
+        is_small = first.nbytes * rows * self._size <= SMALL
+        for start in range(0, first.numel(), elements):
+            pieces = [part[start : start + elements] for part in parts]
+            views = [self._views_of(pieces[0], begin=row * room) for row in range(rows)]
+            if is_small:
+                self._fold_whole(pieces, views, counts, folding)
+            else:
+                self._fold_piece(pieces, views, counts, folding)
+        PROGRESS.leave()
+
     def barrier(self) -> None:
         """Return once every rank has called this."""
         self._begin("barrier", _NOTHING)
@@ -188,6 +210,41 @@ class SharedMemory:
             if number != rank:
                 part.copy_(cut[number][number])
 
+    def _fold_whole(
+        self, pieces: list[Tensor], views: list[_Views], counts: Sequence[int], folding: Folding
+    ) -> None:
+        """Each rank makes all of it, for one handover instead of two."""
+        halves = [one.halves[self._half] for one in views]
+        for row, piece in enumerate(pieces):
+            halves[row][self._rank].copy_(piece)
+        self._handover()
+        folding([halves[row][rank] for rank, count in enumerate(counts) for row in range(count)], pieces[0])
+
+    def _fold_piece(
+        self, pieces: list[Tensor], views: list[_Views], counts: Sequence[int], folding: Folding
+    ) -> None:
+        own, parts = self._rank, views[0].parts
+        cut = [one.cut[self._half] for one in views]
+        for row, piece in enumerate(pieces):
+            for rank, part in enumerate(parts):
+                if rank != own:
+                    cut[row][own][rank].copy_(piece[part])
+        self._handover(turn=False)
+        mine = [piece[parts[own]] for piece in pieces]
+        folding(
+            [
+                mine[row] if rank == own else cut[row][rank][own]
+                for rank, count in enumerate(counts)
+                for row in range(count)
+            ],
+            mine[0],
+        )
+        cut[0][own][own].copy_(mine[0])  # nobody has read this part of this rank's slot
+        self._handover()
+        for rank, part in enumerate(parts):
+            if rank != own:
+                pieces[0][part].copy_(cut[0][rank][rank])
+
     def _copy_in(self, piece: Tensor) -> list[Tensor]:
         halves = self._halves(piece)
         halves[self._rank].copy_(piece)
@@ -197,13 +254,14 @@ class SharedMemory:
         """Return what all ranks' slots hold of a piece, in the half whose turn it is."""
         return self._views_of(piece).halves[self._half]
 
-    def _views_of(self, piece: Tensor) -> _Views:
-        key = piece.dtype, piece.numel()
+    def _views_of(self, piece: Tensor, begin: int = 0) -> _Views:
+        """Return the views of a piece that lies in the slots from byte `begin` on."""
+        key = piece.dtype, piece.numel(), begin
         views = self._views.get(key)
         if views is None:
             if len(self._views) >= _MOST_VIEWS:
                 self._views.clear()
-            views = self._views[key] = _Views(self._slots, *key)
+            views = self._views[key] = _Views(self._slots[:, :, begin:], *key[:2])
         return views
 
     def _begin(self, name: str, tensor: Tensor, call: str | None = None) -> None:

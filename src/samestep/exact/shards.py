@@ -11,7 +11,8 @@ one fixed tree. What a worker computes of it, and with whom, makes no difference
 """
 
 import hashlib
-from collections.abc import Generator, Iterator
+import time
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import torch
@@ -20,11 +21,12 @@ from torch import Tensor, nn
 from samestep.base.errors import UsageError
 from samestep.collectives.one_host import on_one_host
 from samestep.exact.buffers import Buffers
-from samestep.exact.exchange import total
+from samestep.exact.exchange import Exchange
+from samestep.exact.gradients import Gradients
+from samestep.exact.identity import check_alike_here
 from samestep.exact.random import drawing
 from samestep.exact.tree import TreeSum
 from samestep.replicas.agreement import broadcast_values, refuse_differing, refuse_unfit
-from samestep.replicas.bucket import dense_gradient, real
 from samestep.replicas.fingerprint import check_alike
 from samestep.sharding.share import share
 from samestep.world.current import current
@@ -63,15 +65,15 @@ class Exact:
     deterministic only as far as its operations are.
 
     Args:
-        model: of modules whose training forward depends on the shard's samples, on torch's random numbers
-            and on buffers alone.
+        model: of modules whose training forward depends on the shard's samples, on random numbers of torch,
+            numpy or Python, and on buffers alone.
         shards: S, at least the number of ranks.
         seed: of the random numbers in forward.
         world: the ranks; by default those of the job that was joined here.
 
     Raises:
         UsageError: more ranks than shards, or a model that cannot be trained so.
-        OutOfStep: the ranks hold different models.
+        OutOfStep: the ranks hold different models, or their machines compute other bits.
     """
 
     def __init__(self, model: nn.Module, *, shards: int, seed: int = 0, world: World | None = None) -> None:
@@ -89,6 +91,7 @@ class Exact:
                 "number. Under exact shards batch norm is over each shard; use nn.BatchNorm."
             )
         if place.size > 1:
+            check_alike_here(self._world)
             refuse_differing(self._world, model)
             broadcast_values(self._world, model)
         self._world = on_one_host(self._world)
@@ -98,7 +101,9 @@ class Exact:
             place.size,
             self._world.device,
         )
-        self._parameters = dict(model.named_parameters())
+        self.exposed_s = 0.0
+        """Seconds that the last exchange took."""
+        self._exchange = Exchange(self._world, shards)
 
     def shards(self, step: int) -> Generator[Shard, None, None]:
         """Yield this rank's shards of a step; once they are through, every ``p.grad`` is the global batch's.
@@ -108,21 +113,27 @@ class Exact:
 
         Args:
             step: number of the step, which with the seed decides what is drawn.
+
+        Raises:
+            UsageError: a shard has changed parameters, or which buffers there are.
         """
-        buffers, tree = Buffers(self.model), TreeSum(self.num_shards)
-        for index in self.own:
-            with torch.no_grad():
-                buffers.restore()
-            for parameter in self._parameters.values():
-                parameter.grad = None
-            with drawing(_seed(self.seed, step, index), self.device):
+        buffers, gradients, tree = Buffers(self.model), Gradients(self.model), TreeSum(self.num_shards)
+        with drawing(self.device) as seed_all:
+            for index in self.own:
+                with torch.no_grad():
+                    buffers.restore()
+                gradients.begin()
+                seed_all(_seed(self.seed, step, index))
                 yield Shard(index, self.num_shards)
-            with torch.no_grad():
-                tree.add((index, index + 1), self._leaf(buffers))
+                with torch.no_grad():
+                    tree.add((index, index + 1), self._leaf(gradients, buffers))
         with torch.no_grad():
-            for whole_numbers in buffers.largest.values() if self.num_ranks > 1 else ():
-                self._world.all_reduce(whole_numbers, op="max")
-            self._take(total(self._world, tree, self.num_shards), buffers)
+            began = time.perf_counter()
+            if self.num_ranks > 1 and buffers.largest is not None:
+                self._world.all_reduce(buffers.largest, op="max")
+            row = self._exchange.total(tree)
+            self.exposed_s = time.perf_counter() - began
+            self._put(row, gradients, buffers)
 
     def check(self) -> None:
         """Compare the bits of all parameters and buffers between the ranks, now.
@@ -136,40 +147,17 @@ class Exact:
                 self._world, {name: value for name, value in state.items() if isinstance(value, Tensor)}
             )
 
-    def _leaf(self, buffers: Buffers) -> list[Tensor]:
-        """Return what a shard adds: flags, gradients by dtype, buffers by dtype."""
-        flags, values = buffers.rows()
-        used = torch.tensor([p.grad is not None for p in self._parameters.values()], dtype=torch.float64)
-        rows: list[Tensor] = [torch.cat([used, flags])]
-        for group in self._groups():
-            parts = []
-            for name, parameter in group:
-                grad = dense_gradient(name, parameter)
-                parts.append((torch.zeros_like(real(parameter)) if grad is None else grad).reshape(-1))
-            rows.append(torch.cat(parts).to(torch.promote_types(parts[0].dtype, torch.float32)))
-        return [*rows, *values]
+    def _leaf(self, gradients: Gradients, buffers: Buffers) -> list[Tensor]:
+        """Return what a shard adds: flags, gradients, buffers by dtype."""
+        used, added = gradients.take()
+        changed, values = buffers.rows()
+        flags = torch.tensor([*used, *changed], dtype=gradients.dtype, device=self.device)
+        return [flags, *added, *values]
 
-    def _take(self, rows: list[Tensor], buffers: Buffers) -> None:
-        groups = list(self._groups())
-        flags, grads, values = rows[0], rows[1 : 1 + len(groups)], rows[1 + len(groups) :]
-        used = dict(zip(self._parameters, flags[: len(self._parameters)].tolist(), strict=True))
-        for group, row in zip(groups, grads, strict=True):
-            sizes = [real(parameter).numel() for _, parameter in group]
-            for (name, parameter), part in zip(group, torch.split(row, sizes), strict=True):
-                # In the parameter's own layout always: what is summed over it next has one order then.
-                parameter.grad = torch.empty_like(parameter) if used[name] else None
-                if parameter.grad is not None:
-                    real(parameter.grad).copy_(part.view(real(parameter).shape))
-        buffers.put(flags[len(self._parameters) :], values)
-
-    def _groups(self) -> Iterator[list[tuple[str, nn.Parameter]]]:
-        """Yield the parameters that are trained, those of one dtype and device together."""
-        groups: dict[tuple[torch.dtype, torch.device], list[tuple[str, nn.Parameter]]] = {}
-        for name, parameter in self._parameters.items():
-            if parameter.requires_grad:
-                kind = real(parameter).dtype, parameter.device
-                groups.setdefault(kind, []).append((name, parameter))
-        yield from groups.values()
+    def _put(self, row: list[Tensor], gradients: Gradients, buffers: Buffers) -> None:
+        counts, count = row[0].tolist(), len(gradients)
+        gradients.put(counts[:count], row[1 : 1 + count])
+        buffers.put(counts[count:], row[1 + count :])
 
 
 def _seed(seed: int, step: int, shard: int) -> int:

@@ -10,9 +10,9 @@ Floating-point sums depend on their order, so the order must not depend on who c
       / \   / \
      0   1 2   3
 
-Workers hold contiguous shards. Each sums the whole nodes among its own, and what is left is summed by
-everybody alike: with 2 workers one has 0-1 and 2 and the other 3 and 4-5, one alone sums all at once. Either
-way node 0-3 is (0 + 1) + (2 + 3), in this order and no other.
+Workers hold contiguous shards. Each sums the whole nodes among its own, and what is left is summed slice by
+slice, each slice by one of them: with 2 workers one has 0-1 and 2 and the other 3 and 4-5, one alone sums all
+at once. Either way node 0-3 is (0 + 1) + (2 + 3), in this order and no other.
 """
 
 from collections.abc import Sequence
@@ -59,6 +59,28 @@ def whole_nodes(own: range, leaves: int) -> list[Node]:
     return stack
 
 
+def merges(nodes: Sequence[Node], leaves: int) -> list[tuple[int, int]]:
+    """Return which two of `nodes` are added, one sum after another; each takes the place of its left part.
+
+    Args:
+        nodes: in order, and together all of the tree.
+        leaves: of the tree.
+
+    >>> merges([(0, 2), (2, 3), (3, 4), (4, 6)], 6)
+    [(1, 2), (0, 1), (0, 3)]
+    """
+    parents = siblings(leaves)
+    stack: list[tuple[int, Node]] = []
+    found = []
+    for place, node in enumerate(nodes):
+        stack.append((place, node))
+        while len(stack) > 1 and (stack[-2][1], stack[-1][1]) in parents:
+            (right, after), (left, before) = stack.pop(), stack.pop()
+            stack.append((left, parents[before, after]))
+            found.append((left, right))
+    return found
+
+
 class TreeSum:
     """The sum of what comes in from left to right, as far as it can be made: one row of tensors per node.
 
@@ -85,8 +107,3 @@ class TreeSum:
         """Return the row of the root, once all leaves are in."""
         ((_, row),) = self.nodes
         return row
-
-
-def parts_of(nodes: Sequence[tuple[Node, list[Tensor]]], column: int) -> list[Tensor]:
-    """Return one column of the rows."""
-    return [row[column] for _, row in nodes]

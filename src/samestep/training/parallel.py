@@ -9,7 +9,6 @@ import torch
 from samestep.collectives.by_algorithm import by_algorithm
 from samestep.data.image_set import Images
 from samestep.data.loading import Draw, batches_of
-from samestep.exact.identity import check_alike_here
 from samestep.exact.shards import Exact
 from samestep.measure.clock import StepClock
 from samestep.replicas.replicate import replicate
@@ -103,7 +102,6 @@ def in_step(
         "channels_last": settings.channels_last,
     }
     if settings.exact is not None:
-        check_alike_here(world)
         exact = Exact(learner.model, shards=settings.exact, seed=settings.seed, world=world)
         with _deterministic(world.device):
             yield ExactStep(exact=exact, number=number, **common), exact.check

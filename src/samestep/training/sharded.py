@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from samestep.base.errors import UsageError
 from samestep.base.place import Place
 from samestep.data.image_set import Images
 from samestep.data.lazy_loader import loading_processes
@@ -107,8 +108,25 @@ class ExactStep(Step):
         with closing(exact.shards(self.number)) as shards:
             for position, _ in enumerate(shards):
                 for batch in (shares.batches[position] for shares in kept):
-                    if len(batch.labels):  # weighted for an average over shards; the tree makes their sum
-                        loss += self._backward(batch, batch.weight / exact.num_shards)
+                    if len(batch.labels):
+                        loss += self._shard_backward(batch)
                         self.clock.mark("backward")
         self.clock.mark("exposed_sync")
         return loss * exact.num_ranks
+
+    def _shard_backward(self, batch: Batch) -> Tensor:
+        """See `Step._backward`; weighted for an average over shards, of which the tree makes a sum.
+
+        Raises:
+            UsageError: batch norm has no statistics of so small a shard.
+        """
+        try:
+            return self._backward(batch, batch.weight / self.exact.num_shards)
+        except ValueError as error:
+            if len(batch.labels) > 1 or "more than 1 value per channel" not in str(error):
+                raise
+            raise UsageError(
+                f"--exact {self.exact.num_shards}: step {self.number + 1} has {batch.global_count} samples, "
+                "of which a logical shard gets a single one, and batch norm cannot normalise one value. Use "
+                "fewer shards, or a --batch-size or --subset that leaves more for an epoch's last step."
+            ) from None

@@ -1,5 +1,8 @@
 """Weights do not depend on the number of workers, to the last bit."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -136,6 +139,104 @@ def test_steps_draw_anew_and_shards_apart():
     assert kept[0] == kept[2]
     assert kept[0] != kept[1]
     assert kept[0][0] != kept[0][1]
+
+
+class Draws(nn.Module):
+    """Leaves its layer out at random, by the generators that are not torch's."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 5)
+
+    def forward(self, samples):
+        kept = random.random() < 0.6 and np.random.random() < 0.8
+        return self.layer(samples) if kept else samples * self.layer.weight.sum()
+
+
+def left_out(world):
+    torch.manual_seed(0)
+    made = Draws()
+    for _ in Exact(made, shards=8, world=world).shards(0):
+        made(torch.ones(2, 5)).sum().backward()
+    return made.layer.weight.grad, made.layer.bias.grad
+
+
+def test_numpy_and_python_draw_for_the_shard_as_well():
+    drawn = random.random(), np.random.random()
+    random.seed(1), np.random.seed(1)
+    alone = left_out(SoloWorld())
+    assert 0 < alone[1][0] < 16  # left out in some shards, and not in others
+    for size in (2, 3):
+        for rank in run_ranks(left_out, size):
+            assert all(map(torch.equal, rank, alone))
+    after = random.random(), np.random.random()
+    random.seed(1), np.random.seed(1)
+    assert after == (random.random(), np.random.random()) != drawn
+
+
+def scaled(world):
+    """Train with a loss scale that overflows at first, and with clipping, as a loop of one's own does."""
+    made = model()
+    exact = Exact(made, shards=8, seed=3, world=world)
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.5, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=2)
+    scales = []
+    for step in range(4):
+        samples = torch.randn(20, 5, generator=torch.Generator().manual_seed(step))
+        for shard in exact.shards(step):
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = made(samples[shard.of(20)]).square().sum() / 20
+            scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(made.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+        optimizer.zero_grad()
+    return {name: value.clone() for name, value in made.state_dict().items()}, scales
+
+
+def test_a_loss_scaler_and_clipping_see_the_same_everywhere():
+    alone = scaled(SoloWorld())
+    assert set(alone[1]) == {2.0**11, 2.0**12}  # it overflowed, and came back
+    assert all(value.isfinite().all() for name, value in alone[0].items() if name != "mask")
+    assert not torch.equal(alone[0]["last.weight"], model().last.weight)
+    for size in (3, 8):
+        for rank in run_ranks(scaled, size):
+            assert_same_bits(rank, alone)
+
+
+def test_gradients_that_autograd_keeps_in_one_memory_are_summed_apart():
+    made = nn.Module()
+    made.one, made.other = (nn.Parameter(torch.zeros(2, 3)) for _ in range(2))
+    for shard in Exact(made, shards=3, world=SoloWorld()).shards(0):
+        ((made.one.view(6) + made.other.view(6)) * (shard.index + 1)).sum().backward()
+
+    assert made.one.grad.tolist() == made.other.grad.tolist() == [[6.0] * 3] * 2
+    assert made.one.grad.untyped_storage().data_ptr() != made.other.grad.untyped_storage().data_ptr()
+
+
+def test_gradients_of_a_step_stay_when_the_next_one_is_computed():
+    made = nn.Linear(3, 2, bias=False)
+    exact = Exact(made, shards=2, world=SoloWorld())
+    kept = []
+    for step in range(2):
+        for shard in exact.shards(step):
+            made(torch.full((1, 3), shard.index + step + 1.0)).sum().backward()
+        kept.append(made.weight.grad)
+
+    assert [grad[0, 0].item() for grad in kept] == [3.0, 5.0]
+
+
+def test_an_optimizer_that_steps_within_a_shard_is_refused():
+    made = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+    shards = Exact(made, shards=2, world=SoloWorld()).shards(0)
+    next(shards)
+    made(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    with pytest.raises(UsageError, match=r"weight changed while a shard .* after the loop over shards"):
+        next(shards)
 
 
 def more_ranks_than_shards(world):

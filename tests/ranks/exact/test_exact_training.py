@@ -92,6 +92,16 @@ def test_another_number_of_threads_is_another_identity(tmp_path, monkeypatch):
         made.restore(snapshot)
 
 
+def test_a_shard_of_one_sample_that_batch_norm_cannot_normalise_is_told():
+    def flat_norm():
+        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
+
+    with pytest.raises(
+        UsageError, match=r"--exact 8: step 5 has 9 samples, .* Use fewer shards, or a --batch-size"
+    ):
+        train(SoloWorld(), exact(), flat_norm, digits(137, 30))
+
+
 def other_capability(world):
     real = identity.identity(world.device)
     faked = {**real, "capability": "other"} if world.place.rank == 1 else real
@@ -111,7 +121,7 @@ def test_ranks_on_unequal_machines_are_refused():
         ({"exact": 33}, "32 samples cannot fill so many logical shards"),
         ({"exact": 8, "accumulate": 8}, "4 samples cannot fill"),
         ({"exact": 4, "sync": "ddp"}, "leave out --sync"),
-        ({"exact": 4, "compress": "bf16"}, "leave out --sync and --compress"),
+        ({"exact": 4, "compress": "bf16"}, "leave out --sync, --algorithm and --compress"),
         ({"exact": 0}, "--exact 0 is too small"),
     ],
 )
