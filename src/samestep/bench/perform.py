@@ -124,7 +124,7 @@ class _Measured:
             calls | {COPY: lambda _: target.copy_(source)},
             rounds=self._request.rounds,
             seconds=self._request.seconds,
-            finish=_finisher(world.device),
+            finish=finisher(world.device),
             around=lambda name: self._limit.of(f"{name} at {bytes_text(whole)}"),
         )
         copying = times.pop(COPY)
@@ -141,7 +141,8 @@ class _Measured:
         self._collective.call(algorithm, self._world, given, number % self._world.place.size)
 
 
-def _finisher(device: torch.device) -> Callable[[], object]:
+def finisher(device: torch.device) -> Callable[[], object]:
+    """Return what returns once `device` has done all that it was told."""
     if device.type == "cpu":
         return lambda: None
     return partial(torch.accelerator.synchronize, device)

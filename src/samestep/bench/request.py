@@ -7,7 +7,7 @@ from samestep.base.errors import UsageError
 from samestep.base.units import bytes_of
 
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "reduce", "gather", "scatter")
-SYNCS = ("naive", "ring", "reference", "bucketed", "flat", "ddp", "exact")
+SYNCS = ("naive", "ring", "reference", "bucketed", "flat", "ddp", "exact", "data_parallel")
 """How gradients may be exchanged in a step."""
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int64")
 SMALLEST, LARGEST = 4, 256 << 20

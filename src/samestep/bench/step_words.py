@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from samestep.base.units import seconds_text
-from samestep.bench.steps import ALONE, StepRow
+from samestep.bench.steps import StepRow
+from samestep.bench.ways import ALONE
 from samestep.bench.words import aligned
 
 _HEAD = ("exchange", "step", "of it exposed", "efficiency")

@@ -17,7 +17,7 @@ from samestep.launch.job import Job, Program
 from samestep.launch.plan import Spawn
 
 if TYPE_CHECKING:
-    from samestep.bench.steps import Problem
+    from samestep.bench.ways import Problem
 
 
 def step(
@@ -61,7 +61,7 @@ def step(
     )
     if decision.size < 2:
         raise UsageError("one worker exchanges nothing: give -n 2 or more, or start several tasks.")
-    from samestep.bench.steps import Problem
+    from samestep.bench.ways import Problem
 
     problem = Problem(model=model, batch_per_worker=batch_per_worker)
     if isinstance(decision.plan, Spawn):
@@ -90,13 +90,14 @@ def _work(
 ) -> None:
     """Be a worker."""
     from samestep.bench.step_words import step_answer, step_table
-    from samestep.bench.steps import measure, ways_here
+    from samestep.bench.steps import measure
+    from samestep.bench.ways import NEEDS, ways_here
     from samestep.world.join import join
 
     with join(threads=threads) as world:
         can = ways_here(world)
         if missing := [name for name in names if name not in can]:
-            raise UsageError(f"--sync {missing[0]} cannot run here: {', '.join(can)} can.")
+            raise UsageError(f"--sync {missing[0]} needs {NEEDS[missing[0]]}. Here can: {', '.join(can)}.")
         with progress_bar(None, shown=world.place.is_main) as done:
             rows = measure(world, problem, names or can, seconds=seconds, done=done)
         lines = [json_line(asdict(row)).rstrip() for row in rows]

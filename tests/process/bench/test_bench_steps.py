@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from samestep.bench.request import SYNCS
-from samestep.bench.steps import ALONE, WAYS, Problem, Trainee, measure, ways_here
+from samestep.bench.steps import measure
+from samestep.bench.ways import ALONE, WAYS, Problem, Trainee, ways_here
+from samestep.world.solo import SoloWorld
 
 PROBLEM = Problem(batch_per_worker=2, shape=(1, 8, 8))
 
@@ -22,14 +24,15 @@ def ranks(processes):
 def test_all_ways_are_measured_and_compared_with_none(ranks):
     (names, rows), (_, others) = ranks
 
-    assert names == list(WAYS) == [ALONE, *SYNCS]
+    assert list(WAYS) == [ALONE, *SYNCS]
+    assert names == [name for name in WAYS if name != "data_parallel"]
     assert [row.sync for row in rows] == names
     assert all(row.step_s > 0 and row.efficiency > 0 and row.workers == 2 for row in rows)
     assert rows[0].efficiency == 1.0
     assert rows == others
     exposed = {row.sync: row.exposed_sync_s for row in rows}
     assert exposed[ALONE] == 0.0
-    assert all(exposed[name] > 0 for name in ("naive", "ring", "reference", "bucketed", "flat"))
+    assert all(exposed[name] > 0 for name in ("naive", "ring", "reference", "bucketed", "flat", "exact"))
 
 
 def stepped(world, name):
@@ -40,7 +43,7 @@ def stepped(world, name):
     return [parameter.detach().clone() for parameter in trainee.model.parameters()]
 
 
-@pytest.mark.parametrize("name", [name for name in WAYS if name not in (ALONE, "reference")])
+@pytest.mark.parametrize("name", [name for name in WAYS if name not in (ALONE, "reference", "data_parallel")])
 def test_each_way_takes_the_steps_of_the_reference(processes, name):
     expected = processes.run(stepped, 2, "reference")[0]
 
@@ -52,3 +55,15 @@ def test_no_exchange_leaves_the_ranks_apart(processes):
     one, other = processes.run(stepped, 2, ALONE)
 
     assert not all(map(torch.equal, one, other))
+
+
+def test_one_process_trains_on_the_samples_of_all_and_the_others_stand_still(processes):
+    first, other = processes.run(stepped, 2, "data_parallel")
+
+    alone = Trainee(PROBLEM, SoloWorld())
+    assert all(map(torch.equal, other, alone.model.parameters()))
+    images, labels = (torch.cat(parts) for parts in zip(*map(PROBLEM.batch, (0, 1)), strict=True))
+    for _ in range(2):  # without GPUs torch.nn.DataParallel is the model itself
+        torch.nn.functional.cross_entropy(alone.model(images), labels).backward()
+        alone.update()
+    torch.testing.assert_close(first, list(alone.model.parameters()))

@@ -1,0 +1,224 @@
+"""The ways in which the gradients of a training step may be exchanged, and what is trained by each."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from samestep.base.errors import UsageError
+from samestep.collectives.algorithms import ALL_REDUCE
+from samestep.collectives.one_host import OneHostWorld, on_one_host
+from samestep.exact.shards import Exact
+from samestep.models.registry import build
+from samestep.replicas.replicate import replicate
+from samestep.world.idle import wait_for_main
+from samestep.world.process_group import ProcessGroupWorld
+from samestep.world.world import World
+
+CLASSES = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What is trained.
+
+    Args:
+        model: a name that `samestep.models.registry` knows.
+        batch_per_worker: samples of each rank's part of a step.
+        shape: channels, height and width of the images; None for those that suit the model.
+    """
+
+    model: str = "convnet"
+    batch_per_worker: int = 16
+    shape: tuple[int, int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_per_worker < 2:
+            raise UsageError(f"--batch-per-worker {self.batch_per_worker}: batch norm needs 2 or more.")
+        with torch.device("meta"):
+            build(self.model, shape=self.images, classes=CLASSES)
+
+    @property
+    def images(self) -> tuple[int, int, int]:
+        """Shape of an image."""
+        return self.shape or ((1, 28, 28) if self.model == "convnet" else (3, 32, 32))
+
+    def batch(self, rank: int) -> tuple[Tensor, Tensor]:
+        """Return the images and labels of one rank."""
+        generator = torch.Generator().manual_seed(rank)
+        images = torch.randn(self.batch_per_worker, *self.images, generator=generator)
+        labels = torch.randint(0, CLASSES, (self.batch_per_worker,), generator=generator)
+        return images, labels
+
+
+Step = Callable[[], float | None]
+"""Takes a step; returns the seconds that backward waited for the exchange, None where that is not seen."""
+
+
+class Trainee:
+    """One rank's network with its optimizer and batch, equal on all ranks at the beginning.
+
+    Args:
+        problem: what is trained.
+        world: the ranks.
+    """
+
+    def __init__(self, problem: Problem, world: World) -> None:
+        self.problem = problem
+        self.images, self.labels = (one.to(world.device) for one in problem.batch(world.place.rank))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = build(problem.model, shape=problem.images, classes=CLASSES)
+        self.model = model.to(world.device)
+        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4, momentum=0.9)
+
+    def backward(self, share: float = 1.0) -> None:
+        """Compute gradients."""
+        loss = F.cross_entropy(self.model(self.images), self.labels) * share
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def update(self) -> None:
+        """Take the optimizer's step."""
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+
+@contextmanager
+def _alone(trainee: Trainee, _: World) -> Iterator[Step]:
+    def step() -> float:
+        trainee.backward()
+        trainee.update()
+        return 0.0
+
+    yield step
+
+
+def _by(algorithm: str) -> "Way":
+    """One blocking all-reduce for each gradient once backward is through: the textbook, by an algorithm."""
+
+    @contextmanager
+    def way(trainee: Trainee, world: World) -> Iterator[Step]:
+        all_reduce = ALL_REDUCE[algorithm]
+
+        def step() -> float:
+            trainee.backward()
+            began = time.perf_counter()
+            for parameter in trainee.model.parameters():
+                if parameter.grad is not None:
+                    all_reduce(world, parameter.grad, "mean")
+            waited = time.perf_counter() - began
+            trainee.update()
+            return waited
+
+        yield step
+
+    return way
+
+
+def _replicated(sync: str) -> "Way":
+    @contextmanager
+    def way(trainee: Trainee, world: World) -> Iterator[Step]:
+        with replicate(trainee.model, world, sync=sync, batch_norm="local", check_every=0) as replicas:
+
+            def step() -> float | None:
+                trainee.backward()
+                trainee.update()
+                return replicas.exposed_s
+
+            yield step
+
+    return way
+
+
+@contextmanager
+def _exact(trainee: Trainee, world: World) -> Iterator[Step]:
+    """One logical shard for each rank, which is as much work as in the other ways."""
+    exact, number = Exact(trainee.model, shards=world.place.size, world=world), 0
+
+    def step() -> float:
+        nonlocal number
+        for _ in exact.shards(number):
+            trainee.backward(1 / world.place.size)
+        trainee.update()
+        number += 1
+        return exact.exposed_s
+
+    yield step
+
+
+@contextmanager
+def _data_parallel(trainee: Trainee, world: World) -> Iterator[Step]:
+    """One process feeds the GPUs of all ranks, with the samples of all; the other ranks wait.
+
+    They wait on their processors: in a collective their GPUs would be busy, which are fed here.
+    """
+    if world.place.is_main:
+        batches = [trainee.problem.batch(rank) for rank in range(world.place.size)]
+        images, labels = (torch.cat(parts).to(world.device) for parts in zip(*batches, strict=True))
+        model = nn.DataParallel(trainee.model, gpus_fed(world.device, world.place.size))
+
+        def step() -> None:
+            F.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+            trainee.update()
+    else:
+
+        def step() -> None:
+            pass
+
+    yield step
+    wait_for_main(world)
+
+
+def gpus_fed(
+    device: torch.device, size: int, count: Callable[[], int] = torch.cuda.device_count
+) -> list[int]:
+    """Return the GPUs that one process would feed in place of `size` ranks, its own first; none if it cannot.
+
+    Args:
+        device: of the process.
+        size: number of ranks.
+        count: returns how many GPUs the process sees.
+    """
+    if device.type != "cuda" or not 2 <= size <= (seen := count()):
+        return []
+    own = device.index or 0
+    return [own, *(other for other in range(seen) if other != own)][:size]
+
+
+Way = Callable[[Trainee, World], AbstractContextManager[Step]]
+ALONE = "alone"
+WAYS: Mapping[str, Way] = {
+    ALONE: _alone,
+    "naive": _by("naive"),
+    "ring": _by("ring"),
+    "reference": _replicated("reference"),
+    "bucketed": _replicated("bucketed"),
+    "flat": _replicated("flat"),
+    "ddp": _replicated("ddp"),
+    "exact": _exact,
+    "data_parallel": _data_parallel,
+}
+"""How gradients may be exchanged, by name (`SYNCS`); the first is not at all."""
+
+
+NEEDS: Mapping[str, str] = {
+    "flat": "ranks that share a host and compute on its processors",
+    "ddp": "ranks that are processes of torch.distributed",
+    "data_parallel": "two GPUs or more, one for each worker, all of which the process of rank 0 sees",
+}
+"""What not all ranks have, by way."""
+
+
+def ways_here(world: World) -> list[str]:
+    """Return those that the ranks of `world` can run; called by all."""
+    fed = world.on_main(lambda: gpus_fed(world.device, world.place.size))
+    can = {
+        "flat": isinstance(on_one_host(world), OneHostWorld),
+        "ddp": isinstance(world, ProcessGroupWorld),
+        "data_parallel": bool(fed),
+    }
+    return [name for name in WAYS if can.get(name, True)]

@@ -1,0 +1,26 @@
+"""Waiting for rank 0 without a collective, which on GPUs would keep the waiting ones busy."""
+
+import itertools
+
+from torch.distributed.distributed_c10d import _get_default_store
+
+from samestep.world.process_group import ProcessGroupWorld
+from samestep.world.world import World
+
+_waits = itertools.count()
+
+
+def wait_for_main(world: World) -> None:
+    """Return once rank 0 has called this; called by all.
+
+    Args:
+        world: the ranks; those of torch.distributed wait on their processors.
+    """
+    if not isinstance(world, ProcessGroupWorld):
+        world.barrier()
+        return
+    key, store = f"samestep/main-is-here/{next(_waits)}", _get_default_store()
+    if world.place.is_main:
+        store.set(key, "")
+    else:
+        store.wait([key])
