@@ -24,8 +24,9 @@ def compiled(model: nn.Module, settings: Settings) -> Callable[[Tensor], Tensor]
     """Return what computes the scores of `model` in training: itself, or its compiled form.
 
     They share weights and buffers. Save and evaluate `model`: the compiled form's keys begin with
-    ``_orig_mod.``. The compiler runs at the first call, and again for a last batch of another size. A share
-    without samples goes through `model`: torch's compiler fails on it (seen in torch 2.13).
+    ``_orig_mod.``. The compiler runs at the first call, and again for a last batch of another size; for exact
+    bits at each new size, because code for any size computes other bits than code for one. A share without
+    samples goes through `model`: torch's compiler fails on it (seen in torch 2.13).
 
     Raises:
         UsageError: nothing can be compiled here.
@@ -35,7 +36,9 @@ def compiled(model: nn.Module, settings: Settings) -> Callable[[Tensor], Tensor]
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     _check_compilers(device, env.snapshot())
     try:
-        fast: Callable[[Tensor], Tensor] = torch.compile(model)
+        fast: Callable[[Tensor], Tensor] = torch.compile(
+            model, dynamic=None if settings.exact is None else False
+        )
     except RuntimeError as error:  # a Python that is too new for this torch
         raise UsageError(
             f"--compile does not work with Python {sys.version.split()[0]} and torch {torch.__version__}: "

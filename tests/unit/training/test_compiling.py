@@ -60,8 +60,26 @@ def test_the_compiled_form_trains_the_model_whose_keys_stay_serial(machine):
         torch.testing.assert_close(ours.grad, theirs.grad)
 
 
+def test_for_exact_bits_there_is_code_for_each_size_and_none_for_any(machine, monkeypatch):
+    install(machine, USUAL)
+    sizes = []
+
+    def remember(graph, inputs):
+        images = [one for one in inputs if isinstance(one, torch.Tensor) and one.shape[1:] == (3, 4, 4)]
+        sizes.extend(one.shape[0] for one in images)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile.func, backend=remember))
+    forward = compiled(network(), settings(compile=True, exact=2))
+    for samples in (4, 3, 2, 3):
+        forward(torch.randn(samples, 3, 4, 4))
+
+    assert sizes == [4, 3, 2]
+    assert all(type(size) is int for size in sizes)
+
+
 def test_a_share_without_samples_is_not_given_to_the_compiled_form(machine, monkeypatch):
-    def refuse_empty(model):
+    def refuse_empty(model, **_):
         def fast(images):
             assert len(images), "torch's compiler fails here"
             return model(images)
