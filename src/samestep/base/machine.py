@@ -9,7 +9,9 @@ from functools import partial
 from math import floor
 from pathlib import Path
 
+from samestep.base import env
 from samestep.base.cgroup import cpu_limit, memory_limit
+from samestep.base.env import Environment
 
 _SYS_CPU = Path("/sys/devices/system/cpu")
 
@@ -24,6 +26,7 @@ class CpuShare:
         quota: processors' worth of time the control group grants, or None.
         quota_source: the file that sets the quota.
         machine: logical processors of the whole machine.
+        granted: logical processors that the scheduler gives this job here, or None.
     """
 
     allowed: tuple[int, ...]
@@ -31,15 +34,24 @@ class CpuShare:
     quota: float | None = None
     quota_source: str = ""
     machine: int
+    granted: int | None = None
+
+    @property
+    def granted_cores(self) -> int | None:
+        """Cores that the scheduler gives this job here, which may use some threads of each; or None."""
+        return None if self.granted is None else max(1, self.granted * self.cores // (len(self.allowed) or 1))
 
     @property
     def usable(self) -> int:
         """Threads that can compute at the same time; at least 1."""
-        return max(1, self.cores if self.quota is None else min(self.cores, floor(self.quota)))
+        quota = self.cores if self.quota is None else floor(self.quota)
+        return max(1, min(self.cores, quota, self.granted_cores or self.cores))
 
     @property
     def limited_by(self) -> str:
         """What keeps this process from using the whole machine, in words."""
+        if self.granted_cores is not None and self.granted_cores == self.usable < self.cores:
+            return f"Slurm's grant of {self.granted} CPUs (SLURM_CPUS_ON_NODE)"
         if self.quota is not None and floor(self.quota) < self.cores:
             return f"cgroup quota of {self.quota:g} CPUs in {self.quota_source}"
         if len(self.allowed) < self.machine:
@@ -91,6 +103,7 @@ def cpu_share(
     machine_cpus: int | None = None,
     proc: Path = Path("/proc"),
     sys_cpu: Path = _SYS_CPU,
+    environment: Environment | None = None,
 ) -> CpuShare:
     """Return the processors this process may use.
 
@@ -99,6 +112,7 @@ def cpu_share(
         machine_cpus: logical processors of the machine, if not this one's.
         proc: where the kernel describes this process.
         sys_cpu: where it describes the processors.
+        environment: what the scheduler says to this process, if not its own variables.
     """
     machine_cpus = machine_cpus or os.cpu_count() or 1
     mask = tuple(sorted(_affinity(machine_cpus) if allowed is None else allowed))
@@ -109,7 +123,15 @@ def cpu_share(
         quota=None if limit is None else limit.value,
         quota_source="" if limit is None else str(limit.source),
         machine=machine_cpus,
+        granted=_granted(env.snapshot() if environment is None else environment),
     )
+
+
+def _granted(environment: Environment) -> int | None:
+    """Return the processors of a Slurm job on this node; not every site has the kernel hold to them."""
+    told = environment.get("SLURM_CPUS_ON_NODE", "")
+    on_its_node = "SLURMD_NODENAME" in environment  # a shell of salloc may be elsewhere
+    return int(told) if on_its_node and told.isdecimal() and int(told) else None
 
 
 def _affinity(machine_cpus: int) -> Collection[int]:

@@ -14,6 +14,7 @@ from samestep.cli.job_flags import Meeting
 from samestep.cli.running import act, banner, decide, tell, watched
 from samestep.cli.running import dry_run as dry_run_of
 from samestep.cli.serial_flags import with_options
+from samestep.cli.shares import bound
 from samestep.collectives.crossovers import ALGORITHMS
 from samestep.launch.hosting import leave
 from samestep.launch.job import Job
@@ -51,6 +52,13 @@ def run(
     threads: Annotated[
         int | None, typer.Option(metavar="T", help="Compute threads of each worker.", rich_help_panel=_JOB)
     ] = None,
+    bind: Annotated[
+        str,
+        typer.Option(
+            help="core: each worker has cores of its own, near its GPU; numa: a node; none.",
+            rich_help_panel=_JOB,
+        ),
+    ] = "none",
     max_restarts: Annotated[
         int, typer.Option(help="How often all workers start afresh after one failed.", rich_help_panel=_JOB)
     ] = 0,
@@ -230,7 +238,7 @@ def run(
         environment=env.snapshot(),
     )
     decision = with_options(
-        decision,
+        bound(decision, bind),
         explain=explain,
         batch_norm=batch_norm,
         load=load,

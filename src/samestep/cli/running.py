@@ -11,7 +11,7 @@ from typing import NoReturn
 from samestep.autopilot.options import DEFAULTS, Options
 from samestep.base import env
 from samestep.base.errors import PUT_OFF, UsageError, WorkerFailed
-from samestep.base.machine import cpu_share
+from samestep.cli.shares import bind_worker, bound_entry, share_of_threads
 from samestep.launch.forking import fork_is_safe, release_compute_threads
 from samestep.launch.hosting import Ending, host, leave
 from samestep.launch.job import STDERR, Job, Program
@@ -22,9 +22,11 @@ from samestep.launch.variables import joined_variables
 from samestep.source.modules import own_folders, source_of
 from samestep.source.recognise import Recognised, recognise
 from samestep.world.banner import threads_text
-from samestep.world.compute_threads import Threads, guess_sharing, thread_variables, threads_per_rank
+from samestep.world.binding import in_words as binding_words
+from samestep.world.compute_threads import Threads, thread_variables
 from samestep.world.detect import Detected, detect
 from samestep.world.rendezvous import choose
+from samestep.world.unasked import unbind
 
 SILENT_COPIES = (
     "{size} workers ran to their end and none ever met another: {size} silent copies of one run. "
@@ -50,6 +52,7 @@ class Decision:
         hang_timeout_s: how long a rank may wait for another; 0 is without end.
         sanitize: whether the ranks are compared in every step.
         count: whether steps and samples are counted, and their times taken.
+        bind: which processors each worker computes on; see `samestep.world.binding`.
     """
 
     job: Job
@@ -62,6 +65,7 @@ class Decision:
     hang_timeout_s: float = 0.0
     sanitize: bool = False
     count: bool = False
+    bind: str = "none"
 
     @property
     def size(self) -> int:
@@ -106,6 +110,7 @@ def decide(
         UsageError: it cannot run like this; the message says why and what to do.
     """
     found = detect(environment)
+    unbind(environment, found.launcher)
     if found.place.size > 1 and job.nodes.count == 1:
         address, port = master[0] or found.master_addr, master[1] or found.master_port
         address, port = choose(replace(found, master_addr=address, master_port=port))
@@ -125,7 +130,7 @@ def decide(
         return decision
     if decision.told_by_join and threads is None:
         return decision
-    return replace(decision, threads=_threads(settled, found, environment, threads))
+    return replace(decision, threads=share_of_threads(settled, found, environment, threads))
 
 
 def watched(decision: Decision, *, hang_timeout: float, sanitize: bool, count: bool = False) -> Decision:
@@ -151,7 +156,8 @@ def watched(decision: Decision, *, hang_timeout: float, sanitize: bool, count: b
 def banner(decision: Decision) -> list[str]:
     """Return the lines that say what was found and decided."""
     if decision.alone or decision.told_by_join:
-        return [*decision.found.notes, _what(decision)]
+        words = binding_words(decision.bind)
+        return [*decision.found.notes, *([f"workers are {words}"] if words else []), _what(decision)]
     return [headline(decision), *decision.found.notes, _what(decision)]
 
 
@@ -159,6 +165,7 @@ def headline(decision: Decision) -> str:
     """Return the line that says how many workers there will be."""
     threads = decision.threads
     each = "" if threads is None else f", {threads_text(threads, each=decision.size > 1)}"
+    each += f", {words}" if (words := binding_words(decision.bind)) else ""
     if isinstance(decision.plan, Join):
         where = f"started by {decision.found.launcher}"
     elif decision.plan.nodes.count > 1:
@@ -177,6 +184,8 @@ def dry_run(decision: Decision) -> list[str]:
     elif decision.told_by_join:
         lines.append("threads: as samestep.join finds the workers' processors shared")
     lines.append(f"script: {_what(decision)}")
+    if decision.bind != "none":
+        lines.append(f"bind: {decision.bind}")
     if job.max_restarts:
         lines.append(f"restarts: up to {job.max_restarts}, each with a fresh store and port")
     if job.logs.folder is not None:
@@ -243,6 +252,7 @@ def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
         )
     watch = _watch(decision, shared_by=spawn.local if spawn.nodes.count == 1 else None)
     entry = entry_of(job.program, hosted=hosted, around=_around(decision), watch=watch)
+    entry = partial(bound_entry, decision, entry)
     if spawn.nodes.count > 1:
         from samestep.launch.backends import nodes
 
@@ -261,6 +271,7 @@ def _import_once() -> None:
 def _run_here(decision: Decision, join: Join) -> NoReturn:
     """Be the worker that the launcher started."""
     program, place = decision.job.program, join.place
+    bind_worker(decision, place)
     env.export(joined_variables(place, join.master if place.size > 1 else None))
     if program.kind == "executable":
         ending = become(program).ending
@@ -312,18 +323,6 @@ def _refuse_copies_of_launchers(decision: Decision) -> None:
             "it would be started in several places here, and start them in each. Start it in one place, "
             "or say --mode native if it can be one of several workers too."
         )
-
-
-def _threads(settled: Plan, found: Detected, environment: Mapping[str, str], asked: int | None) -> Threads:
-    cpu = cpu_share()
-    if isinstance(settled, Spawn):
-        local = sharing = settled.local
-    else:
-        local = settled.place.local_size
-        sharing = guess_sharing(environment, cpu, local_size=local)
-    return threads_per_rank(
-        environment, cpu, local_size=local, sharing=sharing, launcher=found.launcher, asked=asked
-    )
 
 
 def _what(decision: Decision) -> str:

@@ -12,6 +12,7 @@ from samestep.base.errors import PutOff, UsageError
 from samestep.base.record import json_line
 from samestep.cli.running import Decision, act, decide, headline, tell
 from samestep.cli.setting_flags import as_arguments, given, with_flags_of
+from samestep.cli.shares import bind_worker, bound
 from samestep.launch.accelerators import accelerator_count
 from samestep.launch.job import Job, Program
 from samestep.launch.plan import Spawn
@@ -44,6 +45,9 @@ def train(
     threads: Annotated[
         int | None, typer.Option(metavar="T", help="Compute threads of each worker; by default its share.")
     ] = None,
+    bind: Annotated[
+        str, typer.Option(help="core: each worker has cores of its own, near its GPU; numa: a node; none.")
+    ] = "none",
     fast: Annotated[
         bool | None,
         typer.Option("--fast", help="The same task in a fraction of the time.", rich_help_panel=_WHAT),
@@ -146,6 +150,7 @@ def train(
         threads=threads,
         environment=env.snapshot(),
     )
+    decision = bound(decision, bind)
     order = take_order(request, workers=decision.size)
     if (
         order.settings.compile and not accelerator_count()
@@ -183,6 +188,7 @@ def _work(decision: Decision, order: "Order", *, threads: int | None, as_json: b
     from samestep.recipes.order import check_compiler, settled_by_first
     from samestep.world.join import join
 
+    bind_worker(decision, decision.found.place)
     try:
         with join(threads=threads) as world:
             check_compiler(order, world.device)

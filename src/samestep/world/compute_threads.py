@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from samestep.base.env import Environment, integer
 from samestep.base.errors import UsageError
 from samestep.base.machine import CpuShare
-from samestep.world.launchers import TORCHELASTIC
+from samestep.world.launchers import SLURM, TORCHELASTIC
 
 _TOLD = "SAMESTEP_THREADS"
 """What `samestep run` set ``OMP_NUM_THREADS`` to, and why: a user's own number looks the same otherwise."""
@@ -27,6 +27,7 @@ def threads_per_rank(
     sharing: int,
     launcher: str = "single",
     asked: int | None = None,
+    forked: int = 1,
 ) -> Threads:
     """Return the threads for each of the ranks of this host.
 
@@ -41,6 +42,7 @@ def threads_per_rank(
             bound each rank to processors of its own.
         launcher: who started the ranks.
         asked: a number from the caller, which wins.
+        forked: ranks that this task of the launcher starts itself; they divide what the task was given.
 
     Raises:
         UsageError: the number asked for, or in ``OMP_NUM_THREADS``, is not a number of threads.
@@ -60,6 +62,10 @@ def threads_per_rank(
     count = cpu.cores // sharing
     if cpu.quota is not None:
         count = min(count, int(cpu.quota / local_size))
+    if cpu.granted_cores is not None:
+        count = min(count, cpu.granted_cores // local_size)
+    if launcher == SLURM.name and (of_task := integer(env, "SLURM_CPUS_PER_TASK")):
+        count = min(count, of_task * cpu.cores // (len(cpu.allowed) or 1) // forked)
     owner = "one rank" if sharing == 1 else f"{sharing} ranks"
     return Threads(max(1, count), f"{cpu.usable} usable cores for {owner}, limited by {cpu.limited_by}")
 

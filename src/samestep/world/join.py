@@ -28,6 +28,7 @@ from samestep.world.launchers import SAMESTEP
 from samestep.world.process_group import ProcessGroupWorld, adopt
 from samestep.world.solo import SoloWorld
 from samestep.world.store import Store, open_store
+from samestep.world.unasked import unbind, without_unasked_threads
 from samestep.world.world import World
 
 # What must be equal on all ranks.
@@ -137,6 +138,7 @@ def _joining(wishes: _Wishes) -> Iterator[World]:
 
 def _joined(wishes: _Wishes, environment: Environment) -> World:
     detected = detect(environment) if wishes.place is None else given(wishes.place, environment)
+    unbind(environment, detected.launcher)
     if detected.place.size == 1:
         return _alone(wishes, environment, detected)
     store = open_store(environment, detected, master=wishes.master, timeout_s=wishes.timeout_s)
@@ -197,7 +199,7 @@ def _bind(
 ) -> Threads:
     """Bind this process to its device and its number of threads."""
     threads = threads_per_rank(
-        environment,
+        without_unasked_threads(environment, detected.launcher),
         cpu,
         local_size=detected.place.local_size,
         sharing=sharing,

@@ -116,3 +116,41 @@ def test_this_machine_has_processors_memory_and_versions():
     assert here.memory_bytes > 0
     assert here.torch != "not installed"
     assert package_version("surely-not-a-package") == "not installed"
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    """Return the share of a process on a machine of 8 cores with 2 threads each, of a job of Slurm."""
+    for cpu in range(16):
+        folder = tmp_path / f"cpu{cpu}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{cpu % 8},{cpu % 8 + 8}\n")
+
+    def share(**variables):
+        return cpu_share(
+            allowed=range(16), machine_cpus=16, proc=tmp_path, sys_cpu=tmp_path, environment=variables
+        )
+
+    return share
+
+
+def test_a_job_has_the_processors_that_slurm_gave_it_even_where_nothing_holds_it_to_them(slurm):
+    share = slurm(SLURM_CPUS_ON_NODE="6", SLURMD_NODENAME="node0")
+
+    assert (share.usable, share.granted_cores) == (3, 3)
+    assert share.limited_by == "Slurm's grant of 6 CPUs (SLURM_CPUS_ON_NODE)"
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"SLURM_CPUS_ON_NODE": "6"},  # a shell of salloc, which may be on the login node
+        {"SLURM_CPUS_ON_NODE": "64", "SLURMD_NODENAME": "node0"},
+        {"SLURM_CPUS_ON_NODE": "", "SLURMD_NODENAME": "node0"},
+    ],
+)
+def test_what_slurm_does_not_limit_is_the_machines(slurm, variables):
+    share = slurm(**variables)
+
+    assert (share.usable, share.limited_by) == (8, "the machine itself")

@@ -4,7 +4,7 @@ import pytest
 
 from samestep.base.errors import UsageError
 from samestep.base.machine import CpuShare
-from samestep.cli import running
+from samestep.cli import shares
 from samestep.cli.running import banner, decide, dry_run, tell_end, watched
 from samestep.launch.failure import Failure
 from samestep.launch.job import Job, Nodes, Program
@@ -22,7 +22,7 @@ NATIVE = "import torch.distributed as dist\ndist.init_process_group('gloo')"
 @pytest.fixture(autouse=True)
 def _a_share_of_a_big_machine(monkeypatch):
     share = CpuShare(allowed=tuple(range(8)), cores=8, machine=64)
-    monkeypatch.setattr(running, "cpu_share", lambda: share)
+    monkeypatch.setattr(shares, "cpu_share", lambda: share)
 
 
 @pytest.fixture

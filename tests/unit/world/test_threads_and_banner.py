@@ -57,6 +57,18 @@ def test_torchruns_one_thread_is_kept_and_named():
     assert "torchrun" in threads.reason
 
 
+def test_processors_that_a_task_of_slurm_was_given_are_its_own():
+    """Where the kernel does not hold a job to its processors, all ranks see the whole machine."""
+    machine = CpuShare(allowed=tuple(range(32)), cores=16, machine=32, granted=16)
+    env = {"SLURM_CPUS_PER_TASK": "4"}
+
+    joined = threads_per_rank(env, machine, local_size=2, sharing=2, launcher="slurm")
+    forked = threads_per_rank(env, machine, local_size=2, sharing=2, launcher="slurm", forked=2)
+    others = threads_per_rank(env, machine, local_size=2, sharing=2, launcher="openmpi")
+
+    assert (joined.count, forked.count, others.count) == (2, 1, 4)
+
+
 @pytest.mark.parametrize("text", ["many", "0", "-1", "1.5"])
 def test_a_number_of_threads_that_is_none_is_refused(text):
     with pytest.raises(UsageError, match="OMP_NUM_THREADS"):

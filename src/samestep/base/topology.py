@@ -1,0 +1,109 @@
+"""Cores, NUMA nodes and GPUs of this machine, as Linux lists them below ``/sys`` and ``/proc``."""
+
+import os
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """A physical core.
+
+    Args:
+        node: NUMA node; 0 where nothing is known.
+        cpus: numbers of its hardware threads, those that may be used.
+    """
+
+    node: int
+    cpus: tuple[int, ...]
+
+
+def cores(allowed: Collection[int], *, system: Path = Path("/sys/devices/system")) -> tuple[Core, ...]:
+    """Return the cores that the logical processors `allowed` are part of, node by node.
+
+    Args:
+        allowed: numbers of logical processors.
+        system: where the kernel describes them.
+    """
+    node_of = {
+        cpu: int(folder.name.removeprefix("node"))
+        for folder in system.glob("node/node[0-9]*")
+        for cpu in numbers(_text(folder / "cpulist"))
+    }
+    threads: dict[tuple[int, ...], list[int]] = {}
+    for cpu in sorted(allowed):
+        siblings = _text(system / f"cpu/cpu{cpu}/topology/thread_siblings_list")
+        threads.setdefault(tuple(numbers(siblings)) or (cpu,), []).append(cpu)
+    found = [Core(node_of.get(cpus[0], 0), tuple(cpus)) for cpus in threads.values()]
+    return tuple(sorted(found, key=lambda core: (core.node, core.cpus)))
+
+
+def gpu_nodes(
+    visible: str | None, *, root: Path = Path("/"), opens: Callable[[Path], bool] | None = None
+) -> tuple[int, ...]:
+    """Return the NUMA node of each NVIDIA GPU that this process sees, by CUDA's numbers.
+
+    Empty where that cannot be told: no such GPU, a machine of one node, a list that names none of them.
+
+    Args:
+        visible: ``CUDA_VISIBLE_DEVICES``, if it is set.
+        root: of the file system.
+        opens: whether a device file may be opened; a scheduler keeps other jobs' GPUs from being.
+    """
+    opens = opens or _opens
+    seen: list[tuple[str, int]] = []  # UUID and node
+    for folder in sorted(root.glob("proc/driver/nvidia/gpus/*")):
+        told = dict(_pair(line) for line in _text(folder / "information").splitlines())
+        if opens(root / f"dev/nvidia{told.get('Device Minor', '')}"):
+            node = _text(root / f"sys/bus/pci/devices/{folder.name}/numa_node")
+            seen.append((told.get("GPU UUID", ""), int(node or -1)))
+    chosen = _chosen(seen, visible)
+    return () if any(node < 0 for node in chosen) else tuple(chosen)
+
+
+def numbers(text: str) -> list[int]:
+    """Read a list of the kernel's.
+
+    >>> numbers("0-3,8")
+    [0, 1, 2, 3, 8]
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.strip():
+            found.extend(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _chosen(seen: list[tuple[str, int]], visible: str | None) -> list[int]:
+    if visible is None:
+        return [node for _, node in seen]
+    chosen = []
+    for word in visible.split(","):
+        name = word.strip()
+        if name.isdecimal() and int(name) < len(seen):
+            chosen.append(seen[int(name)][1])
+        else:
+            chosen += [node for uuid, node in seen if name and uuid.startswith(name)][:1] or [-1]
+    return chosen
+
+
+def _opens(path: Path) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+def _pair(line: str) -> tuple[str, str]:
+    name, _, value = line.partition(":")
+    return name.strip(), value.strip()
+
+
+def _text(path: Path) -> str:
+    with suppress(OSError, UnicodeDecodeError):
+        return path.read_text().strip()
+    return ""

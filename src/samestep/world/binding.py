@@ -1,0 +1,103 @@
+"""Which processors each rank of a host computes on.
+
+A host with two NUMA nodes of four cores, and four ranks that share it::
+
+    core      01|23 45|67      each rank has cores of its own, as many as any other
+    numa      0123|4567        each rank has the nodes that its cores are on
+    none      01234567         each rank runs wherever the kernel puts it
+
+Where each rank has a GPU, its cores are on the GPU's node.
+"""
+
+import os
+from collections.abc import Sequence
+
+from samestep.base.env import Environment
+from samestep.base.errors import UsageError
+from samestep.base.place import Place
+from samestep.base.topology import Core, cores, gpu_nodes
+
+KINDS = ("core", "numa", "none")
+
+
+def checked(kind: str) -> str:
+    """Return `kind` if there is such a binding.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"--bind {kind!r} is none of {', '.join(KINDS)}.")
+    return kind
+
+
+def share_of(
+    kind: str, here: Sequence[Core], *, local_rank: int, local_size: int, near: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """Return the logical processors of one rank; pure.
+
+    Args:
+        kind: ``core`` or ``numa``.
+        here: the cores that the ranks of this host share, node by node.
+        local_rank: which rank it is.
+        local_size: how many there are.
+        near: NUMA node of the GPU of each rank, where ranks have one.
+
+    Raises:
+        UsageError: there are fewer cores than ranks.
+    """
+    own = _near(here, local_rank, near[:local_size]) if len(near) >= local_size else []
+    if not own:
+        each = len(here) // local_size
+        if not each:
+            raise UsageError(
+                f"--bind {kind}: {local_size} workers cannot have a core each, there are {len(here)} for "
+                "them. Ask for fewer workers or more processors, or leave --bind out."
+            )
+        own = list(here[local_rank * each : (local_rank + 1) * each])
+    if kind == "numa":
+        nodes = {core.node for core in own}
+        own = [core for core in here if core.node in nodes]
+    return tuple(sorted(cpu for core in own for cpu in core.cpus))
+
+
+def bind(kind: str, place: Place, environment: Environment, *, shared: bool = True) -> None:
+    """Bind this process, and what it starts from now on, to its share of the processors.
+
+    Args:
+        kind: ``core``, ``numa`` or ``none``.
+        place: where the rank stands.
+        environment: its variables; they say which GPUs it sees.
+        shared: whether the ranks of this host have the same processors; where their launcher has bound
+            each to its own, they stay so.
+
+    Raises:
+        UsageError: there are fewer cores than ranks.
+    """
+    if kind == "none" or not shared or not hasattr(os, "sched_setaffinity"):
+        return
+    mine = share_of(
+        kind,
+        cores(os.sched_getaffinity(0)),
+        local_rank=place.local_rank,
+        local_size=place.local_size,
+        near=gpu_nodes(environment.get("CUDA_VISIBLE_DEVICES")),
+    )
+    os.sched_setaffinity(0, mine)
+
+
+def in_words(kind: str) -> str:
+    """Return what a banner says of a binding."""
+    return {
+        "core": "each bound to cores of its own",
+        "numa": "each bound to a NUMA node",
+        "none": "",
+    }[kind]
+
+
+def _near(here: Sequence[Core], local_rank: int, near: Sequence[int]) -> list[Core]:
+    """Return the rank's cores on its GPU's node, as many as each can have; none if some would get none."""
+    on = {node: [core for core in here if core.node == node] for node in near}
+    each = min(len(on[node]) // near.count(node) for node in near)
+    before = near[:local_rank].count(near[local_rank])
+    return on[near[local_rank]][before * each : (before + 1) * each]

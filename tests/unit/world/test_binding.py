@@ -1,0 +1,57 @@
+"""Ranks share the processors of their host: evenly, whole cores, near their GPU."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from samestep.base.errors import UsageError
+from samestep.base.topology import Core
+from samestep.world.binding import checked, share_of
+
+HOST = [Core(node, (4 * node + core, 8 + 4 * node + core)) for node in (0, 1) for core in range(4)]
+
+
+def shares(kind, size, here=HOST, near=()):
+    return [share_of(kind, here, local_rank=rank, local_size=size, near=near) for rank in range(size)]
+
+
+def test_cores_of_their_own():
+    assert shares("core", 4) == [(0, 1, 8, 9), (2, 3, 10, 11), (4, 5, 12, 13), (6, 7, 14, 15)]
+
+
+def test_the_node_that_a_ranks_cores_are_on():
+    assert shares("numa", 2) == [(0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15)]
+
+
+def test_cores_are_on_the_node_of_the_ranks_gpu():
+    assert shares("core", 2, near=(1, 0)) == [(4, 5, 6, 7, 12, 13, 14, 15), (0, 1, 2, 3, 8, 9, 10, 11)]
+    assert shares("core", 2, near=(1, 1)) == [(4, 5, 12, 13), (6, 7, 14, 15)]
+    assert shares("core", 2, near=(1, 1, 0, 0)) == shares("core", 2, near=(1, 1))
+
+
+def test_gpus_near_too_few_cores_do_not_count():
+    assert shares("core", 2, near=(2, 2)) == shares("core", 2)
+    assert shares("core", 2, near=(1,)) == shares("core", 2)
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    st.integers(1, 8),
+    st.lists(st.integers(0, 3), max_size=8),
+)
+def test_all_ranks_have_as_many_cores_and_none_that_another_has(nodes, size, near):
+    here = sorted((Core(node, (cpu,)) for cpu, node in enumerate(nodes)), key=lambda c: (c.node, c.cpus))
+    if len(here) < size:
+        with pytest.raises(UsageError, match="cannot have a core each"):
+            shares("core", size, here, near)
+        return
+    found = shares("core", size, here, near)
+
+    assert len({len(share) for share in found}) == 1
+    assert all(found)
+    assert len({cpu for share in found for cpu in share}) == sum(map(len, found))
+
+
+def test_a_binding_that_there_is_not():
+    with pytest.raises(UsageError, match="--bind 'socket' is none of core, numa, none"):
+        checked("socket")
