@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup train test check format docs bench clean
+.PHONY: help setup train test check format docs bench chaos clean
 
 help:
 	@echo "make setup   environment in $(VENV), from requirements.lock"
@@ -12,6 +12,7 @@ help:
 	@echo "make test    run the tests"
 	@echo "make check   lint, format, types, layers"
 	@echo "make docs    build the documentation, warnings are errors"
+	@echo "make chaos   a training under 30 faults; it has to end with the undisturbed weights"
 	@echo "make bench   measure against the peers on a quiet machine; DATA_DIR=DIR holds mnist, cifar10"
 
 setup: $(READY)
@@ -54,6 +55,9 @@ ifdef DATA_DIR
 	$(BIN)/python benchmarks/mnist.py --data-dir $(DATA_DIR)
 	$(BIN)/python benchmarks/cifar10.py --data-dir $(DATA_DIR)
 endif
+
+chaos: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m support.chaos --faults 30
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache site

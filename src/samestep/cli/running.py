@@ -284,6 +284,16 @@ def _run_here(decision: Decision, join: Join) -> NoReturn:
     leave(ending.exit_code)
 
 
+def watch_here(decision: Decision, work: Callable[[], None]) -> None:
+    """Do a worker's work in this process, which a launcher started, and watch it."""
+
+    def run() -> Ending:
+        work()
+        return Ending()
+
+    _watch(decision)(run, _last_word())
+
+
 def _last_word() -> Callable[[Ending], None]:
     """Return what tells how a program has ended that cannot say it, wherever its own stderr goes."""
     stderr = os.dup(STDERR)

@@ -1,6 +1,7 @@
 """``samestep train``: a built-in recipe on N workers."""
 
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from signal import SIGINT
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +11,8 @@ import typer
 from samestep.base import env
 from samestep.base.errors import PutOff, UsageError
 from samestep.base.record import json_line
-from samestep.cli.running import Decision, act, decide, headline, tell
+from samestep.cli.job_flags import Meeting, refuse_unused
+from samestep.cli.running import Decision, act, decide, headline, tell, watch_here, watched
 from samestep.cli.setting_flags import as_arguments, given, with_flags_of
 from samestep.cli.shares import bind_worker, bound
 from samestep.launch.accelerators import accelerator_count
@@ -48,6 +50,18 @@ def train(
     bind: Annotated[
         str, typer.Option(help="core: each worker has cores of its own, near its GPU; numa: a node; none.")
     ] = "none",
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            metavar="K", help="How often all workers go on from the last checkpoint after one failed."
+        ),
+    ] = 0,
+    hang_timeout: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", help="How long a worker may wait for one that does not come; 0 is without end."
+        ),
+    ] = 60.0,
     fast: Annotated[
         bool | None,
         typer.Option("--fast", help="The same task in a fraction of the time.", rich_help_panel=_WHAT),
@@ -118,10 +132,11 @@ def train(
 
     Everything is checked before a worker starts. Under srun, mpirun or torchrun the launcher's tasks are
     the workers; elsewhere -n of them start here. SIGTERM and SIGUSR1 finish the step, write a checkpoint and
-    end with exit code 75; --resume goes on from it.
+    end with exit code 75; --resume goes on from it. So do the workers by themselves, up to --max-restarts
+    times, after one has failed.
     """
     from samestep.recipes.order import check_compiler, take_order
-    from samestep.recipes.request import Request, configuration
+    from samestep.recipes.request import Request, after_failure, configuration
 
     if eval_only != (weights is not None):
         raise UsageError(
@@ -142,23 +157,32 @@ def train(
         weights=weights,
         out=out,
     )
-    if threads is None and configuration(request)[0].get("exact") and told_threads(env.snapshot()) is None:
+    environment = env.snapshot()
+    if env.integer(environment, "TORCHELASTIC_RESTART_COUNT"):
+        request = after_failure(request)
+    if threads is None and configuration(request)[0].get("exact") and told_threads(environment) is None:
         threads = 1  # as everywhere else, so that the bits are the same
-    decision = decide(
-        Job(program=Program(target="samestep", kind="module"), workers=workers, patience_s=FINISH_S),
-        mode="native",
-        threads=threads,
-        environment=env.snapshot(),
+    job = Job(
+        program=Program(target="samestep", kind="module"),
+        workers=workers,
+        max_restarts=max_restarts,
+        patience_s=FINISH_S,
     )
-    decision = bound(decision, bind)
+    decision = decide(job, mode="native", threads=threads, environment=environment)
+    decision = watched(bound(decision, bind), hang_timeout=hang_timeout, sanitize=False)
+    refuse_unused(job, decision.plan, Meeting(), launcher=decision.found.launcher)
     order = take_order(request, workers=decision.size)
     if (
         order.settings.compile and not accelerator_count()
     ):  # else the workers look: devices are theirs to open
         check_compiler(order)
-    if decision.size > 1 and isinstance(decision.plan, Spawn):
+    if isinstance(decision.plan, Spawn) and (decision.size > 1 or max_restarts):
         raise typer.Exit(_start(decision, request, order, as_json=as_json))
-    _work(decision, order, threads=threads, as_json=as_json)
+    work = partial(_work, decision, order, threads=threads, as_json=as_json)
+    if decision.found.launcher == SAMESTEP.name:  # which watches its workers
+        work()
+    else:
+        watch_here(decision, work)
 
 
 def _start(decision: Decision, request: "Request", order: "Order", *, as_json: bool) -> int:

@@ -39,6 +39,13 @@ class Request:
     """The run folder of a new training."""
 
 
+def after_failure(request: Request) -> Request:
+    """Return what workers ask for that were started afresh: to go on with the run, if it had begun."""
+    if request.out is None or not (request.out / "config.toml").is_file():
+        return request
+    return Request(changes={}, resume=request.out)
+
+
 def configuration(request: Request) -> tuple[dict[str, Any], bool]:
     """Return the keys of the file or the run that the request builds on, under those that were changed.
 

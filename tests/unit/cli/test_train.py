@@ -7,7 +7,7 @@ import tomli_w
 
 from samestep.base.errors import UsageError
 from samestep.recipes.order import settled_by_first, take_order
-from samestep.recipes.request import Request
+from samestep.recipes.request import Request, after_failure
 from samestep.world.solo import SoloWorld
 
 
@@ -188,3 +188,20 @@ def test_the_folder_of_a_run_is_the_one_that_rank_0_has_named(begun, tmp_path):
 
     assert (found.out, found.resume) == (begun, True)
     assert found.config() == first.config()
+
+
+def test_workers_that_start_afresh_go_on_with_the_run_that_they_have_begun(begun):
+    asked = Request(recipe="digits", changes={"lr": 0.5}, batch_per_worker=16, out=begun)
+
+    again = take_order(after_failure(asked), workers=2)
+
+    assert again.resume
+    assert again.out == begun
+    assert again.settings.lr == 0.5
+    assert len(again.train_set) == 640
+
+
+def test_workers_that_start_afresh_begin_where_nothing_was_begun(tmp_path):
+    asked = Request(recipe="digits", changes={}, out=tmp_path)
+
+    assert after_failure(asked) == asked

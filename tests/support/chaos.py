@@ -1,0 +1,294 @@
+"""Faults for a training: one after another, at random moments, until it has ended in spite of them.
+
+    python -m support.chaos --faults 30
+
+prints how long each took to get over: until the run is one step further than when it struck.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import psutil
+
+import support.chaotic_training
+from support.commands import environment
+
+PROGRAM = support.chaotic_training.__file__
+WORKERS, HANG_S = 4, 5
+PATIENCE_S = 120.0
+PUT_OFF = 75
+TRAIN = (
+    *("digits", "--exact", WORKERS, "--subset", 480, "--batch-size", 32, "--threads", 1, "--seed", 0),
+    *("--evaluate-every", 1000, "--checkpoint-steps", 5, "--keep", 3),
+)
+DISK = "4m"
+_ROOM = 200 << 10
+"""Bytes left on a full disk: for lines, not for a checkpoint."""
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """A fault, the step it struck in, and the seconds until the run was one further."""
+
+    fault: str
+    step: int
+    seconds: float
+
+
+class Victim:
+    """A training of `steps` steps in the folder of a small disk, which is started until it has ended well.
+
+    Args:
+        disk: where the run folder is made.
+        steps: of the whole training, roughly.
+        launcher: what starts ``chaotic_training.py``, before its name.
+        arguments: for the training beside `TRAIN`.
+    """
+
+    def __init__(
+        self, disk: Path, *, steps: int, launcher: Sequence[object] = (), arguments: Sequence[object] = ()
+    ) -> None:
+        self.disk, self.folder = disk, disk / "run"
+        self._launcher = list(launcher) or [
+            *(sys.executable, "-m", "samestep", "run", "-n", WORKERS, "--threads", 1, "--mode", "native"),
+            *("--max-restarts", 1000, "--hang-timeout", HANG_S),
+        ]
+        self._train = [*TRAIN, "--epochs", -(-steps // 15), *arguments]
+        self._said = (disk.parent / f"{disk.name}-said.txt").open("w+")
+        self.process = self._start("--out", self.folder, *self._train)
+
+    def _start(self, *arguments: object) -> "subprocess.Popen[str]":
+        command = [*map(str, self._launcher), PROGRAM, *map(str, arguments)]
+        return subprocess.Popen(
+            command,
+            stdout=self._said,
+            stderr=self._said,
+            text=True,
+            env=environment(),
+            start_new_session=True,
+        )
+
+    @property
+    def said(self) -> str:
+        """All that it has printed."""
+        return Path(self._said.name).read_text()
+
+    @property
+    def step(self) -> int:
+        """The last step that it has told of."""
+        with suppress(OSError, IndexError, ValueError):
+            return json.loads((self.folder / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+        return 0
+
+    @property
+    def sessions(self) -> int:
+        """How often its workers have begun."""
+        with suppress(OSError):
+            return len((self.folder / "sessions.jsonl").read_text().splitlines())
+        return 0
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """Its checkpoints, the newest last."""
+        found = (self.folder / "checkpoints").glob("step-*")
+        return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+    def worker(self, draw: random.Random) -> int:
+        """Return the process id of one of its workers."""
+        while True:
+            with suppress(psutil.NoSuchProcess):
+                children = [
+                    child
+                    for child in psutil.Process(self.process.pid).children()
+                    if child.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED)
+                ]
+                if len(children) >= WORKERS:
+                    return draw.choice(sorted(child.pid for child in children))
+            self.look_after()
+            time.sleep(_POLL_S)
+
+    def look_after(self) -> None:
+        """Go on, as a scheduler would, where it was put off."""
+        code = self.process.poll()
+        if code == PUT_OFF:
+            self.process = self._start("--resume", self.folder)
+        elif code is not None and not self.over:
+            raise AssertionError(f"ended with {code}\n{self.said}")
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended well."""
+        return self.process.poll() == 0
+
+    def await_step(self, step: int, since: int = 0) -> bool:
+        """Return once it is at `step` in a session after the first `since`; False if it has ended before."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.step < step or self.sessions <= since:
+            self.look_after()
+            if self.over:
+                return False
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not at step {step} after {PATIENCE_S:g} s\n{self.said}")
+            time.sleep(_POLL_S)
+        return True
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        if self.process.poll() is None:
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self._said.close()
+
+
+def _signals(number: int) -> Callable[[Victim, random.Random], bool]:
+    def strike(victim: Victim, draw: random.Random) -> bool:
+        os.kill(victim.worker(draw), number)
+        return True
+
+    return strike
+
+
+def _fill_disk(victim: Victim, _: random.Random) -> bool:
+    """Leave no room for a checkpoint until one has failed."""
+    ballast = victim.disk / "ballast"
+    before = victim.said.count("No space left")
+    with ballast.open("wb") as stream:
+        free = os.statvfs(victim.disk)
+        stream.write(bytes(max(0, free.f_bavail * free.f_frsize - _ROOM)))
+    deadline = time.monotonic() + PATIENCE_S
+    while victim.said.count("No space left") == before:
+        victim.look_after()
+        if victim.over or time.monotonic() > deadline:
+            raise AssertionError(f"no checkpoint failed for the full disk\n{victim.said}")
+        time.sleep(_POLL_S)
+    ballast.unlink()
+    return False
+
+
+def _corrupt(victim: Victim, draw: random.Random) -> bool:
+    """Change a byte of the newest checkpoint, and kill a worker before there is a newer one."""
+    newest = victim.checkpoints[-1]
+    weights = newest / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[len(data) // 2] ^= 1
+    worker = victim.worker(draw)
+    weights.write_bytes(data)
+    os.kill(worker, signal.SIGKILL)
+    return True
+
+
+FAULTS: dict[str, Callable[[Victim, random.Random], bool]] = {
+    "SIGKILL": _signals(signal.SIGKILL),
+    "SIGSTOP": _signals(signal.SIGSTOP),
+    "SIGTERM": _signals(signal.SIGTERM),
+    "exception": _signals(signal.SIGUSR2),
+    "full disk": _fill_disk,
+    "corrupted checkpoint": _corrupt,
+}
+"""Each returns whether the workers have to begin anew."""
+
+
+def torment(victim: Victim, faults: Sequence[str], draw: random.Random) -> Iterator[Recovery]:
+    """Yield how `victim` gets over each of `faults`; it runs to its end afterwards."""
+    at = 6
+    for fault in faults:
+        if not victim.await_step(at):
+            raise AssertionError(f"finished before {fault}: train for longer")
+        sessions, step, began = victim.sessions, victim.step, time.monotonic()
+        ends_session = FAULTS[fault](victim, draw)
+        victim.await_step(step + 1, since=sessions if ends_session else 0)
+        yield Recovery(fault, step, time.monotonic() - began)
+        at = victim.step + draw.randrange(2, 12)
+    deadline = time.monotonic() + PATIENCE_S
+    while not victim.over:
+        victim.look_after()
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not at its end after {PATIENCE_S:g} s\n{victim.said}")
+        time.sleep(_POLL_S)
+
+
+def result(folder: Path) -> dict[str, object]:
+    """Return the result of a run."""
+    return json.loads((folder / "result.json").read_text())
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """Mount a small file system for the duration of a block.
+
+    Raises:
+        OSError: none can be mounted here.
+    """
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", folder],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if mounted.returncode:
+        raise OSError(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def undisturbed(folder: Path, *, steps: int) -> str:
+    """Train the same on one worker; return the digest of its weights."""
+    arguments = [*TRAIN, "--epochs", -(-steps // 15), "--out", folder]
+    subprocess.run(
+        [sys.executable, "-m", "samestep", "train", *map(str, arguments)],
+        env=environment(),
+        check=True,
+        capture_output=True,
+    )
+    return str(result(folder)["weights_sha256"])
+
+
+def main() -> None:
+    """Print the recoveries of one run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--faults", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    draw = random.Random(asked.seed)
+    faults = [list(FAULTS)[number % len(FAULTS)] for number in range(asked.faults)]
+    draw.shuffle(faults)
+    steps = 15 * asked.faults
+    with tempfile.TemporaryDirectory() as name, small_disk(Path(name) / "disk") as disk:
+        whole = undisturbed(Path(name) / "whole", steps=steps)
+        victim = Victim(disk, steps=steps)
+        recoveries = []
+        try:
+            for one in torment(victim, faults, draw):
+                recoveries.append(one)
+                print(f"step {one.step:4d}  {one.fault:20s}  {one.seconds:5.1f} s", flush=True)
+            torn = result(victim.folder)["weights_sha256"]
+        finally:
+            victim.end()
+    for fault in FAULTS:
+        if taken := [one.seconds for one in recoveries if one.fault == fault]:
+            print(f"{fault:20s}  median {median(taken):5.1f} s, longest {max(taken):5.1f} s of {len(taken)}")
+    print(f"undisturbed {whole}\ntormented   {torn}")
+    sys.exit(whole != torn)
+
+
+if __name__ == "__main__":
+    main()
