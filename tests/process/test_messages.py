@@ -71,3 +71,25 @@ def test_tensors_with_gaps_are_exchanged_in_place(processes):
 
     for found in processes.run(strided, 2):
         assert found == [(summed, True), (second, True), (first, True), (summed, True)]
+
+
+SENT = [torch.bool, torch.int16, torch.bfloat16, torch.complex64, torch.float64]
+
+
+def exchanged(world):
+    """Exchange tensors of many types, and those that learn, with the neighbours; return what came."""
+    rank, size = world.place.rank, world.place.size
+    came = []
+    for dtype in SENT:
+        learns = dtype.is_floating_point or dtype.is_complex
+        mine = torch.full((3,), rank, dtype=dtype).requires_grad_(learns)
+        theirs = torch.zeros(3, dtype=dtype).requires_grad_(learns)
+        world.exchange(mine, theirs, to=(rank + 1) % size, source=(rank - 1) % size).wait()
+        came.append(theirs.detach())
+    return came
+
+
+def test_exchanges_take_every_type_and_what_learns(processes):
+    for rank, came in enumerate(processes.run(exchanged, 3)):
+        for dtype, theirs in zip(SENT, came, strict=True):
+            assert torch.equal(theirs, torch.full((3,), (rank - 1) % 3, dtype=dtype))

@@ -14,6 +14,8 @@ Source: D. Hensgen, R. Finkel, U. Manber: Two algorithms for barrier synchroniza
 barrier).
 """
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -43,7 +45,7 @@ def agree(world: World, call: str, tensor: Tensor) -> None:
     rank, size = world.place.rank, world.place.size
     known = line(rank, call, tensor) + bytes(LINE)
     for distance in _distances(size):
-        told = torch.frombuffer(bytearray(known), dtype=torch.uint8).to(world.device)
+        told = _message(known, world.device)
         heard = torch.empty_like(told)
         to, source = (rank + distance) % size, (rank - distance) % size
         world.exchange(told, heard, to=to, source=source).wait()
@@ -51,6 +53,11 @@ def agree(world: World, call: str, tensor: Tensor) -> None:
     mine, other = known[:LINE], known[LINE:]
     if any(other):
         raise OutOfStep(told_apart(mine, other))
+
+
+@functools.lru_cache(maxsize=256)  # the same calls come again with every step
+def _message(known: bytes, device: torch.device) -> Tensor:
+    return torch.frombuffer(bytearray(known), dtype=torch.uint8).to(device)
 
 
 def steps(size: int) -> int:

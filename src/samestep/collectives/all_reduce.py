@@ -5,6 +5,7 @@ its owner. In the second, copies of what the owner has go to all. So all ranks h
 order of summation.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from samestep.collectives.agree import agree
 from samestep.collectives.arithmetic import finish, wide
 from samestep.collectives.cost import CostModel
-from samestep.collectives.hop import Chunks, Schedule, bounds
+from samestep.collectives.hop import Chunks, Hop, Schedule, bounds
 from samestep.collectives.walk import combine_along, copy_along, flattened, put_back
 from samestep.world.operation import Op, refuse
 from samestep.world.world import World
@@ -57,12 +58,19 @@ class AllReduce:
         chunks = self.chunks(size)
         flat = flattened(tensor)
         total = wide(flat)
-        combine_along(world, self.combine(rank, size), total, flat, op, chunks=chunks)
+        combine, copy = _hops(self, rank, size)
+        combine_along(world, combine, total, flat, op, chunks=chunks)
         edges = bounds(flat.numel(), chunks)
         for chunk in self.owned(rank, size):
             own = slice(edges[chunk], edges[chunk + 1])
             finish(total[own], op, size)
             if total is not flat:
                 flat[own] = total[own]
-        copy_along(world, self.copy(rank, size), flat, chunks=chunks)
+        copy_along(world, copy, flat, chunks=chunks)
         put_back(flat, tensor)
+
+
+@functools.lru_cache(maxsize=256)
+def _hops(algorithm: AllReduce, rank: int, size: int) -> tuple[tuple[Hop, ...], tuple[Hop, ...]]:
+    """Return the hops of both halves: the same in each step."""
+    return tuple(algorithm.combine(rank, size)), tuple(algorithm.copy(rank, size))

@@ -9,15 +9,17 @@ What is received is combined piece by piece, while the next ones are on their wa
 What is only copied arrives where it belongs, in one piece.
 """
 
+import functools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import zip_longest
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from samestep.collectives.arithmetic import COMBINE
-from samestep.collectives.hop import Chunks, Hop, Schedule, bounds, runs
+from samestep.collectives.hop import Chunks, Hop, bounds, runs
 from samestep.world.operation import Op
 from samestep.world.world import Pending, World
 
@@ -26,8 +28,11 @@ PIECE = 1 << 21
 _AHEAD = 4
 """How many pieces are under way; each has room of its own, which the next ones use again."""
 
+_Cut: TypeAlias = tuple[slice | None, slice | None]
+"""What is sent, and what is received meanwhile."""
 
-def copy_along(world: World, hops: Schedule, flat: Tensor, *, chunks: int) -> None:
+
+def copy_along(world: World, hops: Iterable[Hop], flat: Tensor, *, chunks: int) -> None:
     """Walk a schedule; what is received takes the place of what was there.
 
     Args:
@@ -36,18 +41,24 @@ def copy_along(world: World, hops: Schedule, flat: Tensor, *, chunks: int) -> No
         flat: one-dimensional and contiguous; changed in place.
         chunks: how many it is cut into.
     """
-    for hop in hops:
-        receive = [flat[part] for part in _parts(hop.receive, flat, chunks)]
-        send = [flat[part] for part in _parts(hop.send, flat, chunks)]
+    whole = max(1, flat.numel())
+    for hop, cuts in _cut(tuple(hops), flat.numel(), chunks, whole):
         under_way = [
-            world.exchange(mine, theirs, to=hop.to, source=hop.source)
-            for mine, theirs in zip_longest(send, receive)
+            world.exchange(
+                None if mine is None else flat[mine],
+                None if theirs is None else flat[theirs],
+                to=hop.to,
+                source=hop.source,
+            )
+            for mine, theirs in cuts
         ]
         for pending in under_way:
             pending.wait()
 
 
-def combine_along(world: World, hops: Schedule, total: Tensor, like: Tensor, op: Op, *, chunks: int) -> None:
+def combine_along(
+    world: World, hops: Iterable[Hop], total: Tensor, like: Tensor, op: Op, *, chunks: int
+) -> None:
     """Walk a schedule; what is received is combined with what is there.
 
     Args:
@@ -60,13 +71,13 @@ def combine_along(world: World, hops: Schedule, total: Tensor, like: Tensor, op:
     """
     elements = max(1, min(PIECE // like.element_size(), total.numel()))
     room = like.new_empty(_AHEAD, elements)
-    for hop in hops:
+    for hop, cuts in _cut(tuple(hops), total.numel(), chunks, elements):
         under_way: deque[tuple[Pending, Tensor | None, slice | None]] = deque()
-        for number, (mine, theirs) in enumerate(_pieces(hop, total, chunks, elements)):
+        for number, (mine, theirs) in enumerate(cuts):
             if len(under_way) == _AHEAD:
                 _combine(*under_way.popleft(), total, op)
             heard = None if theirs is None else room[number % _AHEAD, : theirs.stop - theirs.start]
-            told = None if mine is None else total[mine].to(like.dtype)
+            told = None if mine is None else _typed(total[mine], like.dtype)
             under_way.append((world.exchange(told, heard, to=hop.to, source=hop.source), heard, theirs))
         while under_way:
             _combine(*under_way.popleft(), total, op)
@@ -75,28 +86,25 @@ def combine_along(world: World, hops: Schedule, total: Tensor, like: Tensor, op:
 def _combine(pending: Pending, heard: Tensor | None, part: slice | None, total: Tensor, op: Op) -> None:
     pending.wait()
     if heard is not None:
-        COMBINE[op](total[part], heard.to(total.dtype), out=total[part])
+        into = total[part]
+        COMBINE[op](into, _typed(heard, total.dtype), out=into)
 
 
-def _pieces(
-    hop: Hop, flat: Tensor, chunks: int, elements: int
-) -> Iterator[tuple[slice | None, slice | None]]:
-    """Yield what is sent and received at once."""
-
-    def cut(numbers: Chunks) -> Iterator[slice]:
-        for part in _parts(numbers, flat, chunks):
-            for start in range(part.start, part.stop, elements):
-                yield slice(start, min(start + elements, part.stop))
-
-    return zip_longest(cut(hop.send), cut(hop.receive))
+def _typed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor if tensor.dtype is dtype else tensor.to(dtype)
 
 
-def _parts(numbers: Chunks, flat: Tensor, chunks: int) -> Iterator[slice]:
-    """Yield what some of `chunks` chunks are of a tensor; what is empty is nothing."""
-    edges = bounds(flat.numel(), chunks)
-    for first, end in runs(numbers):
-        if edges[first] < edges[end]:
-            yield slice(edges[first], edges[end])
+@functools.lru_cache(maxsize=256)  # the same tensors come again with every step
+def _cut(hops: tuple[Hop, ...], elements: int, chunks: int, piece: int) -> list[tuple[Hop, list[_Cut]]]:
+    """Return what is sent and received at once in each hop, in pieces of so many elements at most."""
+    edges = bounds(elements, chunks)
+
+    def pieces(numbers: Chunks) -> Iterator[slice]:
+        for first, end in runs(numbers):  # what is empty is nothing
+            for start in range(edges[first], edges[end], piece):
+                yield slice(start, min(start + piece, edges[end]))
+
+    return [(hop, list(zip_longest(pieces(hop.send), pieces(hop.receive)))) for hop in hops]
 
 
 def flattened(tensor: Tensor) -> Tensor:

@@ -36,9 +36,12 @@ class _AllOf:
 
     def wait(self) -> None:
         """See `Pending.wait`."""
-        for work, peer in self._works:
-            with _talking(self._world.place.rank, peer):
+        peer = None
+        try:
+            for work, peer in self._works:  # noqa: B007 - the last one is told of
                 work.wait()
+        except RuntimeError as error:
+            raise _lost(self._world.place.rank, peer, error) from error
         self._world.under_way -= bool(self._works)
         self._works = ()
 
@@ -80,20 +83,32 @@ class ProcessGroupWorld(DerivedWorld):
         self, send: Tensor | None, receive: Tensor | None, *, to: int | None = None, source: int | None = None
     ) -> Pending:
         """See `World.exchange`."""
+        if send is None and receive is None:
+            return NothingPending()
+        if self._blocked is None:
+            return self._exchange_together(send, receive, to, source)
+        # torch's isend and irecv look at many things before they come to this, at every message.
+        group, works, peer = dist.group.WORLD, [], source
+        assert group is not None
+        try:
+            if receive is not None and source is not None:
+                works.append((group.recv([_plain(receive)], source, 0), source))
+            if send is not None and to is not None:
+                peer = to
+                works.append((group.send([_plain(send)], to, 0), to))
+        except RuntimeError as error:
+            raise _lost(self.place.rank, peer, error) from error
+        return _AllOf(self, works)
+
+    def _exchange_together(
+        self, send: Tensor | None, receive: Tensor | None, to: int | None, source: int | None
+    ) -> Pending:
+        """Begin both halves at once: NCCL would wait for the first before it began the second."""
         halves: list[tuple[Any, Tensor, int | None]] = []
         if receive is not None:
             halves.append((dist.irecv, _bytes(receive), source))
         if send is not None:
             halves.append((dist.isend, _bytes(send), to))
-        if not halves:
-            return NothingPending()
-        if self._blocked is not None:  # Gloo
-            works = []
-            for begin, tensor, peer in halves:
-                with _talking(self.place.rank, peer):
-                    works.append((begin(tensor, peer), peer))
-            return _AllOf(self, works)
-        # NCCL would wait for the first before it began the second, were they not begun together.
         begun = dist.batch_isend_irecv([dist.P2POp(*half) for half in halves])
         return _AllOf(self, [(work, halves[0][2]) for work in begun])
 
@@ -157,13 +172,9 @@ class ProcessGroupWorld(DerivedWorld):
         return self.device if dist.get_backend() == "nccl" else None
 
 
-@contextmanager
-def _talking(rank: int, peer: int | None) -> Iterator[None]:
-    """Say whom a rank has lost where Gloo says that a connection is closed."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise PeerLost(f"rank {peer} is lost to rank {rank}: {error}") from error
+def _lost(rank: int, peer: int | None, error: RuntimeError) -> PeerLost:
+    """Return in words whom a rank has lost where Gloo says that a connection is closed."""
+    return PeerLost(f"rank {peer} is lost to rank {rank}: {error}")
 
 
 @contextmanager
@@ -173,6 +184,10 @@ def _as_contiguous(tensor: Tensor) -> Iterator[Tensor]:
     yield own
     if own.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(own)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 def _bytes(tensor: Tensor) -> Tensor:
