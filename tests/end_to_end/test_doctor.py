@@ -30,3 +30,4 @@ def test_what_hurts_one_of_two_workers_is_the_exit_code_of_both(tmp_path):
     assert ended.code == 1
     assert "problem (ranks 0-1): GLOO_SOCKET_IFNAME=nonsense0 names nonsense0, but this host has" in ended.out
     assert ended.out.count("ranks       0-1 on ") == 1
+    assert "ended with exit code" not in ended.err  # the report has told why

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from samestep.doctor import gather as gathering
-from samestep.doctor import links
+from samestep.doctor import links, wire
 from samestep.doctor.examination import Examination
 from samestep.doctor.gather import StoreBoard, Trial, gather, settle
 from samestep.doctor.links import Address, measure
@@ -108,6 +108,32 @@ def test_rank_0_is_told_of_all_ranks_and_all_their_links(size, quick):
     assert f"ranks       0-{size - 1} on node0" in told
     assert "threads     1" in told
     assert "latency in us" in told
+
+
+def test_a_clock_that_is_ahead_is_measured(quick, monkeypatch):
+    """Rank 1's clock is an hour ahead, and all of it is told."""
+    own = threading.local()
+
+    class Clock:
+        monotonic, perf_counter = time.monotonic, time.perf_counter
+
+        def time_ns():
+            return time.time_ns() + getattr(own, "ahead_ns", 0)
+
+    monkeypatch.setattr(wire, "time", Clock)
+
+    def rank_main(rank, door):
+        own.ahead_ns = rank * 3600 * 10**9
+        doors[rank] = door
+        both.wait()
+        if rank == 1:
+            return door.answer(0, limit_s=10.0)
+        at = (doors[1].address, doors[1].port)
+        return call(0, 1, at=at, token=doors[1].token, window_s=0.01, limit_s=10.0)
+
+    doors, both = {}, threading.Barrier(2)
+    link, _ = on_ranks(rank_main, [0, 1])
+    assert link.ahead_s == pytest.approx(3600, abs=1)
 
 
 def test_a_rank_that_does_not_come_is_named_and_the_others_are_measured(quick):

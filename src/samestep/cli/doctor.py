@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -54,7 +55,8 @@ def doctor(
         job = Job(program=Program(target="samestep", kind="module", args=arguments), workers=workers)
         settled = plan(job, detect(environment))
         if isinstance(settled, Spawn) and settled.size > 1:
-            return act(decide(job, mode="native", threads=None, environment=environment))
+            decision = decide(job, mode="native", threads=None, environment=environment)
+            return act(replace(decision, exit_code_is_told=True))
     told = consult(environment, Wishes(runs=run_folder, devices=devices, ticket=ticket, wait_s=wait))
     _tell(told, as_json=as_json, ticket=Mask.of(environment) if ticket else None)
     code = told.settle()

@@ -53,6 +53,7 @@ class Decision:
         sanitize: whether the ranks are compared in every step.
         count: whether steps and samples are counted, and their times taken.
         bind: which processors each worker computes on; see `samestep.world.binding`.
+        exit_code_is_told: whether the program has told itself why it ends with exit code 1.
     """
 
     job: Job
@@ -66,6 +67,7 @@ class Decision:
     sanitize: bool = False
     count: bool = False
     bind: str = "none"
+    exit_code_is_told: bool = False
 
     @property
     def size(self) -> int:
@@ -220,6 +222,8 @@ def tell_end(decision: Decision, outcome: Outcome, restarts_left: int) -> None:
     """Say how a round of workers failed, if it did."""
     cause = outcome.cause
     if cause is None or outcome.put_off:
+        return
+    if decision.exit_code_is_told and cause.exit_code == 1 and not cause.error:
         return
     words = cause.describe(decision.size)
     if isinstance(decision.plan, Spawn) and decision.plan.nodes.count > 1 and cause.weight:

@@ -6,6 +6,7 @@ from typing import Any
 from samestep.doctor.examination import Examination
 from samestep.doctor.part import Finding
 from samestep.doctor.words import ranks_text
+from samestep.world.device import shared_device
 
 # Ranks that differ in the first cannot, or must not, train together; in the others they may by luck.
 _MUST = ("samestep", "torch", "nccl")
@@ -35,6 +36,9 @@ def across(every: Sequence[Examination]) -> Iterator[Finding]:
             "and the same bits need the same number: set OMP_NUM_THREADS, or give all ranks as many "
             "processors."
         )
+    backend, uuids = every[0].facts.get("backend"), [str(one.facts.get("uuid") or "") for one in every]
+    if backend and len(every) == every[0].size and (reason := shared_device(backend, uuids)):
+        yield Finding(text=f"{reason[0].upper()}{reason[1:]}")
     yield from _sizes(every)
     for host in sorted({one.host for one in every}):
         yield from _crowded([one for one in every if one.host == host], host)

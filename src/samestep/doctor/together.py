@@ -89,7 +89,8 @@ def one_sum() -> Part:
     try:
         return within(JOIN_LIMIT_S - 5, lambda: _sum(begin))
     except Error as error:
-        text = f"The ranks cannot join each other as a training does: {error}"
+        reason = error.__cause__ or error  # the one that does not begin with the rank: all are told as one
+        text = f"The ranks cannot join each other as a training does: {str(reason).splitlines()[0]}"
     except TimeoutError:
         text = (
             f"Joining the other ranks, or the first sum over all, did not end within {JOIN_LIMIT_S - 5:g} s. "

@@ -73,3 +73,10 @@ def test_one_node_on_two_hosts_is_noted():
     ((text, hurts),) = told(ranks(*((rank, one) for rank in range(4))))
     assert not hurts
     assert "2 hosts (node0, node1)" in text
+
+
+def test_two_ranks_on_one_gpu_hurt_where_nccl_refuses_that():
+    gpus = [{"kind": "cuda", "backend": "nccl", "uuid": uuid} for uuid in ("A", "B", "A", "C")]
+    ((text, hurts),) = told(ranks(*enumerate(gpus)))
+    assert hurts
+    assert text.startswith("Ranks 0 and 2 are on the same device (A), which nccl refuses.")
