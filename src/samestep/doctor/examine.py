@@ -9,7 +9,7 @@ from samestep.base.env import Environment
 from samestep.base.errors import UsageError
 from samestep.base.machine import package_version
 from samestep.base.units import bytes_text
-from samestep.doctor import folder, gpus, infiniband, leftovers, limits, network, settings
+from samestep.doctor import folder, gpu_findings, gpus, infiniband, leftovers, limits, network, settings
 from samestep.doctor.diagnosis import Diagnosis
 from samestep.doctor.part import Finding, Part, Row, joined
 from samestep.doctor.within import within
@@ -172,7 +172,7 @@ def accelerators(here: Here) -> Part:
         from samestep.doctor.gpu_copies import copies_here
 
         copies = copies_here()
-    return gpus.judge(
+    return gpu_findings.judge(
         gpus.look(root=here.root, copies=copies),
         visible=here.facts.count if here.facts is not None else 0,
         uuid=choice.uuid if choice is not None else "",

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 import torch
 
-from samestep.doctor import gpus
+from samestep.doctor import gpu_findings, gpus
 from samestep.doctor.gpu_copies import compared
 from samestep.doctor.gpus import Copy, Gpu, Seen, cards, copied, parsed_gpus, parsed_links
 from support import trees
@@ -37,7 +37,7 @@ def node(tmp_path):
 
 def judged(root, *, uuid="", allowed=range(192), visible=8, copies=()):
     seen = Seen(cards=cards(root=root), gpus=parsed_gpus(LISTED), copies=copies)
-    part = gpus.judge(seen, visible=visible, uuid=uuid, allowed=allowed)
+    part = gpu_findings.judge(seen, visible=visible, uuid=uuid, allowed=allowed)
     return part, [(finding.text, finding.hurts) for finding in part.findings]
 
 
@@ -75,7 +75,7 @@ def test_the_tools_matrix_is_read_without_its_adapters():
 
 def test_where_gpus_are_and_how_they_are_linked_is_shown(node):
     seen = Seen(cards=cards(root=node), gpus=parsed_gpus(LISTED), links=parsed_links(TOPOLOGY))
-    rows = [value for _, value in gpus.judge(seen, visible=8, uuid="", allowed=range(192)).rows]
+    rows = [value for _, value in gpu_findings.judge(seen, visible=8, uuid="", allowed=range(192)).rows]
     assert rows[0] == (
         "GPU 0 NVIDIA H100 80GB HBM3 at 0000:1b:00.0, NUMA node 0 (CPUs 0-47,96-143), PCIe x16 32.0 GT/s PCIe"
     )
