@@ -1,0 +1,101 @@
+"""Jobs that samestep writes, given to a real Slurm and to real MPIs, and followed to their end."""
+
+import sys
+import time
+
+import pytest
+
+from support.commands import finish
+from support.launches import TELL, placed, places
+from support.mpi import KINDS
+from support.nodes import LOGIN
+from support.systems import program
+
+SUBMIT = (sys.executable, "-m", "samestep", "submit")
+
+
+@pytest.fixture
+def here(tmp_path):
+    """A folder with a script."""
+    (tmp_path / "fails.py").write_text("import sys; print('so far'); sys.exit(3)")
+    return tmp_path
+
+
+def test_a_job_of_slurm_runs_on_its_nodes_and_is_followed_to_its_end(slurm, here):
+    odd = 'a "name"; with $(odd) \\ parts'
+    flags = ("--nodes", 2, "--nproc-per-node", 2, "--job-name", odd)
+    done = slurm.run(*SUBMIT, "slurm", *flags, "run", *TELL, folder=here)
+
+    assert done.code == 0, done.err
+    assert places(done.out)[0] == placed("node0", "node0", "node1", "node1")
+    said = [line for line in done.err.splitlines() if line.startswith("samestep: job ")]
+    number = said[0].split()[2]
+    assert said[0].startswith(f"samestep: job {number} is submitted: 4 workers on 2 nodes, in jobs/")
+    assert said[-1] == f"samestep: job {number} has ended well."
+    assert f"JobName={odd}\n" in slurm.run("scontrol", "show", "job", number).out
+
+
+def test_a_job_that_fails_ends_the_command_as_it_ended(slurm, here):
+    done = slurm.run(*SUBMIT, "slurm", "fails.py", folder=here)
+
+    assert done.code == 3
+    assert "so far" in done.out.splitlines()
+    assert done.err.splitlines()[-1].endswith("has failed, exit code 3.")
+
+
+def test_a_job_that_slurm_refuses_is_one_line(slurm, here):
+    done = slurm.run(*SUBMIT, "slurm", "--partition", "none", "fails.py", folder=here)
+
+    assert done.code == 2
+    (line,) = done.err.splitlines()
+    assert "invalid partition specified: none" in line
+
+
+def test_a_training_that_is_warned_goes_on_when_the_job_starts_again(slurm, here):
+    flags = ("--requeue", "--job-name", "long")
+    following = slurm.start(
+        *SUBMIT, "slurm", *flags, "train", "digits", "--epochs", 6, "--threads", 1, folder=here
+    )
+    number = following.stderr.readline().split()[2]
+    while not following.stdout.readline().lstrip().startswith("epoch "):
+        assert following.poll() is None, following.stderr.read()
+    slurm.run("scancel", "--signal=USR1", number)  # as Slurm does near the limit: the steps, not the script
+    begin = time.monotonic()
+    while "BeginTime" not in slurm.run("squeue", "--noheader", "--format=%r", f"--jobs={number}").out:
+        assert time.monotonic() < begin + 30
+        time.sleep(0.1)
+    time.sleep(2)  # slurmd takes no job again within the second in which it ended it
+    slurm.run("scontrol", "update", f"jobid={number}", "StartTime=now")
+    done = finish(following)
+
+    assert done.code == 0, done.err
+    assert f"Go on with: samestep train --resume runs/train-digits-{number}" in done.out
+    assert "samestep: the job goes back to the queue" in done.out
+    assert "right (" in done.out  # the result, of the second start
+    assert ", start 2." in done.err
+    assert (here / "runs" / f"train-digits-{number}" / "result.json").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_of_mpi_runs_on_its_hosts_and_is_followed_to_its_end(nodes, here, kind):
+    program(kind, f"mpirun.{kind}")
+    over = ("--ssh", nodes.rsh, "--interface", "eth0", "--flavour", kind)
+    done = nodes.run(LOGIN, *SUBMIT, "mpi", "--hosts", "node0:2,node1:2", *over, "run", *TELL, folder=here)
+
+    assert done.code == 0, done.err
+    told, points = places(done.out)
+    assert told == placed("node0", "node0", "node1", "node1")
+    assert {point.partition(":")[0] for point in points} == {"node0"}
+    assert done.err.splitlines()[-1].endswith("has ended well.")
+
+
+def test_hosts_that_cannot_take_part_are_named_before_anything_starts(nodes, here):
+    program("openmpi", "mpirun.openmpi")
+    over = ("--ssh", nodes.rsh, "--flavour", "openmpi")
+    done = nodes.run(LOGIN, *SUBMIT, "mpi", "--hosts", "node0,nowhere:2", *over, "fails.py", folder=here)
+
+    assert done.code == 2
+    (line,) = done.err.splitlines()
+    assert "1 of 2 hosts cannot take part: nowhere cannot be reached by" in line
+    assert "(there is no node nowhere)" in line
+    assert not (here / "jobs").exists()
