@@ -54,6 +54,7 @@ bench: $(READY)
 ifdef DATA_DIR
 	$(BIN)/python benchmarks/mnist.py --data-dir $(DATA_DIR)
 	$(BIN)/python benchmarks/cifar10.py --data-dir $(DATA_DIR)
+	PYTHONPATH=tests $(BIN)/python benchmarks/launchers.py --data-dir $(DATA_DIR)
 endif
 
 chaos: $(READY)
