@@ -1,5 +1,7 @@
 """Jobs as a real bash reads and runs them; srun, scontrol and ssh are stood in for."""
 
+import os
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -16,6 +18,7 @@ from samestep.submit.mpi import script as mpi_script
 from samestep.submit.site import MpiSite, SlurmSite
 from samestep.submit.slurm import SlurmJob, script
 from samestep.submit.work import work
+from support.commands import await_end_of, finish, lines, start
 
 WORDS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), max_size=20)
 LINES = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1, max_size=20)
@@ -144,3 +147,26 @@ def test_a_job_without_a_scheduler_has_a_session_of_its_own(tmp_path):
     assert told[-1] == f"{started.name} has failed, exit code 3."
     assert b"".join(shown).split() == [started.number.encode()]
     assert started.stop == f"kill -TERM -- -{started.number}"
+
+
+def test_ctrl_c_ends_the_following_and_not_the_job(tmp_path, monkeypatch):
+    """The job has a session of its own, as it has when the terminal is closed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text("#!/bin/sh\n[ $1 = --version ] && echo HYDRA && exit; echo begun; exec sleep 60\n")
+    mpirun.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    command = start("submit", "mpi", "--hosts", "localhost:2", "train.py", PATH=path)
+    assert lines(command, 1) == ["begun"]
+
+    os.kill(command.pid, signal.SIGINT)
+    ended = finish(command)
+
+    assert ended.code == 130
+    job = int(ended.err.split()[2])
+    assert ended.err.splitlines()[-1] == (
+        f"samestep: job {job} goes on without being followed. To stop it: kill -TERM -- -{job}"
+    )
+    subprocess.run(["bash", "-c", f"kill -TERM -- -{job}"], check=True)  # it was there to be ended
+    assert await_end_of([job]) == []

@@ -13,7 +13,7 @@ from samestep.base import env
 from samestep.base.config import config_path, table
 from samestep.base.errors import UsageError
 from samestep.cli.running import tell
-from samestep.cli.submitting import followed, script_file, show_script, work_of, write
+from samestep.cli.submitting import followed, kept, show_script, work_of
 from samestep.submit.detached import DetachedFollowed
 from samestep.submit.hosts import Host, hosts_in, hosts_of, unfit
 from samestep.submit.mpi import FLAVOURS, MpiJob, find, forwarded, script
@@ -82,7 +82,7 @@ def mpi(
 
     The hosts are asked first whether they can take part. The job and its log are kept in jobs/; it goes on
     when the terminal is closed, or at Ctrl-C. Exits as the job does. Defaults can stand in
-    ~/.config/samestep/config.toml, in a table [mpi]; flags go before.
+    the mpi table of ~/.config/samestep/config.toml; flags go before.
     """
     environment = env.snapshot()
     site = with_flags(
@@ -120,8 +120,7 @@ def mpi(
         show_script(text)
         return 0
     _refuse_unfit(job, target)
-    file = script_file(job.name, suffix=".sh")
-    write(file, text)
+    file = kept(job.name, text, suffix=".sh")
     started = DetachedFollowed(file, file.with_suffix(".log"))
     tell(
         f"{started.name} is started: {counted(job.workers, 'worker')} on "

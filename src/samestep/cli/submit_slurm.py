@@ -10,7 +10,7 @@ from samestep.base import env
 from samestep.base.config import config_path, table
 from samestep.base.errors import UsageError
 from samestep.cli.running import tell
-from samestep.cli.submitting import FOLDER, followed, script_file, show_script, work_of, write
+from samestep.cli.submitting import FOLDER, followed, kept, show_script, work_of
 from samestep.submit.cluster import SlurmFollowed, submit
 from samestep.submit.site import SlurmSite, with_flags
 from samestep.submit.slurm import LAUNCHES, Launch, SlurmJob, per_node, script
@@ -83,15 +83,22 @@ def slurm(
         ),
     ] = "tasks",
     partition: Annotated[
-        str | None, typer.Option("--partition", "-p", metavar="NAME", rich_help_panel=_SITE)
+        str | None,
+        typer.Option("--partition", "-p", metavar="NAME", help="Where to run.", rich_help_panel=_SITE),
     ] = None,
     account: Annotated[
-        str | None, typer.Option("--account", "-A", metavar="NAME", rich_help_panel=_SITE)
+        str | None,
+        typer.Option("--account", "-A", metavar="NAME", help="Whom to charge.", rich_help_panel=_SITE),
     ] = None,
-    reservation: Annotated[str | None, typer.Option(metavar="NAME", rich_help_panel=_SITE)] = None,
-    qos: Annotated[str | None, typer.Option(metavar="NAME", rich_help_panel=_SITE)] = None,
+    reservation: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Nodes that are set aside.", rich_help_panel=_SITE)
+    ] = None,
+    qos: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Quality of service.", rich_help_panel=_SITE)
+    ] = None,
     constraint: Annotated[
-        str | None, typer.Option("--constraint", "-C", metavar="FEATURES", rich_help_panel=_SITE)
+        str | None,
+        typer.Option("--constraint", "-C", metavar="FEATURES", help="Of the nodes.", rich_help_panel=_SITE),
     ] = None,
     directive: Annotated[
         list[str] | None,
@@ -131,7 +138,7 @@ def slurm(
 
     The job is kept in jobs/, so that it can be read, changed and submitted again. Ctrl-C ends the following,
     not the job. Exits as the job does. What all jobs of a site have in common can stand in
-    ~/.config/samestep/config.toml, in a table [slurm]; flags go before.
+    the slurm table of ~/.config/samestep/config.toml; flags go before.
     """
     site = with_flags(
         table(config_path(env.snapshot()), "slurm", SlurmSite),
@@ -181,8 +188,7 @@ def slurm(
             "there is no sbatch on this machine. Submit from a login node of the cluster, or see the job "
             "with --dry-run."
         )
-    file = script_file(name, suffix=".sbatch")
-    write(file, text)
+    file = kept(name, text, suffix=".sbatch")
     number = submit(file)
     tell(
         f"job {number} is submitted: {counted(job.workers, 'worker')} on {counted(nodes, 'node')}, in {file}."

@@ -36,17 +36,27 @@ def work_of(target: str, arguments: list[str]) -> Work:
     return work([target, *arguments])
 
 
-def script_file(name: str, *, suffix: str) -> Path:
-    """Return a path for a job's script that is not there yet, its folder made."""
+def kept(name: str, text: str, *, suffix: str) -> Path:
+    """Write a job's script to a new file; arguments that are no UTF-8 keep their bytes.
+
+    Raises:
+        UsageError: nothing can be written here.
+    """
+    try:
+        file = _new_file(name, suffix)
+        file.write_text(text, encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise UsageError(
+            f"the job cannot be kept in {FOLDER}/ here: {error.strerror}. Submit it from another folder."
+        ) from None
+    return file
+
+
+def _new_file(name: str, suffix: str) -> Path:
     FOLDER.mkdir(exist_ok=True)
     stem = f"{slug(name)}-{datetime.now():%Y%m%d-%H%M%S}"  # noqa: DTZ005 - for people
     tries = (FOLDER / f"{stem}{'' if count == 1 else f'-{count}'}{suffix}" for count in range(1, 1000))
     return next(path for path in tries if not path.exists())
-
-
-def write(path: Path, text: str) -> None:
-    """Write a job's script; arguments that are no UTF-8 keep their bytes."""
-    path.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 def show_script(text: str) -> None:

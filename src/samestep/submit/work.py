@@ -67,7 +67,7 @@ def work(words: list[str]) -> Work:
         )
     workers, own = _without_count(own)
     recipe = [word for word in rest[:1] if not word.startswith("-")]
-    name = slug(Path(theirs[0]).stem) if theirs else slug("-".join([verb, *recipe]))
+    name = slug(Path(theirs[0]).name.removesuffix(".py")) if theirs else slug("-".join([verb, *recipe]))
     return Work(verb=verb, arguments=tuple(quoted([*own, *theirs])), name=name, workers=workers)
 
 

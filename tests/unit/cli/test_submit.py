@@ -124,6 +124,17 @@ def test_a_job_that_slurm_refuses_is_one_line(submit, tmp_path, monkeypatch):
     assert line.endswith(".sbatch: invalid partition specified: x")
 
 
+def test_where_nothing_can_be_kept_nothing_is_submitted(submit, tmp_path, monkeypatch):
+    sbatch(tmp_path, monkeypatch, "echo 12")
+    (tmp_path / "jobs").write_text("in the way")
+
+    code, out, err = submit("slurm", "--detach", "train.py")
+
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
+    assert "the job cannot be kept in jobs/ here: File exists" in line
+
+
 def test_ctrl_c_leaves_the_job_and_says_how_to_stop_it(submit, tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
