@@ -19,8 +19,9 @@ from samestep.doctor.ticket import Mask, environment_rows, masked
 from samestep.doctor.wire import Door
 from samestep.doctor.within import within
 from samestep.world.banner import describe
-from samestep.world.detect import LOOPBACK
+from samestep.world.detect import LOOPBACK, detect
 from samestep.world.device import DeviceFacts, available_here, facts_here
+from samestep.world.unasked import unbind, without_unasked_threads
 
 _DEVICES_S = 60.0
 
@@ -82,7 +83,10 @@ def consult(environment: Environment, wishes: Wishes, looks: Sequence[Look] = LO
         DetectionError: the launcher's variables contradict each other.
     """
     facts, findings = _devices() if wishes.devices else (None, [])
-    diagnosis = diagnose(environment, machine(), facts=facts, available=available_here)
+    launcher = detect(environment).launcher
+    unbind(environment, launcher)  # as ranks that join do
+    said = without_unasked_threads(environment, launcher)
+    diagnosis = diagnose(said, machine(), facts=facts, available=available_here)
     here = Here(environment=environment, diagnosis=diagnosis, facts=facts, runs=wishes.runs)
     own = _examination(here, joined((Part(findings=tuple(findings)), examine(here, looks))), wishes)
     place = diagnosis.detected.place
