@@ -17,6 +17,7 @@ from samestep.base.record import json_line
 from samestep.base.units import bytes_text
 from samestep.bench.request import COLLECTIVES, DTYPES, Request, chosen, names_of, sizes_of
 from samestep.cli.bench_step import step
+from samestep.cli.outside import went_in
 from samestep.cli.progress import progress_bar
 from samestep.cli.running import Decision, act, decide, headline, tell
 from samestep.cli.setting_flags import as_arguments
@@ -97,12 +98,9 @@ def measured(collective: str) -> Callable[..., None]:
             )
         if plot is not None and (plot.suffix != ".svg" or not plot.parent.is_dir()):
             raise UsageError(f"--plot {plot}: give a name that ends in .svg, in a folder that there is.")
-        decision = decide(
-            Job(program=Program(target="samestep", kind="module"), workers=workers),
-            mode="native",
-            threads=threads,
-            environment=env.snapshot(),
-        )
+        job = Job(program=Program(target="samestep", kind="module"), workers=workers)
+        went_in(job)
+        decision = decide(job, mode="native", threads=threads, environment=env.snapshot())
         if decision.size < 2:
             raise UsageError("one worker exchanges nothing: give -n 2 or more, or start several tasks.")
         if isinstance(decision.plan, Spawn):

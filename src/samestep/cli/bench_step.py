@@ -10,6 +10,7 @@ from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.bench.request import SYNCS
+from samestep.cli.outside import went_in
 from samestep.cli.progress import progress_bar
 from samestep.cli.running import Decision, act, decide, headline, tell
 from samestep.cli.setting_flags import as_arguments
@@ -53,12 +54,9 @@ def step(
     names = _names(sync)
     if not 0 < seconds < float("inf"):
         raise UsageError(f"--seconds {seconds:g} is no time to measure for: give some, such as 60.")
-    decision = decide(
-        Job(program=Program(target="samestep", kind="module"), workers=workers),
-        mode="native",
-        threads=threads,
-        environment=env.snapshot(),
-    )
+    job = Job(program=Program(target="samestep", kind="module"), workers=workers)
+    went_in(job)
+    decision = decide(job, mode="native", threads=threads, environment=env.snapshot())
     if decision.size < 2:
         raise UsageError("one worker exchanges nothing: give -n 2 or more, or start several tasks.")
     from samestep.bench.ways import Problem

@@ -80,8 +80,10 @@ def application(verb: str | None) -> typer.Typer:
 def _samestep(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version."),
+    local_rank: int | None = typer.Option(None, "--local-rank", "--local_rank", hidden=True),  # noqa: ARG001
 ) -> None:
     """Run PyTorch training on N workers, with the steps and the result of one."""
+    # torch.distributed.launch hands each program its local rank, which the environment tells as well.
     if version:
         print(f"samestep {__version__}")
     elif context.invoked_subcommand is None:

@@ -1,6 +1,5 @@
 """``samestep run``: a program on N workers."""
 
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.cli import job_flags
 from samestep.cli.job_flags import Meeting
+from samestep.cli.outside import went_in
 from samestep.cli.running import act, banner, decide, tell, watched
 from samestep.cli.running import dry_run as dry_run_of
 from samestep.cli.serial_flags import with_options
@@ -226,10 +226,12 @@ def run(
         nodes=job_flags.nodes(meeting),
         max_restarts=max_restarts,
         logs=job_flags.logs(log_dir, redirects, tee),
-        run_id=rdzv_id or ("none" if nnodes != "1" else uuid.uuid4().hex[:8]),
+        run_id=rdzv_id,
         role=role,
         monitor_interval_s=monitor_interval,
     )
+    if went_in(job, dry_run=dry_run):
+        return
     decision = decide(
         job,
         mode=_checked(mode),

@@ -15,7 +15,8 @@ from samestep.cli.shares import bind_worker, bound_entry, share_of_threads
 from samestep.launch.forking import fork_is_safe, release_compute_threads
 from samestep.launch.hosting import Ending, host, leave
 from samestep.launch.job import STDERR, Job, Program
-from samestep.launch.plan import Join, Plan, Spawn, plan
+from samestep.launch.meet import found_here, met, planned
+from samestep.launch.plan import Join, Plan, Spawn
 from samestep.launch.programs import Around, Watch, as_it_is, become, entry_of, has_met, unwatched
 from samestep.launch.supervisor import Outcome
 from samestep.launch.variables import joined_variables
@@ -24,8 +25,7 @@ from samestep.source.recognise import Recognised, recognise
 from samestep.world.banner import threads_text
 from samestep.world.binding import in_words as binding_words
 from samestep.world.compute_threads import Threads, thread_variables
-from samestep.world.detect import Detected, detect
-from samestep.world.rendezvous import choose
+from samestep.world.detect import Detected
 from samestep.world.unasked import unbind
 
 SILENT_COPIES = (
@@ -111,13 +111,9 @@ def decide(
     Raises:
         UsageError: it cannot run like this; the message says why and what to do.
     """
-    found = detect(environment)
+    found = found_here(environment, master=master)
     unbind(environment, found.launcher)
-    if found.place.size > 1 and job.nodes.count == 1:
-        address, port = master[0] or found.master_addr, master[1] or found.master_port
-        address, port = choose(replace(found, master_addr=address, master_port=port))
-        found = replace(found, master_addr=address, master_port=port)
-    settled = plan(job, found)
+    job, settled = planned(job, found)
     script = _script(job.program, mode)
     decision = Decision(
         job=job,
@@ -200,9 +196,10 @@ def act(decision: Decision) -> int:
     if decision.threads is not None:
         # Read when torch and NumPy are loaded, here or in a fresh interpreter.
         env.export(thread_variables(decision.threads))
-    if isinstance(decision.plan, Join):
-        _run_here(decision, decision.plan)
-    outcome = _spawn(decision, decision.plan)
+    with met(decision.plan, decision.found, given=decision.job.nodes.count > 1) as settled:
+        if isinstance(settled, Join):
+            _run_here(decision, settled)
+        outcome = _spawn(decision, settled)
     if outcome.put_off:
         return PUT_OFF
     if outcome.interrupted_by:

@@ -12,6 +12,7 @@ from samestep.base import env
 from samestep.base.errors import PutOff, UsageError
 from samestep.base.record import json_line
 from samestep.cli.job_flags import Meeting, refuse_unused
+from samestep.cli.outside import went_in
 from samestep.cli.running import Decision, act, decide, headline, tell, watch_here, watched
 from samestep.cli.setting_flags import as_arguments, given, with_flags_of
 from samestep.cli.shares import bind_worker, bound
@@ -168,6 +169,7 @@ def train(
         max_restarts=max_restarts,
         patience_s=FINISH_S,
     )
+    went_in(job)
     decision = decide(job, mode="native", threads=threads, environment=environment)
     decision = watched(bound(decision, bind), hang_timeout=hang_timeout, sanitize=False)
     refuse_unused(job, decision.plan, Meeting(), launcher=decision.found.launcher)

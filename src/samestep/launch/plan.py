@@ -16,10 +16,7 @@ from typing import TypeAlias
 from samestep.base.errors import UsageError
 from samestep.base.place import Place
 from samestep.launch.job import Job, Nodes
-from samestep.world.detect import Detected
-
-UNLAUNCHED = "single"
-"""The launcher's name in a `Place` where none was found."""
+from samestep.world.detect import UNLAUNCHED, Detected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +127,9 @@ def _launched_nodes(nodes: Nodes, found: Detected) -> Nodes:
             "Set MASTER_ADDR (a host of node 0 that all reach) and MASTER_PORT, or give --master-addr."
         )
     host, port = found.master
-    return Nodes(count=place.nodes, rank=place.node, backend="static", endpoint=_endpoint(host, port))
+    return Nodes(count=place.nodes, rank=place.node, backend="static", endpoint=endpoint(host, port))
 
 
-def _endpoint(host: str, port: int) -> str:
+def endpoint(host: str, port: int) -> str:
+    """Return host and port in one word, as torch's rendezvous reads it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

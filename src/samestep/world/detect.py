@@ -11,12 +11,13 @@ from samestep.base.env import Environment, integer
 from samestep.base.errors import DetectionError
 from samestep.base.place import Place
 from samestep.world.claim import Claim, claim_of, place_of
-from samestep.world.launchers import BY_NAME, ENVIRONMENT, LAUNCHERS, SLURM, Launcher
+from samestep.world.launchers import BY_NAME, ENVIRONMENT, LAUNCHERS, SLURM, Launcher, is_task_step
+from samestep.world.stray import refuse_half_set
+
+UNLAUNCHED = "single"
+"""The launcher's name where none was found."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-# Slurm numbers the steps that hold no tasks (batch script, extern, `salloc`'s shell) from here upwards.
-_FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class Detected:
     """
 
     place: Place
-    launcher: str = "single"
+    launcher: str = UNLAUNCHED
     evidence: tuple[tuple[str, str], ...] = ()
     outer: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
@@ -62,6 +63,7 @@ def detect(env: Environment) -> Detected:
     """
     found = [launcher for launcher in LAUNCHERS if _found(launcher, env)]
     if not found:
+        refuse_half_set(env)
         return Detected(place=Place(), notes=_notes_when_single(env))
     claim = _innermost(found, env)
     launcher = claim.launcher
@@ -94,12 +96,7 @@ def _found(launcher: Launcher, env: Environment) -> bool:
         return False
     if len({env.get(name) for name in launcher.equal}) > 1:
         return False
-    return launcher is not SLURM or _is_task_step(env["SLURM_STEP_ID"])
-
-
-def _is_task_step(step: str) -> bool:
-    """Whether a step has tasks; the batch script's and an interactive shell's have not."""
-    return step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP
+    return launcher is not SLURM or is_task_step(env["SLURM_STEP_ID"])
 
 
 def _innermost(found: list[Launcher], env: Environment) -> Claim:

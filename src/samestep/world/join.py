@@ -21,13 +21,15 @@ from samestep.base.place import Place
 from samestep.world.banner import describe, describe_rest
 from samestep.world.compute_threads import Threads, threads_per_rank, told_threads
 from samestep.world.current import entered
-from samestep.world.detect import Detected, detect, given
+from samestep.world.detect import UNLAUNCHED, Detected, detect, given
 from samestep.world.device import Choice, available_here, bind, choose_backend, choose_device, facts_here
 from samestep.world.handshake import Card, Seat, meet, withdraw
 from samestep.world.launchers import SAMESTEP
+from samestep.world.mpi_hosts import introduced
 from samestep.world.process_group import ProcessGroupWorld, adopt
 from samestep.world.solo import SoloWorld
 from samestep.world.store import Store, open_store
+from samestep.world.stray import refuse_copies
 from samestep.world.unasked import unbind, without_unasked_threads
 from samestep.world.world import World
 
@@ -137,7 +139,12 @@ def _joining(wishes: _Wishes) -> Iterator[World]:
 
 
 def _joined(wishes: _Wishes, environment: Environment) -> World:
-    detected = detect(environment) if wishes.place is None else given(wishes.place, environment)
+    if wishes.place is None:
+        detected = introduced(detect(environment), environment)
+    else:
+        detected = given(wishes.place, environment)
+    if detected.launcher == UNLAUNCHED:
+        refuse_copies(environment)
     unbind(environment, detected.launcher)
     if detected.place.size == 1:
         return _alone(wishes, environment, detected)

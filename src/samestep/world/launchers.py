@@ -20,7 +20,7 @@ class Launcher:
         proof: it started this process if all variables of one of these groups are set.
         equal: variables that must have one value, so that no other launcher has written one of them since.
         layout: variable that holds the number of ranks on each node, like ``3,1`` or ``2(x2)``.
-        hosts: variable that holds the node list, like ``node[0-1]``.
+        hosts: variable that holds the node list, like ``node[0-1]``; rank 0 is on the first.
         job: variables that together are unique to this job; empty where the launcher gives it no name.
         echoes: rows whose variables this launcher sets as well.
         spoken_by: rows of launchers that set these variables beside their own, which say more.
@@ -80,6 +80,7 @@ OPEN_MPI = Launcher(
     local_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
     job=("PMIX_NAMESPACE",),
     echoes=("pmix",),
+    hosts="SLURM_JOB_NODELIST",
     parent_is_job=True,
     address_hint="mpirun -x MASTER_ADDR=<first host> -x MASTER_PORT=29500 ...",
 )
@@ -95,6 +96,7 @@ INTEL_MPI = Launcher(
     local_size=("MPI_LOCALNRANKS",),
     echoes=("mpich",),
     spoken_by=("slurm",),
+    hosts="SLURM_JOB_NODELIST",
     parent_is_job=True,
     address_hint=_HYDRA_HINT,
 )
@@ -122,6 +124,7 @@ PMIX = Launcher(
     local_size=("LOCAL_WORLD_SIZE",),
     job=("PMIX_NAMESPACE",),
     spoken_by=("slurm",),
+    hosts="SLURM_JOB_NODELIST",
     parent_is_job=True,
     address_hint="prun -x MASTER_ADDR=<first host> -x MASTER_PORT=29500 ...",
 )
@@ -157,3 +160,18 @@ LAUNCHERS = (SAMESTEP, TORCHELASTIC, OPEN_MPI, INTEL_MPI, MPICH, PMIX, SLURM, EN
 """Innermost first: of several that are found, the first started this process."""
 
 BY_NAME = {launcher.name: launcher for launcher in LAUNCHERS}
+
+UNKNOWN = (
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+)
+"""Rank and number of ranks in the words of launchers that have no row: they are only told apart from none."""
+
+# Slurm numbers the steps that hold no tasks (batch script, extern, `salloc`'s shell) from here upwards.
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+
+
+def is_task_step(step: str) -> bool:
+    """Whether a Slurm step has tasks; the batch script's and an interactive shell's have not."""
+    return step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP

@@ -8,6 +8,8 @@ a Slurm step                  first node of the step   from job and step id
 all ranks on one host         loopback                 from the job's name, or the common launcher
 several hosts, MPI            an error                 from the job's name, or an error
 ============================  =======================  ===========================================
+
+A derived port is where rank 0 is asked for the real one first: see `meeting`.
 """
 
 import socket
@@ -25,6 +27,9 @@ from samestep.world.launchers import BY_NAME
 # Above the well-known services, below the ports that Linux (32768), Kubernetes (30000) and PyTorch's own
 # default (29500) hand out.
 PORTS = range(15000, 29000)
+
+_TRIES = 8
+_STRIDE = 1009  # prime: ports of jobs whose first ones are neighbours lie apart
 
 _EXAMPLE = "export MASTER_ADDR=<host of rank 0> MASTER_PORT=29500"
 
@@ -57,8 +62,29 @@ def choose(
     if master is not None:
         return master
     address = detected.master_addr or _address(detected)
-    port = detected.master_port or _port(detected, ancestors)
+    port = detected.master_port or ports_of(name_of(detected, ancestors))[0]
     return address, port
+
+
+def ports_of(name: str) -> list[int]:
+    """Return the ports at which rank 0 of the job of this name is asked for, in order."""
+    first = zlib.crc32(name.encode())
+    return [PORTS[(first + i * _STRIDE) % len(PORTS)] for i in range(_TRIES)]
+
+
+def name_of(detected: Detected, ancestors: Ancestors = ancestors) -> str:
+    """Return the name of the job, the same on every rank.
+
+    Raises:
+        DetectionError: there is none.
+    """
+    name = detected.job or _name_of_parent(detected, ancestors)
+    if name:
+        return f"{detected.launcher} {name}"
+    raise DetectionError(
+        f"{detected.place.describe()} was started by {detected.launcher}, which gives the job no name to "
+        f"derive a port from. Set MASTER_PORT to the same free port on every rank: {_hint(detected)}"
+    )
 
 
 def resolve(address: str, *, timeout_s: float = 10.0) -> str:
@@ -122,16 +148,6 @@ def _address(detected: Detected) -> str:
     raise DetectionError(
         f"{detected.place.describe()} was started by {detected.launcher}, which does not say on which host "
         f"rank 0 is. Give it: {_hint(detected)}"
-    )
-
-
-def _port(detected: Detected, ancestors: Ancestors) -> int:
-    name = detected.job or _name_of_parent(detected, ancestors)
-    if name:
-        return PORTS[zlib.crc32(f"{detected.launcher} {name}".encode()) % len(PORTS)]
-    raise DetectionError(
-        f"{detected.place.describe()} was started by {detected.launcher}, which gives the job no name to "
-        f"derive a port from. Set MASTER_PORT to the same free port on every rank: {_hint(detected)}"
     )
 
 

@@ -10,12 +10,10 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from samestep.base.env import Environment
 from samestep.base.errors import PeerLost, WorldError
 from samestep.world.detect import Detected
-from samestep.world.rendezvous import await_listener, choose, resolve
+from samestep.world.meeting import START_S, meeting_point
+from samestep.world.rendezvous import await_listener
 
 __all__ = ["Store", "open_store"]
-
-# Ranks start at different times: importing torch from a busy file system can take a minute.
-_CONNECT_S = 120.0
 
 # Every joining of this process gets keys of its own, since a store may outlive the world it served.
 _joinings = count()
@@ -39,18 +37,34 @@ def open_store(
         WorldError: the port is taken.
         PeerLost: rank 0 did not answer.
     """
-    address, port = choose(detected, master=master)
-    resolve(address)
-    agents = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and (address, port) == detected.master
-    serves = detected.place.is_main and not agents
-    connect_s = min(timeout_s, _CONNECT_S)
+    connect_s = min(timeout_s, START_S)
+    with meeting_point(detected, master=master, timeout_s=connect_s) as (address, port):
+        agents = (
+            environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and (address, port) == detected.master
+        )
+        store = _connected(
+            address,
+            port,
+            size=detected.place.size,
+            serves=detected.place.is_main and not agents,
+            connect_s=connect_s,
+        )
+    store.set_timeout(timedelta(seconds=timeout_s))
+    # One agent's store outlives a restart of its workers. Agents count restarts each for itself, so that
+    # only ranks of one agent agree on the number.
+    restart = environment.get("TORCHELASTIC_RESTART_COUNT", "0") if detected.place.nodes == 1 else "0"
+    return PrefixStore(f"samestep/{restart}/{next(_joinings)}", store)
+
+
+def _connected(address: str, port: int, *, size: int, serves: bool, connect_s: float) -> Store:
+    """Return the store at an address, served from here or by another."""
     if not serves:
         await_listener(address, port, timeout_s=connect_s)
     connect = partial(
         TCPStore,
         address,
         port,
-        detected.place.size,
+        size,
         is_master=serves,
         timeout=timedelta(seconds=connect_s),
         wait_for_workers=False,
@@ -58,18 +72,13 @@ def open_store(
     )
     try:
         try:
-            store = connect()
+            return connect()
         except RuntimeError as error:
             if "libuv" not in str(error):
                 raise
-            store = connect(use_libuv=False)  # distributions build torch without it; the protocol is the same
+            return connect(use_libuv=False)  # distributions build torch without it; the protocol is the same
     except RuntimeError as error:
         raise _no_store(error, address, port, serves=serves) from error
-    store.set_timeout(timedelta(seconds=timeout_s))
-    # One agent's store outlives a restart of its workers. Agents count restarts each for itself, so that
-    # only ranks of one agent agree on the number.
-    restart = environment.get("TORCHELASTIC_RESTART_COUNT", "0") if detected.place.nodes == 1 else "0"
-    return PrefixStore(f"samestep/{restart}/{next(_joinings)}", store)
 
 
 def _no_store(error: RuntimeError, address: str, port: int, *, serves: bool) -> WorldError:

@@ -21,13 +21,14 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from samestep.base import env
 from samestep.base.errors import WorldError
 from samestep.base.place import Place
+from samestep.launch.backends import static
 from samestep.launch.backends.local import Tell, starts
 from samestep.launch.child import HANDLED_SIGNALS, Entry
 from samestep.launch.descriptors import ensure_standard
@@ -54,6 +55,7 @@ def run(job: Job, entry: Entry, *, local: int, nodes: Nodes, tell: Tell) -> Outc
 
     Raises:
         DetectionError: the host where the nodes meet is unknown here.
+        UsageError: two nodes have one number.
         WorldError: the nodes did not find each other.
     """
     host, _ = parse_rendezvous_endpoint(nodes.endpoint, default_port=-1)
@@ -79,7 +81,7 @@ def _not_met(error: Exception, nodes: Nodes) -> str:
     if getattr(error, "errno", None) == errno.EADDRINUSE or _IN_USE.search(said):
         return (
             f"something else listens at {nodes.endpoint} already, where {nodes.count} nodes were to meet. "
-            f"Give another port, on every node. ({said})"
+            f"Give another port, on every node; or is this a second launcher for node 0? ({said})"
         )
     apart = isinstance(error, (RendezvousError, DistError, ConnectionError, TimeoutError, socket.gaierror))
     if not apart or _OUT_OF_FILES.search(said):
@@ -91,10 +93,21 @@ def _not_met(error: Exception, nodes: Nodes) -> str:
 
 
 def _specification(job: Job, local: int, nodes: Nodes) -> WorkerSpec:
-    options: dict[str, Any] = dict(nodes.options)
+    return WorkerSpec(
+        role=job.role,
+        local_world_size=local,
+        entrypoint=job.program.target,
+        rdzv_handler=_handler(job, nodes),
+        max_restarts=job.max_restarts,
+        monitor_interval=job.monitor_interval_s,
+    )
+
+
+def _handler(job: Job, nodes: Nodes) -> RendezvousHandler:
     if nodes.backend == "static":
-        options["rank"] = nodes.rank
-    elif nodes.rank is not None:
+        return static.handler(nodes, job.run_id)
+    options: dict[str, Any] = dict(nodes.options)
+    if nodes.rank is not None:
         # Several launchers on one host would each take themselves for the one that serves the store.
         options.setdefault("is_host", nodes.rank == 0)
     parameters = RendezvousParameters(
@@ -105,14 +118,7 @@ def _specification(job: Job, local: int, nodes: Nodes) -> WorkerSpec:
         max_nodes=nodes.count,
         **options,
     )
-    return WorkerSpec(
-        role=job.role,
-        local_world_size=local,
-        entrypoint=job.program.target,
-        rdzv_handler=rendezvous.get_rendezvous_handler(parameters),
-        max_restarts=job.max_restarts,
-        monitor_interval=job.monitor_interval_s,
-    )
+    return rendezvous.get_rendezvous_handler(parameters)
 
 
 class _Agent(SimpleElasticAgent):

@@ -1,0 +1,81 @@
+"""Each node answers to its number before any worker starts."""
+
+import json
+from threading import Event
+from time import monotonic
+from typing import Protocol
+
+from samestep.base.errors import PeerLost, UsageError
+
+_CLASH = "roll/clash"
+_GRACE_S = 1.0
+
+
+class Store(Protocol):
+    """The part of torch's stores that is used here."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number and return the sum."""
+
+    def set(self, key: str, value: str) -> None:
+        """Post a value."""
+
+    def get(self, key: str) -> bytes:
+        """Return a posted value, once it is."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all keys are posted."""
+
+
+def roll_call(store: Store, node: int, nodes: int, *, host: str, timeout_s: float) -> None:
+    """Return once each of `nodes` launchers has said its number, and no other has said the same.
+
+    Args:
+        store: served by node 0.
+        node: the number of this one.
+        nodes: how many there are.
+        host: the name of this one.
+        timeout_s: how much later another may come.
+
+    Raises:
+        UsageError: two have one number, or they count differently; all of them raise.
+        PeerLost: some did not come.
+    """
+    try:
+        if store.add(f"roll/{node}/taken", 1) > 1:
+            first, _ = json.loads(store.get(f"roll/{node}"))
+            _refuse(
+                store,
+                f"two launchers say that they are node {node} of {nodes}, on {first} and on {host}. Give "
+                f"each its own --node-rank, 0 .. {nodes - 1}.",
+            )
+        store.set(f"roll/{node}", json.dumps([host, nodes]))
+        for other in range(nodes):
+            _await(store, other, nodes, timeout_s)
+            there, count = json.loads(store.get(f"roll/{other}"))
+            if count != nodes:
+                _refuse(
+                    store,
+                    f"node {node} on {host} was started with --nnodes {nodes}, node {other} on {there} with "
+                    f"--nnodes {count}. Give all the same number.",
+                )
+    except UsageError:
+        if node == 0:
+            Event().wait(_GRACE_S)  # the store ends with this node, and the others are to read why
+        raise
+
+
+def _refuse(store: Store, why: str) -> None:
+    store.set(_CLASH, why)
+    raise UsageError(why)
+
+
+def _await(store: Store, other: int, nodes: int, timeout_s: float) -> None:
+    begin, pause = monotonic(), Event()
+    while not store.check([f"roll/{other}"]):
+        if store.check([_CLASH]):
+            raise UsageError(store.get(_CLASH).decode())
+        waited = monotonic() - begin
+        if waited > timeout_s:
+            raise PeerLost(f"node {other} of {nodes} did not come within {timeout_s:g} s. Was it started?")
+        pause.wait(min(max(0.005, waited / 10), 0.25))

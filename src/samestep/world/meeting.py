@@ -1,0 +1,187 @@
+"""Ranks that were given no port agree on one that is free: rank 0 reserves it, and tells the others.
+
+::
+
+    rank 0    listens at the first of the job's ports that is free, and answers who asks in the job's name
+    others    ask at the job's ports, one by one, until one answers in the job's name
+
+The job's ports follow from its name (`rendezvous.ports_of`). Whoever else listens at one of them, such as
+rank 0 of another job, does not know the name: it costs a second, and nobody meets at the wrong place.
+"""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from time import monotonic
+
+from samestep.base.errors import DetectionError, PeerLost
+from samestep.base.place import Place
+from samestep.world.detect import LOOPBACK, Detected
+from samestep.world.rendezvous import Ancestors, ancestors, choose, name_of, ports_of, resolve
+
+START_S = 120.0
+"""How much later than another a rank may start: importing from a busy file system can take a minute."""
+
+_ANSWER_S = 1.0
+_LONGEST = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What ranks of one job know of each other before they have met."""
+
+    name: str
+    place: Place
+    address: str
+
+    @property
+    def question(self) -> str:
+        return f"samestep {self.name} {self.place.size}"
+
+
+@contextmanager
+def meeting_point(
+    detected: Detected,
+    *,
+    master: tuple[str, int] | None = None,
+    timeout_s: float = START_S,
+    ancestors: Ancestors = ancestors,
+) -> Iterator[tuple[str, int]]:
+    """Give the address and port where the ranks meet; on rank 0 the port stays reserved for the block.
+
+    Args:
+        detected: this rank's place and what the launcher said.
+        master: address and port from the caller, which win.
+        timeout_s: how much later than another a rank may come.
+        ancestors: this process's ancestors; tests pass their own.
+
+    Raises:
+        DetectionError: the address is unknown or not that of rank 0, or the job has no name.
+        PeerLost: some rank did not come within `timeout_s`.
+    """
+    address, port = choose(detected, master=master, ancestors=ancestors)
+    ip = resolve(address)
+    if master is not None or detected.master_port is not None or detected.place.size == 1:
+        yield address, port
+        return
+    job = _Job(name=name_of(detected, ancestors), place=detected.place, address=address)
+    if not detected.place.is_main:
+        yield address, _asked(job, timeout_s)
+        return
+    if detected.master_addr is None:
+        _check_own(ip, address)
+    with _reserved(ip) as holder, _listening(job, ip) as listener:
+        chosen = int(holder.getsockname()[1])
+        _tell(listener, job, chosen, timeout_s)
+        listener.close()
+        yield address, chosen
+
+
+@contextmanager
+def _reserved(ip: str) -> Iterator[socket.socket]:
+    """Hold a free port: one that is bound but does not listen is handed to nobody else.
+
+    torch's store, which allows sharing its address, can listen there all the same.
+    """
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    with socket.socket(family) as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((ip if ip in LOOPBACK else "", 0))
+        yield holder
+
+
+def _listening(job: _Job, ip: str) -> socket.socket:
+    """Return a socket that listens at the first of the job's ports that is free."""
+    listener = next(filter(None, (_server(ip, port) for port in ports_of(job.name))), None)
+    if listener is None:
+        raise DetectionError(
+            f"none of the ports {', '.join(map(str, ports_of(job.name)))} is free on "
+            f"{socket.gethostname()}. Set MASTER_PORT to the same free port on every rank."
+        )
+    return listener
+
+
+def _server(ip: str, port: int) -> socket.socket | None:
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    try:
+        return socket.create_server((ip if ip in LOOPBACK else "", port), family=family, backlog=1024)
+    except OSError:  # somebody else's
+        return None
+
+
+def _tell(listener: socket.socket, job: _Job, port: int, timeout_s: float) -> None:
+    """Tell every other rank the port."""
+    waiting = set(range(1, job.place.size))
+    deadline = monotonic() + timeout_s
+    while waiting:
+        listener.settimeout(max(0.001, deadline - monotonic()))
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            raise PeerLost(_not_come(waiting, job.place.size, timeout_s)) from None
+        with connection, suppress(OSError):  # it asks again
+            connection.settimeout(_ANSWER_S)
+            question, _, rank = _line(connection).rpartition(" ")
+            if question == job.question and rank.isdecimal():
+                connection.sendall(f"{job.question} {port}\n".encode())
+                waiting.discard(int(rank))
+
+
+def _not_come(waiting: set[int], size: int, timeout_s: float) -> str:
+    missing = ", ".join(map(str, sorted(waiting)[:8])) + (", ..." if len(waiting) > 8 else "")
+    return (
+        f"rank {missing} of {size} did not come within {timeout_s:g} s. Did all of them start, and do they "
+        f"reach {socket.gethostname()}?"
+    )
+
+
+def _asked(job: _Job, timeout_s: float) -> int:
+    """Return the port that rank 0 tells."""
+    begin, pause = monotonic(), threading.Event()
+    while True:
+        for port in ports_of(job.name):
+            if (answer := _ask(job, port)) is not None:
+                return answer
+        waited = monotonic() - begin
+        if waited > timeout_s:
+            raise PeerLost(
+                f"rank 0 did not answer on {job.address} within {timeout_s:g} s. Is it on that host, did it "
+                "fail before it joined, or does a firewall close the ports? Set MASTER_ADDR and MASTER_PORT "
+                "to say where it is."
+            )
+        pause.wait(min(max(0.005, waited / 10), 0.5))  # at most a tenth later than need be
+
+
+def _ask(job: _Job, port: int) -> int | None:
+    try:
+        with socket.create_connection((job.address, port), timeout=_ANSWER_S) as connection:
+            connection.sendall(f"{job.question} {job.place.rank}\n".encode())
+            question, _, chosen = _line(connection).rpartition(" ")
+    except OSError:  # nobody there, or somebody who says nothing
+        return None
+    return int(chosen) if question == job.question and chosen.isdecimal() else None
+
+
+def _line(connection: socket.socket) -> str:
+    """Return what the other end says up to the end of the line."""
+    said = b""
+    while not said.endswith(b"\n") and len(said) < _LONGEST:
+        more = connection.recv(_LONGEST)
+        if not more:
+            break
+        said += more
+    return said.decode(errors="replace").strip()
+
+
+def _check_own(ip: str, address: str) -> None:
+    """Refuse an address that is not this host's, where it was derived rather than given."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as probe:
+            probe.bind((ip, 0))
+    except OSError:
+        raise DetectionError(
+            f"rank 0 runs on {socket.gethostname()}, but the ranks were to meet on {address} ({ip}), which "
+            "is another host. Set MASTER_ADDR to the host of rank 0, on every rank."
+        ) from None

@@ -1,0 +1,100 @@
+"""On which host rank 0 of an MPI job is, where ranks are on several and nobody said so.
+
+Open MPI leaves a list of the hosts it runs on in each rank's environment. MPICH's Hydra leaves a descriptor
+over which ranks can ask: lines of ``cmd=NAME KEY=VALUE ...``, the wire protocol of PMI-1. MPI itself is not
+needed for either.
+"""
+
+import os
+import re
+import select
+import stat
+from dataclasses import replace
+from functools import cache
+from socket import gethostname
+
+from samestep.base.env import Environment, integer
+from samestep.world.detect import Detected
+from samestep.world.launchers import MPICH, OPEN_MPI
+
+_ANSWER_S = 120.0
+"""How long Hydra may take: it answers a barrier once all ranks are there."""
+
+_HOSTS = re.compile(r"([^,\[\]@]*)(?:\[(\d+):([\d,-]+)\])?([^,\[\]@]*)(?:,|$|@)")
+
+
+def introduced(detected: Detected, env: Environment) -> Detected:
+    """Return what was found, with the host of rank 0 where the ranks can know it; all of them call this."""
+    place = detected.place
+    if detected.master_addr or detected.hosts or place.local_size == place.size:
+        return detected
+    if detected.launcher == OPEN_MPI.name:
+        return replace(detected, hosts=open_mpi_first(env) or "")
+    descriptor = integer(env, "PMI_FD")
+    if detected.launcher != MPICH.name or descriptor is None:
+        return detected
+    try:
+        host, job = _exchanged(descriptor, is_main=place.is_main)
+    except (OSError, ValueError):  # closed, or in another language: the user is asked for the address
+        return detected
+    return replace(detected, master_addr=host, job=job)
+
+
+def open_mpi_first(env: Environment) -> str | None:
+    """Return the first host that ranks run on, as Open MPI 4 tells its daemons; None where it does not.
+
+    >>> open_mpi_first({"OMPI_MCA_orte_node_regex": "login,n[2:8-9]@0(3)", "OMPI_MCA_orte_num_nodes": "2"})
+    'n08'
+    """
+    names: list[str] = []
+    for prefix, width, ranges, suffix in _HOSTS.findall(
+        env.get("OMPI_MCA_orte_node_regex", "").split("@")[0]
+    ):
+        if not ranges:
+            names += [prefix + suffix] if prefix + suffix else []
+            continue
+        for part in ranges.split(","):
+            low, _, high = part.partition("-")
+            numbers = range(int(low), int(high or low) + 1)
+            names += [f"{prefix}{str(number).zfill(int(width))}{suffix}" for number in numbers]
+    # The list begins with mpirun's own host, which counts only where ranks run there.
+    beside = len(names) - (integer(env, "OMPI_MCA_orte_num_nodes") or 0)
+    return names[beside] if beside in (0, 1) and beside < len(names) else None
+
+
+@cache  # Hydra says good-bye after the first time
+def _exchanged(descriptor: int, *, is_main: bool) -> tuple[str, str]:
+    """Return the host of rank 0 and Hydra's name for the job."""
+    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+        raise OSError(f"{descriptor} is no socket")
+    _ask(descriptor, "init pmi_version=1 pmi_subversion=1")
+    job = _ask(descriptor, "get_my_kvsname")["kvsname"]
+    if is_main:
+        _ask(descriptor, f"put kvsname={job} key=samestep value={gethostname()}")
+    _ask(descriptor, "barrier_in")
+    host = _ask(descriptor, f"get kvsname={job} key=samestep")["value"]
+    # A rank that ended without this would count as dead, and all others be killed.
+    _ask(descriptor, "finalize")
+    return host, job
+
+
+def _ask(descriptor: int, command: str) -> dict[str, str]:
+    """Send a command; return the fields of the answer.
+
+    Raises:
+        OSError: there is none.
+        ValueError: it is none of PMI-1's, or a refusal.
+    """
+    os.write(descriptor, f"cmd={command}\n".encode())
+    said = b""
+    while not said.endswith(b"\n"):
+        if not select.select([descriptor], [], [], _ANSWER_S)[0]:
+            raise TimeoutError(f"no answer to {command} within {_ANSWER_S:g} s")
+        more = os.read(descriptor, 4096)
+        if not more:
+            raise ConnectionError("the other end is gone")
+        said += more
+    fields = dict(word.split("=", 1) for word in said.decode().split() if "=" in word)
+    if "cmd" not in fields or fields.get("rc", "0") != "0":
+        raise ValueError(f"{command} was answered by {said!r}")
+    return {"kvsname": "", "value": "", **fields}

@@ -1,0 +1,113 @@
+"""Processes that look like single ones and are not: their launcher's variables are missing, or unknown.
+
+Each of them would take itself for the only one and do all of the work: N silent copies that write the same
+files. What would do so is refused; a job's script and shell, which are single processes, are not.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from samestep.base.env import Environment, integer
+from samestep.base.errors import DetectionError
+from samestep.world.claim import claim_of
+from samestep.world.launchers import LAUNCHERS, SLURM, UNKNOWN, Launcher, is_task_step
+
+_STARTERS = ("slurmstepd", "orted", "prted", "mpirun", "mpiexec", "orterun", "prterun", "hydra_pmi_proxy")
+"""Programs whose children are ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parent:
+    """A process from which this one descends.
+
+    Args:
+        name: its name.
+        pid: its number.
+        alike: how many of its children run the same command as the one that leads here.
+    """
+
+    name: str
+    pid: int
+    alike: int
+
+
+Parents = Callable[[], Sequence[Parent]]
+
+
+def refuse_half_set(env: Environment) -> None:
+    """Refuse variables which show that this is one process of several, but not which.
+
+    Args:
+        env: in which no launcher was found.
+
+    Raises:
+        DetectionError: names the variables and says what to do.
+    """
+    for launcher in reversed(LAUNCHERS):  # the plainer row of two that share variables
+        values = claim_of(launcher, env).values
+        several = values.get("size", 1) > 1 or values.get("rank", 0) > 0
+        if several and not (launcher is SLURM and _is_job_script(env)):
+            _refuse_half(launcher, env)
+    for rank, size in UNKNOWN:
+        count = integer(env, size) or 1
+        if env.get(rank) and count > 1:
+            raise DetectionError(
+                f"{size}={count}, {rank}={env[rank]}: a launcher that samestep does not know started {count} "
+                "processes, and each would be a copy of the same run. Export RANK, WORLD_SIZE, LOCAL_RANK, "
+                "LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT from its variables, or unset these for a "
+                "single process."
+            )
+
+
+def refuse_copies(env: Environment, parents: Parents | None = None) -> None:
+    """Refuse to be one of several processes that a launcher started alike, none of which knows of it.
+
+    Args:
+        env: in which no launcher was found.
+        parents: this process's, nearest first; tests pass their own.
+
+    Raises:
+        DetectionError: names the launcher and says what to do.
+    """
+    if _is_job_script(env):
+        return
+    for parent in (parents or _parents)():
+        if parent.alike > 1 and parent.name.startswith(_STARTERS):
+            raise DetectionError(
+                f"{parent.name} (process {parent.pid}) started {parent.alike} processes like this one, but "
+                "none of its variables is left here, so that each would be a copy of the same run. Let the "
+                "variables through (a container: --env or no --cleanenv), or start one process."
+            )
+
+
+def _is_job_script(env: Environment) -> bool:
+    """Whether this is the script of a Slurm job or a shell in it, which is one process."""
+    step = env.get("SLURM_STEP_ID", "")
+    return bool(step) and not is_task_step(step)
+
+
+def _refuse_half(launcher: Launcher, env: Environment) -> None:
+    claim = claim_of(launcher, env)
+    lacking = next(name for group in launcher.proof for name in group if not env.get(name))
+    raise DetectionError(
+        f"{lacking} is not set, but {claim.shown()} is (launcher: {launcher.name}), so that this is one of "
+        "several processes and does not know which. Let all of the launcher's variables through, or unset "
+        "these for a single process."
+    )
+
+
+def _parents() -> list[Parent]:
+    import psutil
+
+    found: list[Parent] = []
+    try:
+        child = psutil.Process()
+        for parent in child.parents():
+            if parent.name().startswith(_STARTERS):
+                own = child.cmdline()
+                alike = sum(1 for other in parent.children() if other.cmdline() == own)
+                found.append(Parent(name=parent.name(), pid=parent.pid, alike=alike))
+            child = parent
+    except psutil.Error:  # another user's, or gone
+        return found
+    return found

@@ -1,0 +1,147 @@
+"""Every command that runs workers, under a real Slurm: who starts whom, and where they meet."""
+
+import os
+import sys
+
+import pytest
+
+from samestep.world.rendezvous import PORTS
+from support.launches import JOIN, RUN, TELL, placed, places
+
+BARE = ("env", "-i", "PATH=/usr/bin:/bin", f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}")
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "joined.py"
+    path.write_text(JOIN)
+    return path
+
+
+def said(done):
+    """Return the one line that a refused command says."""
+    assert done.code == 2, (done.code, done.err)
+    return "".join(sorted({line for line in done.err.splitlines() if "samestep: error:" in line}))
+
+
+@pytest.mark.parametrize(
+    ("flags", "hosts"),
+    [
+        (("--nodes=2", "--ntasks-per-node=2"), ("node0", "node0", "node1", "node1")),
+        (("--nodes=2", "--ntasks=4"), ("node0", "node0", "node0", "node1")),
+        (("--ntasks=2",), ("node0", "node0")),
+        (("--nodes=4",), ("node0", "node1", "node2", "node3")),
+    ],
+    ids=["2x2", "3+1", "ntasks only", "4x1"],
+)
+def test_the_tasks_of_a_step_are_the_workers(slurm, flags, hosts):
+    done = slurm.run("srun", *flags, *RUN, *TELL)
+
+    assert done.code == 0, done.err
+    told, points = places(done.out)
+    assert told == placed(*hosts)
+    ((address, port),) = (point.split(":") for point in points)
+    assert address == ("node0" if "node1" in hosts else "127.0.0.1")
+    assert int(port) not in PORTS  # those are where ranks ask; what they are told was free
+    assert f"{len(hosts)} workers started by slurm" in done.err
+
+
+def test_a_joined_script_under_srun_is_one_run(slurm, script):
+    done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", sys.executable, script)
+
+    assert done.code == 0, done.err
+    assert sorted(done.out.splitlines()) == [
+        f"rank {r} of 4 (local rank {r % 2} of 2 on node {r // 2} of 2) 10" for r in range(4)
+    ]
+
+
+def test_one_launcher_on_each_node_starts_its_share(slurm):
+    done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=1", *RUN, "-n", 4, *TELL)
+
+    assert done.code == 0, done.err
+    told, points = places(done.out)
+    assert told == placed("node0", "node0", "node1", "node1")
+    assert len(points) == 1
+
+
+def test_a_number_of_workers_that_tasks_do_not_make_is_refused(slurm):
+    done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", *RUN, "-n", 3, *TELL)
+    assert "3 workers were asked for, but slurm started 4 task(s) on 2 node(s)" in said(done)
+
+
+def test_salloc_from_a_login_node_sends_the_work_in(slurm):
+    done = slurm.run("salloc", "--nodes=2", "--ntasks-per-node=2", *RUN, "-n", 4, *TELL)
+
+    assert done.code == 0, done.err
+    assert places(done.out)[0] == placed("node0", "node0", "node1", "node1")
+    assert "is not in it: starting there, with srun" in done.err
+
+
+def test_salloc_refuses_what_its_tasks_do_not_make(slurm):
+    done = slurm.run("salloc", "--nodes=2", "--ntasks-per-node=2", *RUN, "-n", 3, *TELL)
+    assert "3 workers were asked for, but allocation" in said(done)
+
+
+def test_a_job_script_without_srun_is_one_process(slurm, script, tmp_path):
+    (out,) = slurm.batch(
+        f"exec 2>&1; {' '.join(RUN)} --no-python printenv WORLD_SIZE; {sys.executable} {script}",
+        *("--nodes=2", "--ntasks-per-node=2"),
+        folder=tmp_path,
+    )
+
+    assert "\n1\n" in out
+    assert "rank 0 of 1 (local rank 0 of 1 on node 0 of 1) 1\n" in out
+    assert out.count("has room for 4 tasks, but this is not one of them") == 2
+
+
+def test_tasks_of_an_array_do_not_meet_each_other(slurm, tmp_path):
+    outs = slurm.batch(
+        f"srun {' '.join(RUN)} --no-python sh -c 'echo $SLURM_ARRAY_TASK_ID $RANK $WORLD_SIZE $MASTER_PORT'",
+        *("--array=1-2", "--ntasks=2"),
+        folder=tmp_path,
+    )
+
+    told = [sorted(line.split() for line in out.splitlines() if line[0].isdecimal()) for out in outs]
+    assert sorted([task, rank, size] for lines in told for task, rank, size, _ in lines) == [
+        [task, rank, "2"] for task in "12" for rank in "01"
+    ]
+    assert all(len({port for *_, port in lines}) == 1 for lines in told)
+
+
+def test_torchrun_in_a_step_decides(slurm):
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2")
+    meet = ("--rdzv-backend=c10d", "--rdzv-endpoint=node0:29400", "--rdzv-id=9")
+    done = slurm.run(
+        *("srun", "--nodes=2", "--ntasks-per-node=1"),
+        *(*torchrun, *meet, "-m", "samestep", "run", *TELL),
+    )
+
+    assert done.code == 0, done.err
+    told, points = places(done.out)
+    assert [line.partition(",")[0] for line in told] == [f"rank {rank} of 4" for rank in range(4)]
+    assert len(points) == 1
+    assert "4 workers started by torchrun" in done.err
+
+
+def test_a_master_that_nobody_knows_is_an_error(slurm):
+    done = slurm.run("srun", "--nodes=2", *RUN, *TELL, MASTER_ADDR="nowhere.invalid", MASTER_PORT="1234")
+    assert "nowhere.invalid, the host of rank 0, cannot be resolved on node" in said(done)
+
+
+@pytest.mark.parametrize(
+    ("through", "words"),
+    [
+        (("env", "-u", "SLURM_PROCID"), "SLURM_PROCID is not set, but"),
+        (("env", "-u", "SLURM_STEP_ID", "-u", "SLURM_STEPID"), "SLURM_STEP_ID is not set, but"),
+        (BARE, "started 2 processes like this one, but none of its variables"),
+    ],
+    ids=["no rank", "no step", "nothing"],
+)
+@pytest.mark.parametrize("what", ["command", "join"])
+def test_tasks_that_do_not_know_their_place_are_refused(slurm, script, through, words, what):
+    program = (*RUN, *TELL) if what == "command" else (sys.executable, script)
+    done = slurm.run("srun", "--ntasks=2", *through, *program)
+
+    assert done.code in (1, 2), done.out
+    assert words in done.err
+    assert "rank 0 of 1" not in done.out

@@ -1,0 +1,85 @@
+"""One process of several that does not know which is refused; a single one is not."""
+
+import pytest
+
+from samestep.base.errors import DetectionError
+from samestep.world import stray
+from samestep.world.detect import detect
+from samestep.world.stray import Parent, refuse_copies
+from support.recordings import recording
+
+
+def without(name, *variables):
+    return {key: value for key, value in recording(name).environment.items() if key not in variables}
+
+
+@pytest.mark.parametrize(
+    ("environment", "lacking", "launcher"),
+    [
+        (without("slurm_step_2x2_rank3", "SLURM_PROCID"), "SLURM_PROCID", "slurm"),
+        (without("slurm_step_2x2_rank3", "SLURM_STEP_ID"), "SLURM_STEP_ID", "slurm"),
+        (
+            without("openmpi_2x2_rank3", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"),
+            "OMPI_COMM_WORLD_RANK",
+            "openmpi",
+        ),
+        (without("mpich_2x2_rank3", "PMI_RANK"), "PMI_RANK", "mpich"),
+        ({"SLURM_PROCID": "2"}, "SLURM_STEP_ID", "slurm"),
+    ],
+)
+def test_half_of_a_launchers_variables_is_refused(environment, lacking, launcher):
+    with pytest.raises(DetectionError, match=f"{lacking} is not set.* {launcher}.*does not know which"):
+        detect(environment)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "4"},
+        {"JSM_NAMESPACE_RANK": "3", "JSM_NAMESPACE_SIZE": "4"},
+        {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2"},
+    ],
+)
+def test_a_launcher_that_nobody_knows_is_refused(environment):
+    with pytest.raises(DetectionError, match="a launcher that samestep does not know started"):
+        detect(environment)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "1"},
+        {"FLUX_JOB_SIZE": "4"},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"},
+        {"OMPI_COMM_WORLD_SIZE": "1"},
+    ],
+)
+def test_one_process_is_one_process(environment):
+    assert detect(environment).place.size == 1
+
+
+@pytest.mark.parametrize(
+    "parents",
+    [
+        [],
+        [Parent(name="slurmstepd", pid=7, alike=1)],
+        [Parent(name="bash", pid=7, alike=3)],
+    ],
+)
+def test_a_process_alone_of_its_kind_goes_on(parents):
+    refuse_copies({}, lambda: parents)
+
+
+def test_processes_that_a_launcher_started_alike_are_refused():
+    parents = [Parent(name="bash", pid=8, alike=1), Parent(name="mpirun.openmpi", pid=7, alike=4)]
+    with pytest.raises(DetectionError, match=r"mpirun\.openmpi \(process 7\) started 4 processes like this"):
+        refuse_copies({}, lambda: parents)
+
+
+def test_a_jobs_script_is_one_process_whatever_started_it():
+    environment = recording("slurm_interactive_step").environment
+    refuse_copies(environment, lambda: [Parent(name="slurmstepd", pid=7, alike=2)])
+
+
+def test_the_parents_of_this_process_are_no_launchers():
+    assert all(parent.alike >= 1 for parent in stray._parents())
