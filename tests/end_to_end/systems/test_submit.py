@@ -21,9 +21,11 @@ def here(tmp_path):
     return tmp_path
 
 
-def test_a_job_of_slurm_runs_on_its_nodes_and_is_followed_to_its_end(slurm, here):
-    odd = 'a "name"; with $(odd) \\ parts'
-    flags = ("--nodes", 2, "--nproc-per-node", 2, "--job-name", odd)
+@pytest.mark.parametrize(
+    ("launch", "odd"), [("tasks", 'a "name"; with $(odd) \\ parts'), ("node", "plain")], ids=["tasks", "node"]
+)
+def test_a_job_of_slurm_runs_on_its_nodes_and_is_followed_to_its_end(slurm, here, launch, odd):
+    flags = ("--nodes", 2, "--nproc-per-node", 2, "--launch", launch, "--job-name", odd)
     done = slurm.run(*SUBMIT, "slurm", *flags, "run", *TELL, folder=here)
 
     assert done.code == 0, done.err
