@@ -35,13 +35,8 @@ class Buffers:
             name: part.view(before.shape) for (name, before), part in zip(whole.items(), parts, strict=True)
         }
 
-    def restore(self) -> None:
-        """Put the values of the step's beginning back."""
-        if self._before:
-            torch._foreach_copy_(list(self._now().values()), list(self._before.values()))
-
-    def rows(self) -> tuple[list[bool], list[Tensor]]:
-        """Return what this shard has changed, to be summed over shards.
+    def take(self) -> tuple[list[bool], list[Tensor]]:
+        """Return what a shard has changed, to be summed over shards, and put the step's beginning back.
 
         Whole numbers are kept here; see `largest`.
 
@@ -63,6 +58,8 @@ class Buffers:
                 (now[name] if name in changed else torch.zeros_like(now[name])).reshape(-1) for name in names
             ]
             rows.append(torch.cat(values).to(torch.promote_types(dtype, torch.float32)))
+        if changed:
+            torch._foreach_copy_([now[name] for name in changed], [self._before[name] for name in changed])
         return [name in changed for name in self._before], rows
 
     def put(self, changed: Sequence[float], rows: Sequence[Tensor]) -> None:
@@ -72,7 +69,6 @@ class Buffers:
             changed: how many shards have, by buffer.
             rows: the sums of their values.
         """
-        self.restore()
         counts = dict(zip(self._before, changed, strict=True))
         now = self._now()
         for names, row in zip(self._by_dtype().values(), rows, strict=True):

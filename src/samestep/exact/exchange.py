@@ -36,8 +36,7 @@ class Exchange:
         self._world = world
         self._counts = [len(one) for one in nodes]
         self._merges = merges([node for one in nodes for node in one], shards)
-        # What does not fit into the cache is not copied once more where the host's memory carries it.
-        self._largest = PIECE if isinstance(world, OneHostWorld) else None
+        self._is_one_host = isinstance(world, OneHostWorld)
 
     def total(self, tree: TreeSum) -> list[Tensor]:
         """Return the row of the tree's root, with equal bits on every rank; called by all.
@@ -49,11 +48,15 @@ class Exchange:
         if self._world.place.size == 1:
             return tree.total()
         rows = [[_flat(part) for part in row] for _, row in tree.nodes]
-        for columns in _together(rows[0], self._largest):
+        # Where the host's memory carries it, what does not fit into the cache is not copied once more.
+        for columns in _together(rows[0], PIECE if self._is_one_host else None):
             own = [[row[column] for column in columns] for row in rows]
             sums = own[0]
             parts = [one[0] if len(one) == 1 else torch.cat(one) for one in own]
-            fold(self._world, parts, self._counts, self._add_up)
+            if self._counts == [1, 1] and not self._is_one_host:
+                self._world.all_reduce(parts[0])  # two numbers have one sum: any algorithm makes it
+            else:
+                fold(self._world, parts, self._counts, self._add_up)
             if len(sums) > 1:
                 torch._foreach_copy_(sums, list(torch.split(parts[0], [one.numel() for one in sums])))
         return tree.nodes[0][1]

@@ -120,8 +120,6 @@ class Exact:
         buffers, gradients, tree = Buffers(self.model), Gradients(self.model), TreeSum(self.num_shards)
         with drawing(self.device) as seed_all:
             for index in self.own:
-                with torch.no_grad():
-                    buffers.restore()
                 gradients.begin()
                 seed_all(_seed(self.seed, step, index))
                 yield Shard(index, self.num_shards)
@@ -150,7 +148,7 @@ class Exact:
     def _leaf(self, gradients: Gradients, buffers: Buffers) -> list[Tensor]:
         """Return what a shard adds: flags, gradients, buffers by dtype."""
         used, added = gradients.take()
-        changed, values = buffers.rows()
+        changed, values = buffers.take()
         flags = torch.tensor([*used, *changed], dtype=gradients.dtype, device=self.device)
         return [flags, *added, *values]
 
