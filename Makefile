@@ -46,6 +46,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/sync_step.py
+	$(BIN)/python benchmarks/exact.py
 	$(BIN)/python benchmarks/loader.py $(if $(DATA_DIR),--data-dir $(DATA_DIR))
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/precision.py
