@@ -84,10 +84,18 @@ class _Told(Exception):  # noqa: N818 - no error of this module's
     """Ends a rank whose error is known."""
 
 
-def on_processes(tasks: Sequence[Task], size: int, *, timeout_s: float) -> list[list[Outcome]]:
+def on_processes(
+    tasks: Sequence[Task], size: int, *, timeout_s: float, group_timeout_s: float = 600.0
+) -> list[list[Outcome]]:
     """Return what comes of tasks, one after another, on `size` ranks that are processes with a Gloo group.
 
     After a task that fails on some rank no other follows.
+
+    Args:
+        tasks: each takes a world.
+        size: number of ranks.
+        timeout_s: how long a task may take.
+        group_timeout_s: how long a rank waits for another in a message or collective.
     """
     context: Any = multiprocessing.get_context("fork" if platform.system() == "Linux" else "spawn")
     with tempfile.TemporaryDirectory(prefix="samestep-testing-") as folder:
@@ -95,7 +103,9 @@ def on_processes(tasks: Sequence[Task], size: int, *, timeout_s: float) -> list[
         for rank in range(size):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(theirs, tasks, rank, size, store, timeout_s), daemon=True
+                target=_serve,
+                args=(theirs, tasks, (rank, size), store, timeout_s, group_timeout_s),
+                daemon=True,
             )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that this process has threads: the ranks use none of them
@@ -138,12 +148,22 @@ def _received(pipe: Connection) -> Outcome:
 
 
 def _serve(
-    pipe: Connection, tasks: Sequence[Task], rank: int, size: int, store: Path, timeout_s: float
+    pipe: Connection,
+    tasks: Sequence[Task],
+    rank_of: tuple[int, int],
+    store: Path,
+    timeout_s: float,
+    group_timeout_s: float,
 ) -> None:
-    """Be one rank."""
+    """Be one rank of some."""
+    rank, size = rank_of
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=600)
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=group_timeout_s),
     )
     place = Place(rank=rank, size=size, local_rank=rank, local_size=size, launcher="testing")
     world = ProcessGroupWorld(place, torch.device("cpu"))

@@ -54,7 +54,7 @@ def find_hang(standings: Mapping[int, Standing], size: int, *, limit_s: float, g
         if wait.age_s < (gone_s if gone else limit_s):
             continue
         waiting = tuple(r for r in sorted({rank, *ranks}) if _waits_in(standings.get(r), wait))
-        if _at_cross_purposes(ranks, standings, wait):
+        if _at_cross_purposes(ranks, standings, wait) or _in_a_circle(rank, standings):
             return Hang(wait=wait, waiting=waiting, missing=())
         if missing:
             return Hang(wait=wait, waiting=waiting, missing=_first_causes(missing, standings))
@@ -144,8 +144,24 @@ def _at_cross_purposes(ranks: Sequence[int], standings: Mapping[int, Standing], 
     """Return whether all wait, and not in the same thing: one that all are in may only be slow."""
     waits = [standings[rank].wait for rank in ranks if rank in standings]
     found = {(one.op, one.seq, one.group) for one in waits if one is not None}
-    is_complete = len(waits) == len(ranks) and None not in waits
-    return is_complete and (len(found) > 1 or wait.op in ("send", "recv"))
+    from_any = wait.op == "recv" and not wait.ranks
+    return len(waits) == len(ranks) and None not in waits and (len(found) > 1 or from_any)
+
+
+def _in_a_circle(rank: int, standings: Mapping[int, Standing]) -> bool:
+    """Return whether a rank waits for a message to or from one that waits for one, and so on, back to it.
+
+    What an exchange waits for may be on its way all the same.
+    """
+    at = rank
+    for _ in standings:
+        wait = standings[at].wait if at in standings else None
+        if wait is None or wait.op not in ("send", "recv") or not wait.ranks:
+            return False
+        at = wait.ranks[0]
+        if at == rank:
+            return True
+    return False
 
 
 def _place(rank: int, standing: Standing | None, quiet: Mapping[int, str]) -> str:

@@ -90,6 +90,9 @@ def blocked_in(frames: list[FrameType]) -> Blocked | None:
         name, file = frame.f_code.co_name, frame.f_code.co_filename
         if name == "_joined" and file.startswith(_OURS):
             return Blocked("samestep.join", frame)
+        if name == "await_message" and file.startswith(_OURS):
+            peer = frame.f_locals.get("peer")
+            return Blocked(str(frame.f_locals.get("op")), frame, () if peer is None else (peer,))
         if not file.startswith(_TORCH):
             continue
         if name == "init_process_group":

@@ -1,7 +1,7 @@
 """A world over torch.distributed's default process group: ranks as real processes."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from samestep.base import env
-from samestep.base.errors import DetectionError, PeerLost
+from samestep.base.errors import DetectionError
 from samestep.base.place import Place
 from samestep.world.blocked import Blocked
 from samestep.world.detect import detect
@@ -36,14 +36,22 @@ class _AllOf:
 
     def wait(self) -> None:
         """See `Pending.wait`."""
-        peer = None
-        try:
-            for work, peer in self._works:  # noqa: B007 - the last one is told of
-                work.wait()
-        except RuntimeError as error:
-            raise _lost(self._world.place.rank, peer, error) from error
+        for work, peer in self._works:
+            self._world.await_message(work, op="exchange", peer=peer)
         self._world.under_way -= bool(self._works)
         self._works = ()
+
+
+class _Reducing:
+    """A collective under way."""
+
+    def __init__(self, world: "ProcessGroupWorld", work: Pending) -> None:
+        self._world, self._work = world, work
+
+    def wait(self) -> None:
+        """See `Pending.wait`."""
+        with self._world.waiting("all_reduce"):
+            self._work.wait()
 
 
 class ProcessGroupWorld(DerivedWorld):
@@ -67,17 +75,23 @@ class ProcessGroupWorld(DerivedWorld):
         self._owned = owned
         self.under_way = 0
         """Exchanges that have begun and have not been waited for."""
-        self._blocked = Blocked(place.rank, place.size) if dist.get_backend() == "gloo" else None
+        self._blocked = Blocked(place) if dist.get_backend() == "gloo" else None
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a rank waits for another in a message or collective."""
+        group: Any = dist.group.WORLD
+        options = group._get_backend(self.device).options  # noqa: SLF001 - no public spelling
+        return float(options._timeout.total_seconds())  # noqa: SLF001
 
     def send(self, tensor: Tensor, *, to: int) -> None:
         """See `World.send`."""
-        work = dist.isend(tensor.detach().contiguous(), dst=to)
-        self._wait(work, doing="sends to", peer=to)
+        self._message(dist.isend, tensor.detach().contiguous(), op="send", peer=to)
 
     def receive(self, tensor: Tensor, *, source: int) -> None:
         """See `World.receive`."""
         with _as_contiguous(tensor) as own:
-            self._wait(dist.irecv(own, src=source), doing="receives from", peer=source)
+            self._message(dist.irecv, own, op="recv", peer=source)
 
     def exchange(
         self, send: Tensor | None, receive: Tensor | None, *, to: int | None = None, source: int | None = None
@@ -97,7 +111,8 @@ class ProcessGroupWorld(DerivedWorld):
                 peer = to
                 works.append((group.send([_plain(send)], to, 0), to))
         except RuntimeError as error:
-            raise _lost(self.place.rank, peer, error) from error
+            self._blocked.explain(("exchange", peer, 0, False), error)
+            raise
         return _AllOf(self, works)
 
     def _exchange_together(
@@ -116,7 +131,8 @@ class ProcessGroupWorld(DerivedWorld):
         """See `World.all_reduce`."""
         refuse(op, tensor.dtype)
         with _as_contiguous(tensor) as own:
-            dist.all_reduce(own, op=_OPS[op])
+            with self.waiting("all_reduce"):
+                dist.all_reduce(own, op=_OPS[op])
             if op == "mean":
                 own.div_(self.place.size)
 
@@ -125,56 +141,89 @@ class ProcessGroupWorld(DerivedWorld):
         if not tensor.is_contiguous():
             self.all_reduce(tensor)
             return NothingPending()
-        work: Pending = dist.all_reduce(tensor, async_op=True)
-        return work
+        with self.waiting("all_reduce"):
+            return _Reducing(self, dist.all_reduce(tensor, async_op=True))
 
     def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
         """See `World.broadcast`."""
-        with _as_contiguous(tensor) as own:
+        with _as_contiguous(tensor) as own, self.waiting("broadcast"):
             dist.broadcast(own, src=source)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """See `World.all_gather`."""
         gathered = [torch.empty_like(tensor) for _ in range(self.place.size)]
-        dist.all_gather(gathered, tensor.contiguous())
+        with self.waiting("all_gather"):
+            dist.all_gather(gathered, tensor.contiguous())
         return gathered
 
     def barrier(self) -> None:
         """See `World.barrier`."""
-        dist.barrier()
+        with self.waiting("barrier"):
+            dist.barrier()
 
     def broadcast_object(self, value: T, *, source: int = 0) -> T:
         """See `World.broadcast_object`; the value is pickled."""
         box = [value]
-        dist.broadcast_object_list(box, src=source, device=self._object_device())
+        with self.waiting("broadcast_object_list"):
+            dist.broadcast_object_list(box, src=source, device=self._object_device())
         return box[0]
 
     def all_gather_objects(self, value: T) -> list[T]:
         """See `World.all_gather_objects`; the values are pickled."""
         values: list[Any] = [None] * self.place.size
-        dist.all_gather_object(values, value)
+        with self.waiting("all_gather_object"):
+            dist.all_gather_object(values, value)
         return values
 
-    def _wait(self, work: Pending | None, *, doing: str, peer: int) -> None:
-        """Wait for a message; ranks that wait for each other find out, unless others are under way."""
+    def waiting(self, op: str) -> AbstractContextManager[None]:
+        """Return within what to wait for all ranks; see `Blocked.waiting`."""
+        return nullcontext() if self._blocked is None else self._blocked.waiting(op)
+
+    def _message(self, begin: Callable[..., Any], tensor: Tensor, *, op: str, peer: int) -> None:
+        """Begin and end a message."""
+        try:
+            work = begin(tensor, peer)
+        except RuntimeError as error:
+            if self._blocked is not None:
+                self._blocked.explain((op, peer, 0, False), error)
+            raise
+        self.await_message(work, op=op, peer=peer)
+
+    def await_message(self, work: Pending | None, *, op: str, peer: int | None) -> None:
+        """Return when a message is over. The run's watchdog knows this function by its name and arguments.
+
+        Args:
+            work: the message.
+            op: ``send``, ``recv`` or ``exchange``.
+            peer: the other rank.
+
+        Raises:
+            OutOfStep: ranks send to each other, and nobody receives.
+            PeerLost: a rank is gone, or did not come in time.
+        """
         assert work is not None  # this rank is in the group
-        if self._blocked is None or self.under_way:
+        blocked = self._blocked
+        if blocked is None:
             work.wait()
-        else:
-            self._blocked.wait(work, doing=doing, peer=peer)
+            return
+        wait = blocked.begin(op, peer, alone=op != "exchange" and not self.under_way)
+        try:
+            work.wait()
+        except RuntimeError as error:
+            blocked.explain(wait, error)
+            raise
+        finally:
+            blocked.end()
 
     def close(self) -> None:
         """Tear the process group down, where this world owns it."""
+        if self._blocked is not None:
+            self._blocked.close()
         if self._owned and dist.is_initialized():
             dist.destroy_process_group()
 
     def _object_device(self) -> torch.device | None:
         return self.device if dist.get_backend() == "nccl" else None
-
-
-def _lost(rank: int, peer: int | None, error: RuntimeError) -> PeerLost:
-    """Return in words whom a rank has lost where Gloo says that a connection is closed."""
-    return PeerLost(f"rank {peer} is lost to rank {rank}: {error}")
 
 
 @contextmanager
@@ -192,7 +241,8 @@ def _plain(tensor: Tensor) -> Tensor:
 
 def _bytes(tensor: Tensor) -> Tensor:
     """Return a contiguous tensor as bytes: not every back end sends every type."""
-    return tensor.detach().view(-1).view(torch.uint8)
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,))  # one element may have any stride
+    return flat.view(torch.uint8)
 
 
 def adopt() -> World:

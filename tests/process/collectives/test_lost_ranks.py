@@ -1,38 +1,141 @@
-"""A rank that is killed inside a schedule is named by those that talk to it; nobody waits for ever."""
+"""A rank that is killed or stopped inside a collective is named by all others; nobody waits for ever."""
 
 import os
+import re
 import signal
+import tempfile
+import time
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
+from torch.distributed.distributed_c10d import _get_default_store
 
-from samestep.collectives.agree import steps
-from samestep.collectives.algorithms import ALL_REDUCE
+from samestep.base.errors import PeerLost
+from samestep.collectives import segment
+from samestep.collectives.algorithms import ALL_GATHER, ALL_REDUCE, BROADCAST
+from samestep.collectives.one_host import OneHostWorld, on_one_host
+from samestep.collectives.segment import FILE_SYSTEM
+from samestep.collectives.semaphores import Semaphores
 from samestep.testing.counting import CountingWorld
 from samestep.testing.ranks import on_processes
+from samestep.world import blocked
+
+SIZE, LOST = 4, 1
+"""Rank 3 of a ring of four does not talk to rank 1."""
+ELEMENTS = 400_000
+"""So many that each message of the tensor is longer than any in which ranks agree."""
+
+
+def all_reduce(name, world, tensor):
+    ALL_REDUCE[name](world, tensor, "sum")
+
+
+CALLS = {
+    **{f"all_reduce {name}": partial(all_reduce, name) for name in ALL_REDUCE},
+    "broadcast in parts": lambda world, tensor: BROADCAST["scatter_all_gather"](world, tensor, 0),
+    "all_gather ring": lambda world, tensor: ALL_GATHER["ring"](world, tensor),
+}
 
 
 class Doomed(CountingWorld):
-    """A world whose rank is killed when it has agreed with the others, and is about to send or receive."""
+    """A world whose rank gets a signal when it is about to send or receive a part of a tensor."""
 
-    def exchange(self, *args, **options):
-        if self.messages == steps(self.place.size):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().exchange(*args, **options)
+    def __init__(self, inner, number):
+        super().__init__(inner)
+        self.number = number
+
+    def exchange(self, send, receive, *, to=None, source=None):
+        if max(one.nbytes for one in (send, receive) if one is not None) > ELEMENTS // 10:
+            os.kill(os.getpid(), self.number)
+        return super().exchange(send, receive, to=to, source=source)
 
 
-def killed(name):
+def doomed(world, name, number):
+    """Return a world in which the next call gets this rank a signal, in the middle of it."""
+    if isinstance(world, OneHostWorld):
+        posts = count()
+        original = Semaphores.post
+        patch.object(
+            Semaphores, "post", lambda own: original(own) if next(posts) < 2 else os.kill(os.getpid(), number)
+        ).start()
+    elif name == "all_reduce native":
+        os.kill(os.getpid(), number)
+    return Doomed(world, number) if "shared" not in name else world
+
+
+def losing(name, number):
+    """Return a task that rank `LOST` gets a signal in, and of which the others return what they are told."""
+
     def task(world):
-        world = Doomed(world) if world.place.rank == 1 else world
-        ALL_REDUCE[name](world, torch.ones(1000), "sum")
+        rank, store = world.place.rank, _get_default_store()
+        pids = world.all_gather_objects(os.getpid())
+        if name == "all_reduce shared_memory":
+            world = on_one_host(world)
+        world = doomed(world, name, number) if rank == LOST else world
+        with pytest.raises(PeerLost) as told:
+            CALLS[name](world, torch.ones(ELEMENTS))
+        store.set(f"told/{rank}", "")
+        if rank == 0:
+            store.wait([f"told/{other}" for other in range(SIZE) if other != LOST])
+            with suppress(ProcessLookupError):
+                os.kill(pids[LOST], signal.SIGKILL)  # one that is stopped would be waited for
+        return str(told.value)
 
     return task
 
 
-@pytest.mark.parametrize("name", ["naive", "tree", "ring", "halving_doubling"])
-def test_a_killed_rank_is_named(name):
-    ((first, second, third),) = on_processes([killed(name)], 3, timeout_s=20)
+@pytest.fixture
+def in_haste(monkeypatch):
+    """Look and wait for less long than is right for a real network."""
+    monkeypatch.setattr(blocked, "LOOK_S", 0.2)
+    monkeypatch.setattr(blocked, "GRACE_S", 0.8)
 
-    assert first.error.startswith("PeerLost: rank ")
-    assert "PeerLost: rank 1 is lost to rank" in first.error + third.error
-    assert second.error == "the process died"
+
+@pytest.fixture
+def memory(monkeypatch):
+    """A folder of this test's in the shared-memory file system, in which memory is made."""
+    with tempfile.TemporaryDirectory(dir=FILE_SYSTEM) as folder:
+        monkeypatch.setattr(segment, "FILE_SYSTEM", Path(folder))
+        yield Path(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [(name, signal.SIGKILL) for name in CALLS]
+    + [(name, signal.SIGSTOP) for name in CALLS if "all_reduce" in name],
+)
+@pytest.mark.usefixtures("in_haste")
+def test_a_lost_rank_is_named_by_all_others(name, number, memory):
+    ((*outcomes,),) = on_processes([losing(name, number)], SIZE, timeout_s=30, group_timeout_s=2)
+
+    lost = outcomes.pop(LOST)
+    assert lost.error == "the process died"
+    for outcome in outcomes:
+        said = outcome.value or ""
+        assert re.match(f"rank {LOST} (is lost to rank|has died|did not come within)", said), outcome
+    assert list(memory.iterdir()) == []
+
+
+@pytest.mark.usefixtures("in_haste")
+def test_a_rank_that_only_waits_itself_is_not_the_one_that_is_missing():
+    def task(world):
+        rank, tensor = world.place.rank, torch.ones(1)
+        if rank == 2:
+            _get_default_store().wait(["told/0", "told/1"])
+            return ""
+        if rank == 1:
+            time.sleep(1.0)  # so that rank 0 has waited for longer, and gives up first
+        with pytest.raises(PeerLost) as told:
+            world.receive(tensor, source=rank + 1)
+        _get_default_store().set(f"told/{rank}", "")
+        return str(told.value)
+
+    ((first, second, _),) = on_processes([task], 3, timeout_s=30, group_timeout_s=2)
+
+    assert first.value.startswith("rank 2 is lost to rank 0 (rank 0 waited for rank 1, rank 1 for rank 2): ")
+    assert second.value.startswith("rank 2 is lost to rank 1: ")

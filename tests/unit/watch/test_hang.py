@@ -1,5 +1,7 @@
 """Who waits for whom, told from where each rank stands."""
 
+import pytest
+
 from samestep.watch.hang import Advice, describe, find_hang, ran_out
 from samestep.watch.standing import Standing, Wait, unpacked
 
@@ -108,3 +110,19 @@ def test_a_standing_travels_as_bytes():
     one = standing(5, wait(5))
 
     assert unpacked(one.packed()) == one
+
+
+def message(op, peer):
+    return standing(3, Wait(op=op, seq=None, group="", ranks=(peer,), age_s=60.0))
+
+
+@pytest.mark.parametrize("op", ["recv", "send", "exchange"])
+def test_who_waits_for_a_message_of_one_that_waits_is_not_in_a_circle(op):
+    hang = hang_of({0: message(op, 1), 1: message(op, 2), 2: standing(3)})
+
+    assert (hang.missing, hang.wait.ranks) == ((2,), (2,))
+
+
+def test_messages_that_wait_for_each_other_are_a_hang_and_exchanges_may_be_slow():
+    assert hang_of({0: message("send", 2), 1: message("send", 0), 2: message("recv", 1)}).missing == ()
+    assert hang_of({0: message("exchange", 2), 1: message("exchange", 0), 2: message("exchange", 1)}) is None
