@@ -1,6 +1,5 @@
 """A training asked to stop does so whole, and goes on from the newest checkpoint that can be trusted."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -17,6 +16,7 @@ from support import commands
 from support.commands import DEADLINE_S, await_end_of, finish
 from support.forked_commands import samestep, start
 from support.run_files import json_lines
+from support.systems import small_file_system
 
 TRAIN = (
     *("train", "digits", "--subset", 320, "--batch-size", 16, "--epochs", 10, "--precision", "fp64"),
@@ -198,30 +198,8 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(whole, tm
     assert_undisturbed(folder, whole)
 
 
-@contextlib.contextmanager
-def full_disk(folder, size):
-    """A small file system at `folder`; grows when asked. Skips where none can be mounted."""
-    import subprocess
-
-    from support.systems import required
-
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        reason = f"no tmpfs can be mounted here: {mounted.stderr.decode().strip()}"
-        pytest.fail(reason) if required("tmpfs") else pytest.skip(reason)
-    try:
-        yield lambda larger: subprocess.run(
-            ["mount", "-o", f"remount,size={larger}", str(folder)], check=True, capture_output=True
-        )
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 def test_a_full_disk_costs_what_cannot_be_written_and_nothing_else(whole, tmp_path):
-    with full_disk(tmp_path / "disk", "1m") as grow:
+    with small_file_system(tmp_path / "disk", "1m") as grow:
         folder = tmp_path / "disk" / "run"
         ended = samestep(*TRAIN, "--checkpoint-steps", 8, "--keep", 50, "--out", folder)
 

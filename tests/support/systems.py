@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+from contextlib import contextmanager
 from typing import NoReturn
 
 import pytest
@@ -25,3 +27,22 @@ def program(system: str, *names: str) -> str:
     if found is None:
         missing(system, f"{system} is not installed: none of {', '.join(names)} is on the PATH")
     return found
+
+
+@contextmanager
+def small_file_system(folder, size: str):
+    """Mount a file system in memory at `folder`, of a size that grows when what this gives is called.
+
+    Skips where none can be mounted, or fails if ``tmpfs`` is required.
+    """
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        missing("tmpfs", f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield lambda larger: subprocess.run(
+            ["mount", "-o", f"remount,size={larger}", str(folder)], check=True, capture_output=True
+        )
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)

@@ -1,47 +1,68 @@
 """A world whose ranks share a host, and exchange what lies in its memory through that memory."""
 
 import platform
+import sys
 from collections.abc import Sequence
+from socket import gethostname
 
 import torch
 from torch import Tensor
 
 from samestep.base.machine import cpu_share
 from samestep.collectives.arithmetic import Folding
-from samestep.collectives.segment import segment
+from samestep.collectives.segment import Apart, segment
 from samestep.collectives.semaphores import Semaphores, own_process
 from samestep.collectives.shared_memory import SharedMemory, bytes_needed
 from samestep.world.operation import Op, refuse
+from samestep.world.process_group import ProcessGroupWorld
 from samestep.world.relayed import RelayedWorld
 from samestep.world.world import NothingPending, Pending, World
 
 TIMEOUT_S = 600.0
-"""How long a rank waits for another, as `samestep.join` does."""
+"""How long a rank waits for another where its world does not say, as `samestep.join` does."""
+_told: set[str] = set()
+"""The reasons for exchanging otherwise that have been told."""
 
 
-def on_one_host(world: World, *, timeout_s: float = TIMEOUT_S) -> World:
+def on_one_host(world: World, *, timeout_s: float | None = None) -> World:
     """Return a world that exchanges tensors through shared memory; `world` itself where its ranks cannot.
+
+    Where they are processes of one host, rank 0 says why not, once.
 
     Args:
         world: the ranks; all of them call this.
-        timeout_s: how long to wait for another rank.
+        timeout_s: how long to wait for another rank; by default as long as `world` does.
     """
     rank, size = world.place.rank, world.place.size
     if isinstance(world, OneHostWorld):
         return world
     if size == 1 or world.device.type != "cpu" or platform.system() != "Linux":
         return world
-    told = world.all_gather_objects((own_process(), cpu_share().usable >= size))
-    processes = [process for process, _ in told]
+    told = world.all_gather_objects((own_process(), gethostname(), cpu_share().usable >= size))
+    processes = [process for process, _, _ in told]
     if len(set(processes)) < size:  # ranks that are threads have each other's memory already
         return world
-    memory = segment(world, bytes_needed(size))
-    if memory is None:
+    try:
+        memory = segment(world, bytes_needed(size))
+    except Apart as reason:
+        if len({host for _, host, _ in told}) == 1 and world.place.is_main:
+            _tell(str(reason))
         return world
-    may_spin = all(enough for _, enough in told)
+    if timeout_s is None:
+        timeout_s = world.timeout_s if isinstance(world, ProcessGroupWorld) else TIMEOUT_S
+    may_spin = all(enough for _, _, enough in told)
     semaphores = Semaphores(memory, processes, rank=rank, may_spin=may_spin, timeout_s=timeout_s)
     world.barrier()
     return OneHostWorld(world, SharedMemory(memory, rank=rank, size=size, semaphores=semaphores))
+
+
+def _tell(reason: str) -> None:
+    if reason not in _told:
+        _told.add(reason)
+        sys.stderr.write(
+            f"samestep: shared memory is not used: {reason}. Tensors go through the process group's "
+            "back end.\n"
+        )
 
 
 class OneHostWorld(RelayedWorld):

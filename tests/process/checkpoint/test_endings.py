@@ -1,6 +1,5 @@
 """How a script ends, and how full its disk is, does no harm to its checkpoints."""
 
-import os
 import subprocess
 import sys
 
@@ -10,6 +9,7 @@ import torch
 from samestep.checkpoint.background import Writer
 from samestep.checkpoint.choose import newest_valid
 from samestep.checkpoint.retain import Keep
+from support.systems import small_file_system
 
 SCRIPT = """
 import sys
@@ -39,17 +39,8 @@ def test_a_script_that_fails_after_save_has_its_checkpoint(tmp_path):
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 2 MB, where this process may mount one."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
-    mounted = subprocess.run(mount, capture_output=True, text=True)
-    if mounted.returncode:
-        reason = f"a small file system cannot be mounted: {mounted.stderr.strip()}"
-        if "tmpfs" in os.environ.get("SAMESTEP_REQUIRE", "").split(","):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with small_file_system(tmp_path / "disk", "2m"):
+        yield tmp_path / "disk"
 
 
 @pytest.mark.parametrize("part", ["model", "optimizer"])

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import tempfile
 from pathlib import Path
 from unittest.mock import patch
 
@@ -12,7 +13,7 @@ from samestep.base.errors import OutOfStep, PeerLost
 from samestep.collectives import one_host, segment
 from samestep.collectives.one_host import OneHostWorld, on_one_host
 from samestep.collectives.segment import FILE_SYSTEM
-from samestep.collectives.semaphores import own_process
+from samestep.collectives.semaphores import Semaphores, own_process
 from samestep.collectives.shared_memory import PIECE, SMALL
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8]
@@ -95,26 +96,26 @@ def test_what_is_not_contiguous_is_reduced_in_place(processes):
         assert torch.equal(parameter, torch.full((2,), 4.0))
 
 
-def names(world):
+def names(world, folder):
     """Return what has a name in the file system while the memory is made, and once all ranks have it."""
-    seen = []
-    with patch.object(segment, "_map", side_effect=lambda *args: (seen.append(listed()), made(*args))[1]):
+    made, seen = Semaphores.__init__, []
+
+    def listed(*_, **__):
+        seen.append([path.name for path in Path(folder).iterdir()])
+
+    with (
+        patch.object(segment, "FILE_SYSTEM", Path(folder)),
+        patch.object(Semaphores, "__init__", lambda *given, **more: (listed(), made(*given, **more))[1]),
+    ):
         fast = on_one_host(world)
     assert isinstance(fast, OneHostWorld)
-    return [*seen, listed()]
-
-
-made = segment._map
-
-
-def listed():
-    return sorted(path.name for path in FILE_SYSTEM.iterdir())
+    listed()
+    return seen
 
 
 def test_the_memory_never_has_a_name_that_a_killed_rank_could_leave(processes):
-    before = listed()
-    for found in processes.run(names, 2):
-        assert found == [before, before]
+    with tempfile.TemporaryDirectory(dir=FILE_SYSTEM) as folder:
+        assert processes.run(names, 2, folder) == [[[], []]] * 2
 
 
 def deserted(world):
@@ -200,14 +201,3 @@ def ended():
 
 def test_a_rank_that_has_died_is_named_long_before_the_time_is_over(processes):
     processes.run(bereaved, 2)
-
-
-def elsewhere(world, folder):
-    """Be where the shared-memory file system is another one."""
-    with patch.object(segment, "FILE_SYSTEM", Path(folder)):
-        return type(on_one_host(world)).__name__
-
-
-def test_where_there_is_no_shared_memory_the_world_stays_as_it_is(processes, tmp_path):
-    found = processes.run(elsewhere, 2, str(tmp_path / "none"))
-    assert found == ["ProcessGroupWorld"] * 2

@@ -1,0 +1,98 @@
+"""Where ranks of one host cannot share its memory, they exchange otherwise, and it is said why."""
+
+import ctypes
+import io
+import multiprocessing
+import os
+import signal
+from contextlib import redirect_stderr
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+from samestep.base.place import Place
+from samestep.collectives import segment
+from samestep.collectives.one_host import on_one_host
+from samestep.world.process_group import ProcessGroupWorld
+from support.systems import missing, small_file_system
+
+CLONE_NEWPID, PR_SET_PDEATHSIG = 0x20000000, 1
+
+
+def elsewhere(world, folder):
+    """Return what the world is where the shared-memory file system is another one, and what is said."""
+    said = io.StringIO()
+    with patch.object(segment, "FILE_SYSTEM", Path(folder)), redirect_stderr(said):
+        worlds = [on_one_host(world) for _ in range(2)]
+    tensor = torch.ones(3)
+    worlds[0].all_reduce(tensor)
+    return [type(one).__name__ for one in worlds], said.getvalue(), tensor.tolist()
+
+
+def test_a_file_system_that_is_not_there_is_told_once_on_one_rank(processes, tmp_path):
+    folder = tmp_path / "none"
+    (kinds, said, total), (others, nothing, _) = processes.run(elsewhere, 2, str(folder))
+
+    assert kinds == others == ["ProcessGroupWorld"] * 2
+    assert total == [2.0] * 3
+    assert said == (
+        f"samestep: shared memory is not used: {folder}: No such file or directory. "
+        "Tensors go through the process group's back end.\n"
+    )
+    assert nothing == ""
+
+
+def test_one_that_is_too_small_is_told_with_its_size(processes, tmp_path):
+    folder = tmp_path / "small"
+    with small_file_system(folder, "3m"):
+        (kinds, said, _), (others, _, _) = processes.run(elsewhere, 2, str(folder))
+
+        assert kinds == others == ["ProcessGroupWorld"] * 2
+        assert f"{folder} has 3 MiB free of 3 MiB, and 4" in said
+        assert list(folder.iterdir()) == []
+        held = os.statvfs(folder)
+        assert held.f_bavail == held.f_blocks
+
+
+def in_a_space_of_its_own(pipe, rank, store):
+    """Be a rank that sees no other process, as in a container."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWPID):
+        pipe.send(os.strerror(ctypes.get_errno()))
+        return
+    if os.fork():
+        os.wait()
+        return
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    world = ProcessGroupWorld(Place(rank=rank, size=2, launcher="test"), torch.device("cpu"))
+    said = io.StringIO()
+    with redirect_stderr(said):
+        kind = type(on_one_host(world)).__name__
+    world.barrier()
+    pipe.send((os.getpid(), kind, said.getvalue()))
+    os._exit(0)
+
+
+def test_ranks_that_see_no_process_of_the_others_are_told(tmp_path):
+    context, ranks = multiprocessing.get_context("fork"), []
+    for rank in range(2):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=in_a_space_of_its_own, args=(theirs, rank, tmp_path / "store"))
+        process.start()
+        theirs.close()
+        ranks.append((process, ours))
+    found = [pipe.recv() for _, pipe in ranks]
+    for process, pipe in ranks:
+        process.join()
+        process.close()
+        pipe.close()
+    if isinstance(found[0], str):
+        missing("unshare", f"no space of process ids can be made here: {found[0]}")
+
+    (pid, kind, said), (other, kind_of_other, nothing) = found
+    assert (pid, other, kind, kind_of_other) == (1, 1, "ProcessGroupWorld", "ProcessGroupWorld")
+    assert "shared memory is not used: rank 1 has no access to what rank 0 has made in /dev/shm" in said
+    assert nothing == ""
