@@ -144,8 +144,12 @@ def _hint(got: Tensor, own: Tensor | None) -> str:
 def _same_bits(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    left, right = (each.detach().contiguous().view(-1).view(torch.uint8) for each in (one, other))
-    return torch.equal(left, right)
+    return torch.equal(_as_bytes(one), _as_bytes(other))
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().contiguous()
+    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)  # one element may have any stride
 
 
 def _at(got: Tensor, exact: Tensor, words: str) -> str:

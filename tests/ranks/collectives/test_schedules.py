@@ -22,7 +22,7 @@ from samestep.world.operation import OPS
 from samestep.world.threads import run_ranks
 
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
-DTYPES = [*FLOATS, torch.int64, torch.int16, torch.uint8]
+DTYPES = [*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 SUMMED = ["naive", "tree", "ring", "halving_doubling", "native"]
 COPIED = ["naive", "tree", "scatter_all_gather", "native"]
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 0, 4), (4, 4, 3)]
@@ -151,6 +151,21 @@ def test_a_root_sums_half_precision_in_single():
         return tensor.item()
 
     assert run_ranks(fn, 5) == [1.0 + 2**-7] * 5
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "product"])
+@pytest.mark.parametrize("name", SUMMED)
+def test_complex_numbers(name, op):
+    every = [torch.tensor([1 + 2j, 3.0, 1j]) * (rank + 1) for rank in range(3)]
+
+    def fn(world):
+        tensor = every[world.place.rank].clone()
+        ALL_REDUCE[name](world, tensor, op)
+        return tensor
+
+    stack = torch.stack(every)
+    exact = {"sum": stack.sum, "mean": stack.mean, "product": stack.prod}[op](0)
+    assert all(torch.allclose(tensor, exact) for tensor in run_ranks(fn, 3))
 
 
 @pytest.mark.parametrize("name", SUMMED)

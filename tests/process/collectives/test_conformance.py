@@ -1,0 +1,139 @@
+"""All algorithms between processes, among any of eight ranks, judged as the kit does."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from samestep.collectives.algorithms import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BROADCAST,
+    GATHER,
+    REDUCE,
+    REDUCE_SCATTER,
+    SCATTER,
+)
+from samestep.collectives.one_host import OneHostWorld, on_one_host
+from samestep.collectives.shared_memory import PIECE
+from samestep.collectives.subgroup import Subgroup
+from samestep.testing import judge
+from samestep.testing.cases import Case, drawn
+from samestep.testing.judge import Seen
+from samestep.world.operation import OPS
+
+ALL = 8
+KIT = {
+    "all_reduce": (judge.all_reduced, ALL_REDUCE, ("op",)),
+    "broadcast": (judge.broadcast, BROADCAST, ("root",)),
+    "all_gather": (judge.all_gathered, ALL_GATHER, ()),
+    "reduce": (judge.reduced_to_root, REDUCE, ("op", "root")),
+    "reduce_scatter": (judge.reduce_scattered, REDUCE_SCATTER, ("op",)),
+    "gather": (judge.gathered, GATHER, ("root",)),
+    "scatter": (judge.scattered, SCATTER, ("root",)),
+}
+ALGORITHMS = [(collective, name) for collective, (_, algorithms, _) in KIT.items() for name in algorithms]
+ROWS = ("reduce_scatter", "scatter")
+FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+SMALL = [torch.int8, torch.uint8]
+DTYPES = [*FLOATS, torch.int64, torch.int32, torch.int16, *SMALL]
+OF_GLOO = [*FLOATS, torch.int64, torch.int32, *SMALL]
+SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 0, 4), (4, 4, 3), (PIECE // 2 + 3,)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A collective among some of the ranks."""
+
+    collective: str
+    name: str
+    ranks: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    op: str
+    root: int
+    strided: bool
+
+    def case(self):
+        size = len(self.ranks)
+        shape = (size, *self.shape) if self.collective in ROWS else self.shape
+        inputs = tuple(drawn(rank, shape, self.dtype) for rank in range(size))
+        return Case(inputs=inputs, root=self.root, op=self.op, strided=self.strided)
+
+
+@st.composite
+def calls(draw, algorithms=ALGORITHMS):
+    collective, name = draw(st.sampled_from(algorithms))
+    least = 2 if name == "shared_memory" else 1
+    ranks = tuple(draw(st.permutations(range(ALL)))[: draw(st.integers(least, ALL))])
+    op, dtype = draw(st.sampled_from(OPS)), draw(st.sampled_from(DTYPES))
+    if (op == "mean" and not dtype.is_floating_point) or (op == "product" and dtype in SMALL):
+        op = "max"  # a mean of integers is none, and products of eight do not fit
+    return Call(
+        collective=collective,
+        name=name,
+        ranks=ranks,
+        shape=draw(st.sampled_from(SHAPES)),
+        dtype=dtype,
+        op=op,
+        root=draw(st.integers(0, len(ranks) - 1)),
+        strided=draw(st.booleans()),
+    )
+
+
+def performed(world, call):
+    """Return what a rank sees of a call; nothing if it takes no part."""
+    if world.place.rank not in call.ranks:
+        return None
+    group = world if call.name == "native" else Subgroup(world, call.ranks)
+    if call.name == "shared_memory":
+        group = on_one_host(group)
+        assert isinstance(group, OneHostWorld)
+    case, (_, algorithms, arguments) = call.case(), KIT[call.collective]
+    tensor = case.input(group.place.rank)
+    returned = algorithms[call.name](group, tensor, *(getattr(call, name) for name in arguments))
+    return Seen(tensor=tensor, returned=returned, sent=0)
+
+
+def problems(processes, call, size=ALL):
+    found = processes.run(performed, size, call)
+    judged, _, _ = KIT[call.collective]
+    return list(judged(call.case(), [found[rank] for rank in call.ranks]))
+
+
+@given(call=calls([one for one in ALGORITHMS if one[1] != "native"]))
+@settings(max_examples=80)
+def test_any_call_among_any_ranks(processes, call):
+    assert problems(processes, call) == []
+
+
+@pytest.mark.parametrize("size", range(2, ALL + 1))
+@pytest.mark.parametrize("name", [name for name in ALL_REDUCE if name != "native"])
+def test_all_reduce_among_each_number_of_processes(processes, name, size):
+    call = Call(
+        collective="all_reduce",
+        name=name,
+        ranks=tuple(range(size)),
+        shape=(1001,),
+        dtype=torch.bfloat16,
+        op="mean",
+        root=0,
+        strided=False,
+    )
+    assert problems(processes, call) == []
+
+
+@given(
+    collective=st.sampled_from([one for one, name in ALGORITHMS if name == "native"]),
+    dtype=st.sampled_from(OF_GLOO),
+    call=calls(),
+)
+@settings(max_examples=20)
+def test_the_back_end_s_own_among_all(processes, collective, dtype, call):
+    op = "max" if dtype in SMALL or (call.op == "mean" and not dtype.is_floating_point) else call.op
+    fields = {"collective": collective, "name": "native", "ranks": tuple(range(ALL)), "root": call.root}
+    call = Call(**{**vars(call), **fields, "dtype": dtype, "op": op})
+
+    assert problems(processes, call) == []
