@@ -8,7 +8,7 @@ import pytest
 from samestep.doctor import gather as gathering
 from samestep.doctor import links, wire
 from samestep.doctor.examination import Examination
-from samestep.doctor.gather import StoreBoard, Trial, gather, settle
+from samestep.doctor.gather import StoreBoard, gather, settle
 from samestep.doctor.links import Address, measure
 from samestep.doctor.part import Finding, Part
 from samestep.doctor.report import lines, of_all, record
@@ -154,7 +154,7 @@ def test_what_all_try_together_is_told_with_who_found_it(quick):
             else Part(rows=(("together", "well"),))
         )
 
-    report, code = gathered(3, trials=[Trial(run=try_it, limit_s=5.0)])
+    report, code = gathered(3, trials=[try_it])
     assert code == 1
     (finding,) = record(report)["findings"]
     assert finding["text"] == "not here"
@@ -165,26 +165,44 @@ def test_nothing_is_tried_together_where_a_rank_is_missing(quick):
     def never(_):
         raise AssertionError
 
-    gathered(2, absent=(1,), wait_s=0.1, trials=[Trial(run=never, limit_s=5.0)])
+    gathered(2, absent=(1,), wait_s=0.1, trials=[never])
 
 
 class Interrupted(StoreBoard):
-    """The board of a rank that comes, answers, and is gone before it has told what it found."""
+    """The board of a rank that comes, answers, and is gone before it has told more."""
+
+    said = "links"
 
     def post(self, key, value):
-        if not key.startswith("found"):
+        if not key.startswith(self.said):
             super().post(key, value)
 
 
-def test_a_rank_that_breaks_off_is_named(quick):
+class InterruptedLater(Interrupted):
+    said = "found"
+
+
+@pytest.mark.parametrize("board", [Interrupted, InterruptedLater])
+def test_a_rank_that_breaks_off_is_named(board, quick, monkeypatch):
+    monkeypatch.setattr(gathering, "_GRACE_S", 0.3)
     memory = Memory()
 
     def rank_main(rank, door):
-        board = (StoreBoard, Interrupted)[rank](memory)
-        return gather(board, examined(rank, 2), door, wait_s=5.0, measure_s=1.0)
+        mine = (StoreBoard, board)[rank](memory)
+        return gather(mine, examined(rank, 2), door, wait_s=5.0, measure_s=0.5, trials=[lambda _: Part()])
 
     found, _ = on_ranks(rank_main, [0, 1])
-    assert "broke off or hung" in found.tried[1][0].text
+    assert found.broken == [1]
+    (finding,) = record(of_all(found))["findings"]
+    assert finding["ranks"] == [1]
+    assert "broke off or hung" in finding["text"]
+
+
+def test_links_for_which_no_time_was_left_are_noted_and_not_taken_for_broken(quick):
+    report, code = gathered(3, measure_s=0.0)
+    assert code == 0
+    (finding,) = record(report)["findings"]
+    assert finding["text"].startswith("3 of 3 pairs of ranks were not measured")
 
 
 def test_a_rank_that_cannot_be_called_is_an_error_of_its_links(quick):

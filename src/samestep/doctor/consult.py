@@ -159,12 +159,7 @@ def _trials(wishes: Wishes, own: Examination) -> list[Trial]:
     from samestep.doctor import together
 
     runs = folder.nearest(wishes.runs)
-    trials = [
-        Trial(
-            run=lambda board: together.one_folder(board, runs, rank=own.rank, size=own.size),
-            limit_s=together.FOLDER_LIMIT_S,
-        )
-    ]
+    trials: list[Trial] = [lambda board: together.one_folder(board, runs, rank=own.rank, size=own.size)]
     if wishes.devices:
-        trials.append(Trial(run=lambda _: together.one_sum(), limit_s=together.JOIN_LIMIT_S))
+        trials.append(lambda _: together.one_sum())
     return trials

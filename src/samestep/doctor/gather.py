@@ -4,7 +4,9 @@
 
     every rank   posts its examination, and where it can be called
     rank 0       waits for all, but not for ever; posts who is there
-    every rank   measures its links, looks for rank 0's file in the run folder, tries the back end; posts
+    every rank   measures its links; posts them
+    rank 0       posts whether all are still there
+    every rank   if so, looks for rank 0's file in the run folder, and joins the others; posts what came of it
     rank 0       takes that in, and posts the exit code once it has told everything
 
 Nothing here joins a process group before the end: ranks that could not join are just those it is for.
@@ -15,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any, TypeAlias
 
 from samestep.doctor.examination import Examination
 from samestep.doctor.links import Address, Board, measure
@@ -57,17 +60,8 @@ class StoreBoard:
             raise ConnectionError(f"rank 0 left: {error}") from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """Something that all ranks try together, after their links.
-
-    Args:
-        run: tries it, and returns what it found; called by all ranks.
-        limit_s: how long it may take.
-    """
-
-    run: Callable[[Board], Part]
-    limit_s: float
+Trial: TypeAlias = Callable[[Board], Part]
+"""Something that all ranks try together; each returns what it found, and none waits for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +74,7 @@ class Gathered:
         links: between ranks.
         rows: what rank 0 found in the trials.
         tried: what each rank found in the trials.
+        broken: ranks that came, and then told nothing more.
     """
 
     examinations: Sequence[Examination]
@@ -87,6 +82,7 @@ class Gathered:
     links: Sequence[Link] = ()
     rows: Sequence[Row] = ()
     tried: Mapping[int, Sequence[Finding]] = field(default_factory=dict)
+    broken: Sequence[int] = ()
 
 
 def gather(
@@ -117,21 +113,10 @@ def gather(
     """
     deadline = time.monotonic() + wait_s
     card = _Card(own, Address(host=own.host, ip=door.address, port=door.port, token=door.token.hex()))
-    if own.rank:
-        addresses = _told_who_is_there(board, card, deadline + _GRACE_S)
-    else:
-        cards = _collected(board, card, deadline)
-        addresses = [None if one is None else one.address for one in cards]
-        board.post("roll", json.dumps([None if one is None else asdict(one) for one in addresses]))
-    links = measure(board, addresses, door, rank=own.rank, deadline=time.monotonic() + measure_s)
-    # What needs all ranks would only wait for the absent ones.
-    part = joined(trial.run(board) for trial in trials if None not in addresses)
-    if own.rank:
-        found = {"links": [asdict(one) for one in links], "findings": [asdict(one) for one in part.findings]}
-        board.post(f"found/{own.rank}", json.dumps(found))
-        return None
-    late = time.monotonic() + measure_s + sum(trial.limit_s for trial in trials)
-    return _taken_in(board, cards, links, part, late)
+    if own.rank == 0:
+        return _preside(board, card, door, trials, deadline, measure_s)
+    _take_part(board, card, door, trials, deadline + _GRACE_S, measure_s)
+    return None
 
 
 def settle(board: Board, *, rank: int, others: Iterable[int] = (), code: int | None) -> int:
@@ -168,6 +153,47 @@ class _Card:
         return cls(Examination.from_json(fields["examination"]), Address(**fields["address"]))
 
 
+def _preside(
+    board: Board, own: _Card, door: Door, trials: Sequence[Trial], deadline: float, measure_s: float
+) -> Gathered:
+    """Be rank 0."""
+    cards = _collected(board, own, deadline)
+    addresses = [None if one is None else one.address for one in cards]
+    board.post("roll", json.dumps([None if one is None else asdict(one) for one in addresses]))
+    end = time.monotonic() + measure_s
+    links = measure(board, addresses, door, rank=0, deadline=end)
+    others = [rank for rank, one in enumerate(addresses) if one is not None and rank]
+    told = _read_all(board, "links", others, end + _GRACE_S)
+    # What needs all ranks would only wait for those that are not there.
+    go = None not in (*addresses, *told.values())
+    board.post("go", "yes" if go else "no")
+    part = joined(trial(board) for trial in trials if go)
+    found = _read_all(board, "found", others, time.monotonic() + _GRACE_S) if go else told
+    links += [Link(**one) for every in told.values() for one in every or ()]
+    return Gathered(
+        examinations=[card.examination for card in cards if card is not None],
+        absent=[rank for rank, card in enumerate(cards) if card is None],
+        links=sorted(links, key=lambda link: (link.a, link.b)),
+        rows=part.rows,
+        tried={0: part.findings, **{r: [Finding(**one) for one in found[r] or ()] for r in others if go}},
+        broken=[rank for rank in others if found[rank] is None],
+    )
+
+
+def _take_part(
+    board: Board, own: _Card, door: Door, trials: Sequence[Trial], deadline: float, measure_s: float
+) -> None:
+    """Be any other rank."""
+    rank = own.examination.rank
+    addresses = _told_who_is_there(board, own, deadline)
+    end = time.monotonic() + measure_s
+    links = measure(board, addresses, door, rank=rank, deadline=end)
+    board.post(f"links/{rank}", json.dumps([asdict(one) for one in links]))
+    if board.read("go", deadline=end + 2 * _GRACE_S) == "yes":
+        part = joined(trial(board) for trial in trials)
+        board.post(f"found/{rank}", json.dumps([asdict(one) for one in part.findings]))
+
+
 def _collected(board: Board, own: _Card, deadline: float) -> list[_Card | None]:
     """Return the cards of all ranks; None for those that did not come."""
     cards: list[_Card | None] = [own]
@@ -190,26 +216,7 @@ def _told_who_is_there(board: Board, own: _Card, deadline: float) -> list[Addres
     return addresses
 
 
-def _taken_in(
-    board: Board, cards: Sequence[_Card | None], links: Sequence[Link], part: Part, deadline: float
-) -> Gathered:
-    """Return what all ranks have found, those that broke off included."""
-    tried = {0: list(part.findings)}
-    every = list(links)
-    for rank, card in enumerate(cards):
-        if rank == 0 or card is None:
-            continue
-        text = board.read(f"found/{rank}", deadline=deadline)
-        if text is None:
-            tried[rank] = [Finding(text="This rank came, and then broke off or hung. See its output.")]
-            continue
-        found = json.loads(text)
-        every += [Link(**one) for one in found["links"]]
-        tried[rank] = [Finding(**one) for one in found["findings"]]
-    return Gathered(
-        examinations=[card.examination for card in cards if card is not None],
-        absent=[rank for rank, card in enumerate(cards) if card is None],
-        links=sorted(every, key=lambda link: (link.a, link.b)),
-        rows=part.rows,
-        tried=tried,
-    )
+def _read_all(board: Board, key: str, ranks: Iterable[int], deadline: float) -> dict[int, list[Any] | None]:
+    """Return what each rank has posted under `key`; None for those that have not by `deadline`."""
+    texts = {rank: board.read(f"{key}/{rank}", deadline=deadline) for rank in ranks}
+    return {rank: None if text is None else json.loads(text) for rank, text in texts.items()}

@@ -14,6 +14,7 @@ from samestep.doctor.wire import Door, Link, call
 _BUDGET_S = 6.0
 _SHORTEST_S, _LONGEST_S = 0.02, 0.15
 _CALL_S = 3.0
+_NO_TIME = "no time was left"
 # Bytes per second between nodes below which an ordinary network is slower than its computing.
 _SLOW, _VERY_SLOW = 0.3e9, 0.06e9
 _FRACTION = 0.3
@@ -60,7 +61,7 @@ def measure(
         for earlier in before(pair, every, hosts):
             board.read(_key(earlier), deadline=min(deadline, time.monotonic() + 2 * _CALL_S))
         if time.monotonic() > deadline:
-            link = Link(a=pair[0], b=pair[1], error="no time was left")
+            link = Link(a=pair[0], b=pair[1], error=_NO_TIME)
         else:
             link = _one(pair, addresses, door, rank=rank, window_s=window_s)
         if rank == pair[0]:
@@ -92,7 +93,11 @@ def judge(links: Sequence[Link], hosts: Mapping[int, str], *, backend: str | Non
         hosts: of the ranks.
         backend: what carries the job's messages.
     """
-    broken = [link for link in links if link.error]
+    late = [link for link in links if link.error == _NO_TIME]
+    if late:
+        text = f"{len(late)} of {len(links)} pairs of ranks were not measured: the others took all the time."
+        yield Finding(text=text, hurts=False)
+    broken = [link for link in links if link.error and link.error != _NO_TIME]
     if broken:
         named = "; ".join(f"{_ends(link, hosts)} at {link.error}" for link in broken[:4])
         more = f"; and {len(broken) - 4} more" if len(broken) > 4 else ""

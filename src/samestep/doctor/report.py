@@ -56,7 +56,10 @@ def of_all(gathered: Gathered) -> Report:
     owned: list[Owned] = [((one.rank,), finding) for one in every for finding in one.findings]
     owned += [((rank,), finding) for rank, found in gathered.tried.items() for finding in found]
     backend = every[0].facts.get("backend")
-    owned += [((), finding) for finding in links.judge(gathered.links, hosts, backend=backend)]
+    broken = Finding(text="This rank came, and then broke off or hung. See its output.")
+    owned += [((rank,), broken) for rank in gathered.broken]
+    whole = [link for link in gathered.links if not {link.a, link.b} & set(gathered.broken)]
+    owned += [((), finding) for finding in links.judge(whole, hosts, backend=backend)]
     owned += [((), finding) for finding in across(every)]
     if gathered.absent:
         owned.append(((), _absent(gathered.absent, every[0].size)))

@@ -23,8 +23,8 @@ _TIMES = 5
 # A network file system may take this long to show what another host has written.
 _SHOW_S = 5.0
 _JOIN_S = 15.0
-FOLDER_LIMIT_S = 20.0
-JOIN_LIMIT_S = 2 * _JOIN_S + 15.0
+_FOLDER_S = 15.0
+_SUM_S = 2 * _JOIN_S + 10.0
 
 
 def one_folder(board: Board, folder: Path, *, rank: int, size: int) -> Part:
@@ -36,7 +36,7 @@ def one_folder(board: Board, folder: Path, *, rank: int, size: int) -> Part:
         rank: this one.
         size: of the job.
     """
-    deadline = time.monotonic() + FOLDER_LIMIT_S
+    deadline = time.monotonic() + _FOLDER_S
     if rank == 0:
         return _show(board, folder, size, deadline)
     name = board.read("folder", deadline=deadline)
@@ -87,13 +87,13 @@ def one_sum() -> Part:
     """Join the other ranks as a training does, and sum numbers over all of them."""
     begin = time.perf_counter()
     try:
-        return within(JOIN_LIMIT_S - 5, lambda: _sum(begin))
+        return within(_SUM_S, lambda: _sum(begin))
     except Error as error:
         reason = error.__cause__ or error  # the one that does not begin with the rank: all are told as one
         text = f"The ranks cannot join each other as a training does: {str(reason).splitlines()[0]}"
     except TimeoutError:
         text = (
-            f"Joining the other ranks, or the first sum over all, did not end within {JOIN_LIMIT_S - 5:g} s. "
+            f"Joining the other ranks, or the first sum over all, did not end within {_SUM_S:g} s. "
             "See the other findings; with NCCL, set NCCL_DEBUG=INFO and look at what its ranks say."
         )
     except RuntimeError as error:  # torch's own, out of a collective
