@@ -56,17 +56,18 @@ def assert_undisturbed(folder, whole):
     ("number", "workers", "who", "then"),
     [
         (signal.SIGTERM, 2, "the launcher", 1),
-        (signal.SIGUSR1, 2, "the launcher", 3),
+        (signal.SIGUSR2, 2, "the launcher", 3),
         (signal.SIGUSR1, 2, "one worker", 2),
         (signal.SIGTERM, 1, "the only one", 2),
     ],
-    ids=["TERM to the launcher", "USR1 to the launcher", "USR1 to one worker", "TERM to the only one"],
+    ids=["TERM to the launcher", "USR2 to the launcher", "USR1 to one worker", "TERM to the only one"],
 )
 def test_a_run_that_is_asked_to_stop_ends_with_75_and_goes_on_elsewhere(
     whole, tmp_path, number, workers, who, then
 ):
     folder = tmp_path / "run"
-    process = start(*TRAIN, "-n", workers, "--out", folder)
+    asked = ("--stop-signal", "USR2") if number == signal.SIGUSR2 else ()
+    process = start(*TRAIN, "-n", workers, "--out", folder, *asked)
     children = begun(process, folder, steps=5)
     os.kill(children[-1].pid if who == "one worker" else process.pid, number)
     stopped = finish(process)

@@ -132,9 +132,9 @@ def train(
     """Train a built-in recipe on N workers, with the result of one.
 
     Everything is checked before a worker starts. Under srun, mpirun or torchrun the launcher's tasks are
-    the workers; elsewhere -n of them start here. SIGTERM and SIGUSR1 finish the step, write a checkpoint and
-    end with exit code 75; --resume goes on from it. So do the workers by themselves, up to --max-restarts
-    times, after one has failed.
+    the workers; elsewhere -n of them start here. SIGTERM and SIGUSR1 (--stop-signal) finish the step, write
+    a checkpoint and end with exit code 75; --resume goes on from it. So do the workers by themselves, up to
+    --max-restarts times, after one has failed.
     """
     from samestep.recipes.order import check_compiler, take_order
     from samestep.recipes.request import Request, after_failure, configuration

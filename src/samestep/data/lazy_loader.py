@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from samestep.base.errors import UsageError
 from samestep.base.machine import cpu_share
 from samestep.base.place import Place
+from samestep.base.signals import WARNINGS
 from samestep.data.augment import Augment
 from samestep.data.draws import sample_words
 from samestep.data.failed import Failed, unless_failed
@@ -127,7 +128,8 @@ def _outlive_a_stop(_: int) -> None:
     SIGTERM from the rank itself ends it as ever: so multiprocessing ends what is left when the rank exits. If
     the rank dies, torch's watchdog ends it. On macOS nobody tells who sent a signal: SIGTERM stays torch's.
     """
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    for number in WARNINGS:
+        signal.signal(number, signal.SIG_IGN)
     rank = multiprocessing.parent_process()
     if sys.platform != "darwin" and rank is not None:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # for all threads: they begin after this

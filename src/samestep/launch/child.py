@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from samestep.base import env
 from samestep.base.place import Place
+from samestep.base.signals import WARNINGS
 from samestep.launch import descriptors
 from samestep.launch.hosting import leave
 from samestep.launch.orphans import die_with_parent
@@ -93,7 +94,7 @@ def become_worker(start: Start, entry: Entry, word: int, had: Heritage) -> NoRet
 def _restore_signals(mask: Collection[int | signal.Signals]) -> None:
     """Handle signals as a fresh interpreter does, and unblock them as before."""
     signal.set_wakeup_fd(-1)
-    for number in (*HANDLED_SIGNALS, signal.SIGUSR1):
+    for number in (*HANDLED_SIGNALS, *WARNINGS):
         # What the launcher was started to ignore (nohup, a job in the background) stays ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from samestep.base.errors import PUT_OFF
+from samestep.base.signals import WARNINGS
 from samestep.launch.child import HANDLED_SIGNALS
 from samestep.launch.failure import Failure, root_cause
 from samestep.launch.job import Job
@@ -61,13 +62,13 @@ class Signals:
 def signals_noted() -> Iterator[Signals]:
     """Note SIGINT, SIGTERM and SIGHUP instead of ending by them; what was ignored stays ignored.
 
-    SIGUSR1 is noted for the workers: schedulers send it to announce the end of a job's time.
+    What announces the end of a job's time is noted for the workers.
     """
     read, write = socket.socketpair()
     os.set_blocking(read.fileno(), False)
     os.set_blocking(write.fileno(), False)
     signals = Signals(wakeup=read.fileno(), files=(read.fileno(), write.fileno()))
-    noted = {**dict.fromkeys(HANDLED_SIGNALS, signals.take), signal.SIGUSR1: signals.pass_on}
+    noted = {**dict.fromkeys(HANDLED_SIGNALS, signals.take), **dict.fromkeys(WARNINGS, signals.pass_on)}
     before = {number: signal.getsignal(number) for number in noted}
     waker = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
     for number, handler in before.items():

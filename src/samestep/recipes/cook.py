@@ -54,7 +54,7 @@ def cook(world: World, order: Order) -> Result:
     Raises:
         PutOff: a rank was asked to stop; a checkpoint is written.
     """
-    with stop_request() as stop:
+    with stop_request(order.conduct.stop_signal) as stop:
         world.on_main(lambda: RunFolder.reopen(order.out) if order.resume else RunFolder.prepare(order.out))
         order = _settled(world, order)
         training = _training(world, order)

@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from samestep.base.signals import WARNINGS
 from samestep.training.option import check, option
 from samestep.training.profile import steps_of
 
@@ -28,6 +29,12 @@ class Conduct:
     )
     keep: int = option(
         default=2, about="Checkpoints kept: the last so many, and the best.", panel=_KEEP, least=1
+    )
+    stop_signal: tuple[str, ...] = option(
+        default=("TERM", "USR1"),
+        about="Finishes the step, writes a checkpoint, ends with exit code 75; may be repeated.",
+        panel=_KEEP,
+        choices=("TERM", "HUP", *(number.name.removeprefix("SIG") for number in WARNINGS)),
     )
     loader_workers: int | None = option(
         default=None,

@@ -2,12 +2,9 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-
-STOPPING_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""What schedulers send before they take a machine away; see ``#SBATCH --signal=USR1@60``."""
 
 
 class StopRequest:
@@ -25,16 +22,20 @@ class StopRequest:
 
 
 @contextmanager
-def stop_request() -> Iterator[StopRequest]:
+def stop_request(names: Sequence[str]) -> Iterator[StopRequest]:
     """Note the signals that ask to stop instead of ending by them.
 
     Ranks that are threads of one process cannot take signals; there nothing is ever noted.
+
+    Args:
+        names: of the signals, such as ``TERM``.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    before = {number: signal.signal(number, request.take) for number in STOPPING_SIGNALS}
+    numbers = [signal.Signals[f"SIG{name}"] for name in names]
+    before = {number: signal.signal(number, request.take) for number in numbers}
     try:
         yield request
     finally:
