@@ -18,7 +18,7 @@ from samestep.world.threads import run_ranks
 from support.training import Memory, convnet, digits, largest_difference, settings, training
 
 EVERYTHING = {
-    "accumulate": 4,
+    "accumulate": 2,
     "clip_norm": 0.5,
     "label_smoothing": 0.1,
     "ema": 0.9,
@@ -46,6 +46,7 @@ def restore_random_state():
     torch.set_rng_state(state)
 
 
+@functools.cache
 def by_hand(chosen):
     """Train by a loop of plain PyTorch; return the model and what is evaluated."""
     train_set, _ = digits()
