@@ -1,5 +1,7 @@
 """Serial scripts of many styles run unchanged on 2 and 3 workers: same prints, same files, once."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -19,10 +21,25 @@ def run(processes, script, size, folder, load: Load = "auto"):
     return processes.run(run_script, size, script.path, script.arguments, folder, script.runs, options)
 
 
+@pytest.fixture(scope="module")
+def alone(processes, tmp_path_factory):
+    """Runs a script on one worker, once for all tests; returns what came of it, and its folder."""
+
+    @functools.cache
+    def run_alone(script):
+        folder = tmp_path_factory.mktemp("alone") / "1"
+        ((printed, account, trace),) = run(processes, script, 1, folder)
+        assert not trace, trace
+        assert not account
+        return printed, folder
+
+    return run_alone
+
+
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_a_script_that_cannot_be_shared_out_is_refused_in_plain_words(processes, name, tmp_path):
+def test_a_script_that_cannot_be_shared_out_is_refused_in_plain_words(processes, alone, name, tmp_path):
     script = next(one for one in SCRIPTS if one.name == name)
-    assert not run(processes, script, 1, tmp_path / "1")[0][2]
+    alone(script)
     for _, _, trace in run(processes, script, 2, tmp_path / "2"):
         assert "nothing of what this script does could be shared out" in trace
         assert "2 silent copies" in trace
@@ -36,10 +53,8 @@ SHARED = [script for script in SCRIPTS if script.name not in REFUSED]
 
 
 @pytest.mark.parametrize("script", SHARED, ids=lambda script: script.name.removesuffix(".py"))
-def test_a_serial_script_does_on_several_workers_what_it_does_on_one(processes, script, tmp_path):
-    ((serial, untouched, trace),) = run(processes, script, 1, tmp_path / "1")
-    assert not trace, trace
-    assert not untouched
+def test_a_serial_script_does_on_several_workers_what_it_does_on_one(processes, alone, script, tmp_path):
+    serial, theirs = alone(script)
     for size in (2, 3):
         folder = tmp_path / str(size)
         ranks = run(processes, script, size, folder)
@@ -49,15 +64,15 @@ def test_a_serial_script_does_on_several_workers_what_it_does_on_one(processes, 
         if script.deterministic:
             assert difference(serial, printed, leave_out=script.timing_patterns) is None
         assert len(printed.splitlines()) == len(serial.splitlines())
-        assert files(folder) == files(tmp_path / "1") == sorted(script.files)
+        assert files(folder) == files(theirs) == sorted(script.files)
         if script.deterministic:
             for name in script.files:
-                assert same_contents(tmp_path / "1" / name, folder / name), name
+                assert same_contents(theirs / name, folder / name), name
 
 
 @pytest.mark.parametrize("script", LOADERS, ids=lambda script: script.name.removesuffix(".py"))
-def test_it_does_so_where_each_worker_loads_its_share(processes, script, tmp_path):
-    ((serial, _, _),) = run(processes, script, 1, tmp_path / "1")
+def test_it_does_so_where_each_worker_loads_its_share(processes, alone, script, tmp_path):
+    serial, _ = alone(script)
     ranks = run(processes, script, 2, tmp_path / "2", "shared")
     assert not any(trace for _, _, trace in ranks), ranks
     printed, account, _ = ranks[0]

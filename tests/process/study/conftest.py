@@ -5,9 +5,9 @@ import pytest
 from support.verifier import Verifier
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def verifier():
-    """One process for all scripts of a file."""
+    """One process for all scripts of this folder."""
     kept = Verifier()
     yield kept
     kept.close()
