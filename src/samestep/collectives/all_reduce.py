@@ -15,7 +15,7 @@ from samestep.collectives.agree import agree
 from samestep.collectives.arithmetic import finish, wide
 from samestep.collectives.cost import CostModel
 from samestep.collectives.hop import Chunks, Hop, Schedule, bounds
-from samestep.collectives.walk import combine_along, copy_along, flattened, put_back
+from samestep.collectives.walk import Walk, flattened, put_back
 from samestep.world.operation import Op, refuse
 from samestep.world.world import World
 
@@ -59,14 +59,16 @@ class AllReduce:
         flat = flattened(tensor)
         total = wide(flat)
         combine, copy = _hops(self, rank, size)
-        combine_along(world, combine, total, flat, op, chunks=chunks)
+        walk = Walk(world, flat, total, chunks=chunks, combine=combine, copy=copy)
+        walk.combine(op)
         edges = bounds(flat.numel(), chunks)
         for chunk in self.owned(rank, size):
             own = slice(edges[chunk], edges[chunk + 1])
             finish(total[own], op, size)
             if total is not flat:
                 flat[own] = total[own]
-        copy_along(world, copy, flat, chunks=chunks)
+        walk.copy()
+        walk.end()
         put_back(flat, tensor)
 
 

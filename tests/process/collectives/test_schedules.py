@@ -1,9 +1,12 @@
 """The schedules between real processes: over a process group, and where its ranks share memory."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 
 from samestep.base.errors import OutOfStep
+from samestep.collectives import walk
 from samestep.collectives.agree import steps
 from samestep.collectives.algorithms import (
     ALL_GATHER,
@@ -20,12 +23,12 @@ from samestep.collectives.naive import NAIVE
 from samestep.collectives.one_host import OneHostWorld, on_one_host
 from samestep.collectives.ring import RING
 from samestep.collectives.tree import TREE
-from samestep.collectives.walk import PIECE
 from samestep.testing.counting import CountingWorld
 from samestep.world.operation import OPS
 
 COUNTS = [0, 1, 5]
-LONG = PIECE // 4 + 3
+LONG = (1 << 19) + 3
+SCHEDULES = {each.name: each for each in (NAIVE, TREE, RING, HALVING_DOUBLING)}
 DTYPES = [torch.float32, torch.bfloat16, torch.int16, torch.bool]
 
 
@@ -70,6 +73,25 @@ def test_all_reduce(processes, size):
     assert others == [(wrong, digest)] * (size - 1)
 
 
+def in_many_pieces(world):
+    """Return what is wrong where far more is on its way than there is room for."""
+    wrong = []
+    rank, size = world.place.rank, world.place.size
+    with patch.object(walk, "PIECE", 2048):
+        for dtype in (torch.float32, torch.bfloat16):
+            every = [tensor_of(one, 10_003, dtype) for one in range(size)]
+            for each in SCHEDULES.values():
+                got = every[rank].clone()
+                each(world, got, "sum")
+                exact = torch.stack(every).double().sum(0)
+                wrong += [] if torch.equal(got.double(), exact) else [(each.name, dtype)]
+    return wrong
+
+
+def test_no_piece_overtakes_another(processes):
+    assert processes.run(in_many_pieces, 3) == [[]] * 3
+
+
 def the_others(world):
     world, wrong = on_one_host(world), []
     rank, size = world.place.rank, world.place.size
@@ -101,9 +123,6 @@ def the_others(world):
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_other_collectives(processes, size):
     assert processes.run(the_others, size) == [[]] * size
-
-
-SCHEDULES = {each.name: each for each in (NAIVE, TREE, RING, HALVING_DOUBLING)}
 
 
 def one_differs(world, near):

@@ -126,9 +126,11 @@ def test_to_and_from_one_rank(size, shape, dtype, root):
         assert torch.equal(rows, reduced(every, "max").to(dtype) if rank == root else every[rank])
 
 
+@pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize("name", ["naive", "tree", "ring", "halving_doubling"])
-def test_what_is_longer_than_a_message_goes_in_pieces(name, monkeypatch):
+def test_what_is_longer_than_a_message_goes_in_pieces(name, early, monkeypatch):
     monkeypatch.setattr(walk, "PIECE", 32)
+    monkeypatch.setattr(walk, "_may_begin_early", lambda tensor: early)
     every = [torch.randn(101, generator=torch.Generator().manual_seed(rank)) for rank in range(3)]
 
     def fn(world):
