@@ -3,7 +3,7 @@
 import os
 import platform
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import floor
@@ -124,6 +124,21 @@ def cpu_share(
         quota_source="" if limit is None else str(limit.source),
         machine=machine_cpus,
         granted=_granted(env.snapshot() if environment is None else environment),
+    )
+
+
+def enough_for_all(shares: Sequence[CpuShare]) -> bool:
+    """Return whether processes of one host, with these shares, can all compute at the same time.
+
+    Those that are bound apart have processors of their own; quota and grant are all of theirs.
+    """
+    masks = [set(share.allowed) for share in shares]
+    sharing = [sum(1 for other in masks if mask & other) for mask in masks]
+    return all(
+        share.cores >= among
+        and (share.quota is None or share.quota >= len(shares))
+        and (share.granted is None or share.granted >= len(shares))
+        for share, among in zip(shares, sharing, strict=True)
     )
 
 

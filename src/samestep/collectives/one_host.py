@@ -8,7 +8,7 @@ from socket import gethostname
 import torch
 from torch import Tensor
 
-from samestep.base.machine import cpu_share
+from samestep.base.machine import cpu_share, enough_for_all
 from samestep.collectives.arithmetic import Folding
 from samestep.collectives.segment import Apart, segment
 from samestep.collectives.semaphores import Semaphores, own_process
@@ -38,7 +38,7 @@ def on_one_host(world: World, *, timeout_s: float | None = None) -> World:
         return world
     if size == 1 or world.device.type != "cpu" or platform.system() != "Linux":
         return world
-    told = world.all_gather_objects((own_process(), gethostname(), cpu_share().usable >= size))
+    told = world.all_gather_objects((own_process(), gethostname(), cpu_share()))
     processes = [process for process, _, _ in told]
     if len(set(processes)) < size:  # ranks that are threads have each other's memory already
         return world
@@ -50,7 +50,7 @@ def on_one_host(world: World, *, timeout_s: float | None = None) -> World:
         return world
     if timeout_s is None:
         timeout_s = world.timeout_s if isinstance(world, ProcessGroupWorld) else TIMEOUT_S
-    may_spin = all(enough for _, _, enough in told)
+    may_spin = enough_for_all([share for _, _, share in told])
     semaphores = Semaphores(memory, processes, rank=rank, may_spin=may_spin, timeout_s=timeout_s)
     world.barrier()
     return OneHostWorld(world, SharedMemory(memory, rank=rank, size=size, semaphores=semaphores))

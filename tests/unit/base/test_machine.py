@@ -3,7 +3,7 @@
 import pytest
 
 from samestep.base.cgroup import cpu_limit, memory_limit
-from samestep.base.machine import cpu_share, machine, package_version
+from samestep.base.machine import CpuShare, cpu_share, enough_for_all, machine, package_version
 
 
 @pytest.fixture
@@ -154,3 +154,23 @@ def test_what_slurm_does_not_limit_is_the_machines(slurm, variables):
     share = slurm(**variables)
 
     assert (share.usable, share.limited_by) == (8, "the machine itself")
+
+
+def share(*allowed, **limits):
+    return CpuShare(allowed=allowed, cores=len(allowed), machine=8, **limits)
+
+
+@pytest.mark.parametrize(
+    ("shares", "enough"),
+    [
+        ([share(0, 1), share(0, 1)], True),
+        ([share(0), share(0)], False),
+        ([share(0), share(1)], True),  # bound apart: one each is enough
+        ([share(0), share(0, 1)], False),
+        ([share(0, quota=1.5), share(1, quota=1.5)], False),
+        ([share(0, granted=1), share(1, granted=1)], False),
+        ([share(0, granted=2), share(1, granted=2)], True),
+    ],
+)
+def test_processes_can_all_compute_if_there_is_a_processor_for_each(shares, enough):
+    assert enough_for_all(shares) == enough
