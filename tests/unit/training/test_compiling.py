@@ -114,7 +114,7 @@ def test_a_compiler_of_ones_own_is_enough(machine, monkeypatch):
 
 
 def test_a_torch_that_cannot_compile_here_is_told_before_work(machine, monkeypatch):
-    def refuse(model):
+    def refuse(model, **_):
         raise RuntimeError("torch.compile is not supported on Python 4")
 
     install(machine, USUAL)
