@@ -5,6 +5,7 @@ from typing import Any, get_args
 
 from samestep.autopilot.options import DEFAULTS, BatchNormOver, Device, Load, Options, RandomOf, Split
 from samestep.base.errors import UsageError
+from samestep.cli.measured import refuse_unmeasured
 from samestep.cli.running import Decision
 from samestep.collectives.crossovers import check_algorithm
 from samestep.launch.job import Std
@@ -23,7 +24,7 @@ def with_options(decision: Decision, **flags: Any) -> Decision:
     """Return a decision with the flags of a serial script, as `Options` names them.
 
     Raises:
-        UsageError: as of `checked`, or a flag does nothing for this program.
+        UsageError: as of `checked`, or a flag does nothing for this program, or cannot be followed.
     """
     options = checked(**flags)
     if options.explain and not decision.steered:
@@ -34,6 +35,7 @@ def with_options(decision: Decision, **flags: Any) -> Decision:
             f"{_flag(said[0])} says how a serial script is run on several workers, and "
             f"{decision.job.program.target} is not taken for one. Leave it out, or say --mode autopilot."
         )
+    refuse_unmeasured(decision, options.algorithm)
     if options.all_output and isinstance(decision.plan, Spawn) and decision.job.logs.tee.is_empty:
         logs = replace(decision.job.logs, tee=Std.parse("--tee", "3"))
         decision = replace(decision, job=replace(decision.job, logs=logs))

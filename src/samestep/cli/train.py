@@ -12,6 +12,7 @@ from samestep.base import env
 from samestep.base.errors import PutOff, UsageError
 from samestep.base.record import json_line
 from samestep.cli.job_flags import Meeting, refuse_unused
+from samestep.cli.measured import refuse_unmeasured
 from samestep.cli.outside import went_in
 from samestep.cli.running import Decision, act, decide, headline, tell, watch_here, watched
 from samestep.cli.setting_flags import as_arguments, given, with_flags_of
@@ -192,6 +193,7 @@ def _start(decision: Decision, request: "Request", order: "Order", *, as_json: b
     if order.weights is None:
         from samestep.recipes.cook import prepare
 
+        refuse_unmeasured(decision, order.settings.algorithm)
         if isinstance(decision.plan, Spawn) and not decision.plan.nodes.rank:  # rank 0 writes, so its node
             prepare(order)
         request = replace(request, out=None if request.resume else order.out)

@@ -5,9 +5,13 @@ from dataclasses import fields, replace
 import pytest
 
 from samestep.autopilot.options import Options
+from samestep.base import env
 from samestep.base.errors import UsageError
+from samestep.cli import measured
+from samestep.cli.main import run_command
 from samestep.cli.running import decide
 from samestep.cli.serial_flags import with_options
+from samestep.collectives.crossovers import Measured
 from samestep.launch.job import Job, Logs, Program, Std
 
 
@@ -52,3 +56,28 @@ def test_a_flag_that_would_do_nothing_is_refused(decision):
         with_options(native, **flags(batch_norm="local"))
     with pytest.raises(UsageError, match="say -n 2 or more"):
         with_options(decision(workers=1), **flags(explain=True))
+
+
+def test_a_choice_by_what_was_measured_is_refused_before_a_worker_starts(decision, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(measured, "accelerator_count", lambda: 0)
+
+    with pytest.raises(UsageError, match="Measure once with: samestep bench all-reduce -n 2 --save"):
+        with_options(decision(), **flags(algorithm="auto"))
+    with pytest.raises(UsageError, match="--algorithm 'tre' is none of"):
+        with_options(decision(), **flags(algorithm="tre"))
+    with_options(decision(workers=1), **flags(algorithm="auto"))
+    Measured(ranks=2, hosts=1, device="cpu").save([(4, "ring")])
+    assert with_options(decision(), **flags(algorithm="auto")).options.algorithm == "auto"
+
+
+def test_a_training_that_cannot_choose_begins_no_run_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(measured, "accelerator_count", lambda: 0)
+    monkeypatch.setattr(env, "snapshot", dict)
+
+    asked = ["train", "digits", "-n", "2", "--algorithm", "auto", "--out", str(tmp_path / "run")]
+    assert run_command(asked) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("Measure once with: samestep bench all-reduce -n 2 --save")
+    assert not (tmp_path / "run").exists()

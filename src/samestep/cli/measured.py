@@ -1,0 +1,22 @@
+"""Whether what ``--algorithm auto`` goes by was measured, before a worker starts."""
+
+from samestep.cli.running import Decision
+from samestep.collectives.crossovers import AUTO, Measured
+from samestep.launch.accelerators import accelerator_count
+from samestep.launch.plan import Spawn
+
+
+def refuse_unmeasured(decision: Decision, algorithm: str | None) -> None:
+    """Refuse ``auto`` where nothing was measured; of accelerators the workers look, whose they are to open.
+
+    Args:
+        decision: how many workers there will be, and where.
+        algorithm: the user's choice.
+
+    Raises:
+        UsageError: nothing was; says what to run.
+    """
+    if algorithm != AUTO or decision.size == 1 or not isinstance(decision.plan, Spawn):
+        return
+    if not accelerator_count():
+        Measured(ranks=decision.size, hosts=decision.plan.nodes.count, device="cpu").load()
