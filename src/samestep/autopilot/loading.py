@@ -19,9 +19,9 @@ from samestep.autopilot.account import Account, Told
 from samestep.autopilot.options import Load
 from samestep.autopilot.orders import Loaded
 from samestep.autopilot.rows import GOOD, Row, exchange, put_together
-from samestep.base.machine import cpu_share
 from samestep.sharding.share import share
 from samestep.watch.tree import Path, mapped
+from samestep.world.binding import processors_of_rank
 from samestep.world.world import World
 
 TRIALS = 3
@@ -93,7 +93,7 @@ class Loading:
         verdict = self.verdict(loader)
         if loader.num_workers < 2 or loader.worker_init_fn is not None or not verdict.is_pure:
             return loader.num_workers
-        most = max(1, cpu_share().usable // self.world.place.local_size)
+        most = processors_of_rank(self.world.place.local_size)
         verdict.has_fewer_workers = most < loader.num_workers
         return min(loader.num_workers, most)
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from samestep.base.errors import UsageError
-from samestep.base.machine import cpu_share
 from samestep.base.place import Place
 from samestep.base.signals import WARNINGS
 from samestep.data.augment import Augment
@@ -26,6 +25,7 @@ from samestep.data.normalise import Normalise
 from samestep.sharding.batches import micro_batches
 from samestep.sharding.plan import Plan
 from samestep.sharding.position import Position
+from samestep.world.binding import processors_of_rank
 
 _CPU = torch.device("cpu")
 
@@ -118,7 +118,7 @@ def loading_processes(place: Place, device: torch.device) -> int:
 
     Half of it where the rank computes on the processor as well.
     """
-    share = max(1, cpu_share().usable // place.local_size)
+    share = processors_of_rank(place.local_size)
     return share if device.type != "cpu" else max(1, share // 2)
 
 

@@ -12,10 +12,13 @@ Where each rank has a GPU, its cores are on the GPU's node.
 import os
 from collections.abc import Sequence
 
+from samestep.base import env
 from samestep.base.env import Environment
 from samestep.base.errors import UsageError
+from samestep.base.machine import cpu_share
 from samestep.base.place import Place
 from samestep.base.topology import Core, cores, gpu_nodes
+from samestep.world.compute_threads import BOUND, guess_sharing, threads_per_rank
 
 KINDS = ("core", "numa", "none")
 
@@ -84,6 +87,19 @@ def bind(kind: str, place: Place, environment: Environment, *, shared: bool = Tr
         near=gpu_nodes(environment.get("CUDA_VISIBLE_DEVICES")),
     )
     os.sched_setaffinity(0, mine)
+    env.export({BOUND: kind})
+
+
+def processors_of_rank(local_size: int) -> int:
+    """Return how many processes or threads of this rank can compute at once, its share of the processors.
+
+    Args:
+        local_size: ranks on this host.
+    """
+    told = {name: text for name, text in env.snapshot().items() if name != "OMP_NUM_THREADS"}
+    cpu = cpu_share()
+    sharing = guess_sharing(told, cpu, local_size=local_size)
+    return threads_per_rank(told, cpu, local_size=local_size, sharing=sharing).count
 
 
 def in_words(kind: str) -> str:

@@ -10,6 +10,9 @@ from samestep.world.launchers import SLURM, TORCHELASTIC
 _TOLD = "SAMESTEP_THREADS"
 """What `samestep run` set ``OMP_NUM_THREADS`` to, and why: a user's own number looks the same otherwise."""
 
+BOUND = "SAMESTEP_BOUND"
+"""How `samestep.world.binding` has bound this process, if it has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Threads:
@@ -89,8 +92,11 @@ def told_threads(env: Environment) -> Threads | None:
 def guess_sharing(env: Environment, cpu: CpuShare, *, local_size: int) -> int:
     """Guess how many ranks share this one's processors; ranks that join compare their masks and know.
 
-    Only where this rank has fewer processors than its job has on this host were they divided before.
+    Only where this rank has fewer processors than its job has on this host were they divided before, or where
+    it was bound to cores of its own.
     """
+    if env.get(BOUND) == "core":
+        return 1
     of_job = integer(env, "SLURM_CPUS_ON_NODE")
     return 1 if of_job is not None and len(cpu.allowed) < of_job else local_size
 

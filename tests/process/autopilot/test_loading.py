@@ -242,8 +242,8 @@ def test_no_more_worker_processes_than_processors(processes):
 
 def _processes(world):
     found = []
-    share = loading_module.cpu_share
-    loading_module.cpu_share = lambda: type("Share", (), {"usable": 2})
+    share = loading_module.processors_of_rank
+    loading_module.processors_of_rank = lambda local_size: 2 // local_size
     try:
         with loaders_in_shares(), reading_in_shares(Loading(world, Account(), "shared")):
             loader = DataLoader(Rows(60), 4, num_workers=2, **FORKED)
@@ -252,5 +252,5 @@ def _processes(world):
                 found.append(iterator._num_workers)
                 list(iterator)
     finally:
-        loading_module.cpu_share = share
+        loading_module.processors_of_rank = share
     return found

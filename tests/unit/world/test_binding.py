@@ -4,9 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from samestep.base import env
 from samestep.base.errors import UsageError
+from samestep.base.machine import CpuShare
 from samestep.base.topology import Core
-from samestep.world.binding import checked, share_of
+from samestep.world import binding
+from samestep.world.binding import checked, processors_of_rank, share_of
 
 HOST = [Core(node, (4 * node + core, 8 + 4 * node + core)) for node in (0, 1) for core in range(4)]
 
@@ -55,3 +58,20 @@ def test_all_ranks_have_as_many_cores_and_none_that_another_has(nodes, size, nea
 def test_a_binding_that_there_is_not():
     with pytest.raises(UsageError, match="--bind 'socket' is none of core, numa, none"):
         checked("socket")
+
+
+@pytest.mark.parametrize(
+    ("variables", "processors"),
+    [
+        ({}, 2),
+        ({"OMP_NUM_THREADS": "1"}, 2),  # of computing, not of loading
+        ({"SAMESTEP_BOUND": "core"}, 8),
+        ({"SLURM_CPUS_ON_NODE": "32"}, 8),  # the step has bound each task
+    ],
+)
+def test_what_a_rank_may_load_with_is_its_share(monkeypatch, variables, processors):
+    cpu = CpuShare(allowed=tuple(range(8)), cores=8, machine=64)
+    monkeypatch.setattr(binding, "cpu_share", lambda: cpu)
+    monkeypatch.setattr(env, "snapshot", lambda: variables)
+
+    assert processors_of_rank(4) == processors
