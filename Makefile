@@ -26,8 +26,15 @@ $(READY): requirements.lock pyproject.toml
 train: $(READY)
 	$(BIN)/samestep train digits -n 2
 
+# Tests within one process leave a core idle, and those of processes wait for each other: both at once.
 test: $(READY)
-	$(BIN)/python -m pytest
+	@$(MAKE) --no-print-directory --jobs=2 test-threads test-processes
+
+test-threads: $(READY)
+	$(BIN)/python -m pytest tests --ignore=tests/process --ignore=tests/end_to_end
+
+test-processes: $(READY)
+	$(BIN)/python -m pytest tests/process tests/end_to_end
 
 check: $(READY)
 	$(BIN)/ruff check .

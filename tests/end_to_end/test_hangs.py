@@ -6,7 +6,6 @@ from textwrap import dedent
 
 import pytest
 
-from support import commands
 from support.commands import finish
 from support.forked_commands import samestep, start
 
@@ -196,4 +195,4 @@ def test_a_rank_that_only_takes_long_is_waited_for(tmp_path):
     # Unbuffered, print writes text and line end apart, and two workers' lines may share one.
     file.write_text(DDP + "step()\ntime.sleep(5)\nstep()\nsys.stdout.write('well\\n')\n")
 
-    assert commands.samestep("run", "-n", 2, "--hang-timeout", 3, file).out == "well\nwell\n"
+    assert samestep("run", "-n", 2, "--hang-timeout", 3, file).out == "well\nwell\n"
