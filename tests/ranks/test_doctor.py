@@ -13,22 +13,7 @@ from samestep.doctor.links import Address, measure
 from samestep.doctor.part import Finding, Part
 from samestep.doctor.report import lines, of_all, record
 from samestep.doctor.wire import Door, call
-
-
-class Memory:
-    """Torch's store, as far as it is needed."""
-
-    def __init__(self):
-        self.values = {}
-
-    def set(self, key, value):
-        self.values[key] = value
-
-    def get(self, key):
-        return self.values[key].encode()
-
-    def check(self, keys):
-        return all(key in self.values for key in keys)
+from support.stores import Memory
 
 
 def on_ranks(fn, ranks):

@@ -14,7 +14,7 @@ from samestep.doctor.leftovers import Process, Segment, orphans
 WORKER = Process(
     pid=4242,
     parent=1,
-    parent_name="systemd",
+    parent_name="anything",
     command="python train.py",
     age_s=7384.0,
     ports=(29500,),

@@ -2,7 +2,7 @@
 
 from itertools import combinations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samestep.doctor.rounds import MOST, before, measured, rounds
@@ -10,6 +10,7 @@ from samestep.doctor.rounds import MOST, before, measured, rounds
 HOSTS = st.lists(st.sampled_from(["a", "b", "c", "d", ""]), max_size=12)
 
 
+@settings(max_examples=40)
 @given(HOSTS)
 def test_each_pair_of_ranks_that_are_there_meets_once(hosts):
     ranks = [rank for rank, host in enumerate(hosts) if host]
@@ -17,6 +18,7 @@ def test_each_pair_of_ranks_that_are_there_meets_once(hosts):
     assert sorted(pair for this in every for pair in this) == list(combinations(ranks, 2))
 
 
+@settings(max_examples=40)
 @given(HOSTS)
 def test_no_host_is_in_two_pairs_of_a_round(hosts):
     for this in rounds(hosts, [rank for rank, host in enumerate(hosts) if host]):
@@ -24,6 +26,7 @@ def test_no_host_is_in_two_pairs_of_a_round(hosts):
         assert len(busy) == len(set(busy))
 
 
+@settings(max_examples=40)
 @given(st.lists(st.sampled_from(["a", "b", "c", "d", ""]), max_size=MOST))
 def test_what_must_be_done_before_a_pair_keeps_its_hosts_to_themselves(hosts):
     """Whoever waits for these has waited, step by step, for all earlier pairs of its hosts."""

@@ -1,0 +1,150 @@
+"""What the doctor's ranks try together, and what is said where it fails."""
+
+import errno
+import fcntl
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from samestep.base.errors import WorldError
+from samestep.doctor import together
+from samestep.doctor.consult import Wishes, consult
+from samestep.doctor.gather import StoreBoard
+from samestep.doctor.wire import Door, call
+from samestep.doctor.within import any_stuck
+from samestep.world.solo import SoloWorld
+from support.stores import Memory
+
+
+def looked(*folders):
+    """Return what each rank says of the run folder it sees."""
+    board, parts = StoreBoard(Memory()), {}
+
+    def rank_main(rank):
+        parts[rank] = together.one_folder(board, folders[rank], rank=rank, size=len(folders))
+
+    threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(len(folders))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [[finding.text for finding in parts[rank].findings] for rank in range(len(folders))]
+
+
+def test_one_folder_for_all_is_well_and_left_as_it_was(tmp_path):
+    assert looked(tmp_path, tmp_path, tmp_path) == [[], [], []]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_that_sees_another_folder_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(together, "_SHOW_S", 0.05)
+    (tmp_path / "own").mkdir()
+    first, second, (text,) = looked(tmp_path, tmp_path, tmp_path / "own")
+    assert first == second == []
+    assert "own is not the folder that rank 0 sees under this name" in text
+
+
+def test_a_lock_that_does_not_reach_other_ranks_is_said_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    _, (text,) = looked(tmp_path, tmp_path)
+    assert "does not keep this rank out" in text
+
+
+def test_a_folder_in_which_rank_0_cannot_write_keeps_nobody_waiting(tmp_path, monkeypatch):
+    def refuse(**_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", refuse)
+    assert looked(tmp_path, tmp_path) == [[], []]  # the look at the run folder has told it
+
+
+@pytest.fixture
+def joining(monkeypatch):
+    """Let `join` give a certain world, or raise a certain error."""
+
+    def give(world=None, error=None):
+        @contextmanager
+        def join(**_):
+            if error is not None:
+                raise error
+            yield world
+
+        monkeypatch.setattr(together, "join", join)
+
+    return give
+
+
+def test_a_sum_that_is_right_is_told_with_its_time(joining):
+    joining(SoloWorld())
+    part = together.one_sum()
+    assert part.findings == ()
+    assert "a sum of 1 MiB over all takes" in part.rows[0][1]
+
+
+def test_a_sum_that_is_wrong_hurts(joining):
+    class Lossy(SoloWorld):
+        def all_reduce(self, tensor, *, op="sum"):
+            tensor[7] = torch.nan
+
+    joining(Lossy())
+    (finding,) = together.one_sum().findings
+    assert finding.hurts
+    assert "wrong in 1 of" in finding.text
+
+
+def test_ranks_that_cannot_join_say_why_without_their_rank(joining):
+    error = WorldError("rank 3 of 4 could not connect to the others: no such interface\nat 0x0")
+    error.__cause__ = RuntimeError("no such interface\nat 0x0")
+    joining(error=error)
+    (finding,) = together.one_sum().findings
+    assert finding.text == "The ranks cannot join each other as a training does: no such interface"
+
+
+def test_joining_that_hangs_is_told(monkeypatch):
+    release = threading.Event()
+    monkeypatch.setattr(together, "_SUM_S", 0.01)
+    monkeypatch.setattr(together, "_sum", lambda _: release.wait())
+    try:
+        (finding,) = together.one_sum().findings
+        assert "did not end within 0.01 s" in finding.text
+    finally:
+        release.set()
+        while any_stuck():
+            time.sleep(0.001)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (
+            RuntimeError("CUDA driver version is insufficient\nmore"),
+            "failed: CUDA driver version is insufficient",
+        ),
+        (TimeoutError("no answer"), "a driver hangs"),
+    ],
+)
+def test_devices_that_cannot_be_looked_for_are_a_finding(error, says, monkeypatch):
+    def fail():
+        raise error
+
+    monkeypatch.setattr("samestep.doctor.consult.facts_here", fail)
+    told = consult({}, Wishes(), looks=())
+    ((_, finding),) = told.report.findings
+    assert says in finding.text
+    assert told.settle() == 1
+
+
+def test_ranks_call_each_other_by_ipv6_too():
+    try:
+        door = Door("::1", rank=1)
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    thread = threading.Thread(target=door.answer, args=(0,), kwargs={"limit_s": 10.0})
+    thread.start()
+    link = call(0, 1, at=(door.address, door.port), token=door.token, window_s=0.01, limit_s=10.0)
+    thread.join()
+    door.close()
+    assert link.there > 0
