@@ -6,9 +6,9 @@
     node0 ---+-- switch        a bridge, with no way to the machine's own network or back
     node1 ---+
 
-A node is a process that holds three namespaces (network, host name, mounts) and ends when its stdin is
-closed, so that none outlives the tests, however they end. Nodes share processors, process ids and the file
-system, as those of a cluster share its file server, but not ``/dev/shm``.
+A node is a process that holds three namespaces (network, host name, mounts). When its stdin is closed it
+kills what runs there and ends, so that nothing outlives the tests, however they end. Nodes share processors,
+process ids and the file system, as those of a cluster share its file server, but not ``/dev/shm``.
 """
 
 import os
@@ -35,7 +35,11 @@ mount -t sysfs -o ro sysfs "$2"
 if mountpoint -q /sys/fs/cgroup; then mount --rbind /sys/fs/cgroup "$2/fs/cgroup"; fi
 mount --move "$2" /sys
 echo ready
-exec cat
+while read -r line; do :; done
+for process in /proc/[0-9]*; do
+    if [ "$process" = /proc/$$ ]; then continue; fi
+    if [ "$process/ns/net" -ef /proc/$$/ns/net ]; then kill -9 "${process#/proc/}"; fi
+done
 """
 
 # Stands in for ssh: the options of both MPIs' rsh launchers, then the host, then the command.
@@ -150,7 +154,10 @@ class Nodes:
 
     def _hold(self, name: str, command: list[str]) -> None:
         pipe = subprocess.PIPE
-        holder = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment())
+        # A session of its own: a signal that ends the tests must not end it before it has cleared up.
+        holder = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, text=True, env=environment(), start_new_session=True
+        )
         self._holders[name] = holder
         if holder.stdout.readline() != "ready\n":
             raise AssertionError(f"the node {name} did not come up (exit code {holder.wait()})")
