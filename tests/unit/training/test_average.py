@@ -6,11 +6,14 @@ import io
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 from torch import nn
 
 from samestep.base.errors import CheckpointError
 from samestep.training.average import Average
+
+FEW = examples(max_examples=25)  # each takes steps of an optimizer
 
 
 def network(dtype=torch.float64):
@@ -32,6 +35,7 @@ def train(model, average, steps):
     return states
 
 
+@FEW
 @given(decay=st.floats(0, 1), steps=st.integers(0, 8))
 def test_each_step_counts_decay_times_as_much_as_the_next(decay, steps):
     model = network()

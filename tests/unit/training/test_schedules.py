@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD, lr_scheduler
@@ -13,6 +14,7 @@ from torch.optim import SGD, lr_scheduler
 from samestep.training.schedules import build_schedule, factor_of
 from samestep.training.settings import Settings
 
+FEW = examples(max_examples=25)  # each takes steps of an optimizer
 SCHEDULES = ["constant", "step", "multistep", "cosine", "one-cycle"]
 
 
@@ -50,6 +52,7 @@ def test_a_constant_rate_has_no_schedule():
     assert build_schedule(optimizer(), settings(), steps_per_epoch=5) is None
 
 
+@FEW
 @given(steps_per_epoch=st.integers(1, 40), epochs=st.integers(1, 12))
 def test_cosine_is_torchs(steps_per_epoch, epochs):
     steps = epochs * steps_per_epoch
@@ -60,6 +63,7 @@ def test_cosine_is_torchs(steps_per_epoch, epochs):
     )
 
 
+@FEW
 @given(steps_per_epoch=st.integers(1, 40), epochs=st.integers(1, 12))
 def test_one_cycle_is_torchs(steps_per_epoch, epochs):
     steps = epochs * steps_per_epoch
@@ -70,6 +74,7 @@ def test_one_cycle_is_torchs(steps_per_epoch, epochs):
     )
 
 
+@FEW
 @given(
     steps_per_epoch=st.integers(1, 40),
     gamma=st.floats(0.05, 2),
@@ -83,6 +88,7 @@ def test_multistep_is_torchs(steps_per_epoch, gamma, drops):
     assert ours(chosen, steps_per_epoch) == pytest.approx(expected, rel=1e-12)
 
 
+@FEW
 @given(steps_per_epoch=st.integers(1, 40), gamma=st.floats(0.05, 2), every=st.integers(1, 11))
 def test_step_is_torchs(steps_per_epoch, gamma, every):
     chosen = settings(schedule="step", gamma=gamma, step_epochs=float(every))
@@ -93,6 +99,7 @@ def test_step_is_torchs(steps_per_epoch, gamma, every):
     assert ours(chosen, steps_per_epoch) == pytest.approx(expected, rel=1e-12)
 
 
+@FEW
 @given(
     schedule=st.sampled_from(["constant", "step", "multistep", "cosine"]),
     steps_per_epoch=st.integers(1, 50),
@@ -115,6 +122,7 @@ def test_the_first_step_already_has_the_rate_of_the_warm_up():
     assert one.param_groups[0]["lr"] == pytest.approx(0.01, rel=1e-15)
 
 
+@FEW
 @given(steps_per_epoch=st.integers(1, 30), warmup=st.integers(0, 9))
 def test_cosine_after_a_warm_up_takes_the_steps_that_are_left(steps_per_epoch, warmup):
     chosen = settings(schedule="cosine", warmup=float(warmup))
@@ -167,6 +175,7 @@ def saved_and_loaded(value):
     return torch.load(file, weights_only=True)
 
 
+@FEW
 @given(
     schedule=st.sampled_from(SCHEDULES),
     epochs=st.integers(1, 5),
