@@ -19,7 +19,6 @@ from samestep.doctor.report import Report, lines, record
 from samestep.doctor.ticket import Mask
 from samestep.doctor.within import any_stuck
 from samestep.launch.job import Job, Program
-from samestep.launch.plan import Spawn, plan
 from samestep.world.detect import detect
 
 
@@ -50,13 +49,11 @@ def doctor(
         raise UsageError(f"--wait {wait:g} is no time to wait for the other ranks: give seconds.")
     flags = {"json": as_json or None, "ticket": ticket or None, "devices": devices, "run_folder": run_folder}
     environment = env.snapshot()
-    if workers is not None:
+    if workers not in (None, detect(environment).place.size):
         arguments = ("doctor", *as_arguments({**flags, "wait": wait}))
         job = Job(program=Program(target="samestep", kind="module", args=arguments), workers=workers)
-        settled = plan(job, detect(environment))
-        if isinstance(settled, Spawn) and settled.size > 1:
-            decision = decide(job, mode="native", threads=None, environment=environment)
-            return act(replace(decision, exit_code_is_told=True))
+        decision = decide(job, mode="native", threads=None, environment=environment)
+        return act(replace(decision, exit_code_is_told=True))
     told = consult(environment, Wishes(runs=run_folder, devices=devices, ticket=ticket, wait_s=wait))
     _tell(told, as_json=as_json, ticket=Mask.of(environment) if ticket else None)
     code = told.settle()

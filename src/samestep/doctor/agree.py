@@ -1,6 +1,6 @@
 """Whether the ranks agree in what they must agree in, from what each of them told."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from samestep.doctor.examination import Examination
@@ -73,13 +73,21 @@ def _crowded(here: Sequence[Examination], host: str) -> Iterator[Finding]:
         groups.append((mask, members))
     for mask, members in groups:
         threads = sum(_threads(one.facts) for one in members)
-        if mask and len(members) > 1 and threads > len(mask):
+        there = _capacity(mask, members)
+        if there and len(members) > 1 and threads > there:
             ranks = ranks_text([one.rank for one in members])
             yield Finding(
-                text=f"On {host}, {ranks} compute with {threads} threads on {len(mask)} CPU(s): they wait "
+                text=f"On {host}, {ranks} compute with {threads} threads on {there} CPU(s): they wait "
                 "for each other. Ask the scheduler for more (srun --cpus-per-task), have the launcher bind "
                 "each rank to CPUs of its own, or set OMP_NUM_THREADS lower."
             )
+
+
+def _capacity(mask: Collection[int], members: Sequence[Examination]) -> int:
+    """Return the processors that ranks share; of one mask a quota or a scheduler's grant may leave less."""
+    usable = [one.facts.get("processors", {}).get("usable", len(mask)) for one in members]
+    one_mask = all(set(one.facts.get("cpus", ())) == set(mask) for one in members)
+    return min(len(mask), max(usable)) if one_mask else len(mask)
 
 
 def _threads(facts: Mapping[str, Any]) -> int:

@@ -81,6 +81,18 @@ def test_flags_that_make_no_sense_are_one_line_and_exit_with_2(environment, caps
     assert says in line
 
 
+def test_one_task_on_each_node_starts_the_workers_there(environment, monkeypatch):
+    environment(recording("slurm_step_4x1_rank3").environment)
+    decisions = []
+    monkeypatch.setattr("samestep.cli.doctor.act", lambda decision: decisions.append(decision) or 0)
+    assert run_command(["doctor", "-n", "8", "--ticket"]) == 0
+
+    (decision,) = decisions
+    assert (decision.plan.local, decision.plan.nodes.count, decision.plan.nodes.rank) == (2, 4, 3)
+    assert decision.job.program.args[:2] == ("doctor", "--ticket")
+    assert "-n" not in decision.job.program.args
+
+
 def test_rank_0_names_a_rank_that_does_not_come(rank_alone, capsys):
     rank_alone(0)
     assert run_command(["doctor", "--no-devices", "--wait", "0.2"]) == 1

@@ -60,6 +60,12 @@ def test_ranks_that_share_processors_and_use_all_of_them_hurt():
     assert "On node0, ranks 0-1 compute with 4 threads on 2 CPU(s)" in text
 
 
+def test_a_quota_leaves_ranks_less_than_their_mask():
+    limited = {"cpus": list(range(8)), "processors": {"usable": 2}}
+    ((text, _),) = told(ranks((0, limited), (1, limited)))
+    assert "On node0, ranks 0-1 compute with 4 threads on 2 CPU(s)" in text
+
+
 def test_processors_that_overlap_through_a_third_rank_are_one_group():
     every = ranks(
         (0, {"cpus": [0, 1]}), (1, {"cpus": [2, 3]}), (2, {"cpus": [1, 2]}), hosts=("a", "a", "a", "b")
