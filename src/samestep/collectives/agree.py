@@ -22,6 +22,7 @@ from torch import Tensor
 from samestep.base.errors import OutOfStep
 from samestep.collectives.line import LINE, alike, line, told_apart
 from samestep.collectives.one_host import OneHostWorld
+from samestep.collectives.walk import may_begin_early
 from samestep.world.world import World
 
 MESSAGE = 2 * LINE
@@ -44,12 +45,24 @@ def agree(world: World, call: str, tensor: Tensor) -> None:
         return
     rank, size = world.place.rank, world.place.size
     known = line(rank, call, tensor) + bytes(LINE)
-    for distance in _distances(size):
+    heard = torch.empty(steps(size), MESSAGE, dtype=torch.uint8, device=world.device)
+    rounds = [
+        ((rank + distance) % size, (rank - distance) % size, heard[number])
+        for number, distance in enumerate(_distances(size))
+    ]
+    early = may_begin_early(heard)
+    coming = [world.exchange(None, room, source=source) for _, source, room in rounds if early]
+    leaving = []
+    for number, (to, source, room) in enumerate(rounds):
         told = _message(known, world.device)
-        heard = torch.empty_like(told)
-        to, source = (rank + distance) % size, (rank - distance) % size
-        world.exchange(told, heard, to=to, source=source).wait()
-        known = _merged(known, heard.cpu().numpy().tobytes())
+        if early:
+            leaving.append(world.exchange(told, None, to=to))
+            coming[number].wait()
+        else:
+            world.exchange(told, room, to=to, source=source).wait()
+        known = _merged(known, room.cpu().numpy().tobytes())
+    for pending in leaving:
+        pending.wait()
     mine, other = known[:LINE], known[LINE:]
     if any(other):
         raise OutOfStep(told_apart(mine, other))

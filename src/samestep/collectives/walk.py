@@ -63,7 +63,7 @@ class Walk:
         piece = max(1, min(PIECE // flat.element_size(), size))
         self._combined = _cut(tuple(combine), size, chunks, piece)
         self._copied = _cut(tuple(copy), size, chunks, max(1, size))
-        self._early = _may_begin_early(flat)
+        self._early = may_begin_early(flat)
         most = max((len(cuts) for _, cuts in self._combined), default=0)
         self._rooms = deque(flat.new_empty(min(most, _AHEAD) if self._early else most, piece))
         self._due = deque(_receives(self._combined, self._copied) if self._early else ())
@@ -189,7 +189,7 @@ def _receives(combined: _Cuts, copied: _Cuts) -> Iterator[tuple[int | None, slic
                     yield hop.source, theirs, combines
 
 
-def _may_begin_early(tensor: Tensor) -> bool:
+def may_begin_early(tensor: Tensor) -> bool:
     """Return whether receives may begin before the sends of their hop: not where NCCL would wait for them."""
     return tensor.is_cpu
 

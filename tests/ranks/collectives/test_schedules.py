@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samestep.base.errors import OutOfStep, UsageError
-from samestep.collectives import walk
+from samestep.collectives import agree, walk
 from samestep.collectives.algorithms import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -130,7 +130,8 @@ def test_to_and_from_one_rank(size, shape, dtype, root):
 @pytest.mark.parametrize("name", ["naive", "tree", "ring", "halving_doubling"])
 def test_what_is_longer_than_a_message_goes_in_pieces(name, early, monkeypatch):
     monkeypatch.setattr(walk, "PIECE", 32)
-    monkeypatch.setattr(walk, "_may_begin_early", lambda tensor: early)
+    for module in (walk, agree):
+        monkeypatch.setattr(module, "may_begin_early", lambda tensor: early)
     every = [torch.randn(101, generator=torch.Generator().manual_seed(rank)) for rank in range(3)]
 
     def fn(world):
