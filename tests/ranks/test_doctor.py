@@ -21,7 +21,7 @@ def on_ranks(fn, ranks):
     results, errors = {}, []
 
     def run(rank):
-        door = Door("127.0.0.1", rank=rank)
+        door = Door("127.0.0.1")
         try:
             results[rank] = fn(rank, door)
         except Exception as error:
@@ -209,7 +209,7 @@ class socket_that_refuses:
     """A port at which nobody listens."""
 
     def __enter__(self):
-        door = Door("127.0.0.1", rank=9)
+        door = Door("127.0.0.1")
         door.close()
         return door.port
 

@@ -141,7 +141,7 @@ def _meeting(
     from samestep.world.store import open_store
 
     store = open_store(environment, diagnosis.detected, master=None, timeout_s=wishes.wait_s)
-    return StoreBoard(store), Door(_address(diagnosis, own), rank=own.rank)
+    return StoreBoard(store), Door(_address(diagnosis, own))
 
 
 def _address(diagnosis: Diagnosis, own: Examination) -> str:

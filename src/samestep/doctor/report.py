@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from samestep.doctor import links
 from samestep.doctor.agree import across
@@ -12,7 +12,7 @@ from samestep.doctor.part import Finding, Row
 from samestep.doctor.wire import Link
 from samestep.doctor.words import finding_lines, folded, merged, numbers_text, ranks_text, row_lines
 
-Owned = tuple[tuple[int, ...], Finding]
+Owned: TypeAlias = tuple[tuple[int, ...], Finding]
 """A finding, and the ranks it is of; none where it is of all together."""
 
 

@@ -51,19 +51,17 @@ class Door:
 
     Args:
         address: of this host, at which to listen.
-        rank: this one.
-        token: what a caller must say first; all ranks of a job are told the same.
     """
 
-    def __init__(self, address: str, *, rank: int) -> None:
+    def __init__(self, address: str) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.socket(family, socket.SOCK_STREAM)
         self._listener.bind((address, 0))
         self._listener.listen(64)
-        self._rank = rank
         self.address: str = address
         self.port: int = self._listener.getsockname()[1]
         self.token = secrets.token_bytes(_TOKEN)
+        """What a caller must say first."""
 
     def close(self) -> None:
         """Stop listening."""
