@@ -98,7 +98,7 @@ def judge(tried: Tried) -> Part:
                 "bytes. Write checkpoints less often, or to another file system."
             )
         )
-    if tried.free is not None and tried.free < _LITTLE:
+    if "write" not in tried.failed and tried.free is not None and tried.free < _LITTLE:
         findings.append(
             Finding(
                 text=f"{tried.folder} has {bytes_text(tried.free)} left: checkpoints will not fit. Remove "

@@ -92,11 +92,12 @@ def judge(limits: Limits, *, local_size: int, infiniband: bool) -> Part:
     )
     rows.append(("limits", f"{files}{processes}{locked}"))
     if soft is not None and soft < _FEW_FILES:
-        more = "" if hard == soft else f" It may be raised to {'any number' if hard is None else hard}:"
+        raised = f"Raise it: `ulimit -n {min(hard or 65536, 65536)}`."
+        fixed = "It cannot be raised from here: ask for more (--ulimit nofile of the container)."
         findings.append(
             Finding(
                 text=f"A process may have {soft} open files. DataLoader's workers hand each tensor over with "
-                f"one, and fail with 'Too many open files'.{more} `ulimit -n {min(hard or 65536, 65536)}`.",
+                f"one, and fail with 'Too many open files'. {fixed if hard == soft else raised}",
                 hurts=soft <= 1024,
             )
         )

@@ -102,3 +102,8 @@ def test_a_slow_a_full_and_a_fleeting_file_system_are_told():
     assert "fsync 4.2 s" in slow[0]
     assert "1 MiB left" in full[0]
     assert fleeting[1] is False
+
+
+def test_a_folder_that_takes_no_files_is_not_called_full_as_well():
+    ((text, _),) = texts(Tried(folder="/proc", kind="proc", free=0, failed={"write": "No such file"}))
+    assert "Nothing can be written" in text

@@ -72,3 +72,9 @@ def test_little_locked_memory_hurts_where_there_is_infiniband():
     assert texts(little) == []
     ((text, _),) = texts(little, infiniband=True)
     assert "ulimit -l unlimited" in text
+
+
+def test_a_limit_that_cannot_be_raised_is_asked_for():
+    ((text, _),) = texts(Limits(shared_memory=(8 * GIB, 8 * GIB), files=(1024, 1024)))
+    assert "cannot be raised from here" in text
+    assert "ulimit -n" not in text
