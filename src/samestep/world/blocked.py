@@ -113,10 +113,10 @@ class Blocked:
             self.end()
 
     def close(self) -> None:
-        """Look no more."""
+        """Look no more; a look that the store does not answer is left alone."""
         self._over.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(GRACE_S)
 
     def look(self) -> None:
         """Write down what this rank waits for, if it did so at the last look."""
@@ -166,7 +166,9 @@ class Blocked:
         if found and isinstance(found[0], Found):
             return PeerLost(in_words(found[0], error))
         who = "a rank" if now[1] is None else f"rank {now[1]}"
-        return PeerLost(f"{who} is lost to rank {self._rank}, or waits itself (the store is gone): {error}")
+        return PeerLost(
+            f"{who} is lost to rank {self._rank}, or waits itself (the store does not answer): {error}"
+        )
 
     def _asked(self, now: Wait) -> Found | str:
         """Return who is missing, or who wait for each other."""
