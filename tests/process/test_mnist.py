@@ -5,6 +5,7 @@ from itertools import chain
 
 import pytest
 import torch
+from torch import nn
 
 from samestep.data.loader import Loader
 from samestep.data.registry import load
@@ -15,8 +16,18 @@ from support.data import shared_data
 from support.training import largest_difference, settings, train
 
 SAMPLES = 400
-SCORED = {True: 10_000, False: 1_999}
-"""Test images, with batch norm and without: all of them once, and then a number that no world divides."""
+
+
+def linear():
+    return nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 10))
+
+
+MODELS = {
+    "global batch norm": (ConvNet, 1_999),
+    "no batch norm": (functools.partial(ConvNet, batch_norm=False), 1_999),
+    "linear": (linear, 10_000),
+}
+"""Networks, and how many test images they score: a number that no world divides, or all."""
 
 
 def mnist(data_dir, scored=10_000):
@@ -24,11 +35,11 @@ def mnist(data_dir, scored=10_000):
     return train_set.subset(SAMPLES), test_set if scored == len(test_set) else test_set.subset(scored)
 
 
-def train_mnist(world, data_dir, batch_norm):
+def train_mnist(world, data_dir, name):
     """Train one epoch; return losses, weights and the score of the test images."""
+    make_model, scored = MODELS[name]
     chosen = settings(epochs=1, batch_size=64, batch_norm="global")
-    sets = mnist(data_dir, SCORED[batch_norm])
-    memory = train(world, chosen, functools.partial(ConvNet, batch_norm=batch_norm), sets)
+    memory = train(world, chosen, make_model, mnist(data_dir, scored))
     return memory.losses, memory.state, (memory.result.correct, memory.result.total)
 
 
@@ -42,7 +53,7 @@ def samples_of_each_step(world, data_dir):
 
 @pytest.fixture(scope="module")
 def serial():
-    """The runs of one worker, by (folder, batch norm)."""
+    """The runs of one worker, by (folder, network)."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield functools.cache(functools.partial(train_mnist, SoloWorld()))
@@ -50,18 +61,16 @@ def serial():
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("batch_norm", [True, False], ids=["global batch norm", "no batch norm"])
-def test_the_loss_curve_is_the_serial_one_and_each_test_image_counts_once(
-    processes, serial, size, batch_norm
-):
+@pytest.mark.parametrize("name", MODELS)
+def test_the_loss_curve_is_the_serial_one_and_each_test_image_counts_once(processes, serial, size, name):
     data_dir = shared_data("mnist")
-    losses, weights, score = serial(data_dir, batch_norm)
+    losses, weights, score = serial(data_dir, name)
 
-    for rank_losses, rank_weights, rank_score in processes.run(train_mnist, size, data_dir, batch_norm):
+    for rank_losses, rank_weights, rank_score in processes.run(train_mnist, size, data_dir, name):
         assert rank_losses == pytest.approx(losses, rel=0, abs=1e-10)
         assert largest_difference(rank_weights, weights) < 1e-10
         assert rank_score == score
-    assert score[1] == SCORED[batch_norm]
+    assert score[1] == MODELS[name][1]
 
 
 @pytest.mark.parametrize("size", [2, 3])
