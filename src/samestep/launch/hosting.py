@@ -27,6 +27,9 @@ INTERRUPTED = 130
 """The exit code of a program that Ctrl-C ended, as a shell counts it."""
 
 
+_hosted: list[str] = []
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
     """How a hosted program ended.
@@ -55,6 +58,7 @@ def host(program: Program, foretell: Callable[[Ending], None] | None = None) -> 
             end the process or break. What that hook prints becomes the ending's traceback; without
             `foretell` it is printed at once.
     """
+    _hosted.append(program.target)
     try:
         module, code = _main_module(program)
         # The second name is what multiprocessing's children call it in what they send back.
@@ -68,6 +72,11 @@ def host(program: Program, foretell: Callable[[Ending], None] | None = None) -> 
         return Ending()
     # Out here, where an error of the program's hook has no context.
     return _in_its_own_words(failed, told(failed), foretell)
+
+
+def is_hosting() -> bool:
+    """Return whether this process runs a program by `host`, which is told how it ends."""
+    return bool(_hosted)
 
 
 def leave(exit_code: int) -> NoReturn:
