@@ -75,12 +75,17 @@ def nodes(meeting: Meeting) -> Nodes:
     Raises:
         UsageError: the flags contradict each other, or ask for what is not there.
     """
-    count = _node_count(meeting.nnodes)
+    least, count = _node_count(meeting.nnodes)
     if meeting.standalone and count > 1:
         raise UsageError(f"--standalone is a job on this node alone, but --nnodes is {count}.")
     options = _options(meeting.options)
     if meeting.backend not in ("", "static", "c10d"):
         raise UsageError(f"--rdzv-backend {meeting.backend} is not supported. Use c10d or static.")
+    if least != count and meeting.backend != "c10d":
+        raise UsageError(
+            f"--nnodes {meeting.nnodes} needs nodes that agree on each new start, however many they are: use "
+            "--rdzv-backend c10d --rdzv-endpoint HOST:PORT."
+        )
     if count == 1:
         return _one_node(meeting)
     if meeting.endpoint and (meeting.master_addr or meeting.master_port):
@@ -91,6 +96,7 @@ def nodes(meeting: Meeting) -> Nodes:
     if meeting.backend == "c10d":
         return Nodes(
             count=count,
+            least=None if least == count else least,
             rank=meeting.node_rank,
             backend="c10d",
             endpoint=_with_port(meeting.endpoint or _address(meeting)),
@@ -166,18 +172,16 @@ def _one_node(meeting: Meeting) -> Nodes:
     return Nodes(rank=meeting.node_rank)
 
 
-def _node_count(text: str) -> int:
+def _node_count(text: str) -> tuple[int, int]:
+    """Return the fewest and the most nodes that ``--nnodes`` allows."""
     low, colon, high = text.partition(":")
     try:
         least, most = int(low), int(high if colon else low)
     except ValueError:
-        raise UsageError(f"--nnodes {text!r} is not a number of nodes.") from None
-    if least != most:
-        raise UsageError(
-            f"--nnodes {text}: a number of nodes that changes during the run is not supported yet. "
-            "Give one number."
-        )
-    return least
+        raise UsageError(f"--nnodes {text!r} is neither a number of nodes nor a range like 1:4.") from None
+    if least > most:
+        raise UsageError(f"--nnodes {text}: the fewest nodes come first, as in {most}:{least}.")
+    return least, most
 
 
 def _address(meeting: Meeting) -> str:

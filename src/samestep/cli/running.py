@@ -167,7 +167,9 @@ def headline(decision: Decision) -> str:
     if isinstance(decision.plan, Join):
         where = f"started by {decision.found.launcher}"
     elif decision.plan.nodes.count > 1:
-        where = f"= {decision.plan.nodes.count} nodes x {decision.plan.local}"
+        nodes = decision.plan.nodes
+        count = f"{nodes.count}" if nodes.least is None else f"at most {nodes.count}"
+        where = f"= {count} nodes x {decision.plan.local}"
     else:
         where = "on this node"
     return f"{decision.size} worker{'' if decision.size == 1 else 's'} {where}{each}"
@@ -320,6 +322,8 @@ def look_at(program: Program) -> Recognised:
     if program.kind == "script":
         file = Path(program.target)
         return recognise(file, roots=[file.parent, *own_folders(path), here])
+    if program.target == "samestep":  # whose own verbs share out what they do
+        return Recognised("native", joins=True)
     module = source_of(program.target, [str(here), *path])
     return Recognised("native") if module is None else recognise(module, roots=[here, *own_folders(path)])
 

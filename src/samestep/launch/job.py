@@ -99,7 +99,8 @@ class Nodes:
     """How the launchers of one job, one on each node, find each other.
 
     Args:
-        count: number of nodes.
+        count: number of nodes; the largest, where it may change.
+        least: the smallest, where nodes may be lost and come back during the run; None where they may not.
         rank: which one this is; None where the rendezvous decides.
         backend: ``static`` (node ranks are given) or ``c10d`` (they are agreed upon).
         endpoint: ``host:port`` that all nodes reach, on node 0; empty for one node.
@@ -107,6 +108,7 @@ class Nodes:
     """
 
     count: int = 1
+    least: int | None = None
     rank: int | None = None
     backend: Literal["static", "c10d"] = "static"
     endpoint: str = ""
@@ -115,6 +117,8 @@ class Nodes:
     def __post_init__(self) -> None:
         if self.count < 1:
             raise UsageError(f"--nnodes {self.count}: a job has at least one node.")
+        if self.least is not None and not 1 <= self.least < self.count:
+            raise UsageError(f"--nnodes {self.least}:{self.count} is no range of nodes such as 1:4.")
         if self.rank is not None and not 0 <= self.rank < self.count:
             raise UsageError(
                 f"--node-rank {self.rank} is not within 0 .. {self.count - 1} (--nnodes {self.count})."
@@ -164,6 +168,11 @@ class Job:
         Raises:
             UsageError: ``-n`` and ``--nproc-per-node`` say different things, or do not divide.
         """
+        if self.nodes.least is not None and self.workers is not None:
+            raise UsageError(
+                f"-n {self.workers} workers in total cannot be kept while nodes come and go (--nnodes "
+                f"{self.nodes.least}:{self.nodes.count}): give --nproc-per-node."
+            )
         if self.per_node is None:
             return self.workers
         total = self.per_node * self.nodes.count

@@ -42,6 +42,11 @@ from samestep.world.rendezvous import resolve
 _IN_USE = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
 _OUT_OF_FILES = re.compile("EMFILE|ENFILE|too many open files", re.IGNORECASE)
 
+_IMPATIENT = {"last_call_timeout": 5, "keep_alive_interval": 3, "keep_alive_max_attempt": 3}
+"""Seconds that a meeting waits for more nodes than it needs, and when a silent node counts as lost.
+
+torch's 30 and 15 are most of what a run loses with a node."""
+
 
 def run(job: Job, entry: Entry, *, local: int, nodes: Nodes, tell: Tell) -> Outcome:
     """Run `job` on `local` workers here and as many on each other node, to its end.
@@ -71,7 +76,7 @@ def run(job: Job, entry: Entry, *, local: int, nodes: Nodes, tell: Tell) -> Outc
         except SignalException as interrupt:
             return Outcome(interrupted_by=interrupt.sigval)
         except (RendezvousError, DistError, OSError) as error:
-            raise WorldError(_not_met(error, nodes)) from error
+            raise WorldError(_lost(nodes) if agent.has_begun else _not_met(error, nodes)) from error
     return agent.outcome
 
 
@@ -89,6 +94,15 @@ def _not_met(error: Exception, nodes: Nodes) -> str:
     return (
         f"the {nodes.count} nodes did not meet at {nodes.endpoint} ({nodes.backend}): {said} "
         "Start the launcher on every node, with the same address."
+    )
+
+
+def _lost(nodes: Nodes) -> str:
+    """Return what is left to do when the nodes cannot meet again."""
+    return (
+        f"the nodes can meet no more at {nodes.endpoint}: its launcher has ended or is out of reach, and "
+        "no node can take its place. Start all of them again with the same command, or have the scheduler do "
+        "that (samestep submit slurm --requeue): a training goes on from its last checkpoint."
     )
 
 
@@ -110,11 +124,13 @@ def _handler(job: Job, nodes: Nodes) -> RendezvousHandler:
     if nodes.rank is not None:
         # Several launchers on one host would each take themselves for the one that serves the store.
         options.setdefault("is_host", nodes.rank == 0)
+    if nodes.least is not None:
+        options = _IMPATIENT | options
     parameters = RendezvousParameters(
         backend=nodes.backend,
         endpoint=nodes.endpoint,
         run_id=job.run_id,
-        min_nodes=nodes.count,
+        min_nodes=nodes.least or nodes.count,
         max_nodes=nodes.count,
         **options,
     )
@@ -132,6 +148,8 @@ class _Agent(SimpleElasticAgent):
         self._tell = tell
         self._entry = entry
         self._workers: Workers | None = None
+        self.has_begun = False
+        """Whether workers were ever started."""
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         # Waiting for the other nodes happens in C++, where a noted signal would wait as long.
@@ -162,11 +180,12 @@ class _Agent(SimpleElasticAgent):
             )
             for worker in worker_group.workers
         ]
+        self.has_begun = True
         self._workers = Workers(wakeup=self._signals.wakeup, private=self._signals.files)
         self._workers.start(starts(self._job, here, this), self._entry)
         return {worker.start.place.local_rank: worker.pid for worker in self._workers.all}
 
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:  # noqa: ARG002 - torch's signature
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         workers = self._workers
         if workers is None:
             return RunResult(state=WorkerState.INIT)
@@ -178,8 +197,20 @@ class _Agent(SimpleElasticAgent):
         self._end_round()
         if number := self.outcome.interrupted_by:
             raise SignalException("the launcher was asked to end", sigval=signal.Signals(number))
+        if self.outcome.put_off:
+            return RunResult(state=self._after_stop(worker_group))
         self._tell(self.outcome, self._remaining_restarts)
         return RunResult(state=WorkerState.FAILED if self.outcome.cause else WorkerState.SUCCEEDED)
+
+    def _after_stop(self, worker_group: WorkerGroup) -> WorkerState:
+        """Say how it goes on after workers were asked to stop, and did.
+
+        A node that joins has the others' launchers stop their workers, each when it sees it; the workers
+        agree, and some end before their own launcher has seen anything. Otherwise it is over for now.
+        """
+        if worker_group.spec.rdzv_handler.num_nodes_waiting() > 0:
+            return WorkerState.HEALTHY
+        return WorkerState.SUCCEEDED
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002 - torch's signature
         self._shutdown()
