@@ -1,4 +1,4 @@
-"""A run over nodes of which one is lost and comes back: the undisturbed weights, each sample used once."""
+"""A run over nodes of which one is cut off, lost, and comes back: the undisturbed weights, each sample used once."""
 
 import json
 import os
@@ -67,16 +67,20 @@ class Cluster:
 
 
 @pytest.mark.timeout(300)
-def test_a_lost_node_shrinks_the_run_and_one_that_returns_grows_it(nodes, tmp_path):
+def test_a_cut_link_is_waited_for_a_lost_node_shrinks_the_run_and_one_that_returns_grows_it(nodes, tmp_path):
     torn, whole = tmp_path / "torn", tmp_path / "whole"
     cluster = Cluster(nodes, torn)
     cluster.launch("node0")
     cluster.launch("node1")
     cluster.await_steps([4], 10)
+    nodes.cut("node1")  # for less than --hang-timeout: nothing but time is lost
+    time.sleep(1)
+    nodes.mend("node1")
+    cluster.await_steps([4], 30)
     cluster.lose("node1")
-    cluster.await_steps([4, 2], 30)
+    cluster.await_steps([4, 2], 50)
     cluster.launch("node1")
-    cluster.await_steps([4, 2, 4], 60)
+    cluster.await_steps([4, 2, 4], 80)
     ended = cluster.finish()
 
     assert {node: code for node, (code, _) in ended.items()} == {"node0": 0, "node1": 0}, ended
