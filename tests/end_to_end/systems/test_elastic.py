@@ -1,4 +1,4 @@
-"""A run over nodes of which one is cut off, lost, and comes back: the undisturbed weights, each sample used once."""
+"""A run over nodes of which one is cut off, lost, and comes back ends with the undisturbed weights."""
 
 import json
 import os
