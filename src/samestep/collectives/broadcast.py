@@ -26,6 +26,7 @@ from samestep.collectives.agree import agree
 from samestep.collectives.cost import Cost, CostModel, doublings
 from samestep.collectives.hop import Schedule, backwards, seen_from
 from samestep.collectives.walk import copy_along, flattened, put_back
+from samestep.world.operation import refuse_root
 from samestep.world.world import World
 
 
@@ -55,8 +56,10 @@ class Broadcast:
 
         Raises:
             OutOfStep: the ranks call with different arguments.
+            UsageError: there is no rank `source`.
         """
         rank, size = world.place.rank, world.place.size
+        refuse_root(source, size)
         agree(world, f"broadcast from rank {source} by {self.name}", tensor)
         flat = flattened(tensor)
         hops = seen_from(source, size, self.schedule((rank - source) % size, size))

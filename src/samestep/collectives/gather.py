@@ -19,6 +19,7 @@ from samestep.collectives.agree import agree
 from samestep.collectives.cost import Cost, doublings
 from samestep.collectives.hop import Hop, Schedule, seen_from
 from samestep.collectives.walk import copy_along
+from samestep.world.operation import refuse_root
 from samestep.world.world import World
 
 
@@ -52,8 +53,10 @@ def gather(world: World, tensor: Tensor, to: int = 0) -> list[Tensor] | None:
 
     Raises:
         OutOfStep: the ranks call with different arguments.
+        UsageError: there is no rank `to`.
     """
     rank, size = world.place.rank, world.place.size
+    refuse_root(to, size)
     agree(world, f"gather to rank {to}", tensor)
     rows = tensor.new_empty((size, *tensor.shape))
     rows[rank] = tensor.detach()

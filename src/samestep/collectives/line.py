@@ -1,6 +1,7 @@
 """What a rank says that it calls, in a line of fixed length that can be compared and told."""
 
 import functools
+import hashlib
 
 import torch
 from torch import Tensor
@@ -38,8 +39,12 @@ def told_apart(mine: bytes, other: bytes) -> str:
 @functools.lru_cache(maxsize=1024)  # the same calls come again with every step
 def _line(rank: int, call: str, dtype: torch.dtype, shape: torch.Size) -> bytes:
     sizes = ", ".join(map(str, shape))
-    text = f"{rank:0{_RANK}d}{call} of {str(dtype).removeprefix('torch.')} [{sizes}]"
-    return text.encode()[:LINE].ljust(LINE, b" ")
+    said = f"{call} of {str(dtype).removeprefix('torch.')} [{sizes}]".encode()
+    room = LINE - _RANK
+    if len(said) > room:  # what is cut off counts all the same
+        rest = hashlib.sha256(said).hexdigest()[:16].encode()
+        said = said[: room - len(rest)] + rest
+    return f"{rank:0{_RANK}d}".encode() + said.ljust(room, b" ")
 
 
 def _words(said: bytes) -> str:

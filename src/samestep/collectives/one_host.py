@@ -13,7 +13,7 @@ from samestep.collectives.arithmetic import Folding
 from samestep.collectives.segment import Apart, segment
 from samestep.collectives.semaphores import Semaphores, own_process
 from samestep.collectives.shared_memory import SharedMemory, bytes_needed
-from samestep.world.operation import Op, refuse
+from samestep.world.operation import Op, refuse, refuse_root
 from samestep.world.process_group import ProcessGroupWorld
 from samestep.world.relayed import RelayedWorld
 from samestep.world.world import NothingPending, Pending, World
@@ -101,6 +101,7 @@ class OneHostWorld(RelayedWorld):
 
     def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
         """See `World.broadcast`."""
+        refuse_root(source, self.place.size)
         if _is_plain(tensor):
             self._memory.broadcast(tensor, source=source)
         else:

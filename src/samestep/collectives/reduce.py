@@ -20,7 +20,7 @@ from samestep.collectives.arithmetic import finish, wide
 from samestep.collectives.cost import Cost, doublings
 from samestep.collectives.hop import Hop, Schedule, seen_from
 from samestep.collectives.walk import combine_along, flattened, put_back
-from samestep.world.operation import Op, refuse
+from samestep.world.operation import Op, refuse, refuse_root
 from samestep.world.world import World
 
 
@@ -55,9 +55,10 @@ def reduce(world: World, tensor: Tensor, op: Op = "sum", to: int = 0) -> None:
 
     Raises:
         OutOfStep: the ranks call with different arguments.
-        UsageError: the operation is not defined for the type.
+        UsageError: the operation is not defined for the type, or there is no rank `to`.
     """
     rank, size = world.place.rank, world.place.size
+    refuse_root(to, size)
     agree(world, f"reduce {op} to rank {to}", tensor)
     refuse(op, tensor.dtype)
     hops = seen_from(to, size, schedule((rank - to) % size, size))

@@ -20,6 +20,7 @@ from samestep.collectives.agree import agree
 from samestep.collectives.cost import Cost, doublings
 from samestep.collectives.hop import Schedule, backwards, seen_from
 from samestep.collectives.walk import copy_along, flattened
+from samestep.world.operation import refuse_root
 from samestep.world.world import World
 
 
@@ -43,9 +44,10 @@ def scatter(world: World, rows: Tensor, source: int = 0) -> Tensor:
 
     Raises:
         OutOfStep: the ranks call with different arguments.
-        UsageError: there is not one row for each rank.
+        UsageError: there is not one row for each rank, or no rank `source`.
     """
     rank, size = world.place.rank, world.place.size
+    refuse_root(source, size)
     agree(world, f"scatter from rank {source}", rows)
     one_row_each(rows, size)
     flat = flattened(rows) if rank == source else rows.new_empty(rows.numel())

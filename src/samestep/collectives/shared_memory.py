@@ -30,7 +30,7 @@ from samestep.collectives.arithmetic import COMBINE, Folding, finish
 from samestep.collectives.line import LINE, alike, line, told_apart
 from samestep.collectives.progress import PROGRESS
 from samestep.collectives.semaphores import SIZE, Semaphores
-from samestep.world.operation import Op
+from samestep.world.operation import Op, as_they_lie
 
 PIECE = 1 << 20
 """Bytes of a piece: two or three of them stay in a processor's own cache."""
@@ -102,7 +102,7 @@ class SharedMemory:
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, which have equal shapes and dtypes, in rank order."""
         self._begin("all_gather", tensor)
-        own = tensor.detach().contiguous()
+        own = as_they_lie(tensor)
         gathered = [torch.empty_like(own) for _ in range(self._size)]
         flat = [one.view(-1) for one in gathered]
         for part in _pieces(own):
@@ -116,7 +116,7 @@ class SharedMemory:
     def broadcast(self, tensor: Tensor, *, source: int) -> None:
         """Overwrite `tensor` on every rank with that of rank `source`."""
         self._begin("broadcast", tensor, f"broadcast from {source}")
-        flat = tensor.detach().contiguous().view(-1)
+        flat = as_they_lie(tensor).view(-1)
         for part in _pieces(flat):
             halves = self._halves(flat[part])
             if self._rank == source:
@@ -141,7 +141,7 @@ class SharedMemory:
         return torch.div(source, self._size, out=target)
 
     def _all_reduce(self, tensor: Tensor, op: Op, load: _Load) -> None:
-        flat = tensor.detach().contiguous().view(-1)
+        flat = as_they_lie(tensor).view(-1)
         if flat.nbytes * self._size <= SMALL:
             halves = self._halves(flat)
             load(halves[self._rank], flat)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from samestep.collectives.arithmetic import COMBINE
 from samestep.collectives.hop import Chunks, Hop, bounds, runs
-from samestep.world.operation import Op
+from samestep.world.operation import Op, as_they_lie
 from samestep.world.world import Pending, World
 
 PIECE = 1 << 22
@@ -199,8 +199,8 @@ def _typed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def flattened(tensor: Tensor) -> Tensor:
-    """Return the elements of a tensor in one dimension: its own, or copies if it is not contiguous."""
-    return tensor.detach().contiguous().view(-1)
+    """Return the elements of a tensor in one dimension: its own, or copies of those that lie otherwise."""
+    return as_they_lie(tensor).view(-1)
 
 
 def put_back(flat: Tensor, tensor: Tensor) -> None:

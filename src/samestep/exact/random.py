@@ -8,7 +8,11 @@ from contextlib import contextmanager, nullcontext
 import numpy as np
 import torch
 
+from samestep.base.errors import UsageError
+
 _generators = threading.Lock()  # ranks that are threads share the generators of the process
+_borrowers: set[int] = set()
+"""The thread that has them."""
 
 
 @contextmanager
@@ -19,7 +23,16 @@ def drawing(device: torch.device) -> Iterator[Callable[[int], None]]:
 
     Yields:
         what seeds all of them.
+
+    Raises:
+        UsageError: this thread has them already.
     """
+    thread = threading.get_ident()
+    if thread in _borrowers:
+        raise UsageError(
+            "shards of another step or another model are under way in this thread: finish that loop, or "
+            "close it where it was left before its end, and then begin the next one."
+        )
     is_cpu = device.type == "cpu"
     on_device = nullcontext() if is_cpu else torch.random.fork_rng([device], device_type=device.type)
 
@@ -31,9 +44,11 @@ def drawing(device: torch.device) -> Iterator[Callable[[int], None]]:
 
     with _generators, on_device:
         before = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+        _borrowers.add(thread)
         try:
             yield seed_all
         finally:
+            _borrowers.remove(thread)
             torch.default_generator.set_state(before[0])
             np.random.set_state(before[1])
             random.setstate(before[2])

@@ -3,11 +3,33 @@
 from typing import Literal, TypeAlias, get_args
 
 import torch
+from torch import Tensor
 
 from samestep.base.errors import UsageError
 
 Op: TypeAlias = Literal["sum", "mean", "product", "min", "max"]
 OPS: tuple[Op, ...] = get_args(Op)
+
+
+def as_they_lie(tensor: Tensor) -> Tensor:
+    """Return a tensor whose elements lie in memory one after another, as they are: itself, or a copy.
+
+    A conjugate may be the memory of what it is the conjugate of, and a note.
+    """
+    own = tensor.detach()
+    if own.is_conj() or own.is_neg():
+        own = own.resolve_conj().resolve_neg()
+    return own.contiguous()
+
+
+def refuse_root(root: int, size: int) -> None:
+    """Refuse a rank that is not there.
+
+    Raises:
+        UsageError: `root` is none of `size` ranks.
+    """
+    if not 0 <= root < size:
+        raise UsageError(f"there is no rank {root} among {size}: they are 0 .. {size - 1}.")
 
 
 def refuse(op: Op, dtype: torch.dtype) -> None:

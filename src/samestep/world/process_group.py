@@ -13,7 +13,7 @@ from samestep.base.errors import DetectionError
 from samestep.base.place import Place
 from samestep.world.blocked import Blocked
 from samestep.world.detect import detect
-from samestep.world.operation import Op, refuse
+from samestep.world.operation import Op, as_they_lie, refuse
 from samestep.world.solo import SoloWorld
 from samestep.world.world import DerivedWorld, NothingPending, Pending, World
 
@@ -229,7 +229,7 @@ class ProcessGroupWorld(DerivedWorld):
 @contextmanager
 def _as_contiguous(tensor: Tensor) -> Iterator[Tensor]:
     """Give what may be changed in a tensor's place: Gloo takes any memory for contiguous."""
-    own = tensor.detach().contiguous()
+    own = as_they_lie(tensor)
     yield own
     if own.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(own)

@@ -15,7 +15,7 @@ from samestep.base.errors import OutOfStep
 from samestep.base.place import Place
 from samestep.world.current import entered
 from samestep.world.mailboxes import Hub
-from samestep.world.operation import Op, refuse
+from samestep.world.operation import Op, refuse, refuse_root
 from samestep.world.world import DerivedWorld, NothingPending, Pending
 
 T = TypeVar("T")
@@ -86,6 +86,7 @@ class ThreadWorld(DerivedWorld):
 
     def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
         """See `World.broadcast`."""
+        refuse_root(source, self.place.size)
         message = self._from(source, tensor.detach().clone())
         self._same_form(tensor, message, source)
         _overwrite(tensor, message)

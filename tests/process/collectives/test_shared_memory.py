@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from samestep.base.errors import OutOfStep, PeerLost
+from samestep.base.errors import OutOfStep, PeerLost, UsageError
 from samestep.collectives import one_host, segment
 from samestep.collectives.one_host import OneHostWorld, on_one_host
 from samestep.collectives.segment import FILE_SYSTEM
@@ -83,6 +83,11 @@ def strided(world):
     fast.all_reduce(parameter.data)
     pending = fast.all_reduce_later(parameter.data)
     pending.wait()
+    conjugate = torch.tensor([1 + 2j, 3.0]).conj()
+    fast.all_reduce(conjugate)
+    assert conjugate.tolist() == [2 - 4j, 6]
+    with pytest.raises(UsageError, match="there is no rank -1 among 2"):
+        fast.broadcast(matrix, source=-1)
     fast.barrier()
     return matrix, parameter.data
 

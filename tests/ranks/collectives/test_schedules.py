@@ -172,6 +172,37 @@ def test_complex_numbers(name, op):
 
 
 @pytest.mark.parametrize("name", SUMMED)
+def test_a_conjugate_is_reduced_as_what_it_stands_for(name):
+    every = [torch.tensor([1 + 2j, 3.0, 1j]) * (rank + 1) for rank in range(3)]
+
+    def fn(world):
+        tensor = every[world.place.rank].clone().conj()
+        ALL_REDUCE[name](world, tensor, "sum")
+        return tensor.resolve_conj()
+
+    exact = torch.stack(every).sum(0).conj()
+    assert all(torch.allclose(tensor, exact) for tensor in run_ranks(fn, 3))
+
+
+ROOTED = {
+    "scatter": lambda world, root: SCATTER["tree"](world, torch.ones(3), root),
+    "reduce": lambda world, root: REDUCE["tree"](world, torch.ones(3), "sum", root),
+    "gather": lambda world, root: GATHER["tree"](world, torch.ones(3), root),
+    **{
+        f"broadcast by {name}": lambda world, root, name=name: BROADCAST[name](world, torch.ones(3), root)
+        for name in COPIED
+    },
+}
+
+
+@pytest.mark.parametrize("root", [-1, 3])
+@pytest.mark.parametrize("name", ROOTED)
+def test_a_rank_that_is_not_there_is_refused(name, root):
+    with pytest.raises(UsageError, match=f"there is no rank {root} among 3: they are 0 .. 2"):
+        run_ranks(lambda world: ROOTED[name](world, root), 3)
+
+
+@pytest.mark.parametrize("name", SUMMED)
 def test_the_mean_of_integers_is_refused_in_words(name):
     with pytest.raises(UsageError, match=r"the mean of torch\.int64 is no torch\.int64"):
         run_ranks(lambda world: ALL_REDUCE[name](world, torch.ones(3, dtype=torch.int64), "mean"), 2)
@@ -181,6 +212,10 @@ DIFFERENT = {
     "shapes": (
         lambda world, odd: ALL_REDUCE["ring"](world, torch.ones(3, 4 if odd else 5), "sum"),
         r"all-reduce sum by ring of float32 \[3, 5\].*all-reduce sum by ring of float32 \[3, 4\]",
+    ),
+    "shapes of many dimensions": (
+        lambda world, odd: ALL_REDUCE["ring"](world, torch.ones(*(1,) * 60, 4 if odd else 5), "sum"),
+        r"all-reduce sum by ring of float32 \[1, 1, .*all-reduce sum by ring of float32 \[1, 1, ",
     ),
     "types": (
         lambda world, odd: ALL_REDUCE["tree"](

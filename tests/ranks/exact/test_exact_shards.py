@@ -239,6 +239,15 @@ def test_an_optimizer_that_steps_within_a_shard_is_refused():
         next(shards)
 
 
+def test_shards_of_two_models_at_once_are_refused():
+    one, other = (Exact(model(), shards=2, world=SoloWorld()) for _ in range(2))
+
+    with pytest.raises(UsageError, match="shards of another step or another model are under way"):
+        for _ in zip(one.shards(0), other.shards(0), strict=True):
+            pass
+    assert len(list(one.shards(0))) == 2  # nothing is left behind
+
+
 def more_ranks_than_shards(world):
     with pytest.raises(UsageError, match="2 logical shards cannot keep 3 workers busy"):
         Exact(model(), shards=2, world=world)
