@@ -18,7 +18,6 @@ from samestep.cli.shares import bound
 from samestep.collectives.crossovers import ALGORITHMS
 from samestep.launch.hosting import leave
 from samestep.launch.job import Job
-from samestep.launch.plan import Join
 
 SETTINGS: Mapping[str, Any] = {
     # What stands behind the program is the program's, whatever it looks like.
@@ -255,7 +254,7 @@ def run(
     if dry_run:
         print("\n".join(dry_run_of(decision)))
         return
-    if not isinstance(decision.plan, Join) or decision.plan.place.is_main:
+    if decision.speaks:
         for line in banner(decision):
             tell(line)
     code = act(decision)

@@ -75,6 +75,11 @@ class Decision:
         return self.plan.place.size if isinstance(self.plan, Join) else self.plan.size
 
     @property
+    def speaks(self) -> bool:
+        """Whether this process says what was decided: of those that a launcher started, the first."""
+        return self.found.place.is_main
+
+    @property
     def alone(self) -> bool:
         """Whether the program starts its own workers."""
         return self.script is not None and self.script.kind == "spawns"

@@ -197,8 +197,9 @@ def _start(decision: Decision, request: "Request", order: "Order", *, as_json: b
         if isinstance(decision.plan, Spawn) and not decision.plan.nodes.rank:  # rank 0 writes, so its node
             prepare(order)
         request = replace(request, out=None if request.resume else order.out)
-    _tell_what_it_is(decision, order)
-    tell(headline(decision))
+    if decision.speaks:
+        _tell_what_it_is(decision, order)
+        tell(headline(decision))
     program = replace(decision.job.program, args=_arguments(request, as_json=as_json))
     return act(replace(decision, job=replace(decision.job, program=program)))
 

@@ -62,6 +62,7 @@ def test_one_launcher_on_each_node_starts_its_share(slurm):
     told, points = places(done.out)
     assert told == placed("node0", "node0", "node1", "node1")
     assert len(points) == 1
+    assert done.err.count("4 workers = 2 nodes x 2") == 1
 
 
 def test_a_number_of_workers_that_tasks_do_not_make_is_refused(slurm):
