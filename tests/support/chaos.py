@@ -2,7 +2,8 @@
 
     python -m support.chaos --faults 30
 
-prints how long each took to get over: until the run is one step further than when it struck.
+prints how long each took to get over, until the run is one step further than when it struck, under samestep's
+launcher and under torchrun's.
 """
 
 import argparse
@@ -33,6 +34,16 @@ TRAIN = (
     *("digits", "--exact", WORKERS, "--subset", 480, "--batch-size", 32, "--threads", 1, "--seed", 0),
     *("--evaluate-every", 1000, "--checkpoint-steps", 5, "--keep", 3),
 )
+LAUNCHERS = {
+    "samestep": [
+        *(sys.executable, "-m", "samestep", "run", "-n", WORKERS, "--threads", 1, "--mode", "native"),
+        *("--max-restarts", 1000, "--hang-timeout", HANG_S),
+    ],
+    "torchrun": [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *(f"--nproc-per-node={WORKERS}", "--max-restarts=1000"),
+    ],
+}
 DISK = "4m"
 _ROOM = 200 << 10
 """Bytes left on a full disk: for lines, not for a checkpoint."""
@@ -54,19 +65,13 @@ class Victim:
     Args:
         disk: where the run folder is made.
         steps: of the whole training, roughly.
-        launcher: what starts ``chaotic_training.py``, before its name.
-        arguments: for the training beside `TRAIN`.
+        launcher: what starts it, of `LAUNCHERS`.
     """
 
-    def __init__(
-        self, disk: Path, *, steps: int, launcher: Sequence[object] = (), arguments: Sequence[object] = ()
-    ) -> None:
+    def __init__(self, disk: Path, *, steps: int, launcher: str = "samestep") -> None:
         self.disk, self.folder = disk, disk / "run"
-        self._launcher = list(launcher) or [
-            *(sys.executable, "-m", "samestep", "run", "-n", WORKERS, "--threads", 1, "--mode", "native"),
-            *("--max-restarts", 1000, "--hang-timeout", HANG_S),
-        ]
-        self._train = [*TRAIN, "--epochs", -(-steps // 15), *arguments]
+        self._launcher = LAUNCHERS[launcher]
+        self._train = [*TRAIN, "--epochs", -(-steps // 15), "--hang-timeout", HANG_S]
         self._said = (disk.parent / f"{disk.name}-said.txt").open("w+")
         self.process = self._start("--out", self.folder, *self._train)
 
@@ -106,8 +111,8 @@ class Victim:
         found = (self.folder / "checkpoints").glob("step-*")
         return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
-    def worker(self, draw: random.Random) -> int:
-        """Return the process id of one of its workers."""
+    def workers(self) -> list[int]:
+        """Return the process ids of its workers, once all of them run."""
         while True:
             with suppress(psutil.NoSuchProcess):
                 children = [
@@ -116,7 +121,7 @@ class Victim:
                     if child.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED)
                 ]
                 if len(children) >= WORKERS:
-                    return draw.choice(sorted(child.pid for child in children))
+                    return sorted(child.pid for child in children)
             self.look_after()
             time.sleep(_POLL_S)
 
@@ -158,7 +163,7 @@ class Victim:
 
 def _signals(number: int) -> Callable[[Victim, random.Random], bool]:
     def strike(victim: Victim, draw: random.Random) -> bool:
-        os.kill(victim.worker(draw), number)
+        os.kill(draw.choice(victim.workers()), number)
         return True
 
     return strike
@@ -181,15 +186,17 @@ def _fill_disk(victim: Victim, _: random.Random) -> bool:
     return False
 
 
-def _corrupt(victim: Victim, draw: random.Random) -> bool:
-    """Change a byte of the newest checkpoint, and kill a worker before there is a newer one."""
-    newest = victim.checkpoints[-1]
-    weights = newest / "model.safetensors"
+def _corrupt(victim: Victim, _: random.Random) -> bool:
+    """Change a byte of the newest checkpoint, and kill all workers before there is a newer one."""
+    workers = victim.workers()
+    for worker in workers:
+        os.kill(worker, signal.SIGSTOP)
+    weights = victim.checkpoints[-1] / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[len(data) // 2] ^= 1
-    worker = victim.worker(draw)
     weights.write_bytes(data)
-    os.kill(worker, signal.SIGKILL)
+    for worker in workers:
+        os.kill(worker, signal.SIGKILL)
     return True
 
 
@@ -263,7 +270,7 @@ def undisturbed(folder: Path, *, steps: int) -> str:
 
 
 def main() -> None:
-    """Print the recoveries of one run."""
+    """Print the recoveries of one run under each launcher."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
@@ -271,23 +278,31 @@ def main() -> None:
     draw = random.Random(asked.seed)
     faults = [list(FAULTS)[number % len(FAULTS)] for number in range(asked.faults)]
     draw.shuffle(faults)
-    steps = 15 * asked.faults
-    with tempfile.TemporaryDirectory() as name, small_disk(Path(name) / "disk") as disk:
-        whole = undisturbed(Path(name) / "whole", steps=steps)
-        victim = Victim(disk, steps=steps)
-        recoveries = []
+    with tempfile.TemporaryDirectory() as name:
+        whole = undisturbed(Path(name) / "whole", steps=15 * asked.faults)
+        print(f"undisturbed {whole}")
+        ended = [_tormented(Path(name), launcher, faults, draw) for launcher in LAUNCHERS]
+    sys.exit(any(weights != whole for weights in ended))
+
+
+def _tormented(folder: Path, launcher: str, faults: Sequence[str], draw: random.Random) -> object:
+    """Print how one run gets over `faults`; return the digest of its weights."""
+    print(f"{launcher}:", flush=True)
+    recoveries = []
+    with small_disk(folder / launcher) as disk:
+        victim = Victim(disk, steps=15 * len(faults), launcher=launcher)
         try:
             for one in torment(victim, faults, draw):
                 recoveries.append(one)
                 print(f"step {one.step:4d}  {one.fault:20s}  {one.seconds:5.1f} s", flush=True)
-            torn = result(victim.folder)["weights_sha256"]
+            weights = result(victim.folder)["weights_sha256"]
         finally:
             victim.end()
     for fault in FAULTS:
         if taken := [one.seconds for one in recoveries if one.fault == fault]:
             print(f"{fault:20s}  median {median(taken):5.1f} s, longest {max(taken):5.1f} s of {len(taken)}")
-    print(f"undisturbed {whole}\ntormented   {torn}")
-    sys.exit(whole != torn)
+    print(f"ended with  {weights}", flush=True)
+    return weights
 
 
 if __name__ == "__main__":

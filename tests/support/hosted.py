@@ -1,6 +1,7 @@
 """Runs a whole script on ranks that are kept, and puts back what a script leaves behind in a process."""
 
 import io
+import logging
 import os
 import random
 import re
@@ -41,9 +42,11 @@ def run_script(world, path, arguments, folder, runs=1, options=DEFAULTS):
 
 @contextmanager
 def as_found():
-    """Put back the state of the process that a script changes."""
+    """Put back the state of the process that a script changes, and let it find none that others have left."""
     found = sys.argv, sys.path[:], sys.modules["__main__"], Path.cwd(), torch.get_default_dtype()
     drawn = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    handlers, level = logging.root.handlers[:], logging.root.level
+    logging.root.handlers[:] = []
     with warnings.catch_warnings():
         warnings.simplefilter("default")  # as in a process of its own
         try:
@@ -51,6 +54,8 @@ def as_found():
         finally:
             sys.argv, sys.path[:], sys.modules["__main__"] = found[:3]
             os.chdir(found[3])
+            logging.root.handlers[:] = handlers
+            logging.root.setLevel(level)
             torch.set_default_dtype(found[4])
             torch.set_grad_enabled(True)
             torch.set_rng_state(drawn[0])

@@ -4,6 +4,7 @@ Each of them would take itself for the only one and do all of the work: N silent
 files. What would do so is refused; a job's script and shell, which are single processes, are not.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,9 @@ from samestep.world.launchers import LAUNCHERS, SLURM, UNKNOWN, Launcher, is_tas
 
 _STARTERS = ("slurmstepd", "orted", "prted", "mpirun", "mpiexec", "orterun", "prterun", "hydra_pmi_proxy")
 """Programs whose children are ranks."""
+_LOOK_S = 0.01
+_LINGER_S = 2.0
+"""How long a process stays that has seen others like it, so that they see it as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +100,20 @@ def _refuse_half(launcher: Launcher, env: Environment) -> None:
     )
 
 
+def is_alike(command_of: Callable[[], list[str]], own: list[str], *, patience_s: float = 0.5) -> bool:
+    """Return whether another process runs this one's command, or is about to: behind ``env``, say.
+
+    Args:
+        command_of: returns the other's command line; empty while it becomes another program.
+        own: this process's.
+        patience_s: how long to wait for one.
+    """
+    end = time.monotonic() + patience_s
+    while not (command := command_of()) and time.monotonic() < end:
+        time.sleep(_LOOK_S)
+    return command[-len(own) :] == own
+
+
 def _parents() -> list[Parent]:
     import psutil
 
@@ -104,10 +122,11 @@ def _parents() -> list[Parent]:
         child = psutil.Process()
         for parent in child.parents():
             if parent.name().startswith(_STARTERS):
-                own = child.cmdline()
-                alike = sum(1 for other in parent.children() if other.cmdline() == own)
+                alike = sum(is_alike(other.cmdline, child.cmdline()) for other in parent.children())
                 found.append(Parent(name=parent.name(), pid=parent.pid, alike=alike))
             child = parent
     except psutil.Error:  # another user's, or gone
-        return found
+        pass
+    if any(parent.alike > 1 for parent in found):
+        time.sleep(_LINGER_S)
     return found

@@ -5,7 +5,7 @@ import pytest
 from samestep.base.errors import DetectionError
 from samestep.world import stray
 from samestep.world.detect import detect
-from samestep.world.stray import Parent, refuse_copies
+from samestep.world.stray import Parent, is_alike, refuse_copies
 from support.recordings import recording
 
 
@@ -74,6 +74,25 @@ def test_processes_that_a_launcher_started_alike_are_refused():
     parents = [Parent(name="bash", pid=8, alike=1), Parent(name="mpirun.openmpi", pid=7, alike=4)]
     with pytest.raises(DetectionError, match=r"mpirun\.openmpi \(process 7\) started 4 processes like this"):
         refuse_copies({}, lambda: parents)
+
+
+@pytest.mark.parametrize(
+    ("seen", "alike"),
+    [
+        ([["python", "train.py"]], True),
+        ([["env", "-i", "PATH=/bin", "python", "train.py"]], True),  # about to become it
+        ([[], [], ["python", "train.py"]], True),  # becoming it
+        ([["python", "other.py"]], False),
+        ([["sh"]], False),
+    ],
+)
+def test_who_runs_the_same_command_or_is_about_to_is_alike(seen, alike):
+    looks = iter(seen)
+    assert is_alike(lambda: next(looks), ["python", "train.py"]) == alike
+
+
+def test_who_runs_nothing_any_more_is_not_alike():
+    assert not is_alike(list, ["python", "train.py"], patience_s=0.0)
 
 
 def test_a_jobs_script_is_one_process_whatever_started_it():
