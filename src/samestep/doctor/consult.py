@@ -21,6 +21,7 @@ from samestep.doctor.within import within
 from samestep.world.banner import describe
 from samestep.world.detect import LOOPBACK, detect
 from samestep.world.device import DeviceFacts, available_here, facts_here
+from samestep.world.mpi_hosts import introduced
 from samestep.world.unasked import unbind, without_unasked_threads
 
 _DEVICES_S = 60.0
@@ -86,7 +87,13 @@ def consult(environment: Environment, wishes: Wishes, looks: Sequence[Look] = LO
     launcher = detect(environment).launcher
     unbind(environment, launcher)  # as ranks that join do
     said = without_unasked_threads(environment, launcher)
-    diagnosis = diagnose(said, machine(), facts=facts, available=available_here)
+    diagnosis = diagnose(
+        said,
+        machine(),
+        facts=facts,
+        available=available_here,
+        detected_by=lambda env: introduced(detect(env), env),
+    )
     here = Here(environment=environment, diagnosis=diagnosis, facts=facts, runs=wishes.runs)
     own = _examination(here, joined((Part(findings=tuple(findings)), examine(here, looks))), wishes)
     place = diagnosis.detected.place

@@ -47,6 +47,7 @@ def diagnose(
     facts: DeviceFacts | None,
     available: Callable[[str], bool],
     address_of: Callable[[str], str] = rendezvous.resolve,
+    detected_by: Callable[[Environment], Detected] = detect,
 ) -> Diagnosis:
     """Return what would happen if the process with this environment joined.
 
@@ -56,11 +57,12 @@ def diagnose(
         facts: the devices it sees; None where nobody looked.
         available: whether torch has a back end.
         address_of: returns the IP address of a host, or raises a DetectionError.
+        detected_by: says who started the process.
 
     Raises:
         DetectionError: the launcher's variables contradict each other.
     """
-    detected = detect(env)
+    detected = detected_by(env)
     findings = [Finding(text=note, hurts=detected.place.size == 1) for note in detected.notes]
     master, choice, backend = None, None, None
     try:

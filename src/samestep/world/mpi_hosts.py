@@ -29,7 +29,9 @@ def introduced(detected: Detected, env: Environment) -> Detected:
     if detected.master_addr or detected.hosts or place.local_size == place.size:
         return detected
     if detected.launcher == OPEN_MPI.name:
-        return replace(detected, hosts=open_mpi_first(env) or "")
+        # The ranks beside mpirun itself are not told, but neither need those on rank 0's host be.
+        own = gethostname() if place.rank == place.local_rank else ""
+        return replace(detected, hosts=open_mpi_first(env) or own)
     descriptor = integer(env, "PMI_FD")
     if detected.launcher != MPICH.name or descriptor is None:
         return detected

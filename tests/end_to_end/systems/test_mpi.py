@@ -26,9 +26,10 @@ def test_ranks_on_one_host_are_the_workers(nodes, kind):
     assert f"3 workers started by {kind}" in done.err
 
 
+@pytest.mark.parametrize("here", [LOGIN, "node0"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_ranks_on_two_hosts_find_each_other(nodes, kind):
-    done = nodes.run(LOGIN, *mpirun(kind, nodes, TWO, per_host=2, forward=FORWARD), *RUN, *TELL)
+def test_ranks_on_two_hosts_find_each_other(nodes, kind, here):
+    done = nodes.run(here, *mpirun(kind, nodes, TWO, per_host=2, forward=FORWARD), *RUN, *TELL)
 
     assert done.code == 0, done.err
     told, points = places(done.out)
