@@ -2,7 +2,7 @@
 
 import pytest
 
-from samestep.base.errors import UsageError
+from samestep.base.errors import CheckpointError, UsageError
 from samestep.training.settings import Settings
 
 
@@ -78,6 +78,19 @@ def test_exact_shards_say_how_busy_they_keep_workers(workers, busy):
 
     assert "8 logical shards of 8 samples" in said
     assert f"{workers} workers {busy} busy" in said
+
+
+@pytest.mark.parametrize("changes", [{}, {"batch_norm": "global"}, {"exact": 4}])
+@pytest.mark.parametrize("stored", [None, "global"])
+def test_batch_norm_that_was_not_said_is_the_default_that_earlier_versions_stored(changes, stored):
+    now = settings(**changes)
+
+    now.check_go_on({**now.as_dict(), "batch_norm": stored})
+
+
+def test_another_batch_norm_is_another_training():
+    with pytest.raises(CheckpointError, match="began with --batch-norm local"):
+        settings().check_go_on({**settings().as_dict(), "batch_norm": "local"})
 
 
 def test_without_exact_shards_nothing_is_said_of_them():

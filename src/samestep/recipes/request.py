@@ -54,7 +54,7 @@ def configuration(request: Request) -> tuple[dict[str, Any], bool]:
     Raises:
         UsageError: the file cannot be read, or the run cannot go on, or only with other settings.
     """
-    file = {} if request.config is None else read_config(request.config)
+    file = {} if request.config is None else _read(request.config, request.changes)
     asked = {**file, **request.changes}
     folder = request.resume
     if folder is None or request.weights is not None:
@@ -64,10 +64,18 @@ def configuration(request: Request) -> tuple[dict[str, Any], bool]:
     if says_what and not (folder / "config.toml").exists():
         return asked, False
     RunFolder.reopen(folder)
-    found = read_config(folder / "config.toml")
+    found = _read(folder / "config.toml", request.changes)
     flags = {name: value for name in WHAT if (value := getattr(request, name, None)) is not None}
     _refuse_other_settings({**asked, **flags}, found, folder)
     return {**found, **part_of(asked, Conduct)}, True
+
+
+def _read(path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a file, without one that earlier versions wrote and `exact` never looked at."""
+    found = read_config(path)
+    if "exact" in found or "exact" in changes:
+        found.pop("batch_norm", None)
+    return found
 
 
 def _refuse_beside_resume(request: Request) -> None:

@@ -109,7 +109,11 @@ def in_step(
     compress = None if settings.compress == "none" else settings.compress
     ranks = world if settings.algorithm is None else by_algorithm(world, settings.algorithm)
     with replicate(
-        learner.model, ranks, sync=settings.sync, batch_norm=settings.batch_norm, compress=compress
+        learner.model,
+        ranks,
+        sync=settings.sync,
+        batch_norm=settings.batch_norm or "global",
+        compress=compress,
     ) as replicas:
         yield ReplicatedStep(replicas=replicas, **common), replicas.check
 

@@ -29,9 +29,9 @@ class Settings:
     label_smoothing: float = option(
         default=0.0, about="Weight of the uniform distribution in the targets.", least=0, most=1
     )
-    batch_norm: Literal["local", "global"] = option(
-        default="global",
-        about="global: over the global batch; local: over shares.",
+    batch_norm: Literal["local", "global"] | None = option(
+        default=None,
+        about="global, if not said: over the global batch; local: over shares.",
         choices=("global", "local"),
     )
     accumulate: int = option(default=1, about="Micro-batches per step; gradients add up over them.", least=1)
@@ -159,6 +159,10 @@ class Settings:
             raise UsageError(
                 "--exact exchanges gradients in its own way: leave out --sync, --algorithm and --compress."
             )
+        if self.batch_norm is not None:
+            raise UsageError(
+                "--exact takes batch norm's statistics over each logical shard: leave out --batch-norm."
+            )
 
     def check_workers(self, workers: int) -> None:
         """Refuse a global batch that leaves a worker without a sample in every step.
@@ -212,6 +216,8 @@ class Settings:
         """
         for name, value in self.as_dict().items():
             before, now = _plain(begun.get(name, value)), _plain(value)
+            if name == "batch_norm":  # earlier versions stored what holds unless it is said
+                before, now = (None, None) if self.exact else (before or "global", now or "global")
             if before != now and name not in _COMPUTED_ALIKE:
                 raise CheckpointError(
                     f"the run began with {flag(name)} {before}, and its settings now say {now}: that is "

@@ -122,6 +122,8 @@ def test_ranks_on_unequal_machines_are_refused():
         ({"exact": 8, "accumulate": 8}, "4 samples cannot fill"),
         ({"exact": 4, "sync": "ddp"}, "leave out --sync"),
         ({"exact": 4, "compress": "bf16"}, "leave out --sync, --algorithm and --compress"),
+        ({"exact": 4, "batch_norm": "local"}, "over each logical shard: leave out --batch-norm"),
+        ({"exact": 4, "batch_norm": "global"}, "leave out --batch-norm"),
         ({"exact": 0}, "--exact 0 is too small"),
     ],
 )

@@ -50,6 +50,15 @@ def test_a_configuration_file_begins_a_run_and_goes_on_with_it(begun, tmp_path):
     assert first.config() == later.config()
 
 
+def test_an_exact_run_of_an_earlier_version_that_wrote_down_batch_norm_goes_on(tmp_path):
+    config = order(recipe="digits", changes={"exact": 4}).config()
+    assert "batch_norm" not in config
+    (tmp_path / "config.toml").write_text(tomli_w.dumps({**config, "batch_norm": "global"}))
+
+    assert order(resume=tmp_path).config() == config
+    assert "leave out --batch-norm" in refused(recipe="digits", changes={"exact": 4, "batch_norm": "local"})
+
+
 def test_nothing_begins_in_a_folder_that_holds_no_run_unless_a_recipe_is_named(tmp_path):
     assert "so it is no run folder" in refused(resume=tmp_path, changes={"lr": 0.5})
 
