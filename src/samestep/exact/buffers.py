@@ -1,15 +1,49 @@
 """A model's buffers while its shards are computed one by one: each begins with those of the step before.
 
 What the shards make of them, batch norm's running statistics above all, is averaged over the shards that
-changed them. Of whole numbers the largest is kept: the count of a shard that has seen most.
+changed them. Whole numbers have no mean. What all shards that changed them agree on is taken: a pointer that
+wraps, a flag that is cleared. Where none made a number smaller, the largest is: the count of a shard that has
+seen most. What else shards may differ in has no one value, and is refused.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from samestep.base.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """What shards have made of a buffer of whole numbers."""
+
+    before: Tensor
+    most: Tensor
+    """The largest that each number became."""
+    inverted: Tensor
+    """The complement of the smallest, so that this is a largest as well."""
+
+    def note(self, made: Tensor) -> None:
+        """Take in what one more shard has made of it."""
+        torch.maximum(self.most, made, out=self.most)
+        torch.maximum(self.inverted, ~made, out=self.inverted)
+
+    def settled(self, name: str) -> Tensor:
+        """Return the value of the next step, for a buffer that was changed.
+
+        Raises:
+            UsageError: there is no one value.
+        """
+        least = ~self.inverted
+        if not torch.equal(self.most, least) and bool((least < self.before).any()):
+            raise UsageError(
+                f"exact shards: of the buffer {name} the shards of one step made different numbers, some "
+                "smaller than before, so that there is no one value for the next step. A buffer of whole "
+                "numbers has to become the same in all shards that change it, or only to grow."
+            )
+        return self.most
 
 
 class Buffers:
@@ -23,16 +57,20 @@ class Buffers:
         self._model = model
         self._before = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
         whole = {
-            name: before
+            name: before.long()
             for name, before in self._before.items()
             if not (before.is_floating_point() or before.is_complex())
         }
-        flat = [before.long().reshape(-1) for before in whole.values()]
-        self.largest = torch.cat(flat) if flat else None
-        """Whole numbers, int64: the largest that this rank's shards have made of them; None without any."""
-        parts = [] if self.largest is None else torch.split(self.largest, [one.numel() for one in flat])
-        self._largest = {
-            name: part.view(before.shape) for (name, before), part in zip(whole.items(), parts, strict=True)
+        flat = [before.reshape(-1) for before in whole.values()]
+        self.largest = torch.cat(flat * 2).fill_(torch.iinfo(torch.int64).min) if flat else None
+        """Of whole numbers, int64: the largest that this rank's shards have made of them, then the
+        complements of the smallest; None without any."""
+        parts = [] if self.largest is None else torch.split(self.largest, [one.numel() for one in flat * 2])
+        self._whole = {
+            name: _Whole(before, most.view(before.shape), inverted.view(before.shape))
+            for (name, before), most, inverted in zip(
+                whole.items(), parts[: len(flat)], parts[len(flat) :], strict=True
+            )
         }
 
     def take(self) -> tuple[list[bool], list[Tensor]]:
@@ -50,8 +88,8 @@ class Buffers:
         now = self._now()
         # By value: batch norm writes its statistics without telling their version counters.
         changed = {name for name, before in self._before.items() if not torch.equal(now[name], before)}
-        for name in changed & self._largest.keys():
-            torch.maximum(self._largest[name], now[name].long(), out=self._largest[name])
+        for name in changed & self._whole.keys():
+            self._whole[name].note(now[name].long())
         rows = []
         for dtype, names in self._by_dtype().items():
             values = [
@@ -68,6 +106,9 @@ class Buffers:
         Args:
             changed: how many shards have, by buffer.
             rows: the sums of their values.
+
+        Raises:
+            UsageError: what shards made of a buffer of whole numbers has no one value.
         """
         counts = dict(zip(self._before, changed, strict=True))
         now = self._now()
@@ -76,8 +117,9 @@ class Buffers:
             for name, value in zip(names, torch.split(row, sizes), strict=True):
                 if counts[name]:
                     now[name].copy_((value / counts[name]).view(now[name].shape))
-        for name, value in self._largest.items():
-            now[name].copy_(value)
+        for name, whole in self._whole.items():
+            if counts[name]:
+                now[name].copy_(whole.settled(name))
 
     def _now(self) -> dict[str, Tensor]:
         now = {name: buffer.detach() for name, buffer in self._model.named_buffers()}
@@ -91,6 +133,6 @@ class Buffers:
         """Return the names of the buffers that have means."""
         groups: dict[torch.dtype, list[str]] = {}
         for name, before in self._before.items():
-            if name not in self._largest:
+            if name not in self._whole:
                 groups.setdefault(before.dtype, []).append(name)
         return groups

@@ -22,6 +22,7 @@ class Gradients:
     def __init__(self, model: nn.Module) -> None:
         self._all = dict(model.named_parameters())
         self._trained = {name: parameter for name, parameter in self._all.items() if parameter.requires_grad}
+        self._earlier = {name: parameter.grad for name, parameter in self._all.items()}
         self._forms = [_form(parameter) for parameter in self._trained.values()]
         self._versions: list[int] = []
         self.dtype = self._forms[0].dtype if self._forms else torch.float32
@@ -32,7 +33,7 @@ class Gradients:
         return len(self._trained)
 
     def begin(self) -> None:
-        """Forget what gradients there are: a shard begins."""
+        """Take away what gradients there are: a shard begins."""
         for parameter in self._all.values():
             parameter.grad = None
         self._versions = [parameter._version for parameter in self._all.values()]  # noqa: SLF001 - no other name
@@ -62,16 +63,23 @@ class Gradients:
         return used, taken
 
     def put(self, used: Sequence[float], sums: Sequence[Tensor]) -> None:
-        """Make sums the parameters' gradients.
+        """Add sums to the parameters' gradients before the step, as a backward does.
 
         Args:
             used: how many shards had one, by parameter.
-            sums: over all shards.
+            sums: over all shards; overwritten.
+
+        Raises:
+            UsageError: a gradient before the step is sparse.
         """
-        for parameter, count, total in zip(self._trained.values(), used, sums, strict=True):
+        for name, parameter in self._all.items():
+            parameter.grad = self._earlier[name]
+        for (name, parameter), count, total in zip(self._trained.items(), used, sums, strict=True):
             if not count:
-                parameter.grad = None
-            elif total.dtype is parameter.dtype:
+                continue
+            if (earlier := dense_gradient(name, parameter)) is not None:
+                total.add_(earlier)
+            if total.dtype is parameter.dtype:
                 parameter.grad = total
             else:
                 parameter.grad = torch.empty_like(parameter)

@@ -59,6 +59,7 @@ class Exact:
                 loss = cross_entropy(model(images[own]), labels[own], reduction="sum") / len(images)
                 loss.backward()
             optimizer.step()                                           # p.grad is that of the global batch
+            optimizer.zero_grad()
 
     Parameters and buffers become those of rank 0; called by all ranks. The bits are those of this number of
     threads, processor capability and version of torch (see `samestep.exact.identity`), and training is
@@ -109,13 +110,16 @@ class Exact:
         """Yield this rank's shards of a step; once they are through, every ``p.grad`` is the global batch's.
 
         Whatever is done to gradients within a shard adds up, such as the backwards of micro-batches. A shard
-        without samples is passed by without a backward.
+        without samples is passed by without a backward. Gradients from before, such as those of another loop
+        over shards, are added to, as a backward adds to them: clear them between steps. They have to be equal
+        on all ranks.
 
         Args:
             step: number of the step, which with the seed decides what is drawn.
 
         Raises:
-            UsageError: a shard has changed parameters, or which buffers there are.
+            UsageError: a shard has changed parameters, or which buffers there are; or there is no one value
+                for what the shards made of a buffer of whole numbers.
         """
         buffers, gradients, tree = Buffers(self.model), Gradients(self.model), TreeSum(self.num_shards)
         with drawing(self.device) as seed_all:

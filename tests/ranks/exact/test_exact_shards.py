@@ -224,8 +224,52 @@ def test_gradients_of_a_step_stay_when_the_next_one_is_computed():
         for shard in exact.shards(step):
             made(torch.full((1, 3), shard.index + step + 1.0)).sum().backward()
         kept.append(made.weight.grad)
+        made.zero_grad()
 
     assert [grad[0, 0].item() for grad in kept] == [3.0, 5.0]
+
+
+def twice(world, dtype):
+    """Go through the shards twice, and clear no gradients; return what they are after each time."""
+    made = nn.Module()
+    made.one = nn.Parameter(torch.full((4,), 1 / 3, dtype=dtype))
+    made.rare = nn.Parameter(torch.full((2,), 1 / 7, dtype=dtype))
+    made.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+    made.frozen.grad = torch.ones(2)
+    exact = Exact(made, shards=6, world=world)
+    kept = []
+    for step in range(2):
+        for shard in exact.shards(step):
+            (made.one.square().sum() / (shard.index + step + 1)).backward()
+            if shard.index == 4 and step == 0:
+                made.rare.sum().backward()
+        kept.append(made.one.grad)
+    exact.check()
+    return [*kept, made.rare.grad, made.frozen.grad]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_that_were_not_cleared_add_up_with_the_same_bits(dtype):
+    alone = twice(SoloWorld(), dtype)
+    expected = [sum(1 / (index + step + 1) for index in range(6)) * 2 / 3 for step in range(2)]
+
+    assert alone[0][0].item() == pytest.approx(expected[0], rel=1e-2)
+    assert alone[1][0].item() == pytest.approx(sum(expected), rel=1e-2)
+    assert alone[2].tolist() == alone[3].tolist() == [1.0, 1.0]
+    for size in (2, 3):
+        for rank in run_ranks(twice, size, dtype):
+            assert all(map(torch.equal, rank, alone))
+
+
+def test_gradients_that_were_cleared_to_zeros_are_cleared():
+    made = nn.Linear(3, 2, bias=False)
+    exact = Exact(made, shards=2, world=SoloWorld())
+    for step in range(2):
+        made.zero_grad(set_to_none=False)
+        for _ in exact.shards(step):
+            made(torch.ones(1, 3)).sum().backward()
+
+    assert made.weight.grad.tolist() == [[2.0] * 3] * 2
 
 
 def test_an_optimizer_that_steps_within_a_shard_is_refused():
@@ -273,5 +317,46 @@ def counted(world):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_of_whole_numbers_the_largest_is_kept(size):
+def test_of_whole_numbers_that_grow_the_largest_is_kept(size):
     assert run_ranks(counted, size) == [(3, [True] * 3)] * size
+
+
+def agreed(world):
+    made = nn.Linear(1, 1)
+    made.register_buffer("pointer", torch.tensor([2]))
+    made.register_buffer("mask", torch.ones(3, dtype=torch.bool))
+    made.register_buffer("small", torch.tensor([-(2**63), 5]))
+    exact = Exact(made, shards=3, world=world)
+    seen = []
+    for step in range(3):
+        for shard in exact.shards(step):
+            made.pointer.copy_((made.pointer + 1) % 4)
+            made.small.copy_(torch.tensor([2**63 - 1, -5 - step]))
+            if shard.index == 2:  # one shard alone
+                made.mask[step] = False
+        seen.append((made.pointer.item(), made.mask.tolist(), made.small.tolist()))
+    return seen
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_whole_numbers_that_all_shards_agree_on_may_fall(size):
+    falls = [[False, True, True], [False, False, True], [False] * 3]
+    expected = [([3, 0, 1][step], falls[step], [2**63 - 1, -5 - step]) for step in range(3)]
+    assert run_ranks(agreed, size) == [expected] * size
+
+
+def differing(world):
+    made = nn.Linear(1, 1)
+    made.register_buffer("queue", torch.tensor([4, 4]))
+
+    def step():
+        for shard in Exact(made, shards=3, world=world).shards(0):
+            made.queue[0] += 1 - shard.index
+
+    with pytest.raises(UsageError, match=r"the buffer queue .* different numbers, some smaller than before"):
+        step()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_whole_numbers_of_which_some_fall_and_not_all_alike_are_refused_by_name(size):
+    run_ranks(differing, size)
