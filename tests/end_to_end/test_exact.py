@@ -1,6 +1,7 @@
 """``samestep train --exact``, as a user types it."""
 
 import json
+import platform
 import shutil
 
 import pytest
@@ -48,4 +49,14 @@ def test_a_run_does_not_go_on_with_another_number_of_threads(stopped):
     assert done.code == 2
     assert "the run began with threads 1 and would go on with threads 2" in done.err
     assert "Resume with --threads 1." in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names another instruction set of x86-64")
+def test_a_run_does_not_go_on_where_a_setting_of_the_libraries_makes_other_bits(stopped):
+    done = samestep("train", "--resume", stopped, "-n", 2, ONEDNN_MAX_CPU_ISA="SSE41")
+
+    assert done.code == 2
+    assert "the run began with the bits of a convolution in fp32 " in done.err
+    assert "such as ONEDNN_MAX_CPU_ISA" in done.err
     assert "Traceback" not in done.err

@@ -78,13 +78,23 @@ def machine() -> Machine:
     return Machine(
         hostname=socket.gethostname(),
         system=f"{platform.system()} {platform.release()}",
-        processor=_processor(),
+        processor=processor(),
         cpu=cpu_share(),
         memory_bytes=_memory_bytes(),
         python=platform.python_version(),
         torch=package_version("torch"),
         samestep=package_version("samestep"),
     )
+
+
+def processor() -> str:
+    """Return the name of the processor's model, as far as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.machine())
 
 
 def package_version(name: str) -> str:
@@ -160,15 +170,6 @@ def _siblings(sys_cpu: Path, cpu: int) -> str:
         return (sys_cpu / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip()
     except OSError:
         return str(cpu)
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.machine())
 
 
 def _memory_bytes() -> int:

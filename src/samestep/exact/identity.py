@@ -3,17 +3,27 @@
 import torch
 
 from samestep.base.errors import CheckpointError, OutOfStep
+from samestep.base.machine import processor
+from samestep.exact.probe import probe
 from samestep.world.world import World
+
+_BITS = "the bits of "
+_LIBRARIES = (
+    "Where the processor is the same, a setting of its libraries differs, such as ONEDNN_MAX_CPU_ISA or "
+    "MKL_CBWR, or their version."
+)
 
 
 def identity(device: torch.device) -> dict[str, str]:
-    """Return what decides the bits of an operation on this machine, by name."""
+    """Return what decides the bits of an operation on this machine, by name, and samples of them."""
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {
         "threads": str(torch.get_num_threads()),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "torch": str(torch.__version__),
         "device": kind,
+        "processor": processor(),
+        **{f"{_BITS}{name}": digest for name, digest in probe(device).items()},
     }
 
 
@@ -27,29 +37,39 @@ def check_alike_here(world: World) -> None:
     for rank, row in enumerate(rows):
         if told := _difference(rows[0], row):
             name, first, here = told
+            hint = _LIBRARIES if name.startswith(_BITS) else "Use equal machines, and the same --threads."
             raise OutOfStep(
                 f"--exact: rank 0 has {name} {first} and rank {rank} {name} {here}, which gives other bits. "
-                "Use equal machines, and the same --threads."
+                f"{hint}"
             )
 
 
-def check_go_on(begun: dict[str, str], device: torch.device) -> None:
+def check_go_on(begun: dict[str, str], device: torch.device) -> list[str]:
     """Refuse to go on with a training whose bits would be others here.
 
     Args:
         begun: the identity that it began with.
         device: where it is to go on.
 
+    Returns:
+        what an earlier version did not store, and so cannot be compared.
+
     Raises:
         CheckpointError: names what differs.
     """
-    if told := _difference(begun, identity(device)):
+    here = identity(device)
+    if told := _difference(begun, {name: value for name, value in here.items() if name in begun}):
         name, before, now = told
-        hint = f"Resume with --threads {before}." if name == "threads" else "Resume where it began."
+        hint = "Resume where it began."
+        if name == "threads":
+            hint = f"Resume with --threads {before}."
+        elif name.startswith(_BITS):
+            hint += f" {_LIBRARIES}"
         raise CheckpointError(
             f"--exact: the run began with {name} {before} and would go on with {name} {now}, which gives "
             f"other bits. {hint}"
         )
+    return [name for name in here if name not in begun]
 
 
 def _difference(one: dict[str, str], other: dict[str, str]) -> tuple[str, str, str] | None:

@@ -183,6 +183,11 @@ def _went_on(order: Order, training: Training, chosen: Chosen | None) -> list[st
     if chosen is None:
         return [f"{order.out} has no checkpoint yet: it begins anew"]
     refused = [f"not used: {reason}" for _, reason in chosen.refused]
+    if training.uncompared:
+        refused.append(
+            f"not compared, because the version that wrote {chosen.path.name} did not store it: "
+            f"{', '.join(training.uncompared)}. Where it is another than in the beginning, so are the bits"
+        )
     return [*refused, f"goes on from {chosen.path.name}, step {training.journal.steps} of {training.steps}"]
 
 

@@ -99,6 +99,8 @@ class Training:
         self.journal = Journal(world, self.clock)
         self.position = Position(settings.seed)
         self.best = 0.0
+        self.uncompared: list[str] = []
+        """What the bits depend on, of which the checkpoint it goes on from says nothing."""
         self._unjudged = False
         """Whether an evaluation is due that a stop did not wait for."""
         self._score: Score | None = None
@@ -118,7 +120,7 @@ class Training:
             )
         self.settings.check_go_on(state.get("settings", {}))
         if self.settings.exact is not None:
-            check_go_on(state["identity"], self.world.device)
+            self.uncompared = check_go_on(state["identity"], self.world.device)
         self.learner.load(snapshot)
         self.position = Position(state["seed"], state["epoch"], state["samples"])
         self.journal.load_state_dict(state)
@@ -256,7 +258,7 @@ class Training:
                 "unjudged": self._unjudged,
                 "world_size": self.world.place.size,
                 "settings": self.settings.as_dict(),
-                "identity": identity(self.world.device),
+                **({"identity": identity(self.world.device)} if self.settings.exact is not None else {}),
             },
         )
 

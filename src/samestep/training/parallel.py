@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-import torch
-
 from samestep.collectives.by_algorithm import by_algorithm
 from samestep.data.image_set import Images
 from samestep.data.loading import Draw, batches_of
+from samestep.exact.deterministic import deterministic
 from samestep.exact.shards import Exact
 from samestep.measure.clock import StepClock
 from samestep.replicas.replicate import replicate
@@ -103,7 +102,7 @@ def in_step(
     }
     if settings.exact is not None:
         exact = Exact(learner.model, shards=settings.exact, seed=settings.seed, world=world)
-        with _deterministic(world.device):
+        with deterministic(world.device):
             yield ExactStep(exact=exact, number=number, **common), exact.check
         return
     compress = None if settings.compress == "none" else settings.compress
@@ -116,13 +115,3 @@ def in_step(
         compress=compress,
     ) as replicas:
         yield ReplicatedStep(replicas=replicas, **common), replicas.check
-
-
-@contextmanager
-def _deterministic(device: torch.device) -> Iterator[None]:
-    """Have a GPU's libraries choose algorithms that give the same bits each time; processors do anyway."""
-    if device.type != "cuda":
-        yield
-        return
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
-        yield

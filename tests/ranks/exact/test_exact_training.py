@@ -1,5 +1,6 @@
 """The trainer with ``--exact``: its weights are those of any other number of workers."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,9 @@ from samestep.base.errors import CheckpointError, OutOfStep, UsageError
 from samestep.checkpoint.read import read
 from samestep.exact import identity
 from samestep.models.registry import build
+from samestep.recipes.cook import cook
+from samestep.recipes.order import Request, take_order
+from samestep.training import loop
 from samestep.training.conduct import Conduct
 from samestep.training.keeping import Keeper
 from samestep.training.surroundings import Surroundings
@@ -90,6 +94,26 @@ def test_another_number_of_threads_is_another_identity(tmp_path, monkeypatch):
         CheckpointError, match=rf"with threads {began} .* threads {began + 1}.*--threads {began}"
     ):
         made.restore(snapshot)
+
+
+def test_what_a_checkpoint_of_an_earlier_version_does_not_store_is_told(tmp_path, monkeypatch, capsys):
+    random = torch.get_rng_state()
+    stored = ("threads", "capability", "torch", "device")
+    known = identity.identity(torch.device("cpu"))
+    changes = {"exact": 2, "epochs": 1, "batch_size": 50}
+    begun = take_order(Request(subset=100, changes=changes, out=tmp_path), workers=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "identity", lambda _: {name: known[name] for name in stored})
+        cook(SoloWorld(), begun)
+    (tmp_path / "result.json").unlink()
+    capsys.readouterr()
+
+    cook(SoloWorld(), take_order(Request(changes={}, resume=tmp_path), workers=1))
+
+    assert re.search(
+        r"not compared, .* step-2 did not store it: processor, the bits of a", capsys.readouterr().err
+    )
+    torch.set_rng_state(random)
 
 
 def test_a_shard_of_one_sample_that_batch_norm_cannot_normalise_is_told():

@@ -1,0 +1,92 @@
+"""What operations make of fixed numbers on this machine, in digests: other kernels give other ones.
+
+A processor's name and capability do not decide which kernels run. Its libraries have settings of their own,
+such as ``ONEDNN_MAX_CPU_ISA`` and ``MKL_CBWR``, and versions that nobody tells. So the kinds of operation
+that sum over many numbers are tried, forward and backward, in sizes for which other kernels were seen to make
+other bits. It takes tens of milliseconds, once for each process.
+"""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from samestep.checkpoint.digest import weights_sha256
+from samestep.exact.deterministic import deterministic
+
+_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_DIGITS = 12
+
+_Operation: TypeAlias = Callable[[torch.device, torch.dtype], dict[str, Tensor]]
+
+
+def probe(device: torch.device) -> dict[str, str]:
+    """Return digests of what operations make of fixed numbers, with this number of threads, by name.
+
+    Args:
+        device: what is to compute.
+    """
+    return dict(_probed(device, torch.get_num_threads()))
+
+
+@lru_cache
+def _probed(device: torch.device, threads: int) -> dict[str, str]:  # noqa: ARG001 - results belong to it
+    made = {}
+    with deterministic(device), torch.enable_grad(), torch.autocast(device.type, enabled=False):
+        for kind, operation in _OPERATIONS.items():
+            for name, dtype in _TYPES.items():
+                made[f"{kind} in {name}"] = _digest(operation, device, dtype)
+    return made
+
+
+def _digest(operation: _Operation, device: torch.device, dtype: torch.dtype) -> str:
+    try:
+        return weights_sha256(operation(device, dtype))[:_DIGITS]
+    except RuntimeError:  # there need not be a kernel of a type that nobody asks for
+        return "none"
+
+
+def _convolution(device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    images, first = _numbers((8, 1, 8, 8), device, dtype), _numbers((16, 1, 5, 5), device, dtype)
+    second = _numbers((32, 16, 3, 3), device, dtype)
+    hidden = functional.conv2d(images, first, padding=2)
+    return _both_ways(functional.conv2d(hidden, second, padding=1), images, first, second)
+
+
+def _matrix_product(device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    rows, weight = _numbers((24, 200), device, dtype), _numbers((96, 200), device, dtype)
+    bias = _numbers((96,), device, dtype)
+    return _both_ways(functional.linear(rows, weight, bias), rows, weight, bias)
+
+
+def _batch_norm(device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    images = _numbers((8, 16, 8, 8), device, dtype)
+    weight, bias = (_numbers((16,), device, torch.float32) for _ in range(2))  # as in mixed precision
+    return _both_ways(
+        functional.batch_norm(images, None, None, weight, bias, training=True), images, weight, bias
+    )
+
+
+_OPERATIONS: dict[str, _Operation] = {
+    "a convolution": _convolution,
+    "a matrix product": _matrix_product,
+    "a batch norm": _batch_norm,
+}
+
+
+def _both_ways(output: Tensor, *inputs: Tensor) -> dict[str, Tensor]:
+    """Return the output, and the gradients of the inputs."""
+    weights = _numbers(output.shape, output.device, output.dtype)
+    # Of a number: torch would load sympy to compare the shapes of an output and its gradient.
+    gradients = torch.autograd.grad((output * weights).sum(), inputs)
+    return {"output": output, **{str(place): grad for place, grad in enumerate(gradients)}}
+
+
+def _numbers(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return fractions whose sums are rounded, made without a generator: its kernels differ as well."""
+    whole = torch.arange(math.prod(shape), device="cpu") * 7919 % 1009
+    return ((whole - 504) / 505).view(shape).to(device, dtype).requires_grad_()
