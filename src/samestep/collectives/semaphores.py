@@ -21,7 +21,7 @@ SIZE = 64
 _LOOKS, _YIELDS = 100, 4000
 """Looks before a rank goes to sleep: at once, and with the processor offered to others between; some ms."""
 _SLICE_S = 0.1
-"""How long a sleeping rank sleeps before it looks whether the other one lives."""
+"""How long a sleeping rank sleeps before it looks whether the others live."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _quick = ctypes.PyDLL(None)
@@ -95,14 +95,16 @@ class Semaphores:
         return False
 
     def _sleep(self, rank: int, semaphore: ctypes.c_void_p) -> None:
+        """Return once `rank` has told; meanwhile look whether any that have not told yet have died."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             until = time.clock_gettime(time.CLOCK_REALTIME) + _SLICE_S
             limit = _Timespec(int(until), int(until % 1 * 1e9))
             if not _libc.sem_timedwait(semaphore, ctypes.byref(limit)):
                 return
-            if not self._lives(rank):
-                raise PeerLost(f"rank {rank} has died while this one waited for it.")
+            for other, its in self._from.items():
+                if other >= rank and not self._lives(other) and not _has_told(its):
+                    raise PeerLost(f"rank {other} has died while this one waited for it.")
             if time.monotonic() > deadline:
                 raise PeerLost(f"rank {rank} did not come within {self._timeout_s:g} s.")
 
@@ -113,6 +115,12 @@ class Semaphores:
         with suppress(OSError):
             return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
         return False
+
+
+def _has_told(semaphore: ctypes.c_void_p) -> bool:
+    count = ctypes.c_int()
+    _quick.sem_getvalue(semaphore, ctypes.byref(count))
+    return count.value > 0
 
 
 def own_process() -> Process:

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from unittest.mock import patch
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from samestep.base.errors import OutOfStep, PeerLost, UsageError
-from samestep.collectives import one_host, segment
+from samestep.collectives import one_host, segment, semaphores
 from samestep.collectives.one_host import OneHostWorld, on_one_host
 from samestep.collectives.segment import FILE_SYSTEM
 from samestep.collectives.semaphores import Semaphores, own_process
@@ -189,11 +190,12 @@ def test_a_rank_that_stops_in_the_middle_is_named(processes):
 
 
 def bereaved(world):
-    """Wait for a rank whose process, as far as it says, has ended."""
-    with patch.object(one_host, "own_process", ended if world.place.rank == 1 else own_process):
+    """Wait for a rank that takes its time, and for the last one, whose process seems to have ended."""
+    rank, size = world.place.rank, world.place.size
+    with patch.object(one_host, "own_process", ended if rank == size - 1 else own_process):
         fast = on_one_host(world, timeout_s=30)
-    if world.place.rank == 0:
-        with pytest.raises(PeerLost, match="rank 1 has died"):
+    if rank == 0:
+        with pytest.raises(PeerLost, match=f"rank {size - 1} has died"):
             fast.barrier()
     world.barrier()
 
@@ -204,5 +206,26 @@ def ended():
     return child.pid, own_process()[1]
 
 
-def test_a_rank_that_has_died_is_named_long_before_the_time_is_over(processes):
-    processes.run(bereaved, 2)
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_rank_that_has_died_is_named_long_before_the_time_is_over(processes, size):
+    processes.run(bereaved, size)
+
+
+def outlived(world):
+    """Wait for a rank whose last words were that it has come so far, and for one that comes late."""
+    rank, size = world.place.rank, world.place.size
+    with patch.object(one_host, "own_process", ended if rank == size - 1 else own_process):
+        fast = on_one_host(world, timeout_s=30)
+    if rank == size - 1:
+        fast._memory._semaphores.post()
+    world.barrier()
+    if rank == 1:
+        time.sleep(4 * semaphores._SLICE_S)  # for so long that rank 0 looks several times
+    if rank < size - 1:
+        fast._memory._semaphores.post()
+        fast._memory._semaphores.wait()
+    world.barrier()
+
+
+def test_who_has_come_before_it_died_is_not_missed(processes):
+    processes.run(outlived, 3)
