@@ -14,12 +14,9 @@ from samestep.collectives.segment import Apart, segment
 from samestep.collectives.semaphores import Semaphores, own_process
 from samestep.collectives.shared_memory import SharedMemory, bytes_needed
 from samestep.world.operation import Op, refuse, refuse_root
-from samestep.world.process_group import ProcessGroupWorld
 from samestep.world.relayed import RelayedWorld
 from samestep.world.world import NothingPending, Pending, World
 
-TIMEOUT_S = 600.0
-"""How long a rank waits for another where its world does not say, as `samestep.join` does."""
 _told: set[str] = set()
 """The reasons for exchanging otherwise that have been told."""
 
@@ -48,8 +45,7 @@ def on_one_host(world: World, *, timeout_s: float | None = None) -> World:
         if len({host for _, host, _ in told}) == 1 and world.place.is_main:
             _tell(str(reason))
         return world
-    if timeout_s is None:
-        timeout_s = world.timeout_s if isinstance(world, ProcessGroupWorld) else TIMEOUT_S
+    timeout_s = world.timeout_s if timeout_s is None else timeout_s
     may_spin = enough_for_all([share for _, _, share in told])
     semaphores = Semaphores(memory, processes, rank=rank, may_spin=may_spin, timeout_s=timeout_s)
     world.barrier()

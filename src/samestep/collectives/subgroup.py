@@ -50,6 +50,11 @@ class Subgroup(DerivedWorld):
             rank=self._ranks.index(own), size=len(ranks), launcher=f"subgroup of {world.place.launcher}"
         )
 
+    @property
+    def timeout_s(self) -> float:
+        """See `World.timeout_s`."""
+        return self._world.timeout_s
+
     def send(self, tensor: Tensor, *, to: int) -> None:
         """See `World.send`."""
         self._world.send(tensor, to=self._ranks[to])

@@ -79,7 +79,7 @@ class ProcessGroupWorld(DerivedWorld):
 
     @property
     def timeout_s(self) -> float:
-        """How long a rank waits for another in a message or collective."""
+        """See `World.timeout_s`."""
         group: Any = dist.group.WORLD
         options = group._get_backend(self.device).options  # noqa: SLF001 - no public spelling
         return float(options._timeout.total_seconds())  # noqa: SLF001

@@ -21,6 +21,11 @@ class RelayedWorld(DerivedWorld):
         self.inner = inner
         self.place, self.device = inner.place, inner.device
 
+    @property
+    def timeout_s(self) -> float:
+        """See `World.timeout_s`."""
+        return self.inner.timeout_s
+
     def send(self, tensor: Tensor, *, to: int) -> None:
         """See `World.send`."""
         self.inner.send(tensor, to=to)

@@ -27,6 +27,11 @@ class SoloWorld(DerivedWorld):
             raise WorldError(f"a SoloWorld cannot stand for {self.place.describe()}; join the job instead")
         self.device = torch.device(device)
 
+    @property
+    def timeout_s(self) -> float:
+        """See `World.timeout_s`; there is nobody to wait for."""
+        return 0.0
+
     def send(self, tensor: Tensor, *, to: int) -> None:  # noqa: ARG002 - the protocol's signature
         """Refuse: there is nobody to send to."""
         raise WorldError(f"cannot send to rank {to}: this is a world of one")

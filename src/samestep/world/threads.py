@@ -41,6 +41,11 @@ class ThreadWorld(DerivedWorld):
         self._hub = hub
         self._begun: deque[Later] = deque()
 
+    @property
+    def timeout_s(self) -> float:
+        """See `World.timeout_s`."""
+        return self._hub.timeout_s
+
     def send(self, tensor: Tensor, *, to: int) -> None:
         """See `World.send`; waits until it is received, as Gloo does."""
         self._hub.hand_over(self.place.rank, to, "tensor", tensor.detach().clone())

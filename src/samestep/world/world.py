@@ -45,6 +45,10 @@ class World(Protocol):
     def device(self) -> torch.device:
         """The device this rank computes on."""
 
+    @property
+    def timeout_s(self) -> float:
+        """How long a rank waits for another in a message or collective."""
+
     def send(self, tensor: Tensor, *, to: int) -> None:
         """Send `tensor` to rank `to`; returns when it may be changed again."""
 

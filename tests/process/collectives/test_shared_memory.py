@@ -16,6 +16,9 @@ from samestep.collectives.one_host import OneHostWorld, on_one_host
 from samestep.collectives.segment import FILE_SYSTEM
 from samestep.collectives.semaphores import Semaphores, own_process
 from samestep.collectives.shared_memory import PIECE, SMALL
+from samestep.collectives.subgroup import Subgroup
+from samestep.testing.counting import CountingWorld
+from samestep.world.process_group import ProcessGroupWorld
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8]
 SIZES = [
@@ -134,6 +137,23 @@ def deserted(world):
 
 def test_a_rank_that_does_not_come_is_named(processes):
     processes.run(deserted, 2)
+
+
+def deserted_in_a_group(world):
+    """Wait, among some ranks of a job that waits for so long, for one that does not come."""
+    with patch.object(ProcessGroupWorld, "timeout_s", 0.3):
+        if world.place.rank < 2:
+            group = Subgroup(CountingWorld(world), [1, 0])
+            assert group.timeout_s == 0.3
+            fast = on_one_host(group)
+            if group.place.rank == 0:
+                with pytest.raises(PeerLost, match=r"rank 1 did not come within 0\.3 s"):
+                    fast.barrier()
+    world.barrier()
+
+
+def test_some_ranks_wait_for_as_long_as_their_job_does(processes):
+    processes.run(deserted_in_a_group, 3)
 
 
 CALLS = {
