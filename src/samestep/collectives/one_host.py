@@ -10,10 +10,12 @@ from torch import Tensor
 
 from samestep.base.machine import cpu_share, enough_for_all
 from samestep.collectives.arithmetic import Folding
+from samestep.collectives.progress import progress_of
 from samestep.collectives.segment import Apart, segment
 from samestep.collectives.semaphores import Semaphores, own_process
 from samestep.collectives.shared_memory import SharedMemory, bytes_needed
 from samestep.world.operation import Op, refuse, refuse_root
+from samestep.world.process_group import rank_in_job
 from samestep.world.relayed import RelayedWorld
 from samestep.world.world import NothingPending, Pending, World
 
@@ -35,21 +37,25 @@ def on_one_host(world: World, *, timeout_s: float | None = None) -> World:
         return world
     if size == 1 or world.device.type != "cpu" or platform.system() != "Linux":
         return world
-    told = world.all_gather_objects((own_process(), gethostname(), cpu_share()))
-    processes = [process for process, _, _ in told]
+    own_rank, job_size = rank_in_job(world)
+    told = world.all_gather_objects((own_process(), gethostname(), cpu_share(), own_rank))
+    processes, hosts, shares, ranks = (list(each) for each in zip(*told, strict=True))
     if len(set(processes)) < size:  # ranks that are threads have each other's memory already
         return world
     try:
         memory = segment(world, bytes_needed(size))
     except Apart as reason:
-        if len({host for _, host, _ in told}) == 1 and world.place.is_main:
+        if len(set(hosts)) == 1 and world.place.is_main:
             _tell(str(reason))
         return world
     timeout_s = world.timeout_s if timeout_s is None else timeout_s
-    may_spin = enough_for_all([share for _, _, share in told])
-    semaphores = Semaphores(memory, processes, rank=rank, may_spin=may_spin, timeout_s=timeout_s)
+    semaphores = Semaphores(
+        memory, processes, rank=rank, may_spin=enough_for_all(shares), timeout_s=timeout_s
+    )
     world.barrier()
-    return OneHostWorld(world, SharedMemory(memory, rank=rank, size=size, semaphores=semaphores))
+    progress = progress_of(ranks, job_size)
+    shared = SharedMemory(memory, rank=rank, size=size, semaphores=semaphores, progress=progress)
+    return OneHostWorld(world, shared)
 
 
 def _tell(reason: str) -> None:

@@ -28,7 +28,7 @@ from torch import Tensor
 from samestep.base.errors import OutOfStep
 from samestep.collectives.arithmetic import COMBINE, Folding, finish
 from samestep.collectives.line import LINE, alike, line, told_apart
-from samestep.collectives.progress import PROGRESS
+from samestep.collectives.progress import Progress
 from samestep.collectives.semaphores import SIZE, Semaphores
 from samestep.world.operation import Op, as_they_lie
 
@@ -85,10 +85,14 @@ class SharedMemory:
         rank: of this process.
         size: number of ranks.
         semaphores: at the beginning of `memory`.
+        progress: of this process among the ranks.
     """
 
-    def __init__(self, memory: mmap.mmap, *, rank: int, size: int, semaphores: Semaphores) -> None:
+    def __init__(
+        self, memory: mmap.mmap, *, rank: int, size: int, semaphores: Semaphores, progress: Progress
+    ) -> None:
         self._rank, self._size, self._semaphores = rank, size, semaphores
+        self._progress = progress
         self._memory, self._turn, self._said = memory, 0, b""
         whole = torch.frombuffer(memory, dtype=torch.uint8)[_slots_begin(size) :]
         self._slots = whole[: 2 * PIECE * size].view(2, size, PIECE)
@@ -101,41 +105,39 @@ class SharedMemory:
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, which have equal shapes and dtypes, in rank order."""
-        self._begin("all_gather", tensor)
-        own = as_they_lie(tensor)
-        gathered = [torch.empty_like(own) for _ in range(self._size)]
-        flat = [one.view(-1) for one in gathered]
-        for part in _pieces(own):
-            halves = self._copy_in(own.view(-1)[part])
-            self._handover()
-            for one, half in zip(flat, halves, strict=True):
-                one[part] = half
-        PROGRESS.leave()
+        with self._begin("all_gather", tensor):
+            own = as_they_lie(tensor)
+            gathered = [torch.empty_like(own) for _ in range(self._size)]
+            flat = [one.view(-1) for one in gathered]
+            for part in _pieces(own):
+                halves = self._copy_in(own.view(-1)[part])
+                self._handover()
+                for one, half in zip(flat, halves, strict=True):
+                    one[part] = half
         return gathered
 
     def broadcast(self, tensor: Tensor, *, source: int) -> None:
         """Overwrite `tensor` on every rank with that of rank `source`."""
-        self._begin("broadcast", tensor, f"broadcast from {source}")
-        flat = as_they_lie(tensor).view(-1)
-        for part in _pieces(flat):
-            halves = self._halves(flat[part])
-            if self._rank == source:
-                halves[source].copy_(flat[part])
-            self._handover()
-            if self._rank != source:
-                flat[part] = halves[source]
-        _put_back(flat, tensor)
-        PROGRESS.leave()
+        with self._begin("broadcast", tensor, f"broadcast from {source}"):
+            flat = as_they_lie(tensor).view(-1)
+            for part in _pieces(flat):
+                halves = self._halves(flat[part])
+                if self._rank == source:
+                    halves[source].copy_(flat[part])
+                self._handover()
+                if self._rank != source:
+                    flat[part] = halves[source]
+            _put_back(flat, tensor)
 
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """Reduce `tensor` over all ranks, in place; equal bits on every rank."""
-        self._begin("all_reduce", tensor, f"all_reduce({op})")
-        self._all_reduce(tensor, op, torch.Tensor.copy_)
+        with self._begin("all_reduce", tensor, f"all_reduce({op})"):
+            self._all_reduce(tensor, op, torch.Tensor.copy_)
 
     def average(self, tensor: Tensor) -> None:
         """Average `tensor` over all ranks, in place; each rank divides as it copies, before the sum."""
-        self._begin("average", tensor)
-        self._all_reduce(tensor, "sum", self._divided)
+        with self._begin("average", tensor):
+            self._all_reduce(tensor, "sum", self._divided)
 
     def _divided(self, target: Tensor, source: Tensor) -> Tensor:
         return torch.div(source, self._size, out=target)
@@ -151,7 +153,6 @@ class SharedMemory:
             for part in _pieces(flat):
                 self._reduce_piece(flat[part], op, load)
         _put_back(flat, tensor)
-        PROGRESS.leave()
 
     def fold(self, parts: Sequence[Tensor], counts: Sequence[int], folding: Folding) -> None:
         """Overwrite this rank's first part with what `folding` makes of the parts of all ranks, in order.
@@ -162,24 +163,22 @@ class SharedMemory:
             folding: how.
         """
         first, rows = parts[0], max(counts)
-        self._begin("fold", first)
-        room = PIECE // rows // SIZE * SIZE  # bytes of a slot for each part
-        elements = room // first.element_size()
-        is_small = first.nbytes * rows * self._size <= SMALL
-        for start in range(0, first.numel(), elements):
-            pieces = [part[start : start + elements] for part in parts]
-            views = [self._views_of(pieces[0], begin=row * room) for row in range(rows)]
-            if is_small:
-                self._fold_whole(pieces, views, counts, folding)
-            else:
-                self._fold_piece(pieces, views, counts, folding)
-        PROGRESS.leave()
+        with self._begin("fold", first):
+            room = PIECE // rows // SIZE * SIZE  # bytes of a slot for each part
+            elements = room // first.element_size()
+            is_small = first.nbytes * rows * self._size <= SMALL
+            for start in range(0, first.numel(), elements):
+                pieces = [part[start : start + elements] for part in parts]
+                views = [self._views_of(pieces[0], begin=row * room) for row in range(rows)]
+                if is_small:
+                    self._fold_whole(pieces, views, counts, folding)
+                else:
+                    self._fold_piece(pieces, views, counts, folding)
 
     def barrier(self) -> None:
         """Return once every rank has called this."""
-        self._begin("barrier", _NOTHING)
-        self._handover()
-        PROGRESS.leave()
+        with self._begin("barrier", _NOTHING):
+            self._handover()
 
     def agree(self, call: str, tensor: Tensor) -> None:
         """Return if every rank makes the same call with such a tensor, whatever it then goes through.
@@ -187,9 +186,8 @@ class SharedMemory:
         Raises:
             OutOfStep: they call different things; on all ranks.
         """
-        self._begin(call, tensor)
-        self._handover()
-        PROGRESS.leave()
+        with self._begin(call, tensor):
+            self._handover()
 
     def _reduce_piece(self, piece: Tensor, op: Op, load: _Load) -> None:
         views, rank = self._views_of(piece), self._rank
@@ -264,11 +262,12 @@ class SharedMemory:
             views = self._views[key] = _Views(self._slots[:, :, begin:], *key[:2])
         return views
 
-    def _begin(self, name: str, tensor: Tensor, call: str | None = None) -> None:
-        """Say what this rank calls."""
-        PROGRESS.enter(name)
+    def _begin(self, name: str, tensor: Tensor, call: str | None = None) -> Progress:
+        """Say what this rank calls; return within what to do it."""
+        self._progress.enter(name)
         self._said = line(self._rank, call or name, tensor)
         self._memory[self._lines[self._turn][self._rank]] = self._said
+        return self._progress
 
     def _compare(self) -> None:
         """Compare what the ranks have said, and let the other lines' turn be.

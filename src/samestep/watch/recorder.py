@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from samestep.collectives.progress import GROUP, PROGRESS
+from samestep.collectives.progress import PROGRESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,16 @@ class Recorder:
         for number, said in status.items():
             name = self._names.get(str(number), str(number))
             found[name] = Count(said["last_enqueued_collective"], said["last_completed_collective"])
-        if PROGRESS.entered:
-            found[GROUP] = Count(PROGRESS.entered, PROGRESS.ended)
+        for group, one in list(PROGRESS.items()):  # the script may add to them meanwhile
+            if one.entered:
+                found[group] = Count(one.entered, one.ended)
         return found
 
     def under_way(self, group: str) -> tuple[str, int] | None:
         """Return name and number of the first collective of a group that has not ended; None without one."""
-        if group == GROUP:
-            return (PROGRESS.op, PROGRESS.entered) if PROGRESS.entered != PROGRESS.ended else None
+        if group in PROGRESS:
+            one = PROGRESS[group]
+            return (one.op, one.entered) if one.entered != one.ended else None
         for entry in _collectives(group):
             if not entry["retired"]:
                 return _name(entry), entry["collective_seq_id"]
@@ -57,8 +59,8 @@ class Recorder:
 
     def name_of(self, group: str, seq: int) -> str:
         """Return the name of a collective, such as ``all_reduce``."""
-        if group == GROUP:
-            return PROGRESS.op
+        if group in PROGRESS:
+            return PROGRESS[group].op
         return next(
             (_name(entry) for entry in _collectives(group) if entry["collective_seq_id"] == seq), "collective"
         )
@@ -69,7 +71,9 @@ class Recorder:
 
 
 def ranks_of(group: str) -> tuple[int, ...]:
-    """Return the ranks of a process group by its name; none where it is not known here."""
+    """Return the ranks of a group by its name; none where it is not known here."""
+    if group in PROGRESS:
+        return PROGRESS[group].ranks
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None:
         return ()

@@ -245,6 +245,13 @@ def _bytes(tensor: Tensor) -> Tensor:
     return flat.view(torch.uint8)
 
 
+def rank_in_job(world: World) -> tuple[int, int]:
+    """Return this process's rank in the whole job, of which `world` may be a part, and the job's size."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return world.place.rank, world.place.size
+
+
 def adopt() -> World:
     """Return the world this process already stands in, without joining anything.
 

@@ -1,0 +1,62 @@
+"""How far ranks have come in each other's memory is told group by group, and beside the script."""
+
+import pytest
+import torch
+
+from samestep.base.errors import OutOfStep
+from samestep.collectives.one_host import on_one_host
+from samestep.collectives.progress import GROUP, PROGRESS
+from samestep.collectives.subgroup import Subgroup
+from samestep.watch.recorder import Count, Recorder, ranks_of
+
+NAMES = f"{GROUP} of ranks 0, 1", f"{GROUP} of ranks 1, 2"
+
+
+def in_several_groups(world):
+    """Be in two groups, of which rank 1 is in both; return what is told of this rank."""
+    PROGRESS.clear()  # of what these processes did before
+    rank = world.place.rank
+    if rank < 2:
+        one = on_one_host(Subgroup(world, [1, 0]))
+        again = on_one_host(Subgroup(world, [0, 1]))
+        one.barrier()
+        again.barrier()
+    if rank > 0:
+        on_one_host(Subgroup(world, [1, 2])).all_reduce(torch.ones(3))
+    on_one_host(world).barrier()
+    return {name: count for name, count in Recorder().counts().items() if GROUP in name}
+
+
+def test_ranks_are_compared_within_the_groups_that_they_share(processes):
+    whole = {GROUP: Count(1, 1)}
+
+    assert processes.run(in_several_groups, 3) == [
+        {NAMES[0]: Count(2, 2), **whole},
+        {NAMES[0]: Count(2, 2), NAMES[1]: Count(1, 1), **whole},
+        {NAMES[1]: Count(1, 1), **whole},
+    ]
+
+
+def members(world):
+    PROGRESS.clear()
+    if world.place.rank:
+        on_one_host(Subgroup(world, [2, 1]))
+    on_one_host(world)
+    return [ranks_of(name) for name in (NAMES[1], GROUP, "another")]
+
+
+def test_a_report_knows_who_is_in_a_group(processes):
+    assert processes.run(members, 3) == [[(), (0, 1, 2), ()], *[[(1, 2), (0, 1, 2), ()]] * 2]
+
+
+def refused(world):
+    PROGRESS.clear()
+    near = on_one_host(world)
+    with pytest.raises(OutOfStep):
+        near.all_reduce(torch.ones(3 + world.place.rank))
+    told = Recorder()
+    return told.counts()[GROUP], told.under_way(GROUP), told.name_of(GROUP, 1)
+
+
+def test_a_call_that_was_refused_is_over(processes):
+    assert processes.run(refused, 2) == [(Count(1, 1), None, "all_reduce")] * 2
