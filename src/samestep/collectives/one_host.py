@@ -85,19 +85,19 @@ class OneHostWorld(RelayedWorld):
         if _is_plain(tensor):
             self._memory.all_reduce(tensor, op=op)
         else:
-            self.inner.all_reduce(tensor, op=op)
+            self._elsewhere(f"all_reduce({op})", tensor).all_reduce(tensor, op=op)
 
     def all_reduce_later(self, tensor: Tensor) -> Pending:
         """See `World.all_reduce_later`; it is done at once, which takes less than to begin it elsewhere."""
         if not _is_plain(tensor):
-            return self.inner.all_reduce_later(tensor)
+            return self._elsewhere("all_reduce(sum)", tensor).all_reduce_later(tensor)
         self._memory.all_reduce(tensor)
         return NothingPending()
 
     def average_later(self, tensor: Tensor) -> Pending:
         """See `World.average_later`; as `all_reduce_later`."""
         if not _is_plain(tensor):
-            return self.inner.average_later(tensor)
+            return self._elsewhere("average", tensor).average_later(tensor)
         self._memory.average(tensor)
         return NothingPending()
 
@@ -107,11 +107,13 @@ class OneHostWorld(RelayedWorld):
         if _is_plain(tensor):
             self._memory.broadcast(tensor, source=source)
         else:
-            self.inner.broadcast(tensor, source=source)
+            self._elsewhere(f"broadcast from {source}", tensor).broadcast(tensor, source=source)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """See `World.all_gather`."""
-        return self._memory.all_gather(tensor) if _is_plain(tensor) else self.inner.all_gather(tensor)
+        if not _is_plain(tensor):
+            return self._elsewhere("all_gather", tensor).all_gather(tensor)
+        return self._memory.all_gather(tensor)
 
     def agree(self, call: str, tensor: Tensor) -> None:
         """Return if all ranks make the same call; see `samestep.collectives.agree`."""
@@ -124,6 +126,14 @@ class OneHostWorld(RelayedWorld):
     def barrier(self) -> None:
         """See `World.barrier`."""
         self._memory.barrier()
+
+    def _elsewhere(self, call: str, tensor: Tensor) -> World:
+        """Return what carries what the memory does not, once the ranks have found that all make this call.
+
+        A rank that makes another one may wait in the memory for those that would never come there.
+        """
+        self._memory.agree(f"{call} by the back end", tensor)
+        return self.inner
 
 
 def _is_plain(tensor: Tensor) -> bool:

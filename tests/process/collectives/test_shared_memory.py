@@ -161,12 +161,18 @@ CALLS = {
     "dtype": lambda world, ones: world.all_reduce(ones.double()),
     "operation": lambda world, ones: world.all_reduce(ones, op="max"),
     "collective": lambda world, _: world.barrier(),
+    "truth": lambda world, ones: world.all_reduce(ones.bool(), op="max"),
+    "layout": lambda world, ones: world.all_reduce_later(ones.to_sparse()),
+    "source": lambda world, ones: world.broadcast(ones.bool(), source=1),
 }
 SAID = {
     "shape": r"all_reduce\(sum\) of float32 \[40000\]",
     "dtype": r"all_reduce\(sum\) of float64 \[7\]",
     "operation": r"all_reduce\(max\) of float32 \[7\]",
     "collective": "barrier of",
+    "truth": r"all_reduce\(max\) by the back end of bool \[7\]",
+    "layout": r"all_reduce\(sum\) by the back end of float32 \[7\]",
+    "source": r"broadcast from 1 by the back end of bool \[7\]",
 }
 
 
