@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 
@@ -42,6 +43,7 @@ def measure(
     *,
     seconds: float,
     done: Callable[[str], object] = lambda _: None,
+    around: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> list[StepRow]:
     """Return what a step takes in each of the ways, which take turns; `alone` is among them.
 
@@ -51,6 +53,7 @@ def measure(
         names: keys of `WAYS`.
         seconds: to measure for, roughly.
         done: called before each turn with what it is.
+        around: what a turn is taken in, by the name of what has it.
     """
     names = [ALONE, *(name for name in names if name != ALONE)]
     near, finish = on_one_host(world), finisher(world.device)
@@ -61,17 +64,19 @@ def measure(
 
     def turn(name: str, count: int) -> float:
         done(name)
-        with WAYS[name](trainees[name], worlds[name]) as step:
-            for _ in range(WARM_UP):
-                step()
-            world.barrier()
-            began = time.perf_counter()
-            waited = [step() for _ in range(count)]
-            finish()
-            taken = (time.perf_counter() - began) / count
+        with around(name):
+            with WAYS[name](trainees[name], worlds[name]) as step:
+                for _ in range(WARM_UP):
+                    step()
+                world.barrier()
+                began = time.perf_counter()
+                waited = [step() for _ in range(count)]
+                finish()
+                taken = (time.perf_counter() - began) / count
+            slowest = _slowest(world, taken)
         seen = [one for one in waited if one is not None]
         waits[name].append(sum(seen) / len(seen) if seen else None)
-        return _slowest(world, taken)
+        return slowest
 
     first = {name: turn(name, 1) for name in names}
     waits = {name: [] for name in names}

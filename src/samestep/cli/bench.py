@@ -1,22 +1,20 @@
 """``samestep bench``: what collectives take among the workers there are."""
 
-import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from samestep.base import env
 from samestep.base.errors import UsageError
-from samestep.base.place import Place
 from samestep.base.record import json_line
 from samestep.base.units import bytes_text
 from samestep.bench.request import COLLECTIVES, DTYPES, Request, chosen, names_of, sizes_of
 from samestep.cli.bench_step import step
+from samestep.cli.giving_up import give_up
 from samestep.cli.outside import went_in
 from samestep.cli.progress import progress_bar
 from samestep.cli.running import Decision, act, decide, headline, tell
@@ -155,24 +153,12 @@ def _work(request: Request, telling: Telling, *, threads: int | None) -> None:
 
     with join(threads=threads) as world:
         with progress_bar(pieces(request), shown=world.place.is_main) as done:
-            give_up = partial(_give_up, place=world.place, timeout_s=request.timeout_s)
-            report = perform(world, request, done=done, give_up=give_up)
+            end = partial(give_up, place=world.place, timeout_s=request.timeout_s)
+            report = perform(world, request, done=done, give_up=end)
         # The others wait for the end of it: with an exit code of 1 they would have rank 0 stopped.
         world.on_main(lambda: _tell(report, request, world, telling))
     if report.wrong:
         raise typer.Exit(1)
-
-
-def _give_up(what: str, *, place: Place, timeout_s: float) -> NoReturn:
-    """End this process, which waits for others in vain; rank 0 says so first."""
-    if place.is_main:
-        tell(
-            f"error: {what} did not end within {timeout_s:g} s: the ranks wait for each other. What rightly "
-            "takes longer needs a larger --timeout."
-        )
-    else:
-        time.sleep(1)
-    os._exit(1)
 
 
 def _tell(report: "Report", request: Request, world: "World", telling: Telling) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +11,7 @@ from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.bench.request import SYNCS
+from samestep.cli.giving_up import give_up
 from samestep.cli.outside import went_in
 from samestep.cli.progress import progress_bar
 from samestep.cli.running import Decision, act, decide, headline, tell
@@ -41,6 +43,9 @@ def step(
         ),
     ] = None,
     seconds: Annotated[float, typer.Option(metavar="S", help="To measure for.")] = 60.0,
+    timeout: Annotated[
+        float, typer.Option(metavar="S", help="After which a turn that does not end is named.")
+    ] = 120.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one object a line for each exchange.")
     ] = False,
@@ -54,6 +59,8 @@ def step(
     names = _names(sync)
     if not 0 < seconds < float("inf"):
         raise UsageError(f"--seconds {seconds:g} is no time to measure for: give some, such as 60.")
+    if not 0 < timeout < float("inf"):
+        raise UsageError(f"--timeout {timeout:g} is no time to wait: give seconds, such as 120.")
     job = Job(program=Program(target="samestep", kind="module"), workers=workers)
     went_in(job)
     decision = decide(job, mode="native", threads=threads, environment=env.snapshot())
@@ -63,9 +70,15 @@ def step(
 
     problem = Problem(model=model, batch_per_worker=batch_per_worker)
     if isinstance(decision.plan, Spawn):
-        flags = {"model": model, "batch_per_worker": batch_per_worker, "sync": sync, "seconds": seconds}
+        flags = {
+            "model": model,
+            "batch_per_worker": batch_per_worker,
+            "sync": sync,
+            "seconds": seconds,
+            "timeout": timeout,
+        }
         raise typer.Exit(_start(decision, flags, as_json=as_json))
-    _work(problem, names, seconds=seconds, threads=threads, as_json=as_json)
+    _work(problem, names, seconds=seconds, timeout_s=timeout, threads=threads, as_json=as_json)
 
 
 def _names(sync: str | None) -> list[str]:
@@ -84,9 +97,16 @@ def _start(decision: Decision, flags: dict[str, object], *, as_json: bool) -> in
 
 
 def _work(
-    problem: "Problem", names: list[str], *, seconds: float, threads: int | None, as_json: bool
+    problem: "Problem",
+    names: list[str],
+    *,
+    seconds: float,
+    timeout_s: float,
+    threads: int | None,
+    as_json: bool,
 ) -> None:
     """Be a worker."""
+    from samestep.bench.limit import Limit
     from samestep.bench.step_words import step_answer, step_table
     from samestep.bench.steps import measure
     from samestep.bench.ways import NEEDS, ways_here
@@ -96,8 +116,16 @@ def _work(
         can = ways_here(world)
         if missing := [name for name in names if name not in can]:
             raise UsageError(f"--sync {missing[0]} needs {NEEDS[missing[0]]}. Here can: {', '.join(can)}.")
-        with progress_bar(None, shown=world.place.is_main) as done:
-            rows = measure(world, problem, names or can, seconds=seconds, done=done)
+        end = partial(give_up, place=world.place, timeout_s=timeout_s)
+        with progress_bar(None, shown=world.place.is_main) as done, Limit(timeout_s, end) as limit:
+            rows = measure(
+                world,
+                problem,
+                names or can,
+                seconds=seconds,
+                done=done,
+                around=lambda name: limit.of(f"a turn of {name}"),
+            )
         lines = [json_line(asdict(row)).rstrip() for row in rows]
         if not as_json:
             each = f"{problem.model}, {problem.batch_per_worker} samples each on {world.place.size} workers"

@@ -1,14 +1,20 @@
-"""An algorithm whose ranks wait for each other is named, and the measurement ends."""
+"""What ranks wait for each other in is named, and the measurement ends: an algorithm, a way to take steps."""
 
 import os
+from contextlib import contextmanager, redirect_stderr
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
 import torch
 
+from samestep.base.place import Place
+from samestep.bench.limit import Limit
 from samestep.bench.perform import perform
 from samestep.bench.request import Request
+from samestep.bench.steps import measure
+from samestep.bench.ways import ALONE, WAYS, Problem
+from samestep.cli.giving_up import give_up
 from samestep.collectives.algorithms import ALL_REDUCE
 from samestep.testing.ranks import on_processes
 
@@ -46,3 +52,32 @@ def test_the_algorithm_and_the_size_are_named_on_every_rank(tmp_path):
 
     assert first.error == second.error == "the process died"
     assert [(tmp_path / rank).read_text() for rank in "01"] == ["ring at 64 B"] * 2
+
+
+@contextmanager
+def stuck(_, world):
+    """Take steps in which rank 0 waits for what rank 1 does not send."""
+
+    def step():
+        if world.place.is_main:
+            world.receive(torch.empty(1), source=1)
+
+    yield step
+
+
+def stepped(folder, world):
+    rank = world.place.rank
+    said = (Path(folder) / str(rank)).open("w")
+    problem = Problem(batch_per_worker=2, shape=(1, 8, 8))
+    end = partial(give_up, place=Place(rank=rank, size=2), timeout_s=0.5)
+    with redirect_stderr(said), patch.dict(WAYS, {ALONE: stuck}), Limit(0.5, end) as limit:
+        measure(world, problem, ["reference"], seconds=0.01, around=limit.of)
+
+
+def test_the_way_to_take_steps_is_named_by_rank_0(tmp_path):
+    ((first, second),) = on_processes([partial(stepped, str(tmp_path))], 2, timeout_s=20)
+
+    assert first.error == second.error == "the process died"
+    said = "samestep: error: alone did not end within 0.5 s: the ranks wait for each other."
+    assert (tmp_path / "0").read_text().startswith(said)
+    assert "samestep: error" not in (tmp_path / "1").read_text()

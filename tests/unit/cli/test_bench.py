@@ -36,6 +36,7 @@ from samestep.collectives.crossovers import Measured
         (["step", "-n", "2", "--model", "vgg"], "vgg"),
         (["step", "-n", "2", "--batch-per-worker", "1"], "batch norm needs 2 or more"),
         (["step", "-n", "2", "--seconds", "0"], "--seconds 0 is no time to measure for"),
+        (["step", "-n", "2", "--timeout", "inf"], "--timeout inf is no time to wait"),
         (["all-to-all", "-n", "2"], "No such command 'all-to-all'"),
     ],
 )
