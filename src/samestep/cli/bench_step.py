@@ -16,11 +16,13 @@ from samestep.cli.outside import went_in
 from samestep.cli.progress import progress_bar
 from samestep.cli.running import Decision, act, decide, headline, tell
 from samestep.cli.setting_flags import as_arguments
+from samestep.launch.accelerators import accelerator_count
 from samestep.launch.job import Job, Program
 from samestep.launch.plan import Spawn
 
 if TYPE_CHECKING:
     from samestep.bench.ways import Problem
+    from samestep.world.world import World
 
 
 def step(
@@ -70,6 +72,7 @@ def step(
 
     problem = Problem(model=model, batch_per_worker=batch_per_worker)
     if isinstance(decision.plan, Spawn):
+        _refuse_without_gpus(names, decision.size)
         flags = {
             "model": model,
             "batch_per_worker": batch_per_worker,
@@ -87,6 +90,37 @@ def _names(sync: str | None) -> list[str]:
         if name not in SYNCS:
             raise UsageError(f"--sync {name!r} is none of {', '.join(SYNCS)}.")
     return names
+
+
+def _refuse_without_gpus(names: list[str], size: int) -> None:
+    """Refuse what takes more GPUs than there are, before each worker finds that."""
+    from samestep.bench.ways import NEEDS
+
+    if "data_parallel" in names and (found := accelerator_count()) < size:
+        raise UsageError(
+            f"--sync data_parallel needs {NEEDS['data_parallel']}. This node has {found} for {size} workers: "
+            "choose another one."
+        )
+
+
+def chosen(world: "World", names: list[str]) -> list[str]:
+    """Return the exchanges to measure: those asked for, or all that the workers have.
+
+    Where they do not have one of them, there is nothing to measure, and rank 0 has said so.
+
+    Args:
+        world: the workers; all of them call this.
+        names: the user's choice.
+    """
+    from samestep.bench.ways import ALONE, NEEDS, ways_here
+
+    can = [name for name in ways_here(world) if name != ALONE]
+    missing = next((name for name in names if name not in can), None)
+    if missing is None:
+        return names or can
+    there = ", ".join(can)
+    world.on_main(lambda: tell(f"error: --sync {missing} needs {NEEDS[missing]}. Here can: {there}."))
+    return []
 
 
 def _start(decision: Decision, flags: dict[str, object], *, as_json: bool) -> int:
@@ -109,19 +143,18 @@ def _work(
     from samestep.bench.limit import Limit
     from samestep.bench.step_words import step_answer, step_table
     from samestep.bench.steps import measure
-    from samestep.bench.ways import NEEDS, ways_here
     from samestep.world.join import join
 
     with join(threads=threads) as world:
-        can = ways_here(world)
-        if missing := [name for name in names if name not in can]:
-            raise UsageError(f"--sync {missing[0]} needs {NEEDS[missing[0]]}. Here can: {', '.join(can)}.")
+        names = chosen(world, names)
+        if not names:  # all of them end with it, and rank 0 alone has said why
+            raise typer.Exit(2)
         end = partial(give_up, place=world.place, timeout_s=timeout_s)
         with progress_bar(None, shown=world.place.is_main) as done, Limit(timeout_s, end) as limit:
             rows = measure(
                 world,
                 problem,
-                names or can,
+                names,
                 seconds=seconds,
                 done=done,
                 around=lambda name: limit.of(f"a turn of {name}"),

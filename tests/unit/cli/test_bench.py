@@ -13,7 +13,7 @@ from samestep.bench import perform
 from samestep.bench.figures import Wrong, figures
 from samestep.bench.perform import Report
 from samestep.bench.request import COLLECTIVES, Request
-from samestep.cli import bench
+from samestep.cli import bench, bench_step
 from samestep.cli.main import run_command
 from samestep.collectives.crossovers import Measured
 
@@ -46,6 +46,18 @@ def test_what_cannot_be_measured_is_one_line(arguments, words, capsys, monkeypat
     assert run_command(["bench", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert words in line
+
+
+def test_gpus_that_there_are_not_are_missed_before_a_worker_starts(capsys, monkeypatch):
+    monkeypatch.setattr(env, "snapshot", dict)
+    monkeypatch.setattr(bench_step, "accelerator_count", lambda: 1)
+
+    assert run_command(["bench", "step", "-n", "2", "--sync", "ring,data_parallel"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "samestep: error: --sync data_parallel needs two GPUs or more, one for each worker"
+    )
+    assert "This node has 1 for 2 workers" in line
 
 
 def test_the_help_lists_the_collectives_and_needs_no_torch():
