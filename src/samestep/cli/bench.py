@@ -94,6 +94,11 @@ def measured(collective: str) -> Callable[..., None]:
             raise UsageError(
                 "--save keeps which all-reduce wins where: there is no choice of others to make."
             )
+        if save and dtype != "float32":
+            raise UsageError(
+                f"--save keeps what gradients go by, which are measured in float32: leave --dtype {dtype} or "
+                "--save out."
+            )
         if plot is not None and (plot.suffix != ".svg" or not plot.parent.is_dir()):
             raise UsageError(f"--plot {plot}: give a name that ends in .svg, in a folder that there is.")
         job = Job(program=Program(target="samestep", kind="module"), workers=workers)

@@ -7,7 +7,9 @@ from samestep.launch.plan import Spawn
 
 
 def refuse_unmeasured(decision: Decision, algorithm: str | None) -> None:
-    """Refuse ``auto`` where nothing was measured; of accelerators the workers look, whose they are to open.
+    """Refuse ``auto`` where nothing was measured, as far as that is known before a worker starts.
+
+    Accelerators are the workers' to open, and what counts on several nodes is what rank 0's has.
 
     Args:
         decision: how many workers there will be, and where.
@@ -18,5 +20,6 @@ def refuse_unmeasured(decision: Decision, algorithm: str | None) -> None:
     """
     if algorithm != AUTO or decision.size == 1 or not isinstance(decision.plan, Spawn):
         return
-    if not accelerator_count():
-        Measured(ranks=decision.size, hosts=decision.plan.nodes.count, device="cpu").load()
+    nodes = decision.plan.nodes
+    if (nodes.count == 1 or nodes.rank == 0) and not accelerator_count():
+        Measured(ranks=decision.size, hosts=nodes.count, device="cpu").load()

@@ -4,16 +4,19 @@ As text, an algorithm and its successors, each with the bytes from which on it t
 
     tree,ring:65536    up to 64 KiB by the tree, from there on round the ring
 
-``auto`` is the text that `samestep bench all-reduce --save` has kept for as many ranks and hosts.
+``auto`` is the text that `samestep bench all-reduce --save` has kept for as many ranks and hosts, of
+this kind.
 """
 
 import json
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from samestep.base import machine
 from samestep.base.errors import UsageError
 from samestep.base.folders import user_cache
 from samestep.base.record import provenance, write_json
@@ -94,11 +97,13 @@ class Measured:
         ranks: how many.
         hosts: on how many hosts.
         device: kind of the device that tensors are on.
+        processor: model of rank 0's: nodes of several kinds may have one user's cache.
     """
 
     ranks: int
     hosts: int
     device: str
+    processor: str = field(default_factory=machine.processor)
 
     def path(self, folder: Path | None = None) -> Path:
         """Return the file that they are kept in.
@@ -107,7 +112,8 @@ class Measured:
             folder: the cache, if not the user's.
         """
         hosts = f"{self.hosts}-host{'s' * (self.hosts > 1)}"
-        name = f"all-reduce-{self.ranks}-ranks-{hosts}-{self.device}.json"
+        model = "-".join(re.findall(r"[a-z0-9.]+", self.processor.lower()))
+        name = f"all-reduce-{self.ranks}-ranks-{hosts}-{self.device}-{model}.json"
         return (user_cache() if folder is None else folder) / "crossovers" / name
 
     def save(self, turns: Sequence[tuple[int, str]], folder: Path | None = None) -> Path:
@@ -155,7 +161,7 @@ class Measured:
     @property
     def _words(self) -> str:
         hosts = "one host" if self.hosts == 1 else f"{self.hosts} hosts"
-        return f"{self.ranks} ranks on {hosts} with tensors of {self.device}"
+        return f"{self.ranks} ranks on {hosts} with tensors of {self.device} ({self.processor})"
 
     @property
     def _measure(self) -> str:

@@ -30,6 +30,7 @@ from samestep.collectives.crossovers import Measured
             "--algorithm tre: all_reduce has, among these ranks",
         ),
         (["broadcast", "-n", "2", "--save"], "--save keeps which all-reduce wins where"),
+        (["all-reduce", "-n", "2", "--save", "--dtype", "int64"], "leave --dtype int64 or --save out"),
         (["all-reduce", "-n", "2", "--timeout", "-1"], "--timeout -1 is no time to wait"),
         (["step"], "one worker exchanges nothing: give -n 2 or more"),
         (["step", "-n", "2", "--sync", "telepathy"], "--sync 'telepathy' is none of naive, ring"),

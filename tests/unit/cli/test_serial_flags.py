@@ -1,5 +1,6 @@
 """The flags that say how a serial script is shared out: their values, and where they do nothing."""
 
+from contextlib import nullcontext
 from dataclasses import fields, replace
 
 import pytest
@@ -12,7 +13,8 @@ from samestep.cli.main import run_command
 from samestep.cli.running import decide
 from samestep.cli.serial_flags import with_options
 from samestep.collectives.crossovers import Measured
-from samestep.launch.job import Job, Logs, Program, Std
+from samestep.launch.job import Job, Logs, Nodes, Program, Std
+from samestep.launch.plan import Spawn
 
 
 @pytest.fixture
@@ -69,6 +71,17 @@ def test_a_choice_by_what_was_measured_is_refused_before_a_worker_starts(decisio
     with_options(decision(workers=1), **flags(algorithm="auto"))
     Measured(ranks=2, hosts=1, device="cpu").save([(4, "ring")])
     assert with_options(decision(), **flags(algorithm="auto")).options.algorithm == "auto"
+
+
+@pytest.mark.parametrize("rank", [0, 1, None])
+def test_on_several_nodes_it_is_the_first_one_that_must_have_measured(decision, rank, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(measured, "accelerator_count", lambda: 0)
+    nodes = Nodes(count=2, rank=rank, endpoint="first:29500")
+    there = replace(decision(), plan=Spawn(local=2, nodes=nodes))
+
+    with pytest.raises(UsageError, match="4 ranks on 2 hosts") if rank == 0 else nullcontext():
+        measured.refuse_unmeasured(there, "auto")
 
 
 def test_a_training_that_cannot_choose_begins_no_run_folder(tmp_path, monkeypatch, capsys):

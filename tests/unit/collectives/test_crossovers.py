@@ -3,6 +3,7 @@
 import pytest
 
 from samestep.base.errors import UsageError
+from samestep.base.machine import machine
 from samestep.collectives.algorithms import ALL_REDUCE
 from samestep.collectives.crossovers import ALGORITHMS, Crossovers, Measured, check_algorithm
 
@@ -56,6 +57,22 @@ def test_what_was_measured_is_found_again_by_as_many_ranks_on_as_many_hosts(tmp_
     other.save([(4, "native")], tmp_path)
     assert MEASURED.load(tmp_path).text == "tree,ring:65536"
     assert other.load(tmp_path).text == "native"
+
+
+def test_what_was_measured_on_one_kind_of_node_is_not_for_another(tmp_path):
+    here, there = (
+        Measured(ranks=2, hosts=1, device="cpu", processor=f"Xeon(R) Gold {model} CPU @ 2.10GHz/x")
+        for model in (6130, 6230)
+    )
+    path = here.save([(4, "tree")], tmp_path)
+
+    assert path.name == "all-reduce-2-ranks-1-host-cpu-xeon-r-gold-6130-cpu-2.10ghz-x.json"
+    with pytest.raises(UsageError, match=r"nothing was measured for .* of cpu \(Xeon\(R\) Gold 6230"):
+        there.load(tmp_path)
+
+
+def test_the_kind_of_node_is_this_ones():
+    assert MEASURED.processor == machine().processor
 
 
 @pytest.mark.parametrize(
