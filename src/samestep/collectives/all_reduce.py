@@ -16,7 +16,7 @@ from samestep.collectives.arithmetic import finish, wide
 from samestep.collectives.cost import CostModel
 from samestep.collectives.hop import Chunks, Hop, Schedule, bounds
 from samestep.collectives.walk import Walk, flattened, put_back
-from samestep.world.operation import Op, refuse
+from samestep.world.operation import Op, headroom, refuse
 from samestep.world.world import World
 
 
@@ -56,15 +56,15 @@ class AllReduce:
         agree(world, f"all-reduce {op} by {self.name}", tensor)
         refuse(op, tensor.dtype)
         chunks = self.chunks(size)
-        flat = flattened(tensor)
-        total = wide(flat)
+        flat, room = flattened(tensor), headroom(op, tensor.dtype, size)
+        total = wide(flat, room)
         combine, copy = _hops(self, rank, size)
         walk = Walk(world, flat, total, chunks=chunks, combine=combine, copy=copy)
         walk.combine(op)
         edges = bounds(flat.numel(), chunks)
         for chunk in self.owned(rank, size):
             own = slice(edges[chunk], edges[chunk + 1])
-            finish(total[own], op, size)
+            finish(total[own], op, size, room)
             if total is not flat:
                 flat[own] = total[own]
         walk.copy()

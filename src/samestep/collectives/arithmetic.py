@@ -20,19 +20,26 @@ COMBINE: Mapping[Op, Callable[..., Tensor]] = {
 }
 
 
-def wide(flat: Tensor) -> Tensor:
-    """Return what sums of this type are made in: single precision for half ones, else itself."""
+def wide(flat: Tensor, room: int = 1) -> Tensor:
+    """Return what sums of this type are made in: single precision for half ones, else itself.
+
+    Args:
+        flat: what is summed; stays as it is.
+        room: what to divide by, as `headroom` has it: 1 but for half precisions, of which this is a copy.
+    """
     is_half = flat.dtype.is_floating_point and flat.element_size() < 4
-    return flat.float() if is_half else flat
+    total = flat.float() if is_half else flat
+    return total.div_(room) if room > 1 else total
 
 
-def finish(total: Tensor, op: Op, size: int) -> None:
+def finish(total: Tensor, op: Op, size: int, room: int = 1) -> None:
     """Make the result of what was combined, in place.
 
     Args:
         total: of all ranks.
         op: the operation.
         size: the number of ranks.
+        room: what was divided by before.
     """
     if op == "mean":
-        total.div_(size)
+        total.div_(size / room)

@@ -20,7 +20,7 @@ from samestep.collectives.arithmetic import finish, wide
 from samestep.collectives.cost import Cost, doublings
 from samestep.collectives.hop import Hop, Schedule, seen_from
 from samestep.collectives.walk import combine_along, flattened, put_back
-from samestep.world.operation import Op, refuse, refuse_root
+from samestep.world.operation import Op, headroom, refuse, refuse_root
 from samestep.world.world import World
 
 
@@ -62,12 +62,12 @@ def reduce(world: World, tensor: Tensor, op: Op = "sum", to: int = 0) -> None:
     agree(world, f"reduce {op} to rank {to}", tensor)
     refuse(op, tensor.dtype)
     hops = seen_from(to, size, schedule((rank - to) % size, size))
-    flat = flattened(tensor)
-    total = wide(flat)
+    flat, room = flattened(tensor), headroom(op, tensor.dtype, size)
+    total = wide(flat, room)
     if rank != to and total is flat:
         total = flat.clone()
     combine_along(world, hops, total, flat, op, chunks=1)
     if rank == to:
-        finish(total, op, size)
+        finish(total, op, size, room)
         flat.copy_(total)
         put_back(flat, tensor)

@@ -21,7 +21,7 @@ from samestep.collectives.cost import Cost
 from samestep.collectives.hop import Hop, Schedule
 from samestep.collectives.scatter import one_row_each
 from samestep.collectives.walk import combine_along, flattened
-from samestep.world.operation import Op, refuse
+from samestep.world.operation import Op, headroom, refuse
 from samestep.world.world import World
 
 
@@ -59,11 +59,11 @@ def reduce_scatter(world: World, rows: Tensor, op: Op = "sum") -> Tensor:
     agree(world, f"reduce-scatter {op}", rows)
     refuse(op, rows.dtype)
     one_row_each(rows, size)
-    flat = flattened(rows)
-    total = wide(flat)
+    flat, room = flattened(rows), headroom(op, rows.dtype, size)
+    total = wide(flat, room)
     if total is flat:
         total = flat.clone()
     combine_along(world, schedule(rank, size), total, flat, op, chunks=size)
     row = total.view(rows.shape)[rank]
-    finish(row, op, size)
+    finish(row, op, size, room)
     return row.to(rows.dtype, copy=True)

@@ -11,6 +11,21 @@ Op: TypeAlias = Literal["sum", "mean", "product", "min", "max"]
 OPS: tuple[Op, ...] = get_args(Op)
 
 
+def headroom(op: Op, dtype: torch.dtype, size: int) -> int:
+    """Return what to divide by before a reduction, so that what it sums fits where the result does.
+
+    More than 1 for means of half precision alone. It is a power of two, which costs no bits but those that
+    are too small for the type; what is left to divide by is between a half and 1.
+
+    Args:
+        op: the operation.
+        dtype: of the tensors.
+        size: number of ranks.
+    """
+    is_half = dtype.is_floating_point and dtype.itemsize < 4
+    return 1 << (size - 1).bit_length() if op == "mean" and is_half else 1
+
+
 def as_they_lie(tensor: Tensor) -> Tensor:
     """Return a tensor whose elements lie in memory one after another, as they are: itself, or a copy.
 

@@ -13,7 +13,7 @@ from samestep.base.errors import DetectionError
 from samestep.base.place import Place
 from samestep.world.blocked import Blocked
 from samestep.world.detect import detect
-from samestep.world.operation import Op, as_they_lie, refuse
+from samestep.world.operation import Op, as_they_lie, headroom, refuse
 from samestep.world.solo import SoloWorld
 from samestep.world.world import DerivedWorld, NothingPending, Pending, World
 
@@ -130,11 +130,14 @@ class ProcessGroupWorld(DerivedWorld):
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """See `World.all_reduce`."""
         refuse(op, tensor.dtype)
+        room = headroom(op, tensor.dtype, self.place.size)
         with _as_contiguous(tensor) as own:
+            if room > 1:
+                own.div_(room)
             with self.waiting("all_reduce"):
                 dist.all_reduce(own, op=_OPS[op])
             if op == "mean":
-                own.div_(self.place.size)
+                own.div_(self.place.size / room)
 
     def all_reduce_later(self, tensor: Tensor) -> Pending:
         """See `World.all_reduce_later`."""

@@ -15,7 +15,7 @@ from samestep.base.errors import OutOfStep
 from samestep.base.place import Place
 from samestep.world.current import entered
 from samestep.world.mailboxes import Hub
-from samestep.world.operation import Op, refuse, refuse_root
+from samestep.world.operation import Op, headroom, refuse, refuse_root
 from samestep.world.world import DerivedWorld, NothingPending, Pending
 
 T = TypeVar("T")
@@ -69,13 +69,14 @@ class ThreadWorld(DerivedWorld):
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """See `World.all_reduce`."""
         refuse(op, tensor.dtype)
-        tensors = self._exchange(tensor.detach().clone())
+        room = headroom(op, tensor.dtype, self.place.size)
+        tensors = self._exchange(tensor.detach() / room if room > 1 else tensor.detach().clone())
         total = tensors[0].clone()
         for rank, other in enumerate(tensors[1:], start=1):
             self._same_form(total, other, rank)
             total = _COMBINE[op](total, other)
         if op == "mean":
-            total = total / self.place.size
+            total = total / (self.place.size / room)
         _overwrite(tensor, total)
 
     def all_reduce_later(self, tensor: Tensor) -> Pending:

@@ -65,7 +65,10 @@ class World(Protocol):
         """
 
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
-        """Reduce `tensor` over all ranks, in place; equal bits on every rank."""
+        """Reduce `tensor` over all ranks, in place; equal bits on every rank.
+
+        A mean in half precision does not overflow where it fits.
+        """
 
     def all_reduce_later(self, tensor: Tensor) -> Pending:
         """Begin to sum `tensor` over all ranks, in place; the result is there after `wait`."""

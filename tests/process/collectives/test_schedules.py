@@ -73,6 +73,19 @@ def test_all_reduce(processes, size):
     assert others == [(wrong, digest)] * (size - 1)
 
 
+def means_in_half_precision(world):
+    near, found = on_one_host(world), []
+    for all_reduce in ALL_REDUCE.values():
+        tensor = torch.full((5,), 40000.0, dtype=torch.float16)  # two of which do not fit
+        all_reduce(near, tensor, "mean")
+        found.append(tensor.unique().tolist())
+    return found
+
+
+def test_a_mean_in_half_precision_does_not_overflow_where_it_fits(processes):
+    assert processes.run(means_in_half_precision, 3) == [[[40000.0]] * len(ALL_REDUCE)] * 3
+
+
 def in_many_pieces(world):
     """Return what is wrong where far more is on its way than there is room for."""
     wrong = []

@@ -156,6 +156,21 @@ def test_a_root_sums_half_precision_in_single():
     assert run_ranks(fn, 5) == [1.0 + 2**-7] * 5
 
 
+@pytest.mark.parametrize("size", [6, 8])
+def test_a_mean_in_half_precision_does_not_overflow_where_it_fits(size):
+    def fn(world):
+        every = torch.full((size, 3), 16384.0, dtype=torch.float16)
+        found = [REDUCE_SCATTER["ring"](world, every, "mean")]
+        for name in SUMMED:
+            found.append(every.clone())
+            ALL_REDUCE[name](world, found[-1], "mean")
+        root = every.clone()
+        REDUCE["tree"](world, root, "mean", 0)
+        return [one.unique().tolist() for one in (*found, root)]
+
+    assert run_ranks(fn, size) == [[[16384.0]] * (len(SUMMED) + 2)] * size
+
+
 @pytest.mark.parametrize("op", ["sum", "mean", "product"])
 @pytest.mark.parametrize("name", SUMMED)
 def test_complex_numbers(name, op):
