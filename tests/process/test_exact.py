@@ -6,8 +6,11 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from samestep.base.errors import OutOfStep
 from samestep.collectives.one_host import OneHostWorld, on_one_host
 from samestep.exact import shards as exact_shards
+from samestep.exact.exchange import Exchange
+from samestep.exact.tree import TreeSum
 from samestep.models.registry import build
 from samestep.world.solo import SoloWorld
 from support.hand_made_shards import LARGE, LARGE_DIGESTS, digest_of
@@ -52,3 +55,18 @@ def both_ways(world, shards):
 @pytest.mark.parametrize("shards", LARGE_DIGESTS)
 def test_sums_of_processes_have_the_bits_of_whole_nodes(processes, size, shards):
     assert processes.run(both_ways, size, shards) == [(LARGE_DIGESTS[shards],) * 2] * size
+
+
+def differing(world):
+    """Return what a rank is told whose sum is longer than the other's."""
+    rank, tree = world.place.rank, TreeSum(2)
+    tree.add((rank, rank + 1), [torch.ones(3 + rank)])
+    with pytest.raises(OutOfStep) as told:
+        Exchange(world, 2).total(tree)
+    return str(told.value)
+
+
+def test_two_ranks_with_other_sums_are_both_told(processes):
+    for told in processes.run(differing, 2):
+        assert "rank 0 calls exact sum of float32 [3]" in told
+        assert "rank 1 calls exact sum of float32 [4]" in told

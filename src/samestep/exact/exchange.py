@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from samestep.collectives.agree import agree
 from samestep.collectives.fold import fold
 from samestep.collectives.one_host import OneHostWorld
 from samestep.collectives.shared_memory import PIECE
@@ -54,6 +55,7 @@ class Exchange:
             sums = own[0]
             parts = [one[0] if len(one) == 1 else torch.cat(one) for one in own]
             if self._counts == [1, 1] and not self._is_one_host:
+                agree(self._world, "exact sum", parts[0])  # as `fold` does, which the back end's own does not
                 self._world.all_reduce(parts[0])  # two numbers have one sum: any algorithm makes it
             else:
                 fold(self._world, parts, self._counts, self._add_up)
