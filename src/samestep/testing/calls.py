@@ -40,11 +40,13 @@ class Call:
         fn: the function.
         tensor: the name of the parameter that takes the tensor.
         wants: by parameter, which of ``world``, ``rank``, ``size``, ``root`` and ``op`` it takes.
+        names_ops: whether it takes an operation's name, not torch's own spelling.
     """
 
     fn: Callable[..., object]
     tensor: str
     wants: Mapping[str, str]
+    names_ops: bool
 
     @property
     def name(self) -> str:
@@ -62,10 +64,10 @@ class Call:
             tensor: this rank's.
             world: this rank's.
             root: the rank that others send to, or receive from.
-            op: what to reduce with; torch's own spelling goes to who takes no World.
+            op: what to reduce with.
         """
         known = {"world": world, "rank": world.place.rank, "size": world.place.size, "root": root}
-        known["op"] = op if self.takes("world") else _REDUCE_OPS[op]
+        known["op"] = op if self.names_ops else _REDUCE_OPS[op]
         return self.fn(**{self.tensor: tensor}, **{name: known[what] for name, what in self.wants.items()})
 
 
@@ -77,7 +79,8 @@ def understood(fn: Callable[..., object]) -> Call:
     """
     wants: dict[str, str] = {}
     rest: list[str] = []
-    for name, parameter in inspect.signature(fn).parameters.items():
+    parameters = inspect.signature(fn).parameters
+    for name, parameter in parameters.items():
         named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         if named and name in _NAMES:
             wants[name] = _NAMES[name]
@@ -88,4 +91,5 @@ def understood(fn: Callable[..., object]) -> Call:
             f"{getattr(fn, '__name__', fn)}{inspect.signature(fn)} takes {rest or 'no tensor'}: one "
             f"parameter is the tensor, and the others may be {', '.join(_NAMES)}."
         )
-    return Call(fn, rest[0], wants)
+    names_ops = "world" in wants or ("op" in wants and isinstance(parameters["op"].default, str))
+    return Call(fn, rest[0], wants, names_ops)

@@ -9,7 +9,7 @@ from torch import Tensor
 from samestep.world.operation import Op
 
 ODD = (7,)
-SHAPES = ((1,), (3, 5))
+SHAPES = ((1,), (3, 5), (), (0,))
 COUNTED = (3 * 16384 + 5,)
 """Elements of the tensor whose bytes are counted: what is sent besides is small against it."""
 
@@ -22,7 +22,8 @@ class Case:
         inputs: each rank's tensor.
         root: the rank that others send to, or receive from.
         op: what to reduce with.
-        strided: whether the function gets tensors that are not contiguous.
+        strided: whether the function gets tensors with gaps in memory.
+        transposed: whether it gets tensors without gaps whose elements lie in another order.
         counted: whether the bytes that ranks send are looked at.
     """
 
@@ -30,11 +31,14 @@ class Case:
     root: int = 0
     op: Op = "sum"
     strided: bool = False
+    transposed: bool = False
     counted: bool = False
 
     def input(self, rank: int) -> Tensor:
         """Return a tensor of a rank's that may be changed."""
         own = self.inputs[rank]
+        if self.transposed:
+            return own.mT.clone(memory_format=torch.contiguous_format).mT
         return torch.stack([own, own], dim=-1)[..., 1] if self.strided else own.clone()
 
     def describe(self, *, reduces: bool, rooted: bool) -> str:
@@ -44,6 +48,7 @@ class Case:
             [f"{self.op} of"] * reduces
             + [str(first.dtype).removeprefix("torch."), str(list(first.shape))]
             + ["(not contiguous)"] * self.strided
+            + ["(transposed)"] * self.transposed
             + [f"root {self.root}"] * rooted
         )
 
@@ -75,9 +80,10 @@ def cases(
     op, dtype = ops[0], dtypes[0]
     for root in roots[:-1]:
         yield Case(inputs=inputs(ODD, dtype), op=op, root=root)
-    for shape in SHAPES:
+    for shape in (*SHAPES, (4 * size,)):  # the last one is cut evenly, without a rest
         yield Case(inputs=inputs(shape, dtype), op=op, root=roots[0])
     yield Case(inputs=inputs((3, 5), dtype), op=op, root=roots[0], strided=True)
+    yield Case(inputs=inputs((3, 5), dtype), op=op, root=roots[0], transposed=True)
 
 
 def drawn(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -6,17 +6,19 @@ A function under test is called on every rank, and tells by the names of its par
     def all_reduce(tensor, rank, world_size, op): ...     ranks are processes, with torch.distributed and Gloo
     def all_reduce(tensor): ...                           so too
 
-The other names are `src` or `source`, and `dst` or `to`. `op` is the name of an operation, or a
-``torch.distributed.ReduceOp`` for who takes no World. A result is returned, or takes the place
-of `tensor`.
+The other names are `src` or `source`, and `dst` or `to`. `op` is the name of an operation for who takes a
+World, or has a name as its default; else a ``torch.distributed.ReduceOp``. A result is returned, or takes the
+place of `tensor`.
 """
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from samestep.base.errors import UsageError
 from samestep.testing import judge
 from samestep.testing.calls import Call, understood
 from samestep.testing.cases import Case, cases
@@ -33,6 +35,8 @@ _HEADERS = 4096
 """Bytes that a rank may send besides tensors."""
 _TOLD = 5
 """How many problems are told at once."""
+_NO_MEAN = "Cannot use ReduceOp.AVG with Gloo"
+"""What Gloo says in older versions of torch, on every rank and before anything moves."""
 
 
 class Nonconforming(AssertionError):  # noqa: N818 - reads as what the function is
@@ -74,7 +78,8 @@ class Check:
         Args:
             fn: the function; its parameters are understood by their names.
             world_sizes: numbers of ranks; by default 1 to 5 and 8 threads, or 1 to 4 processes.
-            ops: what to reduce with: by default all operations if `fn` takes one, else the sum.
+            ops: what to reduce with: by default all operations if `fn` takes one, else the sum. Where `fn`
+                then leaves the mean to a Gloo that has none, a warning says so.
             processes: whether ranks are processes; by default where `fn` takes no World.
             sends: how many times the tensor the busiest rank may send, by the number of ranks; by default all
                 together may send what the simple algorithms do.
@@ -82,27 +87,39 @@ class Check:
 
         Raises:
             Nonconforming: it is not what it is named after.
-            UsageError: it has parameters that nothing is known for.
+            UsageError: it has parameters that nothing is known for, or the others make no sense.
         """
         call = understood(fn)
         if processes is None:
             processes = not call.takes("world")
-        for size in world_sizes or (SIZES_OF_PROCESSES if processes else SIZES_OF_THREADS):
+        if world_sizes is None:
+            world_sizes = SIZES_OF_PROCESSES if processes else SIZES_OF_THREADS
+        may_lack_mean, has_mean = ops is None, True
+        if ops is None:
+            ops = OPS if self.reduces and call.takes("op") else ("sum",)
+        sizes, ops = _sizes(world_sizes), _ops(ops)
+        for size in sizes:
             tried = list(
                 cases(
                     size,
-                    ops=ops or _ops_of(call, reduces=self.reduces),
+                    ops=ops,
                     dtypes=DTYPES,
                     roots=range(size) if self.rooted and call.takes("root") else (0,),
                     rows=self.rows,
                 )
             )
-            tasks = [partial(_seen, call, case) for case in tried]
+            tasks = [partial(_seen, call, case, may_lack_mean=may_lack_mean) for case in tried]
             if processes:
                 found = on_processes(tasks, size, timeout_s=timeout_s)
             else:
                 found = [on_threads(task, size, timeout_s=timeout_s) for task in tasks]
             self._refuse(call, tried, found, sends)
+            has_mean = has_mean and not any(one.value.lacks_mean for outcomes in found for one in outcomes)
+        if not has_mean:
+            warnings.warn(
+                f"mean is not tried: {call.name} leaves it to Gloo, which in this torch has none.",
+                stacklevel=2,
+            )
 
     def _refuse(
         self,
@@ -131,6 +148,8 @@ class Check:
         if failed:
             return [_cause(failed)]
         seen = [outcome.value for outcome in outcomes]
+        if any(each.lacks_mean for each in seen):
+            return []
         told = list(self.judge(case, seen))
         return told + (self._too_much(case, [each.sent for each in seen], sends) if case.counted else [])
 
@@ -187,20 +206,33 @@ check_all_gather = Check(name="all_gather", judge=judge.all_gathered, sends=lamb
 """Each rank returns all tensors in rank order, as a list or stacked; they stay as they are."""
 
 
-def _ops_of(call: Call, *, reduces: bool) -> Sequence[Op]:
-    if not (reduces and call.takes("op")):
-        return ("sum",)
-    return OPS if call.takes("world") else tuple(op for op in OPS if op != "mean")  # Gloo has no mean
+def _sizes(given: object) -> list[int]:
+    sizes = list(given) if isinstance(given, Iterable) else []
+    if not sizes or not all(isinstance(size, int) and size >= 1 for size in sizes):
+        raise UsageError(f"world_sizes={given!r}: give numbers of ranks, each 1 or more, such as [2, 4].")
+    return sizes
 
 
-def _seen(call: Call, case: Case, world: World) -> Seen:
+def _ops(given: object) -> list[Op]:
+    ops = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
+    if not ops or not all(op in OPS for op in ops):
+        raise UsageError(f"ops={given!r}: give a list of some of {', '.join(OPS)}, such as ['sum', 'mean'].")
+    return ops
+
+
+def _seen(call: Call, case: Case, world: World, *, may_lack_mean: bool) -> Seen:
     """Call the function on one rank."""
     tensor, counting = case.input(world.place.rank), CountingWorld(world)
     if call.takes("world"):
         returned = call(tensor, world=counting, root=case.root, op=case.op)
         return Seen(tensor=tensor, returned=returned, sent=counting.sent)
-    with counted_sends() as sent:
-        returned = call(tensor, world=world, root=case.root, op=case.op)
+    try:
+        with counted_sends() as sent:
+            returned = call(tensor, world=world, root=case.root, op=case.op)
+    except RuntimeError as error:
+        if may_lack_mean and _NO_MEAN in str(error):
+            return Seen(tensor=tensor, returned=None, sent=0, lacks_mean=True)
+        raise
     return Seen(tensor=tensor, returned=returned, sent=sum(sent))
 
 

@@ -18,11 +18,13 @@ class Seen:
         tensor: what the function was given, after it.
         returned: what it returned.
         sent: bytes that the rank sent to others.
+        lacks_mean: whether the function left a mean to a Gloo that has none.
     """
 
     tensor: Tensor
     returned: Any
     sent: int
+    lacks_mean: bool = False
 
 
 Judge = Callable[[Case, Sequence[Seen]], Iterator[str]]
@@ -31,8 +33,13 @@ Judge = Callable[[Case, Sequence[Seen]], Iterator[str]]
 def all_reduced(case: Case, seen: Sequence[Seen]) -> Iterator[str]:
     """Yield what is wrong with an all-reduce."""
     results = [_result(each) for each in seen]
+    exact, wrong = reduced(case.inputs, case.op), False
     for rank, result in enumerate(results):
-        yield from _near(f"rank {rank}", result, reduced(case.inputs, case.op), case)
+        for problem in _near(f"rank {rank}", result, exact, case, own=case.inputs[rank]):
+            wrong = True
+            yield problem
+    if wrong:  # whose bits say nothing more
+        return
     others = [rank for rank, result in enumerate(results) if not _same_bits(result, results[0])]
     if others:
         yield (
@@ -44,7 +51,8 @@ def all_reduced(case: Case, seen: Sequence[Seen]) -> Iterator[str]:
 def reduced_to_root(case: Case, seen: Sequence[Seen]) -> Iterator[str]:
     """Yield what is wrong with a reduce."""
     exact = reduced(case.inputs, case.op)
-    yield from _near(f"rank {case.root}, the root,", _result(seen[case.root]), exact, case)
+    who, result = f"rank {case.root}, the root,", _result(seen[case.root])
+    yield from _near(who, result, exact, case, own=case.inputs[case.root])
     yield from _unchanged(case, seen, [rank for rank in range(len(seen)) if rank != case.root])
 
 
@@ -78,8 +86,9 @@ def scattered(case: Case, seen: Sequence[Seen]) -> Iterator[str]:
 def reduce_scattered(case: Case, seen: Sequence[Seen]) -> Iterator[str]:
     """Yield what is wrong with a reduce-scatter."""
     for rank, each in enumerate(seen):
-        own = Case(inputs=tuple(one[rank] for one in case.inputs), op=case.op)
-        yield from _near(f"rank {rank}", _row(each, rank), reduced(own.inputs, own.op), own)
+        rows = Case(inputs=tuple(one[rank] for one in case.inputs), op=case.op)
+        exact = reduced(rows.inputs, rows.op)
+        yield from _near(f"rank {rank}", _row(each, rank), exact, rows, own=rows.inputs[rank])
 
 
 def _result(seen: Seen) -> Tensor:
@@ -116,7 +125,7 @@ def _equal(who: str, got: Tensor, exact: Tensor, own: Tensor | None) -> Iterator
         yield f"{who} has {_hint(got, own)}{_at(got, exact, 'not')}."
 
 
-def _near(who: str, got: Tensor, exact: Tensor, case: Case) -> Iterator[str]:
+def _near(who: str, got: Tensor, exact: Tensor, case: Case, *, own: Tensor) -> Iterator[str]:
     dtype = case.inputs[0].dtype
     if got.shape != exact.shape or got.dtype != dtype:
         yield f"{who} has {_form(got)}, not {_form(exact.to(dtype))}."
@@ -125,12 +134,12 @@ def _near(who: str, got: Tensor, exact: Tensor, case: Case) -> Iterator[str]:
     if bool((off <= tolerance(case.inputs, case.op)).all()):
         return
     size = len(case.inputs)
-    hint = _hint(got, None)
+    hint = _hint(got, own)
     if case.op == "mean" and torch.allclose(got.double(), exact.double() * size, rtol=1e-2):
         hint = "the sum, not divided: "
     if case.op == "sum" and size > 1 and torch.allclose(got.double() * size, exact.double(), rtol=1e-2):
         hint = "the mean: "
-    if case.strided and not hint:
+    if (case.strided or case.transposed) and not hint:
         hint = "what memory that is taken for contiguous gives: "
     yield f"{who} has {hint}{_at(got, exact, 'where float64 gives')}."
 

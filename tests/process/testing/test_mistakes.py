@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from samestep.base.errors import UsageError
-from samestep.collectives.algorithms import ALL_REDUCE
+from samestep.collectives.algorithms import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from samestep.testing import (
     Nonconforming,
     check_all_gather,
@@ -149,6 +149,84 @@ def test_gloo_takes_any_memory_for_contiguous():
     )
 
 
+def cuts_its_padding_off(tensor, world):
+    pad = -tensor.numel() % world.place.size
+    padded = torch.cat([tensor.reshape(-1), tensor.new_zeros(pad)]).view(world.place.size, -1)
+    row = REDUCE_SCATTER["ring"](world, padded, "sum")
+    full = torch.cat(ALL_GATHER["ring"](world, row))
+    return full[:-pad].view(tensor.shape)  # nothing at all where there is no padding
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_padding_where_there_is_none(size):
+    told = refused(check_all_reduce, cuts_its_padding_off, size)
+
+    assert f"sum of float32 [{4 * size}]: rank " in told
+    assert "sum of float32 [49157]" not in told
+
+
+def counts_its_rows(tensor, world):
+    assert len(tensor) > 0
+    ALL_REDUCE["ring"](world, tensor, "sum")
+
+
+def test_tensors_without_dimensions_and_without_elements():
+    told = refused(check_all_reduce, counts_its_rows, 1)
+
+    assert "sum of float32 []: rank 0: TypeError" in told
+    assert "sum of float32 [0]: rank 0: AssertionError" in told
+
+
+def takes_a_clone_for_contiguous(tensor, world):
+    flat = tensor.clone().view(-1)
+    ALL_REDUCE["ring"](world, flat, "sum")
+    return flat.view(tensor.shape)
+
+
+def test_a_clone_of_a_transposed_tensor_is_transposed():
+    told = refused(check_all_reduce, takes_a_clone_for_contiguous, 2)
+
+    assert "sum of float32 [3, 5] (transposed): rank " in told
+    assert "view size is not compatible" in told
+    assert "(not contiguous)" not in told
+
+
+def takes_avg_for_a_sum(tensor, rank, world_size, op):
+    own = tensor.contiguous()
+    dist.all_reduce(own, dist.ReduceOp.SUM if op == dist.ReduceOp.AVG else op)
+    return own
+
+
+def test_a_mean_is_tried_without_being_asked_for():
+    told = refused(check_all_reduce, takes_avg_for_a_sum, 2)
+
+    assert "mean of float32 [7]: rank 0 has the sum, not divided: " in told
+
+
+def by_name(tensor, rank, world_size, op="sum"):
+    own = tensor.contiguous()
+    torch_op = {"sum": "SUM", "mean": "SUM", "product": "PRODUCT", "min": "MIN", "max": "MAX"}[op]
+    dist.all_reduce(own, getattr(dist.ReduceOp, torch_op))
+    return own / world_size if op == "mean" else own
+
+
+def test_who_has_a_name_as_default_gets_names():
+    check_all_reduce(by_name, [2])
+
+
+def does_nothing(tensor, world):
+    pass
+
+
+def test_what_does_nothing_is_told_so():
+    told = refused(check_all_reduce, does_nothing, 2)
+
+    assert "sum of float32 [49157]: rank 0 has what it came with: " in told
+    assert "in an order of its own" not in told
+    for check in (check_reduce, check_reduce_scatter):
+        assert "has what it came with: " in refused(check, does_nothing, 2)
+
+
 def raises(tensor, rank):
     if rank == 1:
         raise ValueError("an odd tensor")
@@ -196,14 +274,29 @@ def reduce_scatter_as_torch_has_it(tensor, rank, op):
     ("check", "fn"),
     [
         (check_all_reduce, all_reduce_as_torch_has_it),
+        (check_reduce_scatter, reduce_scatter_as_torch_has_it),
         (check_gather, gather_as_torch_has_it),
         (check_all_gather, all_gather_as_torch_has_it),
         (check_scatter, scatter_as_torch_has_it),
-        (check_reduce_scatter, reduce_scatter_as_torch_has_it),
     ],
 )
+@pytest.mark.filterwarnings("ignore:mean is not tried")  # with an older torch
 def test_what_torch_has_passes(check, fn):
     check(fn, [1, 3])
+
+
+def as_older_torch_has_it(tensor, rank, world_size, op):
+    if op == dist.ReduceOp.AVG:
+        raise RuntimeError("Cannot use ReduceOp.AVG with Gloo")
+    return all_reduce_as_torch_has_it(tensor, rank, world_size, op)
+
+
+def test_a_mean_that_gloo_has_not_is_warned_of_unless_it_was_asked_for():
+    with pytest.warns(UserWarning, match="mean is not tried: as_older_torch_has_it leaves it to Gloo"):
+        check_all_reduce(as_older_torch_has_it, [2])
+    assert "Cannot use ReduceOp.AVG with Gloo" in refused(
+        check_all_reduce, as_older_torch_has_it, 2, ops=["mean"]
+    )
 
 
 @pytest.mark.parametrize("name", ["ring", "halving_doubling", "native"])
@@ -218,3 +311,18 @@ def test_eight_processes():
 def test_parameters_that_nothing_is_known_for_are_refused():
     with pytest.raises(UsageError, match=r"takes \['tensor', 'colour'\]: one parameter is the tensor"):
         check_all_reduce(lambda tensor, colour: None)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"world_sizes": 2}, r"world_sizes=2: give numbers of ranks"),
+        ({"world_sizes": [0]}, r"world_sizes=\[0\]: give numbers of ranks, each 1 or more"),
+        ({"world_sizes": [2.0]}, r"world_sizes=\[2\.0\]: give numbers of ranks"),
+        ({"ops": "sum"}, r"ops='sum': give a list of some of sum, mean, product, min, max"),
+        ({"ops": ["average"]}, r"ops=\['average'\]: give a list of some of sum, mean"),
+    ],
+)
+def test_sizes_and_operations_that_are_none_are_refused_in_a_line(given, told):
+    with pytest.raises(UsageError, match=told):
+        check_all_reduce(does_nothing, **given)
