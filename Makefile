@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup train test check format docs bench chaos clean
+.PHONY: help setup train test check format docs bench exact chaos clean
 
 help:
 	@echo "make setup   environment in $(VENV), from requirements.lock"
@@ -12,6 +12,7 @@ help:
 	@echo "make test    run the tests"
 	@echo "make check   lint, format, types, layers"
 	@echo "make docs    build the documentation, warnings are errors"
+	@echo "make exact   equal weights at any number of workers, by the commands that a user types; some minutes"
 	@echo "make chaos   a training under 30 faults; it has to end with the undisturbed weights"
 	@echo "make bench   measure against the peers on a quiet machine; DATA_DIR=DIR holds mnist, cifar10"
 
@@ -64,6 +65,9 @@ ifdef DATA_DIR
 	$(BIN)/python benchmarks/cifar10.py --data-dir $(DATA_DIR)
 	PYTHONPATH=tests $(BIN)/python benchmarks/launchers.py --data-dir $(DATA_DIR)
 endif
+
+exact: $(READY)
+	$(BIN)/python benchmarks/same_bits.py
 
 chaos: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m support.chaos --faults 30
