@@ -17,7 +17,8 @@ TELL = (
 JOIN = """
 import samestep
 with samestep.join(device="cpu") as world:
-    print(world.place.describe(), int(world.sum(world.place.rank + 1)), flush=True)
+    line = f"{world.place.describe()} {int(world.sum(world.place.rank + 1))}\\n"
+    print(line, end="", flush=True)  # in one write, which those of other ranks cannot part
 """
 """A script that joins its peers, and adds up their ranks, counted from 1."""
 
