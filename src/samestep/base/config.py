@@ -32,20 +32,29 @@ def config_path(environment: Environment) -> Path:
     return folder / "samestep" / "config.toml"
 
 
+def read_toml(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
+    """Return what a configuration file holds; with `missing_ok`, nothing where there is no file.
+
+    Raises:
+        UsageError: it cannot be read, or is no TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        if missing_ok and isinstance(error, FileNotFoundError):
+            return {}
+        raise UsageError(f"cannot read the configuration {path}: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"the configuration {path} is no TOML: {error}.") from None
+
+
 def read_tables(path: Path) -> dict[str, Any]:
     """Return the tables of a configuration file; none where there is no file.
 
     Raises:
         UsageError: it cannot be read, is no TOML, or holds something that no table is called.
     """
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise UsageError(f"cannot read the configuration {path}: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"the configuration {path} is no TOML: {error}.") from None
+    tables = read_toml(path, missing_ok=True)
     for name, value in tables.items():
         if name not in TABLES:
             raise UsageError(f"{path}: no table is called {name!r}. {_nearest(name, TABLES)}")

@@ -13,23 +13,32 @@ from samestep.base import env
 from samestep.base.config import config_path, table
 from samestep.base.errors import UsageError
 from samestep.cli.running import tell
-from samestep.cli.submitting import followed, kept, show_script, work_of
+from samestep.cli.submitting import (
+    SOFTWARE,
+    Arguments,
+    Container,
+    Detach,
+    JobName,
+    Lines,
+    Modules,
+    Target,
+    followed,
+    kept,
+    show_script,
+    work_of,
+)
 from samestep.submit.detached import DetachedFollowed
 from samestep.submit.hosts import Host, hosts_in, hosts_of, unfit
 from samestep.submit.mpi import FLAVOURS, MpiJob, find, forwarded, script
 from samestep.submit.site import MpiSite, with_flags
 from samestep.submit.words import counted
 
-_WHERE, _SOFTWARE = "Where", "Where the programs are"
+_WHERE = "Where"
 
 
 def mpi(
-    target: Annotated[
-        str, typer.Argument(metavar="PROGRAM", help="A script, or a verb: run, train, bench, doctor.")
-    ],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGS]...", help="Handed on untouched.")
-    ] = None,
+    target: Target,
+    arguments: Arguments = None,
     *,
     hosts: Annotated[
         str | None,
@@ -53,30 +62,18 @@ def mpi(
     ssh: Annotated[
         str | None, typer.Option(metavar="COMMAND", help="Reaches a host; else ssh.", rich_help_panel=_WHERE)
     ] = None,
-    module: Annotated[
-        list[str] | None,
-        typer.Option("--module", metavar="NAME", help="To load; may be repeated.", rich_help_panel=_SOFTWARE),
-    ] = None,
+    module: Modules = None,
     venv: Annotated[
-        str | None, typer.Option(metavar="DIR", help="To run from.", rich_help_panel=_SOFTWARE)
+        str | None, typer.Option(metavar="DIR", help="To run from.", rich_help_panel=SOFTWARE)
     ] = None,
-    container: Annotated[
-        str | None, typer.Option(metavar="IMAGE", help="To run the workers in.", rich_help_panel=_SOFTWARE)
-    ] = None,
+    container: Container = None,
     container_runtime: Annotated[
-        str | None, typer.Option(help="apptainer or singularity.", rich_help_panel=_SOFTWARE)
+        str | None, typer.Option(help="apptainer or singularity.", rich_help_panel=SOFTWARE)
     ] = None,
-    line: Annotated[
-        list[str] | None,
-        typer.Option("--line", metavar="SHELL", help="Before the workers start.", rich_help_panel=_SOFTWARE),
-    ] = None,
-    job_name: Annotated[
-        str | None, typer.Option("--job-name", "-J", metavar="NAME", help="Else the program's.")
-    ] = None,
+    line: Lines = None,
+    job_name: JobName = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job; start nothing.")] = False,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Print the job's number; do not follow it.")
-    ] = False,
+    detach: Detach = False,
 ) -> int:
     """Write a job of Open MPI or MPICH, start it over ssh, and follow its log to the end.
 

@@ -10,7 +10,21 @@ from samestep.base import env
 from samestep.base.config import config_path, table
 from samestep.base.errors import UsageError
 from samestep.cli.running import tell
-from samestep.cli.submitting import FOLDER, followed, kept, show_script, work_of
+from samestep.cli.submitting import (
+    FOLDER,
+    SOFTWARE,
+    Arguments,
+    Container,
+    Detach,
+    JobName,
+    Lines,
+    Modules,
+    Target,
+    followed,
+    kept,
+    show_script,
+    work_of,
+)
 from samestep.submit.cluster import SlurmFollowed, submit
 from samestep.submit.site import SlurmSite, with_flags
 from samestep.submit.slurm import LAUNCHES, Launch, SlurmJob, per_node, script
@@ -19,16 +33,12 @@ from samestep.submit.words import counted, slug
 WARNING_S = 120
 """Before the end of a job's time; Slurm looks at limits every half minute or so."""
 
-_SIZE, _SITE, _SOFTWARE = "Size", "What the site wants to know", "Where the programs are"
+_SIZE, _SITE = "Size", "What the site wants to know"
 
 
 def slurm(
-    target: Annotated[
-        str, typer.Argument(metavar="PROGRAM", help="A script, or a verb: run, train, bench, doctor.")
-    ],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGS]...", help="Handed on untouched.")
-    ] = None,
+    target: Target,
+    arguments: Arguments = None,
     *,
     nodes: Annotated[int, typer.Option(metavar="N", help="How many.", rich_help_panel=_SIZE)] = 1,
     gpus_per_node: Annotated[
@@ -106,33 +116,21 @@ def slurm(
             metavar="FLAG", help="Any other of sbatch's: --directive=--exclusive.", rich_help_panel=_SITE
         ),
     ] = None,
-    module: Annotated[
-        list[str] | None,
-        typer.Option("--module", metavar="NAME", help="To load; may be repeated.", rich_help_panel=_SOFTWARE),
-    ] = None,
+    module: Modules = None,
     venv: Annotated[
-        str | None, typer.Option(metavar="DIR", help="To activate.", rich_help_panel=_SOFTWARE)
+        str | None, typer.Option(metavar="DIR", help="To activate.", rich_help_panel=SOFTWARE)
     ] = None,
-    container: Annotated[
-        str | None, typer.Option(metavar="IMAGE", help="To run the workers in.", rich_help_panel=_SOFTWARE)
-    ] = None,
+    container: Container = None,
     container_runtime: Annotated[
-        str | None, typer.Option(help="apptainer, singularity or pyxis.", rich_help_panel=_SOFTWARE)
+        str | None, typer.Option(help="apptainer, singularity or pyxis.", rich_help_panel=SOFTWARE)
     ] = None,
-    line: Annotated[
-        list[str] | None,
-        typer.Option("--line", metavar="SHELL", help="Before the workers start.", rich_help_panel=_SOFTWARE),
-    ] = None,
-    job_name: Annotated[
-        str | None, typer.Option("--job-name", "-J", metavar="NAME", help="Else the program's.")
-    ] = None,
+    line: Lines = None,
+    job_name: JobName = None,
     output: Annotated[
         str | None, typer.Option("--output", "-o", metavar="FILE", help="The log; %j is the job's number.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job; submit nothing.")] = False,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Print the job's number; do not follow it.")
-    ] = False,
+    detach: Detach = False,
 ) -> int:
     """Write a job of Slurm, submit it, and follow its state and its log to the end.
 

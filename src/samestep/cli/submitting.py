@@ -3,6 +3,9 @@
 import sys
 from datetime import datetime
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from samestep.base.errors import UsageError
 from samestep.cli import job_flags, main
@@ -13,6 +16,25 @@ from samestep.submit.work import VERBS, Work, work
 
 FOLDER = Path("jobs")
 """Where jobs and their logs are kept, below the folder they are submitted from."""
+
+Target = Annotated[
+    str, typer.Argument(metavar="PROGRAM", help="A script, or a verb: run, train, bench, doctor.")
+]
+Arguments = Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Handed on untouched.")]
+SOFTWARE = "Where the programs are"
+Modules = Annotated[
+    list[str] | None,
+    typer.Option("--module", metavar="NAME", help="To load; may be repeated.", rich_help_panel=SOFTWARE),
+]
+Container = Annotated[
+    str | None, typer.Option(metavar="IMAGE", help="To run the workers in.", rich_help_panel=SOFTWARE)
+]
+Lines = Annotated[
+    list[str] | None,
+    typer.Option("--line", metavar="SHELL", help="Before the workers start.", rich_help_panel=SOFTWARE),
+]
+JobName = Annotated[str | None, typer.Option("--job-name", "-J", metavar="NAME", help="Else the program's.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Print the job's number; do not follow it.")]
 
 _MISPLACED = {"--nodes", "--gpus-per-node", "--hosts", "--hostfile", "--dry-run"}
 

@@ -1,20 +1,15 @@
 """A training's configuration at rest: one flat TOML file, written and read alike."""
 
 import dataclasses
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from samestep.base.config import read_toml
 from samestep.base.errors import UsageError
 from samestep.training.conduct import Conduct
 from samestep.training.settings import Settings
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 WHAT: Mapping[str, Any] = {
     "recipe": str,
@@ -34,12 +29,7 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: it cannot be read, or holds a key or a type that is not known.
     """
-    try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read the configuration {path}: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"the configuration {path} is no TOML: {error}.") from None
+    found = read_toml(path)
     types = {**WHAT, **get_type_hints(Settings), **get_type_hints(Conduct)}
     config = {}
     for name, value in found.items():

@@ -40,11 +40,6 @@ class Passenger(Protocol):
         """Take over the averages from the seat."""
 
 
-def average_later(world: World, flat: Tensor) -> Pending:
-    """Begin to average `flat` over the ranks, in place: the one place where gradients leave a rank."""
-    return world.average_later(flat)
-
-
 class Bucket:
     """A persistent message buffer and the parameters whose gradients it carries.
 
@@ -98,7 +93,7 @@ class Bucket:
             copy_all([*slots, self._used], [*grads, self._all_used])
         if self._passenger is not None:
             self._passenger.load()
-        self._pending = average_later(self._world, self._flat)
+        self._pending = self._world.average_later(self._flat)
 
     def wait(self) -> None:
         """Block until the averages are in the buffer."""

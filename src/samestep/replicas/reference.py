@@ -2,7 +2,7 @@
 
 import torch
 
-from samestep.replicas.bucket import average_later, dense_gradient
+from samestep.replicas.bucket import dense_gradient
 from samestep.replicas.running import average_statistics
 from samestep.replicas.synchroniser import Synchroniser
 
@@ -26,6 +26,6 @@ class Reference(Synchroniser):
             assert grad is not None
             # A buffer of its own: a gradient may be strided, and collectives want contiguous memory.
             average = grad.contiguous()
-            average_later(world, average).wait()
+            world.average_later(average).wait()
             grad.copy_(average)
         average_statistics(world, self._job.statistics)

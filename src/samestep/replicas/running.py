@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.base.errors import UsageError
-from samestep.replicas.bucket import Kind, average_later, copy_all, kind_of
+from samestep.replicas.bucket import Kind, copy_all, kind_of
 from samestep.world.world import World
 
 BatchNorm = nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - the only name of what they share
@@ -151,7 +151,7 @@ def average_statistics(world: World, statistics: Sequence[RunningStatistics]) ->
         seat, before = torch.zeros(passenger.numel, dtype=dtype, device=device), passenger.seat
         passenger.board(seat)
         passenger.load()
-        average_later(world, seat).wait()
+        world.average_later(seat).wait()
         passenger.unload()
         if before is not None:  # in its bucket
             passenger.board(before)

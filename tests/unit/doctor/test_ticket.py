@@ -29,7 +29,7 @@ MASK = Mask.of(ENVIRONMENT)
         ("/scratch/ada/runs and ada@node0", "/scratch/USER/runs and USER@node0"),
         ("an adapter of ada", "an adapter of ada"),
         ("http://ada:hunter22@proxy:3128/", "http://***@proxy:3128/"),
-        ("/work/project", "/work/project"),
+        ("/srv/project", "/srv/project"),
     ],
 )
 def test_what_must_not_be_seen_is_masked_in_any_text(text, shown):

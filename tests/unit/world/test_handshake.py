@@ -9,24 +9,9 @@ from samestep.base.errors import PeerLost, UsageError, WorldError
 from samestep.base.place import Place
 from samestep.world import handshake
 from samestep.world.handshake import Card, judge, meet, withdraw
+from support.stores import Memory
 
 VERSIONS = {"samestep": "0.1.0", "torch": "2.13.0"}
-
-
-class DictStore:
-    """A store in this process."""
-
-    def __init__(self):
-        self.values = {}
-
-    def set(self, key, value):
-        self.values[key] = value
-
-    def get(self, key):
-        return self.values[key].encode()
-
-    def check(self, keys):
-        return all(key in self.values for key in keys)
 
 
 def cards(size, *, hosts=None, **fields):
@@ -39,7 +24,7 @@ def cards(size, *, hosts=None, **fields):
 
 def outcomes(all_cards, act=meet):
     """Let every rank meet the others on one store; return its seat or its error."""
-    store = DictStore()
+    store = Memory()
 
     def one(card):
         try:
@@ -95,7 +80,7 @@ def test_a_rank_that_counts_another_number_of_ranks_is_found():
 
 def test_a_rank_that_cannot_join_tells_the_others_why():
     first, second, third = cards(3)
-    store = DictStore()
+    store = Memory()
     withdraw(store, second, UsageError("no device"))
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(meet, store, card, timeout_s=20) for card in (first, third)]
@@ -106,7 +91,7 @@ def test_a_rank_that_cannot_join_tells_the_others_why():
 
 def test_rank_0_that_cannot_join_tells_the_others_why():
     first, second = cards(2)
-    store = DictStore()
+    store = Memory()
     with ThreadPoolExecutor(2) as pool:
         leaving = pool.submit(withdraw, store, first, UsageError("no device"))
         waiting = pool.submit(meet, store, second, timeout_s=20)
@@ -119,7 +104,7 @@ def test_a_rank_that_never_comes_is_named(monkeypatch):
     monkeypatch.setattr(handshake, "_GRACE_S", 0.0)
     first, _ = cards(2)
     with pytest.raises(PeerLost, match="rank 1 of 2 did not come"):
-        meet(DictStore(), first, timeout_s=0)
+        meet(Memory(), first, timeout_s=0)
 
 
 def test_two_ranks_on_one_gpu_are_refused():
