@@ -60,6 +60,8 @@ bench: $(READY)
 	$(BIN)/python benchmarks/precision.py
 	$(BIN)/python benchmarks/accuracy.py digits
 	$(BIN)/python benchmarks/autopilot.py
+	$(BIN)/python benchmarks/scaling.py
+	PYTHONPATH=tests $(BIN)/python benchmarks/exposed.py
 ifdef DATA_DIR
 	$(BIN)/python benchmarks/mnist.py --data-dir $(DATA_DIR)
 	$(BIN)/python benchmarks/cifar10.py --data-dir $(DATA_DIR)

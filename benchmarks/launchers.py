@@ -1,12 +1,14 @@
 """The same training under several launchers, and what makes one of them look slower.
 
-    PYTHONPATH=tests python benchmarks/launchers.py --data-dir DIR [--rounds 20] [--steps 60]
+    PYTHONPATH=tests python benchmarks/launchers.py --data-dir DIR [--rounds 10] [--turns 10] [--steps 8]
 
 ``scripts/launched.py`` (MNIST, DistributedDataParallel, 2 ranks) is started by srun, torchrun, mpirun and
-samestep at once, with equal threads, processors and loader workers, and each trains some steps in turn, in an
-order that is drawn anew for each round. Then one thing at a time is made different. Each ratio is told with
-the 95 % interval of its mean over the rounds (Student's t, of logarithms). Slurm is a throw-away one on two
-network namespaces' login node; what is not installed is left out.
+samestep at once, with equal threads, processors and loader workers, and each trains a few steps in turn, in
+an order that is drawn anew for each turn: turns are short, so that a machine whose speed drifts favours
+nobody. Each round starts all of them afresh, in another order: two processes of one program differ by some
+per cent for as long as they live, by where their memory happens to lie. Then one thing at a time is made
+different. Each ratio is told with the 95 % interval of its mean over the rounds (Student's t, of logarithms).
+Slurm is a throw-away one on two network namespaces' login node; what is not installed is left out.
 """
 
 import argparse
@@ -14,24 +16,26 @@ import math
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
+import psutil
+
+from samestep.scaling.interval import student_t
 from support.commands import environment
 from support.nodes import Nodes
 from support.slurm import Slurm
 
 SCRIPT = Path(__file__).parent / "scripts" / "launched.py"
 RANKS = 2
-_T95 = {9: 2.262, 14: 2.145, 19: 2.093, 24: 2.064, 29: 2.045}
-"""Student's t for 95 %, by degrees of freedom."""
 _PATIENCE_S = 120.0
 
 
@@ -67,8 +71,8 @@ class Running:
         self._await("found")
         return (self._folder / "found").read_text()
 
-    def round(self) -> float:
-        """Let it take a round of steps; return the seconds of each."""
+    def turn(self) -> float:
+        """Let it take a turn of steps; return the seconds of each."""
         (self._folder / f"go-{self._number}").touch()
         self._await(f"done-{self._number}")
         taken = float((self._folder / f"done-{self._number}").read_text())
@@ -76,13 +80,17 @@ class Running:
         return taken
 
     def end(self) -> None:
-        """Let it end."""
+        """Let it end; kill all of it if it does not."""
+        started = psutil.Process(self._process.pid).children(recursive=True)
         (self._folder / f"end-{self._number}").touch()
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        for one in started:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
         self._said.close()
 
     def _await(self, name: str) -> None:
@@ -96,20 +104,10 @@ class Running:
 
 def compare(ways: Sequence[Way], options: argparse.Namespace) -> None:
     """Print each way's time of a step, and its ratio to the first one's."""
-    with tempfile.TemporaryDirectory() as name, ExitStack() as ends:
-        running = []
-        for number, way in enumerate(ways):
-            one = Running(way, Path(name) / str(number), options, options.port + number)
-            ends.callback(one.end)
-            running.append(one)
-        for one in running:
-            print(f"    {one.way.name:34} {one.found()}")
-        for one in running:
-            one.round()
-        times: Mapping[str, list[float]] = {way.name: [] for way in ways}
-        for _ in range(options.rounds):
-            for one in random.sample(running, len(running)):
-                times[one.way.name].append(one.round())
+    times: Mapping[str, list[float]] = {way.name: [] for way in ways}
+    for number in range(options.rounds):
+        for name, taken in _round(ways, options, told=number == 0).items():
+            times[name].append(taken)
     first = times[ways[0].name]
     for way in ways:
         ratio, low, high = interval([b / a for a, b in zip(first, times[way.name], strict=True)])
@@ -120,11 +118,31 @@ def compare(ways: Sequence[Way], options: argparse.Namespace) -> None:
         )
 
 
+def _round(ways: Sequence[Way], options: argparse.Namespace, *, told: bool) -> dict[str, float]:
+    """Return the seconds of a step of each, all of them started afresh: the geometric mean of its turns."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as ends:
+        running = []
+        for number, way in enumerate(random.sample(ways, len(ways))):
+            one = Running(way, Path(name) / str(number), options, options.port + number)
+            ends.callback(one.end)
+            running.append(one)
+        for one in running:
+            found = one.found()
+            if told:
+                print(f"    {one.way.name:34} {found}")
+        for one in running:
+            one.turn()
+        logs: Mapping[str, list[float]] = {way.name: [] for way in ways}
+        for _ in range(options.turns):
+            for one in random.sample(running, len(running)):
+                logs[one.way.name].append(math.log(one.turn()))
+    return {name: math.exp(mean(taken)) for name, taken in logs.items()}
+
+
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
     """Return the geometric mean of ratios, and the ends of its 95 % interval."""
     logs = [math.log(one) for one in ratios]
-    freedom = max(k for k in _T95 if k <= max(9, len(logs) - 1))
-    half = _T95[freedom] * stdev(logs) / math.sqrt(len(logs))
+    half = student_t(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
     middle = mean(logs)
     return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
 
@@ -162,10 +180,12 @@ def launchers() -> Iterator[dict[str, list[str]]]:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended on the way out
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--port", type=int, default=29620)
     parser.add_argument("--only", choices=("launchers", "causes"))
     options = parser.parse_args()
@@ -174,7 +194,8 @@ def main() -> None:
     with launchers() as found:
         if options.only != "causes":
             print(
-                f"equal threads, processors, loader workers; {options.rounds} rounds of {options.steps} steps"
+                f"equal threads, processors, loader workers; {options.rounds} rounds, "
+                f"each of {options.turns} turns of {options.steps} steps"
             )
             compare([Way(name, command, one) for name, command in found.items()], options)
         if options.only == "launchers":
@@ -186,6 +207,7 @@ def main() -> None:
                 Way("as above", torchrun, one),
                 Way("2 threads of each rank", torchrun, ("--threads=2",)),
                 Way("both ranks on one processor", torchrun, (*one, "--one-core")),
+                Way("what was imported frozen for gc", torchrun, (*one, "--frozen")),
                 Way("2 loader workers of each rank", torchrun, (*one, "--loader-workers=2")),
                 Way(
                     "the same, started in the time", torchrun, (*one, "--loader-workers=2", "--fresh-loaders")

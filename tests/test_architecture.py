@@ -44,6 +44,7 @@ def test_public_names_are_these_and_all_load():
         "shard",
         "spawn",
         "split",
+        "timed",
     ]
     for name in samestep.__all__:
         assert getattr(samestep, name).__name__ == name

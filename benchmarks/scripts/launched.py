@@ -5,6 +5,7 @@ the round's steps, and rank 0 writes how long they took.
 """
 
 import argparse
+import gc
 import os
 import time
 from itertools import islice
@@ -26,6 +27,7 @@ parser.add_argument("--threads", type=int)
 parser.add_argument("--loader-workers", type=int, default=0)
 parser.add_argument("--one-core", action="store_true")
 parser.add_argument("--fresh-loaders", action="store_true", help="start them within the time that is taken")
+parser.add_argument("--frozen", action="store_true", help="spare the garbage collector what was imported")
 options = parser.parse_args()
 
 
@@ -40,6 +42,8 @@ if options.threads is not None:
     torch.set_num_threads(options.threads)
 if options.one_core:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+if options.frozen:
+    gc.freeze()
 dist.init_process_group("gloo", rank=rank, world_size=size)
 torch.manual_seed(0)
 data = Digits(options.data_dir)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from samestep.launch.spawn import spawn
     from samestep.replicas.replicate import accumulate, replicate
     from samestep.world.join import join
+    from samestep.world.timed import timed
     from samestep.world.world import World
 
 _HOMES = {
@@ -38,6 +39,7 @@ _HOMES = {
     "shard": "samestep.data.shard",
     "spawn": "samestep.launch.spawn",
     "split": "samestep.autopilot.declared",
+    "timed": "samestep.world.timed",
 }
 
 __all__ = [
@@ -55,6 +57,7 @@ __all__ = [
     "shard",
     "spawn",
     "split",
+    "timed",
 ]
 
 

@@ -3,8 +3,11 @@
 import json
 import re
 
+from samestep.base.machine import cpu_share
 from samestep.collectives.crossovers import Crossovers
 from support.forked_commands import samestep
+
+BIND = ("--bind", "core") if cpu_share().cores > 1 else ()
 
 
 def test_steps_of_two_workers_are_measured_against_those_without_exchange():
@@ -32,6 +35,7 @@ def test_all_reduce_of_two_workers_is_measured_and_chosen_by_a_training(tmp_path
         2,
         "--json",
         "--save",
+        *BIND,
         XDG_CACHE_HOME=str(tmp_path),
     )
     rows = [json.loads(line) for line in ended.out.splitlines()]
@@ -42,6 +46,7 @@ def test_all_reduce_of_two_workers_is_measured_and_chosen_by_a_training(tmp_path
     ]
     assert {(row["collective"], row["ranks"]) for row in rows} == {("all_reduce", 2)}
     assert "2 workers on this node" in ended.err
+    assert ("each bound to cores of its own" in ended.err) == bool(BIND)
 
     options = ("--epochs", 1, "--subset", 128, "--algorithm", "auto", "--out", tmp_path / "run")
     ended = samestep("train", "digits", "-n", 2, *options, XDG_CACHE_HOME=str(tmp_path))

@@ -5,10 +5,11 @@ import re
 
 import pytest
 
-from support.chaos import FAULTS, Victim, result, small_disk, torment, undisturbed
+from support.chaos import FAULTS, RUN, Victim, result, small_disk, torment, whole
+from support.forked_commands import samestep, start
 from support.systems import required
 
-STEPS = 90
+STEPS = 120
 
 
 @pytest.fixture
@@ -20,11 +21,15 @@ def disk(tmp_path):
         pytest.fail(str(error)) if required("tmpfs") else pytest.skip(str(error))
 
 
+def launch(program, said):
+    return start(*RUN, *program, into=said)
+
+
 @pytest.mark.timeout(400)
 def test_a_training_survives_each_kind_of_fault_with_equal_bits(disk, tmp_path):
     draw = random.Random(6)
     faults = draw.sample(list(FAULTS), len(FAULTS))
-    victim = Victim(disk, steps=STEPS)
+    victim = Victim(disk, steps=STEPS, launch=launch)
     try:
         recoveries = list(torment(victim, faults, draw))
         said, torn = victim.said, result(victim.folder)
@@ -32,11 +37,13 @@ def test_a_training_survives_each_kind_of_fault_with_equal_bits(disk, tmp_path):
         victim.end()
 
     assert [one.fault for one in recoveries] == faults
-    assert torn["weights_sha256"] == undisturbed(tmp_path / "whole", steps=STEPS)
+    done = samestep(*whole(tmp_path / "whole", steps=STEPS))
+    assert done.code == 0, done.err
+    assert torn["weights_sha256"] == result(tmp_path / "whole")["weights_sha256"]
     for words in (
         r"was killed by signal 9 \(SIGKILL\)",
         r"rank \d of 4 does not come .*\n.*(\n.*)*stopped \(process \d+ was sent SIGSTOP",
-        r"stopped by SIGTERM after step \d+ of 90, with a checkpoint",
+        rf"stopped by SIGTERM after step \d+ of {STEPS}, with a checkpoint",
         r"Chaos: signal 12 at ",
         r"No space left on device",
         r"not used: .*model\.safetensors",

@@ -56,3 +56,14 @@ def test_a_script_with_its_own_torch_distributed_runs_as_it_is(workers, total):
     assert ended.code == 0, ended.err
     assert f"add up to {total}\n" in ended.out
     assert ended.out.endswith(f"all {workers} hold the same weights: True\n")
+
+
+@pytest.mark.parametrize(("workers", "total"), [(1, 1), (3, 6)])
+def test_messages_arrive_down_the_line_and_round_the_ring(workers, total):
+    ended = samestep("run", "-n", workers, EXAMPLES / "message_passing.py")
+
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines() == [
+        f"{workers} ranks: down the line {total}, round the ring {total}",
+        "all of them know it: True",
+    ]

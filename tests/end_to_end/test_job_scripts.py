@@ -45,7 +45,7 @@ def seen_by_srun(text):
 
 
 @settings(max_examples=40)
-@given(st.lists(WORDS.filter(lambda word: word != "-n"), max_size=12), LINES)
+@given(st.lists(WORDS.filter(lambda word: not word.startswith("-n")), max_size=12), LINES)
 def test_arguments_arrive_as_they_are_through_a_real_shell(arguments, name):
     made = job(work=work(["train", "digits", *arguments]), name=name)
 
@@ -56,9 +56,13 @@ def test_arguments_arrive_as_they_are_through_a_real_shell(arguments, name):
     assert words[at:] == ["-m", "samestep", "train", "digits", *arguments]
 
 
-@pytest.mark.parametrize(("code", "again"), [(0, False), (1, False), (75, True), (138, True), (143, False)])
-def test_a_job_that_can_go_on_is_queued_again_and_no_other(code, again):
+@pytest.mark.parametrize(
+    ("code", "starts", "again"),
+    [(0, 0, False), (1, 0, False), (75, 0, True), (138, 99, True), (143, 0, False), (75, 100, False)],
+)
+def test_a_job_that_can_go_on_is_queued_again_and_no_other(code, starts, again):
     stubs = f"srun() {{ return {code}; }}\nscontrol() {{ echo scontrol $*; }}\nSLURM_JOB_ID=7\n"
+    stubs += f"SLURM_RESTART_COUNT={starts}\n" if starts else ""
     ended = subprocess.run(
         ["bash", "-c", stubs + script(job(warning_s=60))], capture_output=True, text=True, check=False
     )
@@ -114,6 +118,7 @@ def test_a_host_that_cannot_be_reached_is_named_with_what_ssh_said(tmp_path):
         {"launch": "node"},
         {"site": SlurmSite(container="a#b;c", container_runtime="pyxis", modules=("m n",))},
         {"site": SlurmSite(venv="~/it's")},
+        {"site": SlurmSite(container="a\nexit 9", container_runtime="pyxis")},
     ],
 )
 def test_bash_reads_a_job_of_slurm(changes):
@@ -128,8 +133,8 @@ def test_bash_reads_a_job_of_mpi(flavour):
         hosts=hosts_of("a:2,b:2"),
         workers=4,
         flavour=flavour,
-        site=MpiSite(interface="eth0", ssh="my 'odd ssh'", modules=("m",)),
-        folder=Path("/it's here"),
+        site=MpiSite(interface="eth0\n)", ssh="my 'odd\nssh'", modules=("m",)),
+        folder=Path("/it's\nhere"),
         python="/usr/bin/python3",
         as_root=True,
     )

@@ -3,7 +3,9 @@
 import json
 
 from samestep.cli.main import run_command
-from support.run_folders import run_folder
+from samestep.scaling.files import write_study
+from support.run_folders import run_folder, scaled_folder
+from support.studies import study
 
 
 def test_one_run_gets_its_page_and_its_headline(tmp_path, capsys):
@@ -33,6 +35,53 @@ def test_what_is_no_run_is_one_line_and_exit_code_2(tmp_path, capsys):
         err = capsys.readouterr().err
         assert len(err.splitlines()) == 1
         assert err.startswith("samestep: error:")
+
+
+def test_a_study_gets_its_page_beside_it_and_its_table(tmp_path, capsys):
+    write_study(tmp_path / "study.json", study(bar=None))
+    verdict = study(bar=0.5).verdict.manager
+    assert run_command(["report", str(tmp_path / "study.json"), "--worth", "0.5"]) == 0
+    out = capsys.readouterr().out
+    assert "4      7,950" in out
+    assert verdict in out
+    assert out.splitlines()[-1] == f"page: {tmp_path / 'report.html'}"
+    assert "Worth it, from 50" in (tmp_path / "report.html").read_text()
+
+
+def test_four_run_folders_make_a_study(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = [
+        str(scaled_folder(tmp_path / f"w{n}", workers=n, step_s=0.04 / n + 0.01)) for n in (1, 2, 3, 4)
+    ]
+    assert run_command(["report", *folders, "--scaling", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [round(point["speedup"], 2) for point in said["study"]["points"]] == [1.0, 1.67, 2.14, 2.5]
+    assert said["page"] == "report.html"
+    assert (tmp_path / "report.html").exists()
+
+
+def test_a_table_of_times_makes_a_study(tmp_path, capsys):
+    table = tmp_path / "times.csv"
+    table.write_text("workers,seconds\n1,100\n2,52\n4,30\n")
+    assert run_command(["report", str(table), "--worth", "0.9"]) == 0
+    assert "3.33x" in capsys.readouterr().out
+    assert (tmp_path / "times.html").exists()
+
+
+def test_what_makes_no_study_is_one_line_and_exit_code_2(tmp_path, capsys):
+    table = tmp_path / "times.csv"
+    table.write_text("1,100\n2,soon\n")
+    run = str(run_folder(tmp_path / "run"))
+    for arguments, message in (
+        ([str(table)], f"{table}, line 2: 'soon' is no time in seconds"),
+        ([run, "--worth", "0.7"], "add --scaling"),
+        ([str(table), "--worth", "70"], "--worth 70 is no efficiency"),
+        ([run, "--scaling"], "all runs are of 3 workers"),
+    ):
+        assert run_command(["report", *arguments]) == 2
+        err = capsys.readouterr().err
+        assert len(err.splitlines()) == 1
+        assert message in err
 
 
 def test_a_training_leaves_a_page(tmp_path, capsys):

@@ -201,10 +201,12 @@ def test_a_serial_script_trains_on_two_workers_what_it_trains_on_one(script, tmp
     assert "Sequential at prog.py:10: 5 calls shared out" in shared.err
     assert "Sequential" not in serial.err
 
-    explained = samestep("run", "-n", 2, "--explain", prog, tmp_path / "3")
-    assert (explained.code, explained.out) == (0, "")
+    (temporary := tmp_path / "temporary").mkdir()
+    explained = samestep("run", "-n", 2, "--explain", prog, tmp_path / "3", TMPDIR=str(temporary))
+    assert (explained.code, explained.out) == (0, ""), explained.err
     assert "Sequential at prog.py:10: 3 calls shared out" in explained.err
     assert not (tmp_path / "3").exists()
+    assert not list(temporary.glob("samestep-*"))
 
 
 def test_workers_that_never_met_are_called_silent_copies(script):

@@ -14,7 +14,7 @@ from PIL import Image
 from samestep.cli.main import run_command
 from support import commands
 from support.commands import DEADLINE_S, await_end_of, finish
-from support.forked_commands import samestep, start
+from support.forked_commands import lines, samestep, start
 from support.run_files import json_lines
 from support.systems import small_file_system
 
@@ -23,6 +23,23 @@ TRAIN = (
     *("--lr", "0.02", "--evaluate-every", 10, "--threads", 1),
 )
 STEPS = 10 * 20
+SERIAL = """
+import pathlib, signal, sys, torch
+asked = []
+signal.signal(signal.SIGUSR1, lambda *_: asked.append(True))
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(100_000):
+    loss = model(torch.randn(8, 4)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(step, flush=True)
+    if asked:
+        pathlib.Path(sys.argv[1]).write_text(str(step))
+        sys.exit(75)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +74,7 @@ def assert_undisturbed(folder, whole):
     [
         (signal.SIGTERM, 2, "the launcher", 1),
         (signal.SIGUSR2, 2, "the launcher", 3),
-        (signal.SIGUSR1, 2, "one worker", 2),
+        (signal.SIGUSR1, 2, "one worker", 1),
         (signal.SIGTERM, 1, "the only one", 2),
     ],
     ids=["TERM to the launcher", "USR2 to the launcher", "USR1 to one worker", "TERM to the only one"],
@@ -158,7 +175,8 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(whol
     (folder / "result.json").unlink()
     damage(folder / "checkpoints" / "step-200")
 
-    done = samestep("train", "--resume", folder, "-n", 2, "--threads", 1)
+    workers = 2 if damage is truncate else 1  # rank 0 chooses, for any number of them
+    done = samestep("train", "--resume", folder, "-n", workers, "--threads", 1)
 
     assert done.code == 0, done.err
     assert "not used: " in done.err
@@ -181,9 +199,19 @@ def test_a_run_without_one_good_checkpoint_is_refused_with_all_reasons(whole, tm
     assert all(f"step-{step}: " in err for step in (40, 80, 120, 160, 200))
 
 
-def test_a_finished_run_is_not_gone_on_with(whole, capsys):
-    assert run_command(["train", "--resume", str(whole)]) == 2
-    assert "that run has finished" in capsys.readouterr().err
+def test_a_finished_run_is_left_as_it_is(whole, capsys):
+    before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
+
+    assert run_command(["train", "--resume", str(whole), "-n", "2", "--json"]) == 0
+    told = capsys.readouterr()
+    assert "that run has finished, and nothing is left to do" in told.err
+    assert json.loads(told.out) == json.loads((whole / "result.json").read_text())
+    assert {path: path.stat().st_mtime_ns for path in whole.rglob("*")} == before
+
+
+def test_a_finished_run_is_not_gone_on_with_for_more_epochs(whole, capsys):
+    assert run_command(["train", "--resume", str(whole), "--epochs", "1000"]) == 2
+    assert "goes on with the settings that the run began with" in capsys.readouterr().err
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(whole, tmp_path):
@@ -210,7 +238,19 @@ def test_a_full_disk_costs_what_cannot_be_written_and_nothing_else(whole, tmp_pa
         assert not (folder / "result.json").exists()
 
         grow("64m")
-        done = samestep("train", "--resume", folder, "-n", 2, "--threads", 1)
+        done = samestep("train", "--resume", folder, "--threads", 1)
         assert done.code == 0, done.err
         assert "goes on from step-" in done.err
         assert_undisturbed(folder, whole)
+
+
+def test_a_serial_scripts_own_handler_puts_all_workers_off_at_one_step(tmp_path):
+    script, kept = tmp_path / "train.py", tmp_path / "step.pt"
+    script.write_text(SERIAL)
+    process = start("run", "-n", 2, script, kept)
+    lines(process, 5)
+    os.kill(psutil.Process(process.pid).children()[-1].pid, signal.SIGUSR1)
+    ended = finish(process)
+
+    assert ended.code == 75, ended.err
+    assert ended.out.splitlines()[-1] == kept.read_text()

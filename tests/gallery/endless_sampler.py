@@ -82,7 +82,7 @@ if __name__ == "__main__":
     diffusion = Diffusion(Denoiser())
     opt = torch.optim.Adam(diffusion.parameters(), lr=3e-3, betas=(0.9, 0.99))
     total = 0.0
-    for step in range(1, 201):
+    for step in range(1, 101):
         (batch,) = next(dl)
         loss = diffusion(batch)
         loss.backward()
@@ -92,8 +92,8 @@ if __name__ == "__main__":
         if step % 20 == 0:
             print(f"step {step}: loss {loss.item():.10f}, mean of the last 20 {total / 20:.10f}")
             total = 0.0
-        if step % 100 == 0:
-            torch.save({"step": step, "model": diffusion.state_dict()}, f"model-{step // 100}.pt")
+        if step % 50 == 0:
+            torch.save({"step": step, "model": diffusion.state_dict()}, f"model-{step // 50}.pt")
     points = diffusion.sample(41)
     print(f"sampled points: mean {points.mean():.10f}, std {points.std():.10f}")
     np.save("points.npy", points.numpy())

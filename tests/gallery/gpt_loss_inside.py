@@ -10,7 +10,7 @@ torch.set_default_dtype(torch.float64)
 torch.manual_seed(1337)
 
 block_size, vocab_size, n_layer, n_head, n_embd, dropout = 13, 6, 2, 2, 24, 0.1
-batch_size, max_iters, warmup, learning_rate, grad_clip = 25, 90, 10, 1e-2, 1.0
+batch_size, max_iters, warmup, learning_rate, grad_clip = 25, 46, 10, 1e-2, 1.0
 SEP = vocab_size - 1
 
 

@@ -14,7 +14,7 @@ DIM = 32            # Model dimensionality
 LAMBDA = 0.1        # Gradient penalty coefficient
 CRITIC_ITERS = 5    # Critic updates per generator update
 BATCH_SIZE = 50
-ITERS = 30
+ITERS = 15
 
 
 class Generator(nn.Module):

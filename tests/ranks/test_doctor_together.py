@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from samestep.base.errors import WorldError
-from samestep.doctor import together
+from samestep.doctor import links, together
 from samestep.doctor.consult import Wishes, consult
 from samestep.doctor.gather import StoreBoard
+from samestep.doctor.report import lines
 from samestep.doctor.wire import Door, call
 from samestep.doctor.within import any_stuck
 from samestep.world.solo import SoloWorld
@@ -135,6 +136,55 @@ def test_devices_that_cannot_be_looked_for_are_a_finding(error, says, monkeypatc
     ((_, finding),) = told.report.findings
     assert says in finding.text
     assert told.settle() == 1
+
+
+def environment_of(rank, home):
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "HOME": str(home),
+        "USER": "ada",
+    }
+
+
+def test_a_ticket_masks_what_ranks_find_together(tmp_path, monkeypatch):
+    """Rank 1 sees another run folder, which lies in its user's home folder."""
+    board, told = StoreBoard(Memory()), {}
+    monkeypatch.setattr(together, "_SHOW_S", 0.05)
+    monkeypatch.setattr(links, "_LONGEST_S", 0.01)
+    monkeypatch.setattr(links, "_SHORTEST_S", 0.01)
+    monkeypatch.setattr("samestep.doctor.consult._meeting", lambda *_: (board, Door("127.0.0.1")))
+    folders = [tmp_path / "runs", tmp_path / "ada" / "runs"]
+    for folder in folders:
+        folder.mkdir(parents=True)
+
+    def rank_main(rank):
+        wishes = Wishes(runs=folders[rank], devices=False, ticket=True)
+        told[rank] = consult(environment_of(rank, tmp_path / "ada"), wishes, looks=())
+        told[rank].settle()
+
+    threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    shown = "\n".join(lines(told[0].report))
+    assert "problem (rank 1): ~/runs is not the folder that rank 0 sees" in shown
+    assert str(tmp_path / "ada") not in shown
+
+
+def test_a_ticket_masks_why_the_others_could_not_be_asked(tmp_path, monkeypatch):
+    def fail(*_):
+        raise FileNotFoundError(f"No such file or directory: '{tmp_path / 'store'}'")
+
+    monkeypatch.setattr("samestep.doctor.consult._meeting", fail)
+    told = consult(environment_of(1, tmp_path), Wishes(devices=False, ticket=True), looks=())
+    ((_, finding),) = told.report.findings
+    assert finding.text == "The other ranks could not be asked: No such file or directory: '~/store'"
 
 
 def test_ranks_call_each_other_by_ipv6_too():

@@ -171,6 +171,9 @@ def test_what_is_done_between_steps_is_no_part_of_a_step(tmp_path):
     assert len(memory.rows) == 60
     assert len(memory.rank_rows) > 1  # more than one window of steps
     assert all(row["data"] == pytest.approx(0.001) for row in memory.rows)
+    # Before the last step lie eight checkpoints, and all looks but the one after it.
+    between = sum(row["other"] * row["steps"] for row in memory.rank_rows)
+    assert between == pytest.approx(1000 * (8 + len(memory.rank_rows) - 1), abs=1)
 
 
 def test_evaluation_leaves_every_module_in_its_mode():

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import TypeAlias
 
 import psutil
 
@@ -34,11 +35,12 @@ TRAIN = (
     *("digits", "--exact", WORKERS, "--subset", 480, "--batch-size", 32, "--threads", 1, "--seed", 0),
     *("--evaluate-every", 1000, "--checkpoint-steps", 5, "--keep", 3),
 )
+RUN = (
+    *("run", "-n", WORKERS, "--threads", 1, "--mode", "native"),
+    *("--max-restarts", 1000, "--hang-timeout", HANG_S),
+)
 LAUNCHERS = {
-    "samestep": [
-        *(sys.executable, "-m", "samestep", "run", "-n", WORKERS, "--threads", 1, "--mode", "native"),
-        *("--max-restarts", 1000, "--hang-timeout", HANG_S),
-    ],
+    "samestep": [sys.executable, "-m", "samestep", *RUN],
     "torchrun": [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         *(f"--nproc-per-node={WORKERS}", "--max-restarts=1000"),
@@ -48,6 +50,8 @@ DISK = "4m"
 _ROOM = 200 << 10
 """Bytes left on a full disk: for lines, not for a checkpoint."""
 _POLL_S = 0.02
+_STEPS_BETWEEN = 25
+"""Of the whole training, for each fault: it tells of its steps about once a second."""
 
 
 @dataclass(frozen=True)
@@ -59,37 +63,46 @@ class Recovery:
     seconds: float
 
 
+Launch: TypeAlias = Callable[[Sequence[str], Path], "subprocess.Popen[bytes]"]
+
+
+def launched_by(launcher: str) -> Launch:
+    """Return what starts a program under one of `LAUNCHERS`, in interpreters of its own."""
+
+    def launch(program: Sequence[str], said: Path) -> "subprocess.Popen[bytes]":
+        command = [*map(str, LAUNCHERS[launcher]), *program]
+        with said.open("ab") as out:
+            return subprocess.Popen(
+                command, stdout=out, stderr=out, env=environment(), start_new_session=True
+            )
+
+    return launch
+
+
 class Victim:
     """A training of `steps` steps in the folder of a small disk, which is started until it has ended well.
 
     Args:
         disk: where the run folder is made.
         steps: of the whole training, roughly.
-        launcher: what starts it, of `LAUNCHERS`.
+        launch: starts a program with arguments on the workers; what it prints is added to a file.
     """
 
-    def __init__(self, disk: Path, *, steps: int, launcher: str = "samestep") -> None:
+    def __init__(self, disk: Path, *, steps: int, launch: Launch) -> None:
         self.disk, self.folder = disk, disk / "run"
-        self._launcher = LAUNCHERS[launcher]
-        self._train = [*TRAIN, "--epochs", -(-steps // 15), "--hang-timeout", HANG_S]
-        self._said = (disk.parent / f"{disk.name}-said.txt").open("w+")
-        self.process = self._start("--out", self.folder, *self._train)
+        self._launch = launch
+        self._said = disk.parent / f"{disk.name}-said.txt"
+        self._said.touch()
+        train = [*TRAIN, "--epochs", -(-steps // 15), "--hang-timeout", HANG_S]
+        self.process = self._start("--out", self.folder, *train)
 
-    def _start(self, *arguments: object) -> "subprocess.Popen[str]":
-        command = [*map(str, self._launcher), PROGRAM, *map(str, arguments)]
-        return subprocess.Popen(
-            command,
-            stdout=self._said,
-            stderr=self._said,
-            text=True,
-            env=environment(),
-            start_new_session=True,
-        )
+    def _start(self, *arguments: object) -> "subprocess.Popen[bytes]":
+        return self._launch([PROGRAM, *map(str, arguments)], self._said)
 
     @property
     def said(self) -> str:
         """All that it has printed."""
-        return Path(self._said.name).read_text()
+        return self._said.read_text()
 
     @property
     def step(self) -> int:
@@ -158,7 +171,6 @@ class Victim:
                     child.kill()
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        self._said.close()
 
 
 def _signals(number: int) -> Callable[[Victim, random.Random], bool]:
@@ -257,16 +269,9 @@ def small_disk(folder: Path) -> Iterator[Path]:
         subprocess.run(["umount", folder], check=True)
 
 
-def undisturbed(folder: Path, *, steps: int) -> str:
-    """Train the same on one worker; return the digest of its weights."""
-    arguments = [*TRAIN, "--epochs", -(-steps // 15), "--out", folder]
-    subprocess.run(
-        [sys.executable, "-m", "samestep", "train", *map(str, arguments)],
-        env=environment(),
-        check=True,
-        capture_output=True,
-    )
-    return str(result(folder)["weights_sha256"])
+def whole(folder: Path, *, steps: int) -> list[str]:
+    """Return the arguments of samestep for the same training on one worker."""
+    return ["train", *map(str, TRAIN), "--epochs", str(-(-steps // 15)), "--out", str(folder)]
 
 
 def main() -> None:
@@ -279,10 +284,14 @@ def main() -> None:
     faults = [list(FAULTS)[number % len(FAULTS)] for number in range(asked.faults)]
     draw.shuffle(faults)
     with tempfile.TemporaryDirectory() as name:
-        whole = undisturbed(Path(name) / "whole", steps=15 * asked.faults)
-        print(f"undisturbed {whole}")
+        folder = Path(name) / "whole"
+        train = whole(folder, steps=_STEPS_BETWEEN * asked.faults)
+        command = [sys.executable, "-m", "samestep", *train]
+        subprocess.run(command, env=environment(), check=True, capture_output=True)
+        undisturbed = result(folder)["weights_sha256"]
+        print(f"undisturbed {undisturbed}")
         ended = [_tormented(Path(name), launcher, faults, draw) for launcher in LAUNCHERS]
-    sys.exit(any(weights != whole for weights in ended))
+    sys.exit(any(weights != undisturbed for weights in ended))
 
 
 def _tormented(folder: Path, launcher: str, faults: Sequence[str], draw: random.Random) -> object:
@@ -290,7 +299,7 @@ def _tormented(folder: Path, launcher: str, faults: Sequence[str], draw: random.
     print(f"{launcher}:", flush=True)
     recoveries = []
     with small_disk(folder / launcher) as disk:
-        victim = Victim(disk, steps=15 * len(faults), launcher=launcher)
+        victim = Victim(disk, steps=_STEPS_BETWEEN * len(faults), launch=launched_by(launcher))
         try:
             for one in torment(victim, faults, draw):
                 recoveries.append(one)

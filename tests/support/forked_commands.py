@@ -12,13 +12,15 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from multiprocessing import resource_tracker
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
-from support import process_pool  # noqa: F401 - it says what the fork server loads
 from support.commands import DEADLINE_S, Ended, environment, finish
+from support.process_pool import fork_server
 
 
 class Command:
@@ -28,12 +30,14 @@ class Command:
         run: called in the process with the arguments.
         arguments: of the command.
         variables: all of its environment.
+        into: a file to which it adds all that it prints, rather than for `said` and `communicate`.
     """
 
-    def __init__(self, run, arguments, variables):
-        self._said = [tempfile.NamedTemporaryFile() for _ in range(2)]  # noqa: SIM115 - closed when read
-        names = [stream.name for stream in self._said]
-        self._process = multiprocessing.get_context("forkserver").Process(
+    def __init__(self, run, arguments, variables, into=None):
+        own = 2 if into is None else 0
+        self._said = [tempfile.NamedTemporaryFile() for _ in range(own)]  # noqa: SIM115 - closed when read
+        names = [stream.name for stream in self._said] or [str(into)] * 2
+        self._process = fork_server().Process(
             target=_serve, args=(run, arguments, variables, names), name=" ".join(arguments)
         )
         self._process.start()
@@ -70,9 +74,9 @@ class Command:
         return tuple(said)
 
 
-def start(*arguments: object, **changes: str) -> Command:
-    """Start ``samestep ARGUMENTS``."""
-    return Command(_command, [str(argument) for argument in arguments], environment(**changes))
+def start(*arguments: object, into: Path | None = None, **changes: str) -> Command:
+    """Start ``samestep ARGUMENTS``; with `into`, what it prints is added to that file."""
+    return Command(_command, [str(argument) for argument in arguments], environment(**changes), into)
 
 
 def start_script(path: Path, **changes: str) -> Command:
@@ -83,6 +87,11 @@ def start_script(path: Path, **changes: str) -> Command:
 def samestep(*arguments: object, **changes: str) -> Ended:
     """Run ``samestep ARGUMENTS`` to its end."""
     return finish(start(*arguments, **changes))
+
+
+def scale(*arguments: object, **changes: str) -> Ended:
+    """Run ``samestep scale ARGUMENTS`` to its end; it forks its runs too."""
+    return finish(Command(_scale, [str(argument) for argument in arguments], environment(**changes)))
 
 
 def lines(command: Command, count: int) -> list[str]:
@@ -97,22 +106,29 @@ def lines(command: Command, count: int) -> list[str]:
 
 def _serve(run, arguments, variables, names):
     os.setsid()  # a signal meant for it cannot reach the tests
+    _begin(variables, names)
+    # As in a process that no fork server has made: its temporary folder, its helpers.
+    tempfile.tempdir = None
+    multiprocessing.set_start_method(None, force=True)
+    multiprocessing.set_forkserver_preload(["__main__"])
+    tracker = resource_tracker._resource_tracker
+    os.close(tracker._fd)
+    tracker._fd = None
+    torch.set_num_threads(1)  # it is loaded already, and reads no variables any more
+    run(*arguments)
+
+
+def _begin(variables, names):
+    """Write to files, in an environment, with the signals of a new process."""
     for number, name in enumerate(names, 1):
         file = os.open(name, os.O_WRONLY | os.O_APPEND)
         os.dup2(file, number)
         os.close(file)
     os.environ.clear()
     os.environ.update(variables)
-    # As in a process that no fork server has made: its signals, its temporary folder, its helpers.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    tempfile.tempdir = None
-    multiprocessing.set_start_method(None, force=True)
-    tracker = resource_tracker._resource_tracker
-    os.close(tracker._fd)
-    tracker._fd = None
-    torch.set_num_threads(1)  # it is loaded already, and reads no variables any more
-    run(*arguments)
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _command(*arguments):
@@ -121,6 +137,50 @@ def _command(*arguments):
     sys.argv = ["samestep", *arguments]
     sys.path.insert(0, str(Path.cwd()))
     sys.exit(run_command(arguments))
+
+
+def _scale(*arguments):
+    from samestep.trials import local
+
+    local.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": _Run})
+    _command("scale", *arguments)
+
+
+class _Run:
+    """A run of a study as `subprocess.Popen` gives it to who waits for it."""
+
+    def __init__(self, words, *, stdin, stdout, stderr, env):
+        assert (words[1:3], stdin, stderr) == (["-m", "samestep"], subprocess.DEVNULL, subprocess.STDOUT)
+        self.pid = os.fork()
+        self._ended = None
+        if self.pid == 0:
+            _begin(env, [stdout.name] * 2)
+            _leave_with(words[3:])
+
+    def wait(self, timeout=None):
+        if self._ended is None:
+            self._ended = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._ended
+
+    def poll(self):
+        return self._ended
+
+    def terminate(self):
+        os.kill(self.pid, signal.SIGTERM)
+
+
+def _leave_with(arguments):
+    code = 1
+    try:
+        _command(*arguments)
+    except SystemExit as ended:
+        code = ended.code
+    except BaseException:
+        traceback.print_exc()
+    finally:  # what this is a fork of goes on elsewhere
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _script(path):

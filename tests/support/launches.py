@@ -1,6 +1,7 @@
 """What tests start under launchers, and how it tells its place."""
 
 import sys
+from pathlib import Path
 
 RUN = (sys.executable, "-m", "samestep", "run")
 """The command, as ranks are to find it whatever their PATH is."""
@@ -21,6 +22,10 @@ with samestep.join(device="cpu") as world:
     print(line, end="", flush=True)  # in one write, which those of other ranks cannot part
 """
 """A script that joins its peers, and adds up their ranks, counted from 1."""
+
+MESSAGES = Path(__file__).parents[2] / "examples" / "message_passing.py"
+SAID_BY_TWO = ["2 ranks: down the line 3, round the ring 3", "all of them know it: True"]
+"""What two ranks print of it, once."""
 
 
 def places(out: str) -> tuple[list[str], set[str]]:

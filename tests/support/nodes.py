@@ -24,7 +24,7 @@ from support.systems import missing, program
 
 LOGIN = "login"
 
-_NET = "10.77.0"  # nobody outside the namespaces sees it
+_NET, _NET_6 = "10.77.0", "fd77:"  # nobody outside the namespaces sees them
 
 # A fresh /sys shows the node's own network devices; control groups are looked for below it.
 _HOLD = """
@@ -60,6 +60,8 @@ class Nodes:
     Args:
         folder: an empty one, for files that the nodes need.
         count: nodes beside the login node.
+
+    The name of a node has an address of IPv4, with ``-ipv6`` behind it one of IPv6.
     """
 
     def __init__(self, folder: Path, count: int) -> None:
@@ -68,8 +70,8 @@ class Nodes:
         self.rsh = folder / "rsh"
         self._holders: dict[str, subprocess.Popen[str]] = {}
         hosts, sys = folder / "hosts", folder / "sys"
-        lines = [f"{address} {name}" for name, address in self.addresses.items()]
-        hosts.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+        self._six = {name: f"{_NET_6}:{i}" for i, name in enumerate(self.addresses, 1)}
+        hosts.write_text(self.hosts())
         sys.mkdir()
         try:
             self._hold("switch", ["unshare", "--net", "sh", "-ec", "echo ready; exec cat"])
@@ -83,6 +85,13 @@ class Nodes:
         cases = "\n".join(f"{name}) pid={self._holders[name].pid} ;;" for name in self.addresses)
         self.rsh.write_text(_RSH.format(hosts=cases))
         self.rsh.chmod(0o755)
+
+    def hosts(self, **others: str) -> str:
+        """Return the table of names that the nodes have, with other addresses for some."""
+        addresses = self.addresses | others
+        lines = [f"{address} {name}" for name, address in addresses.items()]
+        lines += [f"{address} {name}-ipv6" for name, address in self._six.items()]
+        return "\n".join(["127.0.0.1 localhost", *lines, ""])
 
     def command(self, node: str, *command: object, folder: Path | None = None) -> list[str]:
         """Return the command line that runs `command` on a node; the process is that of the command."""
@@ -130,9 +139,9 @@ class Nodes:
         """Connect a node again."""
         self._net("switch", "ip", "link", "set", f"to-{node}", "master", "br0")
 
-    def processes(self) -> set[int]:
-        """Return the processes that run on any node, beside the one that holds it."""
-        spaces = {_network_of(holder.pid) for holder in self._holders.values()} - {None}
+    def processes(self, *nodes: str) -> set[int]:
+        """Return the processes that run on some nodes, or on any, beside those that hold them."""
+        spaces = {_network_of(self._holders[name].pid) for name in nodes or self._holders} - {None}
         holders = {holder.pid for holder in self._holders.values()}
         every = {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()}
         return {pid for pid in every - holders if _network_of(pid) in spaces}
@@ -173,6 +182,8 @@ class Nodes:
         self._net("switch", "ip", "-batch", "-", given=links)
         for name, address in self.addresses.items():
             own = ["link set lo up", "link set eth0 up", f"address add {address}/24 dev eth0"]
+            # At once: nobody else has it.
+            own.append(f"address add {self._six[name]}/64 dev eth0 nodad")
             self._net(name, "ip", "-batch", "-", given=own)
 
     def _net(self, node: str, *command: str, given: list[str] | None = None) -> None:

@@ -15,7 +15,9 @@ import time
 import traceback
 import warnings
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 
 PRELOAD = [
     "torch",
@@ -23,15 +25,38 @@ PRELOAD = [
     "torch.nn.parallel",
     "torch.optim",
     "torch._dynamo",  # seconds; the first optimizer step of a process would load it
+    "samestep.autopilot.steering",
     "samestep.checkpoint.background",
     "samestep.cli.run",
     "samestep.cli.train",
     "samestep.recipes.cook",
     "samestep.replicas.replicate",
+    "samestep.world.join",
+    "support.warm_compiler",
+    "typer._adapters",  # of those typers that have it, which load pydantic with a command's first flag
     "pytest",
 ]
+
 # A process has one fork server, which loads nothing any more once somebody has started it: so, at import.
 multiprocessing.set_forkserver_preload(PRELOAD)
+
+
+def fork_server():
+    """Return the context whose processes are forked from one that has loaded all of `PRELOAD`.
+
+    It looks for them where a fresh interpreter does, to which the tests' own folder has to be told.
+    """
+    found = os.environ.get("PYTHONPATH")
+    tests = str(Path(__file__).parents[1])
+    os.environ["PYTHONPATH"] = tests if found is None else os.pathsep.join((tests, found))
+    try:
+        forkserver.ensure_running()
+    finally:
+        if found is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = found
+    return multiprocessing.get_context("forkserver")
 
 
 class RankFailed(AssertionError):
@@ -47,7 +72,7 @@ class ProcessPool:
 
     def __init__(self, *, timeout_s=60.0):
         self._timeout_s = timeout_s
-        self._context = multiprocessing.get_context("forkserver")
+        self._context = fork_server()
         self._ranks = {}
 
     def run(self, fn, size, *args):
@@ -160,6 +185,7 @@ def _serve(pipe: Connection, rank, size, port, timeout_s):
 
     faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # whoever waits in vain asks for the stack
     warnings.simplefilter("error")  # as pytest does
+    multiprocessing.set_forkserver_preload(["torch"])  # a fork server of its own is for those that load data
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",

@@ -33,3 +33,11 @@ def evaluation_row(step, accuracy=0.75):
 def json_lines(path: Path) -> list[dict]:
     """Return the objects of a file of JSON lines."""
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def json_lines_so_far(path: Path) -> list[dict]:
+    """Return the objects of the whole lines of such a file that may grow, or not be there yet."""
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line[-1:] == "\n"]
+    except FileNotFoundError:
+        return []

@@ -68,3 +68,34 @@ def run_folder(path, *, steps=40, config=CONFIG, finished=True, **phases):
     if finished:
         (path / "result.json").write_text(json.dumps(RESULT))
     return path
+
+
+def scaled_folder(path, *, workers=1, step_s=0.01, batch=64, steps=40, slow=1.0):
+    """Write the run folder of a training on so many workers; return it.
+
+    Args:
+        path: where.
+        workers: how many.
+        step_s: seconds of a step.
+        batch: samples of a step on all workers.
+        steps: how many.
+        slow: how many times as long as the others the last rank computes, who wait for it.
+    """
+    run_folder(path, steps=steps)
+    own = {"data": 0.001, "backward": 0.001, "exposed_sync": 0.0, "optimizer": 0.0}
+    usual_s = step_s - sum(own.values())
+    rows = []
+    for step in range(5, steps + 1, 5):
+        for rank in range(workers):
+            is_slow = rank == workers - 1 and slow > 1 and workers > 1
+            waited = 0.0 if is_slow or workers == 1 else usual_s * (slow - 1)
+            phases = own | {"forward": usual_s * (slow if is_slow else 1), "exposed_sync": waited}
+            rate = batch / workers / sum(phases.values())
+            rows.append({"step": step, "steps": 5, "rank": rank, "samples_per_second": rate, **phases})
+    write_lines(path / "ranks.jsonl", rows)
+    write_lines(path / "sessions.jsonl", [SESSION | {"world_size": workers}])
+    ends = [
+        {"step": steps, "epoch": 1, "samples": batch * steps, "seconds": 1.0, "accuracy": 0.9, "loss": 0.1}
+    ]
+    write_lines(path / "evaluations.jsonl", ends)
+    return path

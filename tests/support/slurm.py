@@ -7,6 +7,8 @@ own is touched, and no port can be taken. They are gone when the nodes are.
 import os
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from support.commands import Ended, environment, finish
@@ -15,6 +17,9 @@ from support.systems import program
 
 CPUS = 4
 """Processors that each node claims to have, however many the machine has."""
+
+GPUS = 2
+"""GPUs that each node claims to have: any devices will do, as nobody computes on them."""
 
 # Followed through /proc, pinned to nothing; impatient where Slurm by default waits half a minute.
 _CONF = """
@@ -35,6 +40,7 @@ JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
 SwitchType=switch/none
 SlurmdParameters=config_overrides
+GresTypes=gpu
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SchedulerType=sched/backfill
@@ -108,6 +114,28 @@ class Slurm:
         only = [f"--jobs={job}"] if job else []
         return self.run("squeue", "--noheader", "--format=%T", *only).out.split()
 
+    def start_again(self, job: str) -> None:
+        """Have a job that was queued again start at once, for which Slurm takes two minutes."""
+
+        def waits() -> bool:
+            return "BeginTime" in self.run("squeue", "--noheader", "--format=%r", f"--jobs={job}").out
+
+        self._until(waits, f"job {job} is not queued again", seconds=30)
+        time.sleep(2)  # slurmd takes no job again within the second in which it ended it
+        self.run("scontrol", "update", f"jobid={job}", "StartTime=now")
+
+    @contextmanager
+    def lost(self, node: str) -> Iterator[None]:
+        """Lose a node for the duration of a block: what runs there is killed, and Slurm notices at once."""
+        self.nodes.kill(self.nodes.processes(node) - self.daemons)
+        for state in ("down", "drain"):  # its daemon goes on, and would bring it back
+            self.run("scontrol", "update", f"nodename={node}", f"state={state}", "reason=lost")
+        try:
+            yield
+        finally:
+            self.run("scontrol", "update", f"nodename={node}", "state=resume")
+            self._until(self._all_idle, f"{node} does not come back")
+
     def cancel_all(self) -> None:
         """End all jobs, at once."""
         self.run("scancel", "--user=root", "--state=PENDING")
@@ -121,15 +149,16 @@ class Slurm:
 
     def _configure(self) -> None:
         nodes, folder = self.nodes, self._folder
-        each = "NodeName={0} NodeAddr={1} NodeHostname={0} CPUs={2} RealMemory=4096"
+        each = "NodeName={0} NodeAddr={1} NodeHostname={0} CPUs={2} RealMemory=4096 Gres=gpu:{3}"
         text = _CONF.format(
             login=LOGIN,
             address=nodes.addresses[LOGIN],
             folder=folder,
-            nodes="\n".join(each.format(name, nodes.addresses[name], CPUS) for name in nodes.names),
+            nodes="\n".join(each.format(name, nodes.addresses[name], CPUS, GPUS) for name in nodes.names),
             names=",".join(nodes.names),
         )
         self.conf.write_text(text)
+        (folder / "gres.conf").write_text("Name=gpu File=/dev/null,/dev/zero\n")
         # slurmd prepares control groups even where nothing uses them, and in a namespace finds none itself.
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
 

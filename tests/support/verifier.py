@@ -11,11 +11,11 @@ import traceback
 from functools import partial
 from pathlib import Path
 
-from support import process_pool  # noqa: F401 - it says what the fork server loads
+from support.process_pool import fork_server
 
 
 class Verifier:
-    """Verifies scripts in a process of its own.
+    """Verifies scripts in a process of its own, or in a new one after a script that took too long.
 
     Args:
         timeout_s: how long a script may take.
@@ -23,7 +23,10 @@ class Verifier:
 
     def __init__(self, *, timeout_s=60.0):
         self._timeout_s = timeout_s
-        context = multiprocessing.get_context("forkserver")
+        self._start()
+
+    def _start(self):
+        context = fork_server()
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs,), name="verifier")
         self._process.start()
@@ -38,6 +41,7 @@ class Verifier:
         self._pipe.send_bytes(pickle.dumps((path, options)))
         if not self._pipe.poll(self._timeout_s):
             self.close()
+            self._start()
             raise AssertionError(f"{path} is not verified within {self._timeout_s:g} s")
         answer = pickle.loads(self._pipe.recv_bytes())
         if isinstance(answer, BaseException):

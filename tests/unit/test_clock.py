@@ -1,6 +1,6 @@
 """A step clock splits time into phases and loses none of it."""
 
-from samestep.measure.clock import PHASES, HostClock
+from samestep.measure.clock import OTHER, PHASES, HostClock
 
 
 def test_phases_of_a_step_add_up_and_the_next_step_begins_where_it_ended():
@@ -14,7 +14,7 @@ def test_phases_of_a_step_add_up_and_the_next_step_begins_where_it_ended():
         clock.mark("optimizer")
         clock.step_done()
 
-    nothing = dict.fromkeys(PHASES, 0.0)
+    nothing = dict.fromkeys((*PHASES, OTHER), 0.0)
     assert clock.drain() == [
         nothing | {"data": 1.0, "forward": 2.0, "optimizer": 3.0},
         nothing | {"data": 4.0, "forward": 5.0, "optimizer": 6.0},
@@ -31,7 +31,7 @@ def test_a_phase_marked_twice_counts_both_times():
         clock.mark(phase)
     clock.step_done()
 
-    assert clock.drain()[0] == dict.fromkeys(PHASES, 0.0) | {"forward": 4.0, "backward": 2.0}
+    assert clock.drain()[0] == dict.fromkeys((*PHASES, OTHER), 0.0) | {"forward": 4.0, "backward": 2.0}
 
 
 def test_starting_anew_leaves_out_what_went_before():

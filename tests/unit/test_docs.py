@@ -1,7 +1,9 @@
 """What the documentation lists is what the code has."""
 
 import dataclasses
+import inspect
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,18 +16,28 @@ from samestep.base.place import Place
 from samestep.base.record import provenance
 from samestep.bench.figures import figures
 from samestep.cli.main import VERBS
+from samestep.cli.scale import scale
 from samestep.launch.variables import Round, worker_variables
 from samestep.measure.clock import HostClock
+from samestep.measure.clock_file import STEP_PHASES
+from samestep.measure.instants import HostInstants
 from samestep.recipes.book import FAST, RECIPES
 from samestep.recipes.config import WHAT
 from samestep.replicas.replicate import SYNCHRONISERS
+from samestep.scaling.fit import fits
+from samestep.scaling.provenance import MACHINE
+from samestep.scaling.relate import relate
+from samestep.scaling.study import PHASES, Fit, Loss, Point, Rank, Study, Verdict, Worth
 from samestep.training.conduct import Conduct
 from samestep.training.journal import Journal
 from samestep.training.option import flag
 from samestep.training.result import Result
 from samestep.training.settings import SMALL_SHARE, Settings
+from samestep.watch.phases import Clocked
+from samestep.watch.stolen import Stolen
 from samestep.world.launchers import LAUNCHERS
 from samestep.world.solo import SoloWorld
+from support.studies import point
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -62,6 +74,15 @@ def test_no_verb_is_in_the_readme_that_there_is_not():
     assert set(verbs) == set(VERBS)
 
 
+@pytest.mark.parametrize("room", ["scaling", "trials", "watch"])
+def test_every_module_of_a_room_that_is_listed_whole_is_in_the_reference(room):
+    listed = re.findall(
+        rf"^::: samestep\.{room}\.(\w+)$", (DOCS / f"reference/{room}.md").read_text(), re.MULTILINE
+    )
+    modules = [path.stem for path in (ROOT / "src" / "samestep" / room).glob("*.py")]
+    assert sorted([*listed, "__init__"]) == sorted(modules)
+
+
 def test_every_public_name_has_its_place_in_the_reference():
     page = (DOCS / "reference" / "index.md").read_text()
 
@@ -81,6 +102,14 @@ def test_every_field_of_the_metrics_is_described_and_no_other():
     assert named(section("guide/training.md", "### metrics.jsonl")) == list(row)
     ranks = re.findall(r"^\| (`.*?`) \|", section("guide/training.md", "### ranks.jsonl"), re.MULTILINE)
     assert re.findall(r"`(\w+)`", " ".join(ranks)) == list(look.ranks[0])
+
+
+def test_every_phase_and_field_of_a_clocked_step_is_described_and_no_other():
+    step = Clocked(0, ["other", 0.0, "other", 1.0], 8, evaluated=True)
+    fields = " ".join(row[0] for row in cells(section("guide/watching.md", "### Its files")))
+
+    assert named(section("guide/watching.md", "## The step clock")) == list(STEP_PHASES)
+    assert re.findall(r"`(\w+)`", fields) == list(step.line(HostInstants(lambda: 0.0), Stolen()))
 
 
 def test_every_field_of_the_result_is_described_and_no_other():
@@ -143,6 +172,62 @@ def test_every_field_of_a_measured_collective_is_described_and_no_other():
     row = figures("broadcast", "tree", nbytes=8, ranks=2, times=[1.0], copying=[1.0])
 
     assert named(section("guide/bench.md", "## As JSON")) == list(row.as_dict())
+
+
+def field_names(kind):
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+@pytest.mark.parametrize(
+    ("heading", "kind"),
+    [("## study.json", Study), ("### points", Point), ("### fit", Fit), ("### verdict", Verdict)],
+)
+def test_every_field_of_a_study_is_described_and_no_other(heading, kind):
+    assert named(section("reference/scaling.md", heading)) == field_names(kind)
+
+
+def test_what_a_study_tells_of_its_machine_is_described():
+    assert named(section("reference/scaling.md", "### machine")) == list(MACHINE)
+
+
+def test_every_parameter_of_a_fit_is_described_and_no_other():
+    points = [point(n, mode=mode) for mode in ("strong", "weak") for n in (1, 2, 4)]
+    known = [replace(one, exchange_bytes=1000, exchange_runs=(one.exchange_s,) * 2) for one in points]
+    found = {name for one in (points, known) for fit in fits(relate(one)) for name in fit.parameters}
+
+    described = named(section("reference/scaling.md", "### parameters of a fit"))
+    assert found - {f"{name}_{end}" for name in described for end in ("low", "high")} == set(described)
+    assert {"alpha_s_low", "beta_s_per_byte_high"} <= found
+
+
+@pytest.mark.parametrize(
+    ("heading", "name", "fields"),
+    [
+        ("### points", "step_s", PHASES),
+        ("### points", "ranks", field_names(Rank)),
+        ("### points", "losses", field_names(Loss)),
+        ("### verdict", "worth", field_names(Worth)),
+    ],
+)
+def test_what_a_field_of_a_study_holds_is_described(heading, name, fields):
+    (row,) = (row for row in cells(section("reference/scaling.md", heading)) if row[0] == f"`{name}`")
+
+    assert sorted(re.findall(r"`(\w+)`", row[2])) == sorted(fields)
+
+
+def test_every_flag_of_scale_is_in_its_guide_or_in_that_of_jobs():
+    text = "".join((DOCS / "guide" / page).read_text() for page in ("scaling.md", "submit.md"))
+    names = set(inspect.signature(scale).parameters) - {
+        "context",
+        "target",
+        "arguments",
+        "workers",
+        "as_json",
+    }
+
+    for name in names:
+        assert re.search(f"`(--)?{flag(name)[2:]}\\b", text) or name == "module", name
+    assert "| `-m` |" in text
 
 
 def test_the_synchronisers_are_described():

@@ -31,6 +31,7 @@ from samestep.autopilot.sides import cut_again, leave, outcome, put_together
 from samestep.autopilot.slicing import Slicing
 from samestep.autopilot.trial import FEWER, Forward, Trial, split
 from samestep.base.errors import OutOfStep, UsageError
+from samestep.sharding.share import share
 from samestep.watch.drawn import Drawn
 from samestep.watch.tree import leaves
 from samestep.world.world import World
@@ -55,6 +56,7 @@ class Calls:
         account: told of each call.
         options: how calls are shared out.
         slicing: which batches the script has slices of already, under ``--split loader``.
+        before: done before each of the script's calls.
     """
 
     def __init__(
@@ -64,8 +66,9 @@ class Calls:
         account: Account,
         options: Options = DEFAULTS,
         slicing: Slicing | None = None,
+        before: Callable[[], None] = lambda: None,
     ) -> None:
-        self._slicing = slicing
+        self._slicing, self._before = slicing, before
         self._world, self._gradients, self._account, self._options = world, gradients, account, options
         self._inside = False
         self._plans: WeakKeyDictionary[nn.Module, dict[Kind, SplitPlan | None]] = WeakKeyDictionary()
@@ -80,6 +83,7 @@ class Calls:
         """Call a module, and share the call out if it is worth it."""
         if self._inside or next(module.parameters(), None) is None or _is_transformed() or _is_recomputed():
             return forward(module, *args, **kwargs)
+        self._before()
         self._inside = True
         try:
             with never_tried_again(f"a call of {type(module).__name__}"):
@@ -184,6 +188,13 @@ class Calls:
             exchanging = exchanging or any(tensor.requires_grad for _, tensor in given.tensors())
             self._gradients.follow(module.parameters(), may_overlap=not exchanging)
 
+    def own(self, total: int) -> int:
+        """Return how many of the samples that the script calls a model with are this rank's."""
+        place = self._world.place
+        if self._slicing is not None and self._slicing.cut is not None:
+            return total  # the script has its slice alone
+        return len(share(total, place.rank, place.size))
+
     def _may_try(self, module: nn.Module, kind: Kind, given: Given) -> bool:
         """Return whether a trial may find what those before did not: for calls of another size, a few."""
         sizes = tuple(tensor.shape[:2] for _, tensor in given.tensors())
@@ -254,6 +265,12 @@ def current_gradients() -> Gradients | None:
     """Return who averages the gradients of the calling thread's script."""
     calls = _calls.get()
     return None if calls is None else calls._gradients  # noqa: SLF001 - of the same idea
+
+
+def own_samples(total: int) -> int:
+    """Return how many of the samples that the calling thread's script calls a model with are this rank's."""
+    calls = _calls.get()
+    return total if calls is None else calls.own(total)
 
 
 def _autocast(device: torch.device) -> tuple[bool, ...]:

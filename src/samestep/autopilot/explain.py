@@ -19,11 +19,12 @@ Stop: TypeAlias = Callable[[Account], None]
 
 
 @contextmanager
-def explaining(world: World) -> Iterator[Stop]:
+def explaining(world: World, leave: Callable[[], object]) -> Iterator[Stop]:
     """Within, a script prints nothing and writes nothing; yields what ends it, whatever it would catch.
 
     Args:
         world: the ranks; all of them call what this yields, in the same step.
+        leave: takes back all that steering has changed and made, this as well.
     """
     scratch = Path(tempfile.mkdtemp(prefix="samestep-"))
     shadow = Shadow(scratch, Journal(scratch / "journal"))
@@ -34,7 +35,7 @@ def explaining(world: World) -> Iterator[Stop]:
         if world.place.is_main:
             lines = account.lines() + [f"{path}: would be written" for path in _told(shadow.made)]
             os.write(stderr, "".join(f"samestep: {line}\n" for line in lines).encode())
-        shutil.rmtree(scratch, ignore_errors=True)
+        leave()
         os._exit(0)
 
     try:

@@ -49,6 +49,10 @@ class Order:
     what: Literal["try", "share", "whole"]
     seed: tuple[int, int] | None = None
 
+    def __len__(self) -> int:
+        """Samples of the whole batch, as of the list of indices whose place it takes."""
+        return len(self.indices)
+
 
 class Loaded(NamedTuple):
     """What came of an order; a named tuple, which a loader can pin."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from samestep.autopilot.account import Account
+from samestep.autopilot.agreed_signals import signals_agreed
 from samestep.autopilot.alone import as_if_alone, do_what_was_left_for_the_exit
 from samestep.autopilot.calls import Calls, current_gradients, outermost_calls, sharing_out
 from samestep.autopilot.common import common_folder
@@ -48,6 +49,8 @@ class Ended(Protocol):
 
 
 E = TypeVar("E", bound=Ended)
+_under_way: list[ExitStack] = []
+"""What each steering of this process has put in place."""
 
 
 def steered(run: Callable[[], E], *, guarded: bool = True, options: Options = DEFAULTS) -> E:
@@ -82,7 +85,8 @@ def steering(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
     """
     account = Account()
     if world.place.size == 1:
-        yield account
+        with nullcontext() if options.scratch is None else writing_to(options.scratch, world.place.rank):
+            yield account
         return
     world = on_one_host(world)
     with ExitStack() as stack:
@@ -92,7 +96,7 @@ def steering(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
         common = stack.enter_context(common_folder(world))
         stack.enter_context(asked_once(world, common))
         if options.explain:
-            stop = stack.enter_context(explaining(world))
+            stop = stack.enter_context(explaining(world, leave_steering))
         else:
             stack.enter_context(_writing_once(world, options, common.path))
             stop = partial(Account.check_shared, size=world.place.size)
@@ -104,13 +108,25 @@ def steering(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
         slicing = Slicing(world, account, options) if options.split == "loader" else None
         if slicing is not None:
             stack.enter_context(losses_of_slices(slicing))
-        stack.enter_context(sharing_out(Calls(world, gradients, account, options, slicing)))
+        agree = stack.enter_context(signals_agreed(world)).agree
+        stack.enter_context(sharing_out(Calls(world, gradients, account, options, slicing, agree)))
         stack.enter_context(loaders_in_shares())
         stack.enter_context(reading_in_shares(Loading(world, account, options.load), slicing))
         stack.enter_context(_after_some_steps(account, stop))
+        _under_way.append(stack)
+        stack.callback(_under_way.remove, stack)
         yield account
         if options.explain:
             stop(account)
+
+
+def leave_steering() -> None:
+    """Take back what steering has changed, and remove what it has made, in a process that is about to end.
+
+    No copy waits for another here; nothing of the script may run any more.
+    """
+    while _under_way:
+        _under_way[-1].close()
 
 
 def _carrier(world: World, options: Options) -> World:

@@ -32,8 +32,11 @@ def write_json(path: Path, record: Mapping[str, Any]) -> None:
     A reader finds the old file or the new one, never half of one.
     """
     draft = path.with_name(f".{path.name}.draft-{os.getpid()}")
-    draft.write_text(json.dumps(_finite(record), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    draft.replace(path)
+    try:
+        draft.write_text(json.dumps(_finite(record), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)  # half of one takes room where a disk is full
 
 
 def json_line(record: Mapping[str, Any]) -> str:

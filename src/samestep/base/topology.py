@@ -77,6 +77,21 @@ def numbers(text: str) -> list[int]:
     return found
 
 
+def ranges(found: Collection[int]) -> str:
+    """Return numbers as the kernel's lists have them.
+
+    >>> ranges({8, 0, 1, 2, 3})
+    '0-3,8'
+    """
+    runs: list[list[int]] = []
+    for number in sorted(found):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
 def _chosen(seen: list[tuple[str, int]], visible: str | None) -> list[int]:
     if visible is None:
         return [node for _, node in seen]

@@ -22,6 +22,15 @@ def bytes_of(flag: str, text: str) -> int:
     return int(found[1]) << _UNITS[found[2]]
 
 
+def counted(number: int, thing: str) -> str:
+    """Return a number of things in words.
+
+    >>> counted(1, "node"), counted(2, "node")
+    ('1 node', '2 nodes')
+    """
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def bytes_text(count: float) -> str:
     """Return a number of bytes in powers of 1024.
 

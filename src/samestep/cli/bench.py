@@ -19,6 +19,7 @@ from samestep.cli.outside import went_in
 from samestep.cli.progress import progress_bar
 from samestep.cli.running import Decision, act, decide, headline, tell
 from samestep.cli.setting_flags import as_arguments
+from samestep.cli.shares import bind_worker, bound
 from samestep.collectives.crossovers import Measured
 from samestep.launch.job import Job, Program
 from samestep.launch.plan import Spawn
@@ -53,6 +54,10 @@ def measured(collective: str) -> Callable[..., None]:
             int | None,
             typer.Option(metavar="T", help="Compute threads of each worker; by default its share."),
         ] = None,
+        bind: Annotated[
+            str,
+            typer.Option(help="core: each worker has cores of its own, near its GPU; numa: a node; none."),
+        ] = "none",
         sizes: Annotated[
             str | None, typer.Option(metavar="SIZE,..", help="Sizes to measure, such as 4,64K,25MiB.")
         ] = None,
@@ -103,7 +108,7 @@ def measured(collective: str) -> Callable[..., None]:
             raise UsageError(f"--plot {plot}: give a name that ends in .svg, in a folder that there is.")
         job = Job(program=Program(target="samestep", kind="module"), workers=workers)
         went_in(job)
-        decision = decide(job, mode="native", threads=threads, environment=env.snapshot())
+        decision = bound(decide(job, mode="native", threads=threads, environment=env.snapshot()), bind)
         if decision.size < 2:
             raise UsageError("one worker exchanges nothing: give -n 2 or more, or start several tasks.")
         if isinstance(decision.plan, Spawn):
@@ -119,6 +124,7 @@ def measured(collective: str) -> Callable[..., None]:
             }
             said = as_arguments(flags) + ["--json"] * as_json + ["--save"] * save
             raise typer.Exit(_start(decision, ("bench", _spelled(collective), *said)))
+        bind_worker(decision, decision.found.place)
         _work(request, Telling(plot=plot, as_json=as_json, save=save), threads=threads)
 
     command.__doc__ = f"""Measure the algorithms of {_spelled(collective)}, in turns.

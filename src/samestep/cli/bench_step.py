@@ -16,6 +16,7 @@ from samestep.cli.outside import went_in
 from samestep.cli.progress import progress_bar
 from samestep.cli.running import Decision, act, decide, headline, tell
 from samestep.cli.setting_flags import as_arguments
+from samestep.cli.shares import bind_worker, bound
 from samestep.launch.accelerators import accelerator_count
 from samestep.launch.job import Job, Program
 from samestep.launch.plan import Spawn
@@ -31,6 +32,9 @@ def step(
     threads: Annotated[
         int | None, typer.Option(metavar="T", help="Compute threads of each worker; by default its share.")
     ] = None,
+    bind: Annotated[
+        str, typer.Option(help="core: each worker has cores of its own, near its GPU; numa: a node; none.")
+    ] = "none",
     model: Annotated[
         str, typer.Option(metavar="NAME", help="convnet, resnet9, resnet18 ... resnet152.")
     ] = "convnet",
@@ -65,7 +69,7 @@ def step(
         raise UsageError(f"--timeout {timeout:g} is no time to wait: give seconds, such as 120.")
     job = Job(program=Program(target="samestep", kind="module"), workers=workers)
     went_in(job)
-    decision = decide(job, mode="native", threads=threads, environment=env.snapshot())
+    decision = bound(decide(job, mode="native", threads=threads, environment=env.snapshot()), bind)
     if decision.size < 2:
         raise UsageError("one worker exchanges nothing: give -n 2 or more, or start several tasks.")
     from samestep.bench.ways import Problem
@@ -81,6 +85,7 @@ def step(
             "timeout": timeout,
         }
         raise typer.Exit(_start(decision, flags, as_json=as_json))
+    bind_worker(decision, decision.found.place)
     _work(problem, names, seconds=seconds, timeout_s=timeout, threads=threads, as_json=as_json)
 
 

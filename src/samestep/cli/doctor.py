@@ -12,6 +12,7 @@ import typer
 from samestep import __version__
 from samestep.base import env
 from samestep.base.errors import UsageError
+from samestep.cli.outside import went_in
 from samestep.cli.running import act, decide
 from samestep.cli.setting_flags import as_arguments
 from samestep.doctor.consult import Told, Wishes, consult
@@ -52,6 +53,7 @@ def doctor(
     if workers not in (None, detect(environment).place.size):
         arguments = ("doctor", *as_arguments({**flags, "wait": wait}))
         job = Job(program=Program(target="samestep", kind="module", args=arguments), workers=workers)
+        went_in(job)
         decision = decide(job, mode="native", threads=None, environment=environment)
         return act(replace(decision, exit_code_is_told=True))
     told = consult(environment, Wishes(runs=run_folder, devices=devices, ticket=ticket, wait_s=wait))

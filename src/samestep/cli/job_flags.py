@@ -1,5 +1,6 @@
 """From the flags of ``samestep run`` to a Job."""
 
+import ipaddress
 import shutil
 import socket
 from collections.abc import Mapping
@@ -11,11 +12,28 @@ from samestep.base.machine import cpu_share
 from samestep.launch.accelerators import workers_per_node
 from samestep.launch.job import Job, Kind, Logs, Nodes, Program, Std
 from samestep.launch.output import check_writable
-from samestep.launch.plan import Join, Plan
+from samestep.launch.plan import Join, Plan, endpoint, host_of
+from samestep.measure.clock_file import Clocking
 from samestep.world.detect import LOOPBACK
 
 DEFAULT_PORT = 29500
 """torchrun's, for several nodes."""
+
+_LAST_PORT = 65535
+
+_SECONDS_AND_COUNTS = {
+    "static": ("timeout",),
+    "c10d": (
+        *("join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout", "read_timeout"),
+        *("keep_alive_interval", "keep_alive_max_attempt"),
+    ),
+}
+"""The options of ``--rdzv-conf`` that are whole numbers."""
+
+_YES_OR_NO = {"static": (), "c10d": ("is_host",)}
+"""Those that are one of two words."""
+
+_WORDS = ("1", "true", "t", "yes", "y", "0", "false", "f", "no", "n")
 
 _OUTPUT_OF = {
     "slurm": "srun --output=log_%t.txt",
@@ -78,7 +96,9 @@ def nodes(meeting: Meeting) -> Nodes:
     least, count = _node_count(meeting.nnodes)
     if meeting.standalone and count > 1:
         raise UsageError(f"--standalone is a job on this node alone, but --nnodes is {count}.")
-    options = _options(meeting.options)
+    port = meeting.master_port
+    if port is not None and not 0 <= port <= _LAST_PORT:
+        raise UsageError(f"--master-port {port} is no port: give one up to {_LAST_PORT}.")
     if meeting.backend not in ("", "static", "c10d"):
         raise UsageError(f"--rdzv-backend {meeting.backend} is not supported. Use c10d or static.")
     if least != count and meeting.backend != "c10d":
@@ -93,6 +113,7 @@ def nodes(meeting: Meeting) -> Nodes:
             f"--rdzv-endpoint {meeting.endpoint} says where the nodes meet, and so does --master-addr or "
             "--master-port. Give one of the two."
         )
+    options = _options(meeting.options, meeting.backend or "static")
     if meeting.backend == "c10d":
         return Nodes(
             count=count,
@@ -159,7 +180,7 @@ def _not_a_script(target: str) -> str:
 
 
 def _one_node(meeting: Meeting) -> Nodes:
-    host = _with_port(meeting.endpoint).rpartition(":")[0] if meeting.endpoint else ""
+    host = host_of(_with_port(meeting.endpoint, least=0)) if meeting.endpoint else ""
     if host not in ("", *LOOPBACK, socket.gethostname()):
         raise UsageError(
             f"--rdzv-endpoint {meeting.endpoint} is where several nodes meet, but --nnodes is 1. Leave it "
@@ -187,19 +208,60 @@ def _node_count(text: str) -> tuple[int, int]:
 def _address(meeting: Meeting) -> str:
     if not meeting.master_addr:
         return ""
-    return f"{meeting.master_addr}:{meeting.master_port or DEFAULT_PORT}"
+    return endpoint(meeting.master_addr, meeting.master_port or DEFAULT_PORT)
 
 
-def _with_port(endpoint: str) -> str:
-    host, colon, port = endpoint.rpartition(":")
-    if not endpoint or (colon and port.isdecimal() and host):
-        return endpoint
-    return f"{endpoint}:{DEFAULT_PORT}"
+def _with_port(text: str, *, least: int = 1) -> str:
+    """Return an endpoint with a port, `least` or more; a bare address of IPv6 has none, whatever it says."""
+    host, colon, port = text.rpartition(":")
+    if not text or (colon and port.isdecimal() and host and not _is_address(text)):
+        if text and not least <= int(port) <= _LAST_PORT:
+            raise UsageError(f"--rdzv-endpoint {text}: {port} is no port. Give one up to {_LAST_PORT}.")
+        return text
+    return endpoint(text.strip("[]"), DEFAULT_PORT)
 
 
-def _options(text: str) -> Mapping[str, str]:
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _options(text: str, backend: str) -> Mapping[str, str]:
+    """Read ``--rdzv-conf``: what the back end would not read, or not understand, is refused."""
     pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
     wrong = ["".join(pair) for pair in pairs if not (pair[0].strip() and pair[1])]
     if wrong:
         raise UsageError(f"--rdzv-conf {text!r}: {wrong[0]!r} is not of the form name=value.")
-    return {name.strip(): value.strip() for name, _, value in pairs}
+    options = {name.strip(): value.strip() for name, _, value in pairs}
+    numbers, decisions = _SECONDS_AND_COUNTS[backend], _YES_OR_NO[backend]
+    for name, value in options.items():
+        if name not in (*numbers, *decisions):
+            known = ", ".join((*numbers, *decisions))
+            raise UsageError(f"--rdzv-conf {name}={value}: {backend} has no such option, only {known}.")
+        if name in numbers and not (value.isdecimal() and int(value)):
+            raise UsageError(f"--rdzv-conf {name}={value}: give a whole number, at least 1.")
+        if name in decisions and value.lower() not in _WORDS:
+            raise UsageError(f"--rdzv-conf {name}={value}: give yes or no.")
+    return options
+
+
+def clocking(folder: Path | None, *, steps: int | None, warm_up: int) -> Clocking | None:
+    """Return what of each step is to be clocked.
+
+    Raises:
+        UsageError: it cannot be.
+    """
+    if folder is None:
+        if steps is not None:
+            raise UsageError("--clock-steps says when a clocked run stops: give --clock DIR too.")
+        return None
+    if steps is not None and steps < 1:
+        raise UsageError(f"--clock-steps {steps}: a clocked run has at least one step.")
+    if warm_up < 0:
+        raise UsageError(f"--clock-warm-up {warm_up}: give how many steps go before, or 0.")
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--clock {folder} is a file: give a folder, in which each worker writes one.")
+    return Clocking(folder=folder, steps=steps, warm_up=warm_up)

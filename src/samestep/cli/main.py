@@ -13,7 +13,8 @@ from samestep.base.errors import Error, WorkerFailed
 VERBS: Mapping[str, str] = {
     "run": "Run a program on N workers.",
     "verify": "Show whether a script's run on several workers is its run on one.",
-    "report": "Make a page of a run, or of several side by side.",
+    "scale": "Measure what more workers bring, and where the rest goes.",
+    "report": "Make a page of a run, of several side by side, or of a scaling study.",
     "train": "Train a built-in recipe on N workers, or go on with one.",
     "bench": "Measure what collectives and training steps take, in turns.",
     "submit": "Write a job for Slurm or MPI, submit it, and follow it.",

@@ -13,6 +13,7 @@ from samestep.cli.job_flags import Meeting
 from samestep.cli.outside import went_in
 from samestep.cli.running import act, banner, decide, tell, watched
 from samestep.cli.running import dry_run as dry_run_of
+from samestep.cli.scratch import with_scratch
 from samestep.cli.serial_flags import with_options
 from samestep.cli.shares import bound
 from samestep.collectives.crossovers import ALGORITHMS
@@ -77,6 +78,21 @@ def run(
             rich_help_panel=_JOB,
         ),
     ] = False,
+    clock: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write down each worker's steps there: how long each took, and each part of it.",
+            rich_help_panel=_JOB,
+        ),
+    ] = None,
+    clock_steps: Annotated[
+        int | None,
+        typer.Option(metavar="K", help="Stop the run after so many clocked steps.", rich_help_panel=_JOB),
+    ] = None,
+    clock_warm_up: Annotated[
+        int, typer.Option(metavar="W", help="Steps before the first that is clocked.", rich_help_panel=_JOB)
+    ] = 5,
     sanitize: Annotated[
         bool,
         typer.Option(
@@ -152,6 +168,14 @@ def run(
             rich_help_panel=_OUTPUT,
         ),
     ] = False,
+    scratch: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="What Python, torch and numpy write goes there, and the files stay as they are.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
     log_dir: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Keep each worker's output there.", rich_help_panel=_OUTPUT),
@@ -249,7 +273,9 @@ def run(
         algorithm=algorithm,
         all_output=all_output,
     )
-    decision = watched(decision, hang_timeout=hang_timeout, sanitize=sanitize, count=count)
+    clocking = job_flags.clocking(clock, steps=clock_steps, warm_up=clock_warm_up)
+    decision = watched(decision, hang_timeout=hang_timeout, sanitize=sanitize, count=count, clocking=clocking)
+    decision = with_scratch(decision, scratch)
     job_flags.refuse_unused(job, decision.plan, meeting, launcher=decision.found.launcher)
     if dry_run:
         print("\n".join(dry_run_of(decision)))

@@ -11,15 +11,18 @@ from typing import NoReturn
 from samestep.autopilot.options import DEFAULTS, Options
 from samestep.base import env
 from samestep.base.errors import PUT_OFF, UsageError, WorkerFailed
+from samestep.base.units import counted
+from samestep.cli.around import around, watch
 from samestep.cli.shares import bind_worker, bound_entry, share_of_threads
 from samestep.launch.forking import fork_is_safe, release_compute_threads
 from samestep.launch.hosting import Ending, host, leave
 from samestep.launch.job import STDERR, Job, Program
-from samestep.launch.meet import found_here, met, planned
+from samestep.launch.meet import between_nodes, found_here, met, planned
 from samestep.launch.plan import Join, Plan, Spawn
-from samestep.launch.programs import Around, Watch, as_it_is, become, entry_of, has_met, unwatched
+from samestep.launch.programs import become, entry_of, has_met
 from samestep.launch.supervisor import Outcome
 from samestep.launch.variables import joined_variables
+from samestep.measure.clock_file import Clocking
 from samestep.source.modules import own_folders, source_of
 from samestep.source.recognise import Recognised, recognise
 from samestep.world.banner import threads_text
@@ -52,6 +55,7 @@ class Decision:
         hang_timeout_s: how long a rank may wait for another; 0 is without end.
         sanitize: whether the ranks are compared in every step.
         count: whether steps and samples are counted, and their times taken.
+        clocking: what of each step is clocked and written down; None for nothing.
         bind: which processors each worker computes on; see `samestep.world.binding`.
         exit_code_is_told: whether the program has told itself why it ends with exit code 1.
     """
@@ -66,6 +70,7 @@ class Decision:
     hang_timeout_s: float = 0.0
     sanitize: bool = False
     count: bool = False
+    clocking: Clocking | None = None
     bind: str = "none"
     exit_code_is_told: bool = False
 
@@ -116,7 +121,7 @@ def decide(
     Raises:
         UsageError: it cannot run like this; the message says why and what to do.
     """
-    found = found_here(environment, master=master)
+    found = found_here(environment, master=master, nodes=job.nodes.count)
     unbind(environment, found.launcher)
     job, settled = planned(job, found)
     script = _script(job.program, mode)
@@ -136,7 +141,14 @@ def decide(
     return replace(decision, threads=share_of_threads(settled, found, environment, threads))
 
 
-def watched(decision: Decision, *, hang_timeout: float, sanitize: bool, count: bool = False) -> Decision:
+def watched(
+    decision: Decision,
+    *,
+    hang_timeout: float,
+    sanitize: bool,
+    count: bool = False,
+    clocking: Clocking | None = None,
+) -> Decision:
     """Return the decision with what the user wants watched.
 
     Raises:
@@ -151,9 +163,17 @@ def watched(decision: Decision, *, hang_timeout: float, sanitize: bool, count: b
             "--sanitize compares the workers of a Python script: give -n 2 or more, and a script that "
             "does not start its own."
         )
-    if count and (decision.alone or decision.job.program.kind == "executable"):
-        raise UsageError("--count looks into a Python script that does not start its own workers.")
-    return replace(decision, hang_timeout_s=hang_timeout, sanitize=sanitize, count=count)
+    if (count or clocking) and (decision.alone or decision.job.program.kind == "executable"):
+        flag = "--count" if count else "--clock"
+        raise UsageError(f"{flag} looks into a Python script that does not start its own workers.")
+    if clocking and starts_all(decision):
+        clocking.refuse_used()
+    return replace(decision, hang_timeout_s=hang_timeout, sanitize=sanitize, count=count, clocking=clocking)
+
+
+def starts_all(decision: Decision) -> bool:
+    """Return whether this process starts all workers: no other has begun to write what they write."""
+    return isinstance(decision.plan, Spawn) and decision.plan.nodes.count == 1
 
 
 def banner(decision: Decision) -> list[str]:
@@ -177,7 +197,7 @@ def headline(decision: Decision) -> str:
         where = f"= {count} nodes x {decision.plan.local}"
     else:
         where = "on this node"
-    return f"{decision.size} worker{'' if decision.size == 1 else 's'} {where}{each}"
+    return f"{counted(decision.size, 'worker')} {where}{each}"
 
 
 def dry_run(decision: Decision) -> list[str]:
@@ -204,6 +224,8 @@ def act(decision: Decision) -> int:
         # Read when torch and NumPy are loaded, here or in a fresh interpreter.
         env.export(thread_variables(decision.threads))
     with met(decision.plan, decision.found, given=decision.job.nodes.count > 1) as settled:
+        if (way := between_nodes(settled)) is not None and way.is_told and decision.speaks:
+            tell(f"Gloo's messages between the nodes go by {way.name} ({way.why})")
         if isinstance(settled, Join):
             _run_here(decision, settled)
         outcome = _spawn(decision, settled)
@@ -248,18 +270,18 @@ def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
     if hosted:
         _import_once()
         hosted = release_compute_threads()
-    if (decision.sanitize or decision.count) and not hosted:
+    if (decision.sanitize or decision.count or decision.clocking) and not hosted:
         raise UsageError(
-            "--sanitize and --count need workers forked from this process, which cannot be: use torchrun or "
-            "srun."
+            "--sanitize, --count and --clock need workers forked from this process, which cannot be: use "
+            "torchrun or srun."
         )
     if decision.steered and not hosted:
         raise UsageError(
             f"{job.program.target} is a serial script, and this process cannot be forked into workers that "
             "steer it (another system than Linux, or other threads). Start it under torchrun or srun."
         )
-    watch = _watch(decision, shared_by=spawn.local if spawn.nodes.count == 1 else None)
-    entry = entry_of(job.program, hosted=hosted, around=_around(decision), watch=watch)
+    watched_by = watch(decision, shared_by=spawn.local if spawn.nodes.count == 1 else None)
+    entry = entry_of(job.program, hosted=hosted, around=around(decision), watch=watched_by)
     entry = partial(bound_entry, decision, entry)
     if spawn.nodes.count > 1:
         from samestep.launch.backends import nodes
@@ -280,11 +302,11 @@ def _run_here(decision: Decision, join: Join) -> NoReturn:
     """Be the worker that the launcher started."""
     program, place = decision.job.program, join.place
     bind_worker(decision, place)
-    env.export(joined_variables(place, join.master if place.size > 1 else None))
+    env.export(joined_variables(place, join.master))
     if program.kind == "executable":
         ending = become(program).ending
     else:
-        ending = _watch(decision)(partial(_around(decision), lambda: host(program)), _last_word())
+        ending = watch(decision)(partial(around(decision), lambda: host(program)), _last_word())
     sys.stderr.write(ending.traceback)
     if ending.exit_code == 0 and decision.guarded and not has_met(place.size):
         tell(f"error: {SILENT_COPIES.format(size=place.size)}")
@@ -299,7 +321,7 @@ def watch_here(decision: Decision, work: Callable[[], None]) -> None:
         work()
         return Ending()
 
-    _watch(decision)(run, _last_word())
+    watch(decision)(run, _last_word())
 
 
 def _last_word() -> Callable[[Ending], None]:
@@ -323,14 +345,19 @@ def _script(program: Program, mode: str) -> Recognised | None:
 
 def look_at(program: Program) -> Recognised:
     """Return what a script or module is, from its text."""
+    if program.kind != "script" and program.target == "samestep":  # whose own verbs share out what they do
+        return Recognised("native", joins=True)
+    file, roots = text_of(program)
+    return Recognised("native") if file is None else recognise(file, roots=roots)
+
+
+def text_of(program: Program) -> tuple[Path | None, list[Path]]:
+    """Return the file of a script or module, if it has one, and the folders that its imports are from."""
     here, path = Path.cwd(), sys.path[1:]  # the first is this command's own folder
     if program.kind == "script":
         file = Path(program.target)
-        return recognise(file, roots=[file.parent, *own_folders(path), here])
-    if program.target == "samestep":  # whose own verbs share out what they do
-        return Recognised("native", joins=True)
-    module = source_of(program.target, [str(here), *path])
-    return Recognised("native") if module is None else recognise(module, roots=[here, *own_folders(path)])
+        return file, [file.parent, *own_folders(path), here]
+    return source_of(program.target, [str(here), *path]), [here, *own_folders(path)]
 
 
 def _refuse_copies_of_launchers(decision: Decision) -> None:
@@ -361,35 +388,3 @@ def _what(decision: Decision) -> str:
         )
     why = f" ({script.evidence})" if script.evidence else ""
     return f"{target} joins its peers itself{why}: runs as under torchrun"
-
-
-def _around(decision: Decision) -> Around:
-    """Return what runs each worker's program."""
-    around = _steering(decision)
-    if decision.count:
-        from samestep.cli.watching import counted
-
-        around = partial(counted, around=around, native=not decision.steered)
-    if not decision.sanitize:
-        return around
-    from samestep.cli.watching import sanitized
-
-    return partial(sanitized, around=around, native=not decision.steered)
-
-
-def _steering(decision: Decision) -> Around:
-    """Return what steers a serial program; others run as they are."""
-    if not decision.steered and decision.options.device == "auto":
-        return as_it_is
-    from samestep.autopilot.steering import steered
-
-    return partial(steered, guarded=decision.guarded, options=decision.options)
-
-
-def _watch(decision: Decision, *, shared_by: int | None = None) -> Watch:
-    """Return what runs and watches each worker's program."""
-    if not decision.hang_timeout_s or decision.size == 1 or decision.alone:
-        return unwatched
-    from samestep.cli.watching import watching
-
-    return watching(limit_s=decision.hang_timeout_s, steered=decision.steered, shared_by=shared_by)

@@ -12,6 +12,7 @@ import typer
 from samestep.base import env
 from samestep.base.config import config_path, table
 from samestep.base.errors import UsageError
+from samestep.base.units import counted
 from samestep.cli.running import tell
 from samestep.cli.submitting import (
     SOFTWARE,
@@ -31,7 +32,6 @@ from samestep.submit.detached import DetachedFollowed
 from samestep.submit.hosts import Host, hosts_in, hosts_of, unfit
 from samestep.submit.mpi import FLAVOURS, MpiJob, find, forwarded, script
 from samestep.submit.site import MpiSite, with_flags
-from samestep.submit.words import counted
 
 _WHERE = "Where"
 

@@ -1,18 +1,32 @@
 """``samestep submit slurm``."""
 
-import shutil
 import sys
 from typing import Annotated
 
 import typer
 
-from samestep.base import env
-from samestep.base.config import config_path, table
 from samestep.base.errors import UsageError
+from samestep.base.signals import held
+from samestep.base.units import counted
 from samestep.cli.running import tell
+from samestep.cli.slurm_flags import (
+    SIZE,
+    Account,
+    Constraint,
+    CpusPerTask,
+    Directives,
+    GpusPerNode,
+    Memory,
+    Partition,
+    Qos,
+    Reservation,
+    Runtime,
+    Time,
+    Venv,
+    slurm_site,
+)
 from samestep.cli.submitting import (
     FOLDER,
-    SOFTWARE,
     Arguments,
     Container,
     Detach,
@@ -22,30 +36,27 @@ from samestep.cli.submitting import (
     Target,
     followed,
     kept,
+    refuse_without_sbatch,
     show_script,
     work_of,
 )
 from samestep.submit.cluster import SlurmFollowed, submit
-from samestep.submit.site import SlurmSite, with_flags
-from samestep.submit.slurm import LAUNCHES, Launch, SlurmJob, per_node, script
-from samestep.submit.words import counted, slug
+from samestep.submit.request import LAUNCHES, Launch
+from samestep.submit.slurm import SlurmJob, per_node, script
+from samestep.submit.words import slug
 
 WARNING_S = 120
 """Before the end of a job's time; Slurm looks at limits every half minute or so."""
-
-_SIZE, _SITE = "Size", "What the site wants to know"
 
 
 def slurm(
     target: Target,
     arguments: Arguments = None,
     *,
-    nodes: Annotated[int, typer.Option(metavar="N", help="How many.", rich_help_panel=_SIZE)] = 1,
-    gpus_per_node: Annotated[
-        int, typer.Option(metavar="G", help="GPUs of each; one worker for each.", rich_help_panel=_SIZE)
-    ] = 0,
+    nodes: Annotated[int, typer.Option(metavar="N", help="How many.", rich_help_panel=SIZE)] = 1,
+    gpus_per_node: GpusPerNode = 0,
     workers: Annotated[
-        int | None, typer.Option("-n", metavar="N", help="Workers in total.", rich_help_panel=_SIZE)
+        int | None, typer.Option("-n", metavar="N", help="Workers in total.", rich_help_panel=SIZE)
     ] = None,
     nproc_per_node: Annotated[
         int | None,
@@ -54,27 +65,18 @@ def slurm(
             "--ntasks-per-node",
             metavar="K",
             help="Workers on each node.",
-            rich_help_panel=_SIZE,
+            rich_help_panel=SIZE,
         ),
     ] = None,
-    cpus_per_task: Annotated[
-        int | None, typer.Option(metavar="C", help="Processors of each worker.", rich_help_panel=_SIZE)
-    ] = None,
-    mem: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Of each node, as 64G.", rich_help_panel=_SIZE)
-    ] = None,
-    time: Annotated[
-        str | None,
-        typer.Option(
-            "--time", "-t", metavar="TIME", help="Limit: minutes, or 1:30:00.", rich_help_panel=_SIZE
-        ),
-    ] = None,
+    cpus_per_task: CpusPerTask = None,
+    mem: Memory = None,
+    time: Time = None,
     requeue: Annotated[
         bool,
         typer.Option(
             "--requeue",
             help="Near the limit, have the workers write a checkpoint and queue the job again.",
-            rich_help_panel=_SIZE,
+            rich_help_panel=SIZE,
         ),
     ] = False,
     warning: Annotated[
@@ -82,48 +84,26 @@ def slurm(
         typer.Option(
             metavar="S",
             help=f"With --requeue: so long before the limit; else {WARNING_S} s.",
-            rich_help_panel=_SIZE,
+            rich_help_panel=SIZE,
         ),
     ] = None,
     launch: Annotated[
         str,
         typer.Option(
             help="tasks: Slurm starts each worker; node: it starts samestep once on each node.",
-            rich_help_panel=_SIZE,
+            rich_help_panel=SIZE,
         ),
     ] = "tasks",
-    partition: Annotated[
-        str | None,
-        typer.Option("--partition", "-p", metavar="NAME", help="Where to run.", rich_help_panel=_SITE),
-    ] = None,
-    account: Annotated[
-        str | None,
-        typer.Option("--account", "-A", metavar="NAME", help="Whom to charge.", rich_help_panel=_SITE),
-    ] = None,
-    reservation: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Nodes that are set aside.", rich_help_panel=_SITE)
-    ] = None,
-    qos: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Quality of service.", rich_help_panel=_SITE)
-    ] = None,
-    constraint: Annotated[
-        str | None,
-        typer.Option("--constraint", "-C", metavar="FEATURES", help="Of the nodes.", rich_help_panel=_SITE),
-    ] = None,
-    directive: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FLAG", help="Any other of sbatch's: --directive=--exclusive.", rich_help_panel=_SITE
-        ),
-    ] = None,
+    partition: Partition = None,
+    account: Account = None,
+    reservation: Reservation = None,
+    qos: Qos = None,
+    constraint: Constraint = None,
+    directive: Directives = None,
     module: Modules = None,
-    venv: Annotated[
-        str | None, typer.Option(metavar="DIR", help="To activate.", rich_help_panel=SOFTWARE)
-    ] = None,
+    venv: Venv = None,
     container: Container = None,
-    container_runtime: Annotated[
-        str | None, typer.Option(help="apptainer, singularity or pyxis.", rich_help_panel=SOFTWARE)
-    ] = None,
+    container_runtime: Runtime = None,
     line: Lines = None,
     job_name: JobName = None,
     output: Annotated[
@@ -138,24 +118,21 @@ def slurm(
     not the job. Exits as the job does. What all jobs of a site have in common can stand in
     the slurm table of ~/.config/samestep/config.toml; flags go before.
     """
-    site = with_flags(
-        table(config_path(env.snapshot()), "slurm", SlurmSite),
-        {
-            "partition": partition,
-            "account": account,
-            "reservation": reservation,
-            "qos": qos,
-            "constraint": constraint,
-            "time": time,
-            "mem": mem,
-            "cpus_per_task": cpus_per_task,
-            "directives": directive,
-            "modules": module,
-            "venv": venv,
-            "container": container,
-            "container_runtime": container_runtime,
-            "lines": line,
-        },
+    site = slurm_site(
+        partition=partition,
+        account=account,
+        reservation=reservation,
+        qos=qos,
+        constraint=constraint,
+        time=time,
+        mem=mem,
+        cpus_per_task=cpus_per_task,
+        directives=directive,
+        modules=module,
+        venv=venv,
+        container=container,
+        container_runtime=container_runtime,
+        lines=line,
     )
     work = work_of(target, arguments or [])
     name = job_name or work.name
@@ -181,16 +158,13 @@ def slurm(
     if dry_run:
         show_script(text)
         return 0
-    if shutil.which("sbatch") is None:
-        raise UsageError(
-            "there is no sbatch on this machine. Submit from a login node of the cluster, or see the job "
-            "with --dry-run."
-        )
+    refuse_without_sbatch()
     file = kept(name, text, suffix=".sbatch")
-    number = submit(file)
-    tell(
-        f"job {number} is submitted: {counted(job.workers, 'worker')} on {counted(nodes, 'node')}, in {file}."
-    )
+    with held() as signals:  # a job that Slurm takes has a number that is told
+        number = submit(file)
+        where = f"{counted(job.workers, 'worker')} on {counted(nodes, 'node')}"
+        tell(f"job {number} is submitted: {where}, in {file}.")
+    signals.heed()
     if detach:
         print(number)
         return 0

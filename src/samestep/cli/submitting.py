@@ -1,5 +1,6 @@
 """What both ways to submit a job share: what it runs, where its files go, and following it."""
 
+import shutil
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -56,6 +57,19 @@ def work_of(target: str, arguments: list[str]) -> Work:
     if misplaced:
         tell(f"{misplaced[0]} behind {target} was handed to it: the job's own flags come before.")
     return work([target, *arguments])
+
+
+def refuse_without_sbatch() -> None:
+    """Refuse to submit where there is no Slurm.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if shutil.which("sbatch") is None:
+        raise UsageError(
+            "there is no sbatch on this machine. Submit from a login node of the cluster, or see what would "
+            "be submitted with --dry-run."
+        )
 
 
 def kept(name: str, text: str, *, suffix: str) -> Path:

@@ -1,5 +1,6 @@
 """``samestep train``: a built-in recipe on N workers."""
 
+import json
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -12,16 +13,19 @@ from samestep.base import env
 from samestep.base.errors import PutOff, UsageError
 from samestep.base.record import json_line
 from samestep.cli.job_flags import Meeting, refuse_unused
+from samestep.cli.job_flags import clocking as clocking_of
 from samestep.cli.measured import refuse_unmeasured
 from samestep.cli.outside import went_in
-from samestep.cli.running import Decision, act, decide, headline, tell, watch_here, watched
+from samestep.cli.running import Decision, act, decide, headline, starts_all, tell, watch_here, watched
 from samestep.cli.setting_flags import as_arguments, given, with_flags_of
 from samestep.cli.shares import bind_worker, bound
 from samestep.launch.accelerators import accelerator_count
 from samestep.launch.job import Job, Program
 from samestep.launch.plan import Spawn
+from samestep.measure.clock_file import Clocking
 from samestep.report.run_page import write_report
 from samestep.training.conduct import Conduct
+from samestep.training.run_folder import RunFolder
 from samestep.training.settings import Settings
 from samestep.world.compute_threads import told_threads
 from samestep.world.launchers import SAMESTEP
@@ -29,6 +33,7 @@ from samestep.world.launchers import SAMESTEP
 if TYPE_CHECKING:
     from samestep.recipes.order import Order
     from samestep.recipes.request import Request
+    from samestep.world.world import World
 
 FINISH_S = 300.0
 """How long workers that were asked to stop may take for their step and a checkpoint."""
@@ -128,6 +133,24 @@ def train(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=_RESULTS)
     ] = False,
+    clock: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write down each worker's steps there: how long each took, and each part of it.",
+            rich_help_panel=_RESULTS,
+        ),
+    ] = None,
+    clock_steps: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K", help="End the training after so many clocked steps.", rich_help_panel=_RESULTS
+        ),
+    ] = None,
+    clock_warm_up: Annotated[
+        int,
+        typer.Option(metavar="W", help="Steps before the first that is clocked.", rich_help_panel=_RESULTS),
+    ] = 5,
     **settings: Any,
 ) -> None:
     """Train a built-in recipe on N workers, with the result of one.
@@ -144,6 +167,9 @@ def train(
         raise UsageError(
             "--eval-only and --from CHECKPOINT go together: what to score, and to train nothing."
         )
+    clocking = clocking_of(clock, steps=clock_steps, warm_up=clock_warm_up)
+    if clocking is not None and eval_only:
+        raise UsageError("--clock takes down the steps of a training, and --eval-only trains nothing.")
     request = Request(
         recipe=recipe,
         fast=fast,
@@ -174,21 +200,40 @@ def train(
     decision = decide(job, mode="native", threads=threads, environment=environment)
     decision = watched(bound(decision, bind), hang_timeout=hang_timeout, sanitize=False)
     refuse_unused(job, decision.plan, Meeting(), launcher=decision.found.launcher)
+    _leave_if_finished(request, decision, as_json=as_json)
     order = take_order(request, workers=decision.size)
     if (
         order.settings.compile and not accelerator_count()
     ):  # else the workers look: devices are theirs to open
         check_compiler(order)
+    if clocking is not None and starts_all(decision):
+        clocking.refuse_used()
     if isinstance(decision.plan, Spawn) and (decision.size > 1 or max_restarts):
-        raise typer.Exit(_start(decision, request, order, as_json=as_json))
-    work = partial(_work, decision, order, threads=threads, as_json=as_json)
+        raise typer.Exit(_start(decision, request, order, clocking, as_json=as_json))
+    work = partial(_work, decision, order, clocking, threads=threads, as_json=as_json)
     if decision.found.launcher == SAMESTEP.name:  # which watches its workers
         work()
     else:
         watch_here(decision, work)
 
 
-def _start(decision: Decision, request: "Request", order: "Order", *, as_json: bool) -> int:
+def _leave_if_finished(request: "Request", decision: Decision, *, as_json: bool) -> None:
+    """End here if the run has: whoever resumes it again, a chain of jobs or a restart, need not know."""
+    from samestep.recipes.request import configuration
+
+    folder = request.resume
+    if folder is None or not RunFolder.has_finished(folder) or not configuration(request)[1]:
+        return
+    if decision.speaks:
+        tell(f"{folder}: that run has finished, and nothing is left to do; see its result.json.")
+        if as_json:
+            print(json_line(json.loads((folder / "result.json").read_text(encoding="utf-8"))).rstrip())
+    raise typer.Exit
+
+
+def _start(
+    decision: Decision, request: "Request", order: "Order", clocking: Clocking | None, *, as_json: bool
+) -> int:
     """Start the workers, each with all that was asked for and the folder settled; return the exit code."""
     if order.weights is None:
         from samestep.recipes.cook import prepare
@@ -200,7 +245,7 @@ def _start(decision: Decision, request: "Request", order: "Order", *, as_json: b
     if decision.speaks:
         _tell_what_it_is(decision, order)
         tell(headline(decision))
-    program = replace(decision.job.program, args=_arguments(request, as_json=as_json))
+    program = replace(decision.job.program, args=_arguments(request, clocking, as_json=as_json))
     return act(replace(decision, job=replace(decision.job, program=program)))
 
 
@@ -211,9 +256,11 @@ def _tell_what_it_is(decision: Decision, order: "Order") -> None:
             tell(said)
 
 
-def _work(decision: Decision, order: "Order", *, threads: int | None, as_json: bool) -> None:
+def _work(
+    decision: Decision, order: "Order", clocking: Clocking | None, *, threads: int | None, as_json: bool
+) -> None:
     """Be a worker, or the only one."""
-    from samestep.recipes.cook import cook, score
+    from samestep.recipes.cook import score
     from samestep.recipes.order import check_compiler, settled_by_first
     from samestep.world.join import join
 
@@ -228,10 +275,7 @@ def _work(decision: Decision, order: "Order", *, threads: int | None, as_json: b
                 found = score(world, order)
                 world.print(json_line(found.as_dict()).rstrip() if as_json else found.summary())
                 return
-            result = cook(world, order)
-            page = world.on_main(lambda: write_report(order.out))
-            summary = f"{result.summary()}\nrun folder: {order.out}, as a picture: {page}"
-            world.print(json_line(result.as_dict()).rstrip() if as_json else summary)
+            _train(world, order, clocking, as_json=as_json)
     except KeyboardInterrupt:
         if decision.size == 1:  # of several, the launcher says it
             tell(f"ended by signal {SIGINT:d}.")
@@ -242,7 +286,29 @@ def _work(decision: Decision, order: "Order", *, threads: int | None, as_json: b
         raise typer.Exit(stopped.exit_code) from None
 
 
-def _arguments(request: "Request", *, as_json: bool) -> tuple[str, ...]:
+def _train(world: "World", order: "Order", clocking: Clocking | None, *, as_json: bool) -> None:
+    """Train, and say what came of it."""
+    from samestep.recipes.clocked import clocked
+    from samestep.recipes.cook import cook
+
+    if clocking is None:
+        result = cook(world, order)
+    else:
+        samples = len(order.train_set)
+        config = order.training() | {"samples": samples}
+        train = partial(cook, world, order)
+        found = clocked(train, world, clocking, samples_per_epoch=samples, config=config)
+        if found is None:
+            if world.place.is_main:
+                tell(clocking.stopped_words())
+            return
+        result = found
+    page = world.on_main(lambda: write_report(order.out))
+    summary = f"{result.summary()}\nrun folder: {order.out}, as a picture: {page}"
+    world.print(json_line(result.as_dict()).rstrip() if as_json else summary)
+
+
+def _arguments(request: "Request", clocking: Clocking | None, *, as_json: bool) -> tuple[str, ...]:
     """Return the arguments that ask for `request` again."""
     flags = {
         one.name: getattr(request, one.name)
@@ -252,4 +318,7 @@ def _arguments(request: "Request", *, as_json: bool) -> tuple[str, ...]:
     said = as_arguments({**flags, **request.changes})
     if request.weights is not None:
         said += ["--eval-only", f"--from={request.weights}"]
+    if clocking is not None:
+        steps, warm_up = clocking.steps, clocking.warm_up
+        said += as_arguments({"clock": clocking.folder, "clock_steps": steps, "clock_warm_up": warm_up})
     return ("train", *([request.recipe] if request.recipe else []), *said, *(["--json"] if as_json else []))

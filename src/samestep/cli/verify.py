@@ -17,16 +17,24 @@ from samestep.base.errors import UsageError
 from samestep.base.machine import cpu_share
 from samestep.base.record import json_line
 from samestep.cli import job_flags
+from samestep.cli.outside import went_in_once
 from samestep.cli.running import look_at, tell
 from samestep.cli.serial_flags import checked
 from samestep.launch.forking import fork_is_safe, release_compute_threads
 from samestep.launch.job import Program
+from samestep.launch.meet import found_here
 from samestep.launch.programs import Watch, unwatched
 from samestep.study.verdict import Report
 from samestep.world.compute_threads import thread_variables, threads_per_rank
-from samestep.world.detect import detect
+from samestep.world.detect import Detected
 
 SETTINGS: Mapping[str, Any] = {"allow_interspersed_args": True, "ignore_unknown_options": False}
+_ONCE = {
+    "slurm": "in a job's script without srun, or srun --nodes=1 --ntasks=1 --cpus-per-task=CORES",
+    "openmpi": "without mpirun, or with -np 1 --bind-to none",
+    "mpich": "without mpirun, or with -np 1",
+}
+"""How each launcher starts one process, with all that it needs."""
 _WORDS = {
     "same": "the runs take the same steps",
     "same but for exceptions": "the runs take the same steps, but for named exceptions",
@@ -65,15 +73,15 @@ def verify(
 ) -> int:
     """Show whether a script's run on several workers is its run on one.
 
-    Runs the script for some steps on each number of workers and compares samples, losses, gradients,
-    learning rates, parameters and printed numbers. Files that it writes are not kept. Exit code 0: the same,
-    or the same but for named exceptions; 1: different, with the cause.
+    Runs the script for some steps on each number of workers, of this node or of one of the allocation's, and
+    compares samples, losses, gradients, learning rates, parameters and printed numbers. Files that it writes
+    are not kept. Exit code 0: the same, or the same but for named exceptions; 1: different, with the cause.
     """
     sizes = _sizes(workers, least=2 if against is None else 1)
     if steps < 1:
         raise UsageError(f"--steps {steps}: there must be at least one step to compare.")
-    if detect(env.snapshot()).place.size > 1:
-        raise UsageError("verify starts its own workers; run it in one process, not under a launcher.")
+    went_in_once()
+    _refuse_several(found_here(env.snapshot()))
     _prepare(max(sizes))
     from samestep.study.verify import Script, Verification
 
@@ -101,6 +109,16 @@ def verify(
     else:
         _show(report)
     return 1 if report.verdict == "different" else 0
+
+
+def _refuse_several(found: Detected) -> None:
+    """Refuse to be several processes, each of which would do the whole work."""
+    launcher, tasks = found.launcher, found.place.size
+    if tasks > 1:
+        raise UsageError(
+            f"verify runs the script on each number of workers in turn and starts them itself, on one node, "
+            f"but {launcher} started {tasks} of it. Start one: {_ONCE.get(launcher, 'without ' + launcher)}."
+        )
 
 
 def _watch(size: int, kind: str, *, limit_s: float) -> Watch:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from samestep.base.env import Environment
 from samestep.base.errors import Error
+from samestep.base.interfaces import Interface
 from samestep.base.machine import machine
-from samestep.doctor import folder, network
+from samestep.doctor import folder
 from samestep.doctor.diagnosis import Diagnosis, diagnose
 from samestep.doctor.examination import Examination
 from samestep.doctor.examine import LOOKS, Here, Look, examine
@@ -15,13 +16,14 @@ from samestep.doctor.gather import StoreBoard, Trial, gather, settle
 from samestep.doctor.links import Board
 from samestep.doctor.part import Finding, Part, joined
 from samestep.doctor.report import Report, of_all, of_one
-from samestep.doctor.ticket import Mask, environment_rows, masked
+from samestep.doctor.ticket import Mask, environment_rows, masked, masked_part
 from samestep.doctor.wire import Door
 from samestep.doctor.within import within
 from samestep.world.banner import describe
 from samestep.world.detect import LOOPBACK, detect
 from samestep.world.device import DeviceFacts, available_here, facts_here
 from samestep.world.mpi_hosts import introduced
+from samestep.world.pods import refuse_pods
 from samestep.world.unasked import unbind, without_unasked_threads
 
 _DEVICES_S = 60.0
@@ -81,10 +83,12 @@ def consult(environment: Environment, wishes: Wishes, looks: Sequence[Look] = LO
         looks: at what.
 
     Raises:
-        DetectionError: the launcher's variables contradict each other.
+        DetectionError: the launcher's variables contradict each other, or torchrun is missing.
     """
     facts, findings = _devices() if wishes.devices else (None, [])
-    launcher = detect(environment).launcher
+    started = detect(environment)
+    refuse_pods(environment, started)
+    launcher = started.launcher
     unbind(environment, launcher)  # as ranks that join do
     said = without_unasked_threads(environment, launcher)
     diagnosis = diagnose(
@@ -96,17 +100,18 @@ def consult(environment: Environment, wishes: Wishes, looks: Sequence[Look] = LO
     )
     here = Here(environment=environment, diagnosis=diagnosis, facts=facts, runs=wishes.runs)
     own = _examination(here, joined((Part(findings=tuple(findings)), examine(here, looks))), wishes)
+    mask = Mask.of(environment) if wishes.ticket else Mask()
     place = diagnosis.detected.place
     if place.size == 1:
         return Told(report=of_one(own))
     try:
         board, door = _meeting(environment, diagnosis, own, wishes)
         try:
-            gathered = gather(board, own, door, trials=_trials(wishes, own), wait_s=wishes.wait_s)
+            gathered = gather(board, own, door, trials=_trials(wishes, own, mask), wait_s=wishes.wait_s)
         finally:
             door.close()
     except (Error, OSError, ImportError) as error:  # OSError: connections and time limits too
-        why = Finding(text=f"The other ranks could not be asked: {error}")
+        why = Finding(text=mask.text(f"The other ranks could not be asked: {error}"))
         known = any(finding.text in why.text for finding in own.findings)
         return Told(report=of_one(own) if known else of_one(own, why), rank=place.rank, alone=True)
     return Told(report=None if gathered is None else of_all(gathered), board=board, rank=place.rank)
@@ -156,17 +161,22 @@ def _address(diagnosis: Diagnosis, own: Examination) -> str:
     place = diagnosis.detected.place
     if place.local_size == place.size:
         return LOOPBACK[0]
-    among = [network.Interface(**one) for one in own.facts.get("interfaces", ())]
+    among = [Interface(**one) for one in own.facts.get("interfaces", ())]
     used = next((one for one in among if one.name == own.facts.get("interface")), None)
     addresses = () if used is None else used.addresses
     return next((one for one in addresses if ":" not in one), next(iter(addresses), LOOPBACK[0]))
 
 
-def _trials(wishes: Wishes, own: Examination) -> list[Trial]:
+def _trials(wishes: Wishes, own: Examination, mask: Mask) -> list[Trial]:
+    """Return what all ranks try together; what each finds is masked before it is posted."""
     from samestep.doctor import together
 
     runs = folder.nearest(wishes.runs)
-    trials: list[Trial] = [lambda board: together.one_folder(board, runs, rank=own.rank, size=own.size)]
-    if wishes.devices:
-        trials.append(lambda _: together.one_sum())
-    return trials
+
+    def one_folder(board: Board) -> Part:
+        return masked_part(together.one_folder(board, runs, rank=own.rank, size=own.size), mask)
+
+    def one_sum(_: Board) -> Part:
+        return masked_part(together.one_sum(), mask)
+
+    return [one_folder, one_sum] if wishes.devices else [one_folder]

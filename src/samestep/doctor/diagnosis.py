@@ -14,6 +14,7 @@ from samestep.world import rendezvous
 from samestep.world.compute_threads import Threads, guess_sharing, threads_per_rank
 from samestep.world.detect import Detected, detect
 from samestep.world.device import Choice, DeviceFacts, choose_backend, choose_device
+from samestep.world.gloo_interface import IFNAME
 from samestep.world.launchers import OPEN_MPI, TORCHELASTIC
 
 
@@ -139,8 +140,8 @@ def _about_network(
     backend: str | None,
     address_of: Callable[[str], str],
 ) -> Iterator[Finding]:
-    """Gloo listens at the address this host's name has; a loopback address is of no use to other nodes."""
-    if backend != "gloo" or detected.place.nodes == 1 or env.get("GLOO_SOCKET_IFNAME"):
+    """Gloo by itself listens at the address that this host's name has: of no use to others if loopback."""
+    if backend != "gloo" or detected.place.nodes == 1 or env.get(IFNAME):
         return
     try:
         address = address_of(machine.hostname)
@@ -148,6 +149,8 @@ def _about_network(
         address = "no address"
     if address.startswith("127.") or address in {"::1", "no address"}:
         yield Finding(
-            text=f"This host's name, {machine.hostname}, has {address}, which other nodes cannot reach. Set "
-            "GLOO_SOCKET_IFNAME to the network interface between the nodes (see `ip addr`)."
+            text=f"This host's name, {machine.hostname}, has {address}, which other nodes cannot reach. "
+            "samestep has Gloo use the interface towards rank 0 instead; a program that is started without "
+            f"it needs {IFNAME} (see `ip addr`).",
+            hurts=False,
         )

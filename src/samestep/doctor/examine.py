@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from samestep.base import interfaces
 from samestep.base.env import Environment
 from samestep.base.errors import UsageError
 from samestep.base.machine import package_version
@@ -14,8 +15,10 @@ from samestep.doctor.diagnosis import Diagnosis
 from samestep.doctor.part import Finding, Part, Row, joined
 from samestep.doctor.within import within
 from samestep.doctor.words import numbers_text
+from samestep.measure.versions import torchs_own
 from samestep.world import rendezvous
 from samestep.world.device import BACKENDS, DeviceFacts
+from samestep.world.gloo_interface import IFNAME, own_address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +114,7 @@ def versions(here: Here) -> Part:
         "python": machine.python,
         "torch": machine.torch,
         "numpy": package_version("numpy"),
-        **(_torchs_own(here.facts) if here.facts is not None else {}),
+        **(torchs_own(here.facts.kind) if here.facts is not None else {}),
     }
     text = ", ".join(f"{name} {version}" for name, version in found.items())
     return Part(rows=(("versions", text),), facts={"versions": found})
@@ -120,12 +123,13 @@ def versions(here: Here) -> Part:
 def networks(here: Here) -> Part:
     """Look at the interfaces and InfiniBand, and at the settings that name them."""
     diagnosis, place = here.diagnosis, here.diagnosis.detected.place
-    among = network.interfaces(network.addresses_here(), root=here.root)
-    used, why = network.carrier(
+    among = interfaces.interfaces(interfaces.addresses_here(), root=here.root)
+    used, why = interfaces.carrier(
         among,
-        named=here.environment.get("GLOO_SOCKET_IFNAME", ""),
+        named=here.environment.get(IFNAME, ""),
         source=_towards_master(diagnosis),
-        default=network.default_interface(root=here.root),
+        own=own_address() if place.nodes > 1 else None,
+        default=interfaces.default_interface(root=here.root),
     )
     ports = infiniband.ports(root=here.root)
     situation = settings.Situation(
@@ -201,7 +205,7 @@ def left_over(here: Here) -> Part:
 LOOKS = (
     Look("the launcher", 5.0, launched),
     Look("versions", 20.0, versions),
-    Look("networks", 10.0, networks),
+    Look("networks", 15.0, networks),
     Look("limits", 5.0, allowed),
     Look("accelerators", 60.0, accelerators),
     Look("the run folder", 20.0, run_folder),
@@ -223,25 +227,11 @@ def _back_end(diagnosis: Diagnosis) -> str:
     return f"{diagnosis.backend} (which carries tensors of device {kind}; {others})"
 
 
-def _torchs_own(facts: DeviceFacts) -> dict[str, str]:
-    """Return what torch was built with, where it computes on accelerators."""
-    if facts.kind == "cpu":
-        return {}
-    import torch
-
-    found = {"cuda": torch.version.cuda or "", "hip": torch.version.hip or ""}
-    if facts.label == "cuda":
-        from torch.cuda import nccl
-
-        found["nccl"] = ".".join(map(str, nccl.version()))  # type: ignore[no-untyped-call]
-    return {name: version for name, version in found.items() if version}
-
-
 def _towards_master(diagnosis: Diagnosis) -> str | None:
     if diagnosis.master is None:
         return None
     try:
-        return network.source_towards(rendezvous.resolve(diagnosis.master[0], timeout_s=5.0))
+        return interfaces.source_towards(rendezvous.resolve(diagnosis.master[0], timeout_s=5.0))
     except UsageError:  # which the diagnosis tells
         return None
 

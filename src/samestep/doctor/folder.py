@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from samestep.base.kernel_files import text_of
 from samestep.base.units import bytes_text, seconds_text
-from samestep.doctor.files import text_of
 from samestep.doctor.part import Finding, Part
 
 _CONTENT = b"samestep doctor\n" * 256

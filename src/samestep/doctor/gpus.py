@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from samestep.doctor.files import folders_in, number_of, text_of
+from samestep.base.kernel_files import folders_in, number_of, text_of
 
 _DISPLAY_OR_ACCELERATOR = (0x03, 0x12)
 _VENDORS = {0x10DE: "NVIDIA", 0x1002: "AMD", 0x8086: "Intel"}

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from samestep.doctor.files import folders_in, text_of
-from samestep.doctor.network import Interface
+from samestep.base.interfaces import Interface
+from samestep.base.kernel_files import folders_in, text_of
 from samestep.doctor.part import Finding, Part
 
 

@@ -9,8 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from samestep.base.process_numbers import numbers_of_the_living
 from samestep.base.units import bytes_text, seconds_text
 from samestep.doctor.part import Finding, Part
+from samestep.doctor.ticket import without_credentials
 
 if TYPE_CHECKING:
     import psutil
@@ -18,6 +20,12 @@ if TYPE_CHECKING:
 _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 # Who takes in the children of a process that is gone, where that is not process 1.
 _TAKES_IN_ORPHANS = {"systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan"}
+# In a container, process 1 may be the launcher itself, whose children are no orphans.
+_STARTS_RANKS = re.compile(
+    r"(\S*python\S* (-\S+ )*)?(\S*/)?"
+    r"(mpirun|mpiexec|orterun|prterun|orted|prted|hydra_pmi_proxy|slurmstepd|torchrun|"
+    r"torch\.distributed\.(run|launch)|samestep|accelerate|deepspeed|horovodrun)(\.\w+)?(\s|$)"
+)
 _SEGMENT = re.compile(r"torch_(\d+)_")
 _NAMED = 5
 
@@ -30,6 +38,7 @@ class Process:
         pid: its number.
         parent: the number of the process that looks after it now.
         parent_name: that one's name.
+        parent_command: its command line.
         command: its command line.
         age_s: seconds since it was started.
         ports: TCP ports at which it listens.
@@ -40,6 +49,7 @@ class Process:
     parent: int
     parent_name: str
     command: str
+    parent_command: str = ""
     age_s: float = 0.0
     ports: tuple[int, ...] = ()
     variables: tuple[str, ...] = ()
@@ -60,13 +70,7 @@ def orphans(every: Iterable[Process], *, own: Collection[int]) -> list[Process]:
         every: processes with a launcher's variables.
         own: this process and those around it.
     """
-    return [
-        one
-        for one in every
-        if one.pid not in own
-        and _is_worker(one)
-        and (one.parent <= 1 or one.parent_name in _TAKES_IN_ORPHANS)
-    ]
+    return [one for one in every if one.pid not in own and _is_worker(one) and _is_taken_in(one)]
 
 
 def judge(
@@ -133,9 +137,7 @@ def processes_here() -> list[Process]:
             uids = process.info["uids"]
             if uids is None or uids.real != me:
                 continue
-            environment = process.environ()
-            ranks = tuple(f"{name}={environment[name]}" for name in _RANK if environment.get(name))
-            if ranks:
+            if ranks := _ranks_of(process):
                 found.append(_process(process, ranks))
     return found
 
@@ -151,7 +153,8 @@ def around_here() -> set[int]:
         above = [one.pid for one in me.parents()]
         around |= set(above)
         parent = me.parent()
-        if parent is not None and parent.pid != 1:
+        # Process 1 takes in anything; where it has started this rank, its children are the others.
+        if parent is not None and (parent.pid != 1 or _ranks_of(me)):
             around |= {one.pid for one in parent.children(recursive=True)}
     return around
 
@@ -167,19 +170,34 @@ def listener_at(port: int, *, own: Collection[int]) -> Process | None:
     return None
 
 
-def segments_of_the_dead(folder: Path = Path("/dev/shm")) -> list[Segment]:  # noqa: S108 - the kernel's own
+def segments_of_the_dead(
+    folder: Path = Path("/dev/shm"),  # noqa: S108 - the kernel's own
+    proc: Path = Path("/proc"),
+) -> list[Segment]:
     """Return torch's shared memory whose makers are gone; its names hold their numbers.
+
+    None where not all processes can be seen, as in a container: it may share its memory with others.
 
     Args:
         folder: where it lies.
+        proc: where the processes are told.
     """
+    matches = [match for path in sorted(folder.glob("torch_*")) if (match := _SEGMENT.match(path.name))]
+    living = numbers_of_the_living(proc) if matches else None
+    if living is None:
+        return []
     found = []
-    for path in sorted(folder.glob("torch_*")):
-        match = _SEGMENT.match(path.name)
+    for match in matches:
         with suppress(OSError):
-            if match and not Path(f"/proc/{match[1]}").exists():
-                found.append(Segment(name=path.name, bytes=path.stat().st_size))
+            if match[1] not in living:
+                found.append(Segment(name=match.string, bytes=(folder / match.string).stat().st_size))
     return found
+
+
+def _ranks_of(process: "psutil.Process") -> tuple[str, ...]:
+    """Return a process's rank, by each launcher's name for it, as it was when its program was started."""
+    environment = process.environ()
+    return tuple(f"{name}={environment[name]}" for name in _RANK if environment.get(name))
 
 
 def _process(process: "psutil.Process", ranks: tuple[str, ...]) -> Process:
@@ -194,7 +212,8 @@ def _process(process: "psutil.Process", ranks: tuple[str, ...]) -> Process:
         pid=process.pid,
         parent=0 if parent is None else parent.pid,
         parent_name="" if parent is None else parent.name(),
-        command=" ".join(process.cmdline()),
+        parent_command="" if parent is None else without_credentials(" ".join(parent.cmdline())),
+        command=without_credentials(" ".join(process.cmdline())),  # before it is cut short
         age_s=max(0.0, time.time_ns() / 1e9 - process.create_time()),
         ports=tuple(sorted(ports)),
         variables=ranks,
@@ -205,6 +224,13 @@ def _is_worker(one: Process) -> bool:
     """Whether a process is a worker; agents and editors started in a Slurm step have its rank too."""
     by_slurm_alone = all(text.startswith("SLURM_") for text in one.variables)
     return bool(one.variables) and (not by_slurm_alone or "python" in one.command.partition(" ")[0])
+
+
+def _is_taken_in(one: Process) -> bool:
+    """Whether a process is looked after by one that takes in what dead launchers leave."""
+    if one.parent_name in _TAKES_IN_ORPHANS:
+        return True
+    return one.parent <= 1 and not _STARTS_RANKS.match(one.parent_command)
 
 
 def _told(one: Process) -> str:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samestep.base.cgroup import process_limit
+from samestep.base.kernel_files import text_of
 from samestep.base.units import bytes_text
-from samestep.doctor.files import text_of
 from samestep.doctor.part import Finding, Part, Row
 
 # A container's default is 64 MiB. Batches of DataLoader's workers lie there, and what ranks exchange.

@@ -1,128 +1,13 @@
-"""The network interfaces of this host, and by which one its messages go."""
+"""Whether the interface that carries the messages between nodes is the right one."""
 
-import ipaddress
-import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import asdict
 
-from samestep.doctor.files import folders_in, number_of, text_of
+from samestep.base.interfaces import Interface
 from samestep.doctor.part import Finding, Part
 
-_UP, _LOOPBACK = 0x1, 0x8
-_DOWN = {"down", "lowerlayerdown", "notpresent"}
 # Of interfaces, below which another one that is this much faster is worth a word.
 _MUCH_FASTER = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interface:
-    """A network interface.
-
-    Args:
-        name: the system's name for it.
-        up: whether it carries messages.
-        loopback: whether it reaches this host only.
-        addresses: its IP addresses, those of the link alone left out.
-        mbits: its speed in Mbit/s; None where the driver does not say.
-        mtu: bytes of its largest packet; None where unknown.
-    """
-
-    name: str
-    up: bool
-    loopback: bool = False
-    addresses: tuple[str, ...] = ()
-    mbits: int | None = None
-    mtu: int | None = None
-
-    def describe(self) -> str:
-        """Return name, addresses and speed on one line."""
-        speed = "" if self.mbits is None else f"{self.mbits / 1000:g} Gbit/s"
-        mtu = "" if self.mtu is None else f"MTU {self.mtu}"
-        state = "" if self.up else "down"
-        parts = (" ".join((self.name, *self.addresses)), speed, mtu, state)
-        return ", ".join(part for part in parts if part)
-
-
-def interfaces(addresses: Mapping[str, Sequence[str]], *, root: Path = Path("/")) -> list[Interface]:
-    """Return the interfaces that sysfs lists.
-
-    Args:
-        addresses: the IP addresses of each; sysfs does not say.
-        root: where /sys is.
-    """
-    found = []
-    for folder in folders_in(root / "sys/class/net"):
-        flags = number_of(folder / "flags") or 0
-        speed = number_of(folder / "speed")
-        found.append(
-            Interface(
-                name=folder.name,
-                up=bool(flags & _UP) and text_of(folder / "operstate") not in _DOWN,
-                loopback=bool(flags & _LOOPBACK),
-                addresses=tuple(filter(_is_global, addresses.get(folder.name, ()))),
-                mbits=speed if speed is not None and speed > 0 else None,
-                mtu=number_of(folder / "mtu"),
-            )
-        )
-    return found
-
-
-def addresses_here() -> dict[str, list[str]]:
-    """Return the IP addresses of this host's interfaces."""
-    import psutil
-
-    families = {socket.AF_INET, socket.AF_INET6}
-    return {
-        name: [one.address for one in every if one.family in families]
-        for name, every in psutil.net_if_addrs().items()
-    }
-
-
-def source_towards(address: str) -> str | None:
-    """Return this host's address from which packets to `address` go; None without a route. Sends none."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))
-            return str(probe.getsockname()[0])
-    except OSError:
-        return None
-
-
-def default_interface(*, root: Path = Path("/")) -> str | None:
-    """Return the interface of the default route of IPv4 with the least metric."""
-    routes = [line.split() for line in text_of(root / "proc/net/route").splitlines()[1:]]
-    defaults = [(int(route[6]), route[0]) for route in routes if len(route) > 7 and route[1] == "00000000"]
-    return min(defaults)[1] if defaults else None
-
-
-def of_address(address: str | None, among: Sequence[Interface]) -> Interface | None:
-    """Return the interface that has an address."""
-    return next((one for one in among if address in one.addresses), None)
-
-
-def carrier(
-    among: Sequence[Interface], *, named: str, source: str | None, default: str | None
-) -> tuple[Interface | None, str]:
-    """Return the interface that carries the messages between nodes, and why it is that one.
-
-    Args:
-        among: the interfaces there are.
-        named: what ``GLOO_SOCKET_IFNAME`` says; of several the first.
-        source: the address from which packets to rank 0 go.
-        default: the interface of the default route.
-    """
-    first = named.partition(",")[0].strip()
-    by_name = {one.name: one for one in among}
-    if first in by_name:
-        return by_name[first], "GLOO_SOCKET_IFNAME"
-    by_route = of_address(source, among)
-    if by_route is not None and not by_route.loopback:
-        return by_route, "route to rank 0"
-    if default in by_name:
-        return by_name[default], "default route"
-    return next((one for one in among if one.up and one.addresses and not one.loopback), None), "the first"
 
 
 def judge(among: Sequence[Interface], used: Interface | None, why: str, *, nodes: int) -> Part:
@@ -174,11 +59,3 @@ def _between_nodes(among: Sequence[Interface], used: Interface | None) -> list[F
         for one in faster[:1]
         if used.mbits and one.mbits
     ]
-
-
-def _is_global(address: str) -> bool:
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return False
-    return not (parsed.is_link_local and parsed.version == 6)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from samestep.base.env import Environment
+from samestep.base.interfaces import Interface
 from samestep.doctor.infiniband import Port
-from samestep.doctor.network import Interface
 from samestep.doctor.part import Finding, Part
 
 _OFF = {"", "0"}

@@ -10,18 +10,32 @@ from pathlib import PurePosixPath
 
 from samestep.base.env import Environment
 from samestep.doctor.examination import Examination
+from samestep.doctor.part import Part
 
 MASK = "***"
-_SECRET = re.compile(
-    r"TOKEN|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|SIGNATURE|(^|_)(AUTH|PAT)(_|$)|_PWD(_|$)",
-    re.IGNORECASE,
+_TELLING = r"TOKEN|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|JWT"
+_SECRET = re.compile(rf"{_TELLING}|COOKIE|SIGNATURE|(^|_)(AUTH|PAT)(_|$)|_PWD(_|$)", re.IGNORECASE)
+# A password may hold an @ or a /: what stands before the last @ of a word is hidden.
+_SECRET_IN_URL = re.compile(r"(?<=://)[^\s'\"<>]+@")
+# --api-key VALUE, --password=VALUE and API_KEY=VALUE, of whatever process.
+_SECRET_ARGUMENT = re.compile(
+    rf"((?<![\w-])--?[\w-]*(?:{_TELLING})[\w-]*[= ]|\b\w*(?:{_TELLING})\w*=)\S+", re.IGNORECASE
 )
-_SECRET_IN_URL = re.compile(r"(?<=://)[^\s/@]+@")
-# Variables that say how a run goes; the others are nobody's business.
+# Variables that say how a run goes; the others are nobody's business. Launchers pass keys of the job and the
+# like in theirs, so that of those only the names that matter are told.
 _TOLD = re.compile(
-    r"(SLURM|SBATCH|SRUN|OMPI|PMI|PMIX|MPI|HYDRA|I_MPI|TORCH|PYTORCH|NCCL|RCCL|GLOO|TP_SOCKET|UCX|FI_|CUDA|NVIDIA|HIP|"
-    r"ROCR|ZE_|OMP|GOMP|KMP|MKL|MASTER_|RANK$|WORLD_SIZE$|LOCAL_|GROUP_|ROLE_|NODE_RANK$|NNODES$|SAMESTEP|"
-    r"PYTHONPATH$|LD_LIBRARY_PATH$|LD_PRELOAD$|VIRTUAL_ENV$|CONDA_PREFIX$|XDG_|TMPDIR$|WANDB_|HF_)"
+    r"(MPI_|MPICH_|MPIR_|MV2_|HYDRA_|I_MPI_|PALS_|HOROVOD_|FLUX_|PET_|TORCH|PYTORCH|NCCL|RCCL|GLOO|TP_SOCKET|UCX|FI_|"
+    r"CUDA|NVIDIA|HIP|ROCR|ZE_|OMP_|GOMP|KMP|MKL|MASTER_|RANK$|WORLD_SIZE$|LOCAL_|GROUP_|ROLE_|NODE_RANK$|NNODES$|"
+    r"SAMESTEP|PYTHONPATH$|LD_LIBRARY_PATH$|LD_PRELOAD$|VIRTUAL_ENV$|CONDA_PREFIX$|XDG_|TMPDIR$|WANDB_|HF_|"
+    r"SLURMD_NODENAME$|"
+    r"(SLURM|SRUN|SBATCH|SALLOC)_(JOB_?ID|JOB_(NAME|NUM_NODES|NODELIST|PARTITION|CPUS_PER_NODE|GPUS)|"
+    r"STEP_?ID|STEP_(NUM_TASKS|NUM_NODES|NODELIST|TASKS_PER_NODE|GPUS)|NNODES|NODELIST|NTASKS\w*|NPROCS|"
+    r"TASKS_PER_NODE|PROCID|LOCALID|NODEID|GTIDS|CPUS_\w+|CPU_BIND\w*|MEM_BIND\w*|MEM_PER_\w+|GPUS\w*|GPU_BIND|"
+    r"TRES_PER_TASK|THREADS_PER_CORE|HINT|DISTRIBUTION|EXCLUSIVE|EXACT|OVERLAP|OVERCOMMIT|OVERSUBSCRIBE|"
+    r"KILL_BAD_EXIT|MPI_TYPE|ARRAY_\w+|HET_\w+|RESTART_COUNT|PTY_PORT|SRUN_COMM_HOST|LAUNCH_NODE_IPADDR)$|"
+    r"OMPI_(COMM_WORLD_\w+|UNIVERSE_SIZE|FIRST_RANKS|APP_CTX_NUM_PROCS|"
+    r"MCA_(orte_(num_nodes|node_regex|rankfile)|(rmaps|hwloc|btl|pml|mtl|osc|coll|plm_rsh_agent|oob_tcp)\w*))$|"
+    r"PMI_(RANK|SIZE|ID|LOCAL_\w+)$|PMIX_(RANK|NAMESPACE|HOSTNAME|VERSION)$)"
 )
 _SHORTEST = 6
 
@@ -58,12 +72,21 @@ class Mask:
         """Return `text` without what is to be hidden."""
         for secret in self.secrets:
             text = text.replace(secret, MASK)
-        text = _SECRET_IN_URL.sub(f"{MASK}@", text)
+        text = without_credentials(text)
         if self.home:
             text = re.sub(rf"(?<![\w.~-]){re.escape(self.home)}(?![\w.-])", "~", text)
         for user in self.users:
             text = re.sub(rf"(?<=/){re.escape(user)}(?![\w.-])|\b{re.escape(user)}(?=@)", "USER", text)
         return text
+
+
+def without_credentials(text: str) -> str:
+    """Return `text` without passwords in addresses and values of arguments that are secret by their names.
+
+    >>> without_credentials("python train.py --api-key abc --log ftp://me:pw@host/")
+    'python train.py --api-key *** --log ftp://***@host/'
+    """
+    return _SECRET_ARGUMENT.sub(rf"\g<1>{MASK}", _SECRET_IN_URL.sub(f"{MASK}@", text))
 
 
 def is_secret(name: str) -> bool:
@@ -88,6 +111,15 @@ def masked(examination: Examination, mask: Mask) -> Examination:
     hidden = json.dumps(_walk(json.loads(examination.to_json()), mask))
     # Ranks are compared by their hosts' names, which a ticket needs.
     return replace(Examination.from_json(hidden), host=examination.host)
+
+
+def masked_part(part: Part, mask: Mask) -> Part:
+    """Return what was found without what is to be hidden."""
+    return Part(
+        rows=tuple((name, mask.text(value)) for name, value in part.rows),
+        findings=tuple(replace(finding, text=mask.text(finding.text)) for finding in part.findings),
+        facts={name: _walk(value, mask) for name, value in part.facts.items()},
+    )
 
 
 def _walk(value: object, mask: Mask) -> object:

@@ -23,12 +23,14 @@ class Allocation:
         nodes: how many nodes.
         tasks: how many tasks ``srun`` starts there.
         cpus_per_task: processors asked for each; None where not said.
+        components: how many allocations it consists of (a heterogeneous job: ``salloc ... : ...``).
     """
 
     job: str
     nodes: int
     tasks: int
     cpus_per_task: int | None = None
+    components: int = 1
 
 
 def allocation(env: Environment) -> Allocation | None:
@@ -41,6 +43,7 @@ def allocation(env: Environment) -> Allocation | None:
         nodes=nodes,
         tasks=integer(env, "SLURM_NTASKS") or nodes,
         cpus_per_task=integer(env, "SLURM_CPUS_PER_TASK"),
+        components=integer(env, "SLURM_HET_SIZE") or 1,
     )
 
 
@@ -48,8 +51,14 @@ def step(job: Job, held: Allocation, command: Sequence[str]) -> list[str]:
     """Return the command that runs `command`, this one, as the allocation's tasks.
 
     Raises:
-        UsageError: the workers asked for cannot be made of them, or there is no ``srun``.
+        UsageError: the workers asked for cannot be made of them, it has several components, or there is
+            no ``srun``.
     """
+    if held.components > 1:
+        raise UsageError(
+            f"allocation {held.job} is heterogeneous, and a step runs on its first component unless told. "
+            f"Say which are meant: srun --het-group=0-{held.components - 1} samestep ..., without -n."
+        )
     asked = job.asked() if job.per_node is None else job.per_node * held.nodes
     if asked not in (None, held.tasks) and (held.tasks != held.nodes or asked % held.tasks):
         raise UsageError(
@@ -57,11 +66,26 @@ def step(job: Job, held: Allocation, command: Sequence[str]) -> list[str]:
             f"{held.nodes} node(s). Leave -n out to make each task a worker, or allocate one task per node "
             "and ask for a multiple of the nodes."
         )
+    return [*_srun(held, "--kill-on-bad-exit=1"), *command]
+
+
+def one_task(held: Allocation, command: Sequence[str]) -> list[str]:
+    """Return the command that runs `command`, which starts its workers itself, once, on one node.
+
+    Raises:
+        UsageError: there is no ``srun``.
+    """
+    flags = ("--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--cpu-bind=none")
+    return [*_srun(held, *flags, tasks_as_one=max(1, held.tasks // held.nodes)), *command]
+
+
+def _srun(held: Allocation, *flags: str, tasks_as_one: int = 1) -> list[str]:
+    """Return what begins a step whose tasks have the processors of so many of the allocation's."""
     if shutil.which("srun") is None:
         raise UsageError(
             f"this shell holds Slurm allocation {held.job} but is not in it, and there is no srun here to "
             "start workers there."
         )
     # srun does not read what salloc was given for this.
-    cpus = [] if held.cpus_per_task is None else [f"--cpus-per-task={held.cpus_per_task}"]
-    return ["srun", "--kill-on-bad-exit=1", *cpus, *command]
+    cpus = () if held.cpus_per_task is None else (f"--cpus-per-task={held.cpus_per_task * tasks_as_one}",)
+    return ["srun", *flags, *cpus]

@@ -11,14 +11,12 @@ from typing import NoReturn
 
 from samestep.base import env
 from samestep.base.place import Place
-from samestep.base.signals import WARNINGS
+from samestep.base.signals import ENDS, WARNINGS
 from samestep.launch import descriptors
 from samestep.launch.hosting import leave
 from samestep.launch.orphans import die_with_parent
 from samestep.launch.output import Stream
 from samestep.launch.report import Report, Word
-
-HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +92,7 @@ def become_worker(start: Start, entry: Entry, word: int, had: Heritage) -> NoRet
 def _restore_signals(mask: Collection[int | signal.Signals]) -> None:
     """Handle signals as a fresh interpreter does, and unblock them as before."""
     signal.set_wakeup_fd(-1)
-    for number in (*HANDLED_SIGNALS, *WARNINGS):
+    for number in (*ENDS, *WARNINGS):
         # What the launcher was started to ignore (nohup, a job in the background) stays ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)

@@ -27,6 +27,9 @@ INTERRUPTED = 130
 """The exit code of a program that Ctrl-C ended, as a shell counts it."""
 
 
+_NOWHERE = "outside of any file"
+"""The place of an error that no line of the program leads to."""
+
 _hosted: list[str] = []
 
 
@@ -107,7 +110,8 @@ def told(error: BaseException) -> Ending:
     visible = _user_frames(error.__traceback__)
     line = _calling_line(visible)
     if isinstance(error, (UsageError, WorldError)):
-        text = f"samestep: error: {' '.join(str(error).split())} ({line})\n"
+        where = "" if line == _NOWHERE else f" ({line})"
+        text = f"samestep: error: {' '.join(str(error).split())}{where}\n"
         return Ending(
             exit_code=error.exit_code,
             error=type(error).__name__,
@@ -175,7 +179,7 @@ def _user_frames(trace: TracebackType | None) -> TracebackType | None:
 def _calling_line(trace: TracebackType | None) -> str:
     """Return where the user's code called samestep, maybe through a library, as ``file:line``."""
     ours = str(Path(__file__).parents[1])
-    place = "outside of any file"
+    place = _NOWHERE
     for frame, line in traceback.walk_tb(trace):
         if frame.f_code.co_filename.startswith(ours):
             break

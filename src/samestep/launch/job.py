@@ -1,5 +1,6 @@
 """What to run and on how many workers, as a value."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +31,8 @@ class Program:
     def command(self, python: str) -> list[str]:
         """Return the command line that runs this in a fresh process, with `python` as interpreter."""
         before = {"script": [python], "module": [python, "-m"], "executable": []}[self.kind]
-        return [*before, self.target, *self.args]
+        is_like_a_flag = self.kind == "script" and self.target.startswith("-")
+        return [*before, f"./{self.target}" if is_like_a_flag else self.target, *self.args]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,10 @@ class Job:
                 raise UsageError(f"{flag} {value}: there must be at least one worker.")
         if self.max_restarts < 0:
             raise UsageError(f"--max-restarts {self.max_restarts} is negative; 0 means none.")
+        if not (self.monitor_interval_s > 0 and math.isfinite(self.monitor_interval_s)):
+            raise UsageError(
+                f"--monitor-interval {self.monitor_interval_s:g} is no length of time: give seconds above 0."
+            )
 
     def asked(self) -> int | None:
         """Return the workers asked for in total, or None.

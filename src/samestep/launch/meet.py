@@ -7,20 +7,25 @@ from dataclasses import replace
 
 from samestep.base.env import Environment
 from samestep.launch.job import Job
-from samestep.launch.plan import Join, Plan, Spawn, endpoint, plan
+from samestep.launch.plan import Join, Plan, Spawn, endpoint, host_of, plan
 from samestep.world.detect import UNLAUNCHED, Detected, detect
-from samestep.world.meeting import meeting_point
+from samestep.world.gloo_interface import Way, use_way_to
+from samestep.world.meeting import meeting_alone, meeting_point
 from samestep.world.mpi_hosts import introduced
+from samestep.world.pods import refuse_pods
 from samestep.world.rendezvous import choose
 from samestep.world.stray import refuse_copies
 
 
-def found_here(env: Environment, *, master: tuple[str | None, int | None] = (None, None)) -> Detected:
+def found_here(
+    env: Environment, *, master: tuple[str | None, int | None] = (None, None), nodes: int = 1
+) -> Detected:
     """Return who started this process; all tasks of a launcher call this.
 
     Args:
         env: its environment.
         master: address and port where the ranks meet, each if the user said.
+        nodes: how many nodes the user said there are.
 
     Raises:
         DetectionError: the launcher's variables contradict each other, or some or all are missing.
@@ -28,6 +33,8 @@ def found_here(env: Environment, *, master: tuple[str | None, int | None] = (Non
     found = introduced(detect(env), env)
     if found.launcher == UNLAUNCHED:
         refuse_copies(env)
+    if nodes == 1:
+        refuse_pods(env, found)
     address, port = master
     return replace(found, master_addr=address or found.master_addr, master_port=port or found.master_port)
 
@@ -59,6 +66,11 @@ def met(plan: Plan, found: Detected, *, given: bool) -> Iterator[Plan]:
         DetectionError: the address is unknown, or not that of rank 0.
         PeerLost: some task did not come.
     """
+    if isinstance(plan, Join) and plan.place.size == 1 and plan.master is None:
+        # A program that was written for several workers wants to know where they meet even if it is alone.
+        with meeting_alone() as master:
+            yield replace(plan, master=master)
+        return
     apart = plan.place.size > 1 if isinstance(plan, Join) else plan.nodes.count > 1
     if given or not apart:
         yield plan
@@ -68,3 +80,19 @@ def met(plan: Plan, found: Detected, *, given: bool) -> Iterator[Plan]:
             yield replace(plan, master=(address, port))
         else:
             yield replace(plan, nodes=replace(plan.nodes, endpoint=endpoint(address, port)))
+
+
+def between_nodes(plan: Plan) -> Way | None:
+    """Have Gloo use the interface on the way to rank 0, where there are several nodes; return which it is.
+
+    Args:
+        plan: whose tasks know where they meet.
+
+    Raises:
+        DetectionError: that host is unknown here.
+    """
+    if isinstance(plan, Join):
+        several, host = plan.place.nodes > 1, plan.master[0] if plan.master else ""
+    else:
+        several, host = plan.nodes.count > 1, host_of(plan.nodes.endpoint)
+    return use_way_to(host) if several and host else None

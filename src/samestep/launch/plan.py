@@ -133,3 +133,8 @@ def _launched_nodes(nodes: Nodes, found: Detected) -> Nodes:
 def endpoint(host: str, port: int) -> str:
     """Return host and port in one word, as torch's rendezvous reads it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def host_of(endpoint: str) -> str:
+    """Return the host of such a word."""
+    return endpoint.rpartition(":")[0].strip("[]")

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from samestep.base.errors import PUT_OFF
-from samestep.base.signals import WARNINGS
-from samestep.launch.child import HANDLED_SIGNALS
+from samestep.base.signals import ENDS, WARNINGS
 from samestep.launch.failure import Failure, root_cause
 from samestep.launch.job import Job
 from samestep.launch.workers import Workers
@@ -68,7 +67,7 @@ def signals_noted() -> Iterator[Signals]:
     os.set_blocking(read.fileno(), False)
     os.set_blocking(write.fileno(), False)
     signals = Signals(wakeup=read.fileno(), files=(read.fileno(), write.fileno()))
-    noted = {**dict.fromkeys(HANDLED_SIGNALS, signals.take), **dict.fromkeys(WARNINGS, signals.pass_on)}
+    noted = {**dict.fromkeys(ENDS, signals.take), **dict.fromkeys(WARNINGS, signals.pass_on)}
     before = {number: signal.getsignal(number) for number in noted}
     waker = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
     for number, handler in before.items():

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from samestep.base.errors import WorkerFailed
+from samestep.base.signals import ENDS
 from samestep.launch import descriptors, orphans
-from samestep.launch.child import HANDLED_SIGNALS, Entry, Heritage, Start, become_worker, fork, not_started
+from samestep.launch.child import Entry, Heritage, Start, become_worker, fork, not_started
 from samestep.launch.failure import Failure, root_cause
 from samestep.launch.hosting import Ending
 from samestep.launch.job import STDERR
@@ -131,7 +132,7 @@ class Workers:
     def _fork(self, start: Start, entry: Entry) -> None:
         # A signal between fork and the child's own handlers would be taken by ours, and lost; one before
         # the worker is noted here would leave it behind.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
         try:
             self._add(start, entry, mask)
         except OSError as error:

@@ -3,17 +3,20 @@
 import time
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Generic, Protocol, TypeAlias
 
 import torch
 
+from samestep.base import phases
+from samestep.measure.instants import DeviceInstants, HostInstants, Instant, Instants
+
 Phases: TypeAlias = dict[str, float]
-"""Seconds of each of `PHASES` in one step."""
+"""Seconds of each of `PHASES` in one step, and of `OTHER`."""
 
-PHASES = ("data", "forward", "backward", "exposed_sync", "optimizer")
+PHASES = phases.OF_LOOP
 """The phases of a step, in order; `exposed_sync` is the exchange that backward did not hide."""
-
-Instant = TypeVar("Instant")
+OTHER = "other"
+"""What is done between two steps that is part of neither, such as a checkpoint: told with the later one."""
 
 
 class StepClock(Protocol):
@@ -23,7 +26,7 @@ class StepClock(Protocol):
         """Begin a step now, and forget one that was begun before."""
 
     def mark(self, phase: str) -> None:
-        """End `phase`, which began at the last mark."""
+        """End `phase`, one of `PHASES` or `OTHER`, which began at the last mark."""
 
     def step_done(self) -> None:
         """End a step with its last mark and begin the next there."""
@@ -35,9 +38,9 @@ class StepClock(Protocol):
 class _Marks(Generic[Instant]):
     """The book-keeping of both clocks; they differ in what an instant is."""
 
-    def __init__(self, now: Callable[[], Instant], between: Callable[[Instant, Instant], float]) -> None:
-        self._now = now
-        self._between = between
+    def __init__(self, instants: Instants[Instant]) -> None:
+        self._instants = instants
+        self._now = instants.now
         self._marks: list[tuple[str, Instant]] = []
         self._steps: list[list[tuple[str, Instant]]] = []
 
@@ -57,12 +60,14 @@ class _Marks(Generic[Instant]):
     def drain(self) -> list[Phases]:
         """See `StepClock.drain`."""
         steps, self._steps = self._steps, []
+        if steps:
+            self._instants.wait(steps[-1][-1][1])
         return [self._lengths(marks) for marks in steps]
 
     def _lengths(self, marks: list[tuple[str, Instant]]) -> Phases:
-        lengths = dict.fromkeys(PHASES, 0.0)
+        lengths = dict.fromkeys((*PHASES, OTHER), 0.0)
         for (_, before), (phase, after) in pairwise(marks):
-            lengths[phase] += self._between(before, after)
+            lengths[phase] += self._instants.between(before, after)
         return lengths
 
 
@@ -74,7 +79,7 @@ class HostClock(_Marks[float]):
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        super().__init__(now, lambda before, after: after - before)
+        super().__init__(HostInstants(now))
 
 
 class DeviceClock(_Marks[torch.Event]):
@@ -84,19 +89,7 @@ class DeviceClock(_Marks[torch.Event]):
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        super().__init__(self._event, lambda before, after: before.elapsed_time(after) / 1000)
-
-    def drain(self) -> list[Phases]:
-        """See `StepClock.drain`."""
-        if self._steps:
-            self._steps[-1][-1][1].synchronize()
-        return super().drain()
-
-    def _event(self) -> torch.Event:
-        event = torch.Event(self._device, enable_timing=True)
-        event.record()
-        return event
+        super().__init__(DeviceInstants(device))
 
 
 def step_clock(device: torch.device) -> StepClock:

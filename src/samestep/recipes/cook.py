@@ -16,6 +16,7 @@ from samestep.checkpoint.shared import choose_on_all
 from samestep.collectives.by_algorithm import settled
 from samestep.collectives.crossovers import AUTO, Crossovers
 from samestep.models.registry import build
+from samestep.recipes.clocked import DrawnWithin, Loading
 from samestep.recipes.order import Order
 from samestep.training.evaluate import Score
 from samestep.training.keeping import Keeper
@@ -48,8 +49,13 @@ def prepare(order: Order) -> None:
         RunFolder.prepare(order.out)
 
 
-def cook(world: World, order: Order) -> Result:
+def cook(world: World, order: Order, loading: Loading | None = None) -> Result:
     """Train on the ranks of `world`; every rank calls this and gets the result.
+
+    Args:
+        world: the ranks.
+        order: what was ordered.
+        loading: returns what batches are drawn within, where somebody wants to know.
 
     Raises:
         PutOff: a rank was asked to stop; a checkpoint is written.
@@ -58,6 +64,8 @@ def cook(world: World, order: Order) -> Result:
         world.on_main(lambda: RunFolder.reopen(order.out) if order.resume else RunFolder.prepare(order.out))
         order = _settled(world, order)
         training = _training(world, order)
+        if loading is not None:
+            training.batches = DrawnWithin(training.batches, loading)
         chosen = _go_on(world, order, training) if order.resume else None
         sink, display = _outputs(world, order, training, chosen)
         keeper = Keeper(world, order.conduct, folder=order.out / "checkpoints", tell=display.note)

@@ -51,6 +51,12 @@ class Order:
 
     def config(self) -> dict[str, Any]:
         """Return what reproduces the run."""
+        return self.training() | {
+            name: value for name, value in self.conduct.as_dict().items() if value is not None
+        }
+
+    def training(self) -> dict[str, Any]:
+        """Return what is trained, and as what."""
         what = {
             "recipe": self.recipe,
             "fast": self.fast,
@@ -60,7 +66,7 @@ class Order:
             "data_dir": None if self.data_dir is None else str(self.data_dir.absolute()),
             "label": self.label,
         }
-        everything = what | self.settings.as_dict() | self.conduct.as_dict()
+        everything = what | self.settings.as_dict()
         return {name: value for name, value in everything.items() if value is not None}
 
 

@@ -63,7 +63,7 @@ def configuration(request: Request) -> tuple[dict[str, Any], bool]:
     says_what = request.recipe is not None or request.config is not None
     if says_what and not (folder / "config.toml").exists():
         return asked, False
-    RunFolder.reopen(folder)
+    RunFolder.check(folder)
     found = _read(folder / "config.toml", request.changes)
     flags = {name: value for name in WHAT if (value := getattr(request, name, None)) is not None}
     _refuse_other_settings({**asked, **flags}, found, folder)

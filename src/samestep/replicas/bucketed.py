@@ -5,6 +5,7 @@ import threading
 import torch
 
 from samestep.base.errors import OutOfStep
+from samestep.replicas.compress import message_bytes
 from samestep.replicas.layout import lay_out
 from samestep.replicas.synchroniser import Job, Synchroniser
 
@@ -47,6 +48,7 @@ class Bucketed(Synchroniser):
         laid = lay_out(self._job, in_place=self.in_place)
         self._buckets = [one.bucket for one in laid]
         self._members = [one.indices for one in laid]
+        self.gradient_bytes = message_bytes(self._parameters, self._job.compress)
         self._row = {index: row for row, indices in enumerate(self._members) for index in indices}
         self._frozen = {
             name: parameter for name, parameter in self._job.parameters.items() if not parameter.requires_grad

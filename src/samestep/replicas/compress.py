@@ -1,11 +1,14 @@
 """How gradients travel smaller than they are."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from samestep.base.errors import UsageError
+from samestep.replicas.bucket import real
 
 _MESSAGES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 COMPRESSIONS = (*_MESSAGES, "powersgd")
@@ -41,6 +44,14 @@ def compressed(dtype: torch.dtype, compress: str | None) -> torch.dtype:
     """Return in which dtype gradients of `dtype` travel: never a larger one."""
     message = None if compress is None else _MESSAGES.get(compress)
     return dtype if message is None or message.itemsize >= dtype.itemsize else message
+
+
+def message_bytes(parameters: Iterable[Tensor], compress: str | None = None) -> int | None:
+    """Return the bytes of all gradients as they travel; None where that changes from step to step."""
+    if compress == "powersgd":
+        return None
+    gradients = [real(one) for one in parameters if one.requires_grad]
+    return sum(one.numel() * compressed(one.dtype, compress).itemsize for one in gradients)
 
 
 def compress_ddp(ddp: DistributedDataParallel, compress: str) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from samestep.base.errors import UsageError
-from samestep.replicas.compress import compress_ddp
+from samestep.replicas.compress import compress_ddp, message_bytes
 from samestep.replicas.redirect import original_forward, redirect
 from samestep.replicas.running import average_statistics
 from samestep.replicas.synchroniser import Synchroniser
@@ -61,6 +61,7 @@ class Ddp(Synchroniser):
         )
         if self._job.compress is not None:
             compress_ddp(ddp, self._job.compress)
+        self.gradient_bytes = message_bytes(ddp.parameters(), self._job.compress)
         self._ddp = ref(ddp)  # it holds the model, and what is held here outlives a model that is dropped
         self._undo = redirect(model, lambda _, *args, **kwargs: ddp(*args, **kwargs))
 

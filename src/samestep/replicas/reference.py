@@ -17,6 +17,7 @@ class Reference(Synchroniser):
             [float(parameter.grad is not None) for parameter in parameters], device=world.device
         )
         world.all_reduce(used)
+        self.gradient_bytes = 0
         for (name, parameter), ranks in zip(self._job.parameters.items(), used.tolist(), strict=True):
             if not ranks:
                 continue  # no rank has a gradient: it stays None, as in serial training
@@ -26,6 +27,7 @@ class Reference(Synchroniser):
             assert grad is not None
             # A buffer of its own: a gradient may be strided, and collectives want contiguous memory.
             average = grad.contiguous()
+            self.gradient_bytes += average.nbytes
             world.average_later(average).wait()
             grad.copy_(average)
         average_statistics(world, self._job.statistics)

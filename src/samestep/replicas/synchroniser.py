@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from samestep.base.place import Place
+from samestep.collectives.one_host import OneHostWorld
 from samestep.replicas import backward
 from samestep.replicas.running import RunningStatistics
 from samestep.world.world import World
@@ -58,6 +59,8 @@ class Synchroniser(ABC):
 
     exposed_s: float | None = 0.0
     """Seconds the last exchange kept the caller of backward waiting; None where it cannot be seen."""
+    gradient_bytes: int | None = None
+    """Bytes of the gradients of one exchange, as they travel; None where nobody can say."""
 
     def __init__(self, job: Job) -> None:
         self.order = next(_orders)
@@ -68,6 +71,11 @@ class Synchroniser(ABC):
         self._handles: list[RemovableHandle] = []
         self.exchange_begins: Callable[[], None] | None = None
         """Called when this rank's backward is through and only the exchange is waited for."""
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether gradients go through the memory that the ranks of a host share."""
+        return isinstance(self._job.world, OneHostWorld)
 
     def attach(self) -> None:
         """Listen to the parameters."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from samestep.base import phases
 from samestep.base.errors import UsageError
 
 if sys.version_info >= (3, 11):
@@ -17,7 +18,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PHASES = ("data", "forward", "backward", "exposed_sync", "optimizer")
+PHASES = phases.OF_LOOP
+OTHER = "other"
 _COLUMNS = ("step", "loss", "lr", *PHASES)
 _EVALUATED = ("seconds", "accuracy", "loss")
 _NAN = float("nan")
@@ -81,7 +83,9 @@ def read_run(path: Path) -> Run:
             config=_toml(path / "config.toml"),
             steps=_columns(path / "metrics.jsonl"),
             evaluations=list(_rows(path / "evaluations.jsonl", ("step",), _EVALUATED, ("train_loss",))),
-            ranks=list(_rows(path / "ranks.jsonl", ("step", "rank"), ("samples_per_second",), PHASES)),
+            ranks=list(
+                _rows(path / "ranks.jsonl", ("step", "rank"), ("samples_per_second",), (*PHASES, OTHER))
+            ),
             sessions=list(_rows(path / "sessions.jsonl", ("step", "world_size"))),
             result=_result(path / "result.json"),
             checkpoints=_checkpoints(path / "checkpoints"),

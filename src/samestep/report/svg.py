@@ -5,12 +5,21 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 
+from samestep.report.axes import (
+    COLOURS,
+    FLOOR,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    figure,
+    key,
+    legend,
+    nothing,
+    x_axis,
+    y_axis,
+)
 from samestep.report.scales import Bin, Scale, label, span, ticks
-
-WIDTH, HEIGHT = 640, 270
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 26, 36
-COLOURS = 8
-"""Colours that the page's style has; more lines use them again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +60,17 @@ class Chart:
         """Return the chart as a figure element; a sentence where there is nothing to draw."""
         drawn = [line for line in self.lines if line.bins]
         if not drawn:
-            nothing = '<p class="none">Nothing yet.</p>'
-            return f"<figure><figcaption>{escape(self.title)}</figcaption>{nothing}</figure>"
-        x = Scale(*span(one.x for line in drawn for one in line.bins), _LEFT, WIDTH - _RIGHT)
-        body = _areas(drawn, x) if self.stacked else _lines(drawn, x, zero=self.zero)
+            return nothing(self.title)
+        x = Scale(*span(one.x for line in drawn for one in line.bins), LEFT, WIDTH - RIGHT)
+        y, shapes = _areas(drawn, x) if self.stacked else _lines(drawn, x, zero=self.zero)
         parts = [
-            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self._words(drawn))}">',
-            body.axis,
-            _x_axis(x, self.x),
-            f'<text class="unit" x="4" y="11">{escape(self.y)}</text>',
+            y_axis(y, ticks(y.low, y.high), self.y),
+            x_axis(x, ticks(x.low, x.high), self.x),
             *(_mark(mark, x) for mark in self.marks if x.low <= mark.x <= x.high),
-            *body.shapes,
-            "</svg>",
+            *shapes,
         ]
-        note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
-        return (
-            f"<figure><figcaption>{escape(self.title)}</figcaption>{_legend(drawn)}"
-            f"{''.join(parts)}{note}</figure>"
-        )
+        entries = [(key(number), line.name) for number, line in enumerate(drawn)]
+        return figure(self.title, parts, words=self._words(drawn), legend=legend(entries), note=self.note)
 
     def _words(self, drawn: Sequence[Line]) -> str:
         """Return the chart for those who do not see it."""
@@ -78,15 +80,9 @@ class Chart:
         return f"{self.title}, {self.y} over {self.x}: {ends}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Body:
-    axis: str
-    shapes: list[str]
-
-
-def _lines(lines: Sequence[Line], x: Scale, *, zero: bool) -> _Body:
+def _lines(lines: Sequence[Line], x: Scale, *, zero: bool) -> tuple[Scale, list[str]]:
     values = [value for line in lines for one in line.bins for value in (one.low, one.high)]
-    y = Scale(*span(values, zero=zero), HEIGHT - _BOTTOM, _TOP)
+    y = Scale(*span(values, zero=zero), FLOOR, TOP)
     shapes = []
     for number, line in enumerate(lines):
         colour = f"c{number % COLOURS}"
@@ -102,14 +98,14 @@ def _lines(lines: Sequence[Line], x: Scale, *, zero: bool) -> _Body:
             )
         else:
             shapes.append(f'<path class="line {colour}" d="{_path(means, x, y)}"/>')
-    return _Body(_y_axis(y), shapes)
+    return y, shapes
 
 
-def _areas(lines: Sequence[Line], x: Scale) -> _Body:
+def _areas(lines: Sequence[Line], x: Scale) -> tuple[Scale, list[str]]:
     tops = [[0.0] * len(lines[0].bins)]
     for line in lines:
         tops.append([below + one.mean for below, one in zip(tops[-1], line.bins, strict=True)])
-    y = Scale(*span(tops[-1], zero=True), HEIGHT - _BOTTOM, _TOP)
+    y = Scale(*span(tops[-1], zero=True), FLOOR, TOP)
     xs = [one.x for one in lines[0].bins]
     if len(xs) == 1:  # an area needs a width
         xs, tops = [x.low, x.high], [[*top, *top] for top in tops]
@@ -118,46 +114,16 @@ def _areas(lines: Sequence[Line], x: Scale) -> _Body:
         upper = list(zip(xs, above, strict=True))
         outline = upper + list(zip(xs, below, strict=True))[::-1]
         shapes.append(f'<path class="area c{number % COLOURS}" d="{_path(outline, x, y)}Z"/>')
-    return _Body(_y_axis(y), shapes)
+    return y, shapes
 
 
 def _path(points: Sequence[tuple[float, float]], x: Scale, y: Scale) -> str:
     return "M" + "L".join(f"{x(a):.1f},{y(b):.1f}" for a, b in points)
 
 
-def _y_axis(y: Scale) -> str:
-    return "".join(
-        f'<path class="grid" d="M{_LEFT},{y(tick):.1f}H{WIDTH - _RIGHT}"/>'
-        f'<text class="tick y" x="{_LEFT - 6}" y="{y(tick) + 4:.1f}">{label(tick)}</text>'
-        for tick in ticks(y.low, y.high)
-    )
-
-
-def _x_axis(x: Scale, name: str) -> str:
-    bottom = HEIGHT - _BOTTOM
-    return "".join(
-        f'<text class="tick x" x="{x(tick):.1f}" y="{bottom + 16}">{label(tick)}</text>'
-        for tick in ticks(x.low, x.high)
-    ) + (
-        f'<path class="axis" d="M{_LEFT},{bottom}H{WIDTH - _RIGHT}"/>'
-        f'<text class="unit x" x="{WIDTH - _RIGHT}" y="{HEIGHT - 4}">{escape(name)}</text>'
-    )
-
-
 def _mark(mark: Mark, x: Scale) -> str:
     place = x(mark.x)
     return (
-        f'<path class="mark" d="M{place:.1f},{_TOP}V{HEIGHT - _BOTTOM}"/>'
-        f'<text class="marked" x="{place + 3:.1f}" y="{_TOP + 8}">{escape(mark.text)}</text>'
+        f'<path class="mark" d="M{place:.1f},{TOP}V{FLOOR}"/>'
+        f'<text class="marked" x="{place + 3:.1f}" y="{TOP + 8}">{escape(mark.text)}</text>'
     )
-
-
-def _legend(lines: Sequence[Line]) -> str:
-    if len(lines) == 1:
-        return ""
-    items = "".join(
-        f'<li><svg viewBox="0 0 10 10" aria-hidden="true"><rect class="key c{number % COLOURS}" width="10" '
-        f'height="10"/></svg>{escape(line.name)}</li>'
-        for number, line in enumerate(lines)
-    )
-    return f'<ul class="legend">{items}</ul>'

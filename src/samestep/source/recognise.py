@@ -145,17 +145,17 @@ def recognise(script: Path, *, roots: Sequence[Path] = ()) -> Recognised:
     native, numbered, processes = None, None, None
     by_hand, own_ranks, joins = False, False, False
     try:
-        for file, tree in _modules(script, roots or [script.parent]):
+        for file, tree in own_modules(script, roots or [script.parent]):
             names, nodes = Names(tree), running(tree, is_main=file is script)
             own_ranks = own_ranks or sets_rank(nodes, names)
             for name, line in used_names(nodes, names):
                 use = Evidence(file, line, name)
-                if _is_one_of(name, LAUNCHES):
+                if is_one_of(name, LAUNCHES):
                     return Recognised("spawns", use)
-                numbered = numbered or (use if _is_one_of(name, NUMBERED) else None)
-                processes = processes or (use if _is_one_of(name, PROCESSES) else None)
-                native = native or (use if _is_one_of(name, NATIVE) else None)
-                by_hand = by_hand or _is_one_of(name, BY_HAND)
+                numbered = numbered or (use if is_one_of(name, NUMBERED) else None)
+                processes = processes or (use if is_one_of(name, PROCESSES) else None)
+                native = native or (use if is_one_of(name, NATIVE) else None)
+                by_hand = by_hand or is_one_of(name, BY_HAND)
                 joins = joins or name == "samestep.join"
     except (RecursionError, MemoryError):  # an expression too long or too deep for Python's own parser
         return Recognised("native")
@@ -166,7 +166,7 @@ def recognise(script: Path, *, roots: Sequence[Path] = ()) -> Recognised:
     return Recognised("native", native, joins) if native else Recognised("serial")
 
 
-def _modules(script: Path, roots: Sequence[Path]) -> Iterator[tuple[Path, ast.Module]]:
+def own_modules(script: Path, roots: Sequence[Path]) -> Iterator[tuple[Path, ast.Module]]:
     """Yield the script and then the modules of the user's own that it imports, nearest first."""
     waiting = deque([script])
     seen = {script.resolve()}
@@ -198,5 +198,6 @@ def _parsed(file: Path, *, is_script: bool) -> ast.Module | None:
         raise UsageError(f"{file} cannot be read: {error.strerror}.") from None
 
 
-def _is_one_of(name: str, table: tuple[str, ...]) -> bool:
+def is_one_of(name: str, table: tuple[str, ...]) -> bool:
+    """Return whether a full name is one of a table's, or lies below one."""
     return any(name == entry or name.startswith(f"{entry}.") for entry in table)

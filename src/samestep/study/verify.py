@@ -15,6 +15,7 @@ import numpy as np
 
 from samestep.autopilot.options import Options
 from samestep.base.errors import UsageError
+from samestep.base.units import counted
 from samestep.launch.job import Program
 from samestep.launch.programs import Watch
 from samestep.study.aligned import UnlikeError, aligned, without_parameters
@@ -157,7 +158,7 @@ class Verification:
     def _seen(
         self, script: Script, size: int, what: str, *, disturb: bool = False, neutral: bool = False
     ) -> Seen:
-        self.tell(f"{script.program.target}: {size} worker{'' if size == 1 else 's'}{what and f' ({what})'}")
+        self.tell(f"{script.program.target}: {counted(size, 'worker')}{what and f' ({what})'}")
         watched = Watched(
             program=script.program,
             kind=script.kind,

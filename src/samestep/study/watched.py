@@ -3,7 +3,7 @@
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,9 +14,10 @@ from samestep.autopilot.options import DEFAULTS, Options
 from samestep.autopilot.output import silenced
 from samestep.autopilot.seeds import seed_all, seeded_alike
 from samestep.autopilot.shadow_calls import writing_to
-from samestep.autopilot.steering import steered
+from samestep.autopilot.steering import leave_steering, steered
 from samestep.base import env
 from samestep.base.errors import Error
+from samestep.base.trackers import OFF
 from samestep.launch.backends import local
 from samestep.launch.hosting import Ending
 from samestep.launch.job import Job, Program
@@ -31,14 +32,6 @@ SEED = 4
 """Of what a script does not seed; any, and the same for all runs."""
 PATIENCE_S = 10.0
 """How long a worker that has made its steps waits for the others to make theirs."""
-_QUIET: Mapping[str, str] = {
-    "WANDB_MODE": "disabled",
-    "COMET_MODE": "disabled",
-    "NEPTUNE_MODE": "debug",
-    "CLEARML_OFFLINE_MODE": "1",
-    "MLFLOW_TRACKING_URI": "file:mlruns",
-}
-"""Keeps trackers from telling a server of a run that is none."""
 _KEPT: list[Probe] = []
 """And the models they have seen, until the process ends. Who frees the last DistributedDataParallel of a
 group that was destroyed may wait for Gloo's threads, and they for Python's lock: the worker would hang."""
@@ -115,7 +108,7 @@ class Watched:
             probe.end(ended, ending.message)
             return ending
 
-        with env.exported(_QUIET), silenced(), ExitStack() as stack:
+        with env.exported(OFF), silenced(), ExitStack() as stack:
             if self.neutral == "native":
                 from samestep.study.neutral import neutralised
 
@@ -154,6 +147,7 @@ class Watched:
         others = [self._own(other) / "stopped" for other in range(self.size)]
         while time.monotonic() < deadline and not all(one.exists() for one in others):
             time.sleep(0.005)
+        leave_steering()
         os._exit(0)
 
 

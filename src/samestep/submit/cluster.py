@@ -11,6 +11,13 @@ from samestep.submit.follow import Seen
 from samestep.submit.states import ENDS, exit_code, in_words
 
 _PATIENCE_S = 60
+_SILENT = 124
+"""The exit code of a command that did not answer, as that of ``timeout``."""
+
+_SPEAKER = re.compile(r"^sbatch: (error|fatal): ")
+_AWAY = re.compile("configuration source|Unable to contact slurm controller")
+"""How sbatch says that there is no Slurm to which it could give a job."""
+
 _FIELD = re.compile(r"\b(JobState|Reason|ExitCode|Restarts|NodeList|BatchHost)=(\S+)")
 
 Ask = Callable[[Sequence[str]], "Answer"]
@@ -27,30 +34,52 @@ class Answer:
 
 
 def ask(words: Sequence[str]) -> Answer:
-    """Run one of Slurm's commands to its end."""
+    """Run one of Slurm's commands to its end; a Ctrl-C is for this process, and not for sbatch on its way."""
     try:
         ended = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_PATIENCE_S
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_PATIENCE_S,
+            start_new_session=True,
         )
     except FileNotFoundError:
         return Answer(127, "", f"there is no {words[0]} on this machine")
     except subprocess.TimeoutExpired:
-        return Answer(124, "", f"{words[0]} did not answer within {_PATIENCE_S} s")
+        return Answer(_SILENT, "", f"{words[0]} did not answer within {_PATIENCE_S} s")
     return Answer(ended.returncode, ended.stdout, ended.stderr)
 
 
-def submit(script: Path, *, ask: Ask = ask) -> str:
+def submit(script: Path, *, name: str = "", ask: Ask = ask) -> str:
     """Give a job to Slurm and return its number.
 
+    Args:
+        script: of the job.
+        name: of the job, where the script is no name for it.
+        ask: runs one of Slurm's commands; tests pass their own.
+
     Raises:
-        UsageError: Slurm does not take it.
+        UsageError: Slurm does not take it, or does not answer.
     """
     answer = ask(["sbatch", "--parsable", str(script)])
     number = answer.out.strip().partition(";")[0]  # the name of the cluster may follow
-    if answer.code or not number.isdecimal():
-        said = " ".join((answer.err or answer.out).replace("sbatch: error: ", "").split())
-        raise UsageError(f"Slurm did not take the job {script}: {said or f'sbatch exited {answer.code}'}")
-    return number
+    if answer.code == 0 and number.isdecimal():
+        return number
+    if answer.code == _SILENT:
+        raise UsageError(
+            f"{answer.err}. Slurm may have taken the job {name or script} all the same: look with "
+            "squeue --me before submitting it again."
+        )
+    lines = [_SPEAKER.sub("", line) for line in (answer.err or answer.out).splitlines()]
+    if any(_AWAY.search(line) for line in lines):
+        raise UsageError(
+            f"Slurm does not answer here ({lines[-1]}). Submit from a login node of the cluster, or see what "
+            "would be submitted with --dry-run."
+        )
+    said = " ".join(" ".join(lines).split()) or f"sbatch exited {answer.code}"
+    raise UsageError(f"Slurm did not take the job {name or script}: {said}")
 
 
 class SlurmFollowed:
@@ -104,7 +133,12 @@ def _seen(state: str, words: str, told: str, log: Path | None) -> Seen:
     if state not in ENDS:
         return Seen(words=words, log=log, waits=state == "PENDING")
     code = exit_code(state, told)
-    return Seen(words=f"{words}, exit code {code}" if code else words, log=log, exit_code=code)
+    return Seen(
+        words=f"{words}, exit code {code}" if code else words,
+        log=log,
+        exit_code=code,
+        cut_off=state not in ("COMPLETED", "FAILED"),
+    )
 
 
 def _log(line: str) -> Path | None:

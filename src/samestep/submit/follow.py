@@ -23,12 +23,14 @@ class Seen:
         log: the file that holds its output, if there is one.
         waits: whether it has not started.
         exit_code: how it ended; None while it has not.
+        cut_off: whether something else than its own script has ended it.
     """
 
     words: str
     log: Path | None = None
     waits: bool = False
     exit_code: int | None = None
+    cut_off: bool = False
 
 
 class Followed(Protocol):

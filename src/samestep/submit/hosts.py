@@ -49,6 +49,8 @@ def hosts_of(text: str) -> tuple[Host, ...]:
 def hosts_in(path: Path) -> tuple[Host, ...]:
     """Read a file with a host on each line: ``a slots=2`` (Open MPI's), ``a:2`` (MPICH's) or ``a``.
 
+    A host that is there several times without a number takes as many workers: schedulers repeat the line.
+
     Raises:
         UsageError: it cannot be read, lists no hosts, or has a line of another form.
     """
@@ -56,12 +58,20 @@ def hosts_in(path: Path) -> tuple[Host, ...]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the hostfile {path}: {error}.") from None
-    found = []
+    found: list[Host] = []
+    bare: set[str] = set()
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if words:
             slots = [word.partition("=")[2] for word in words[1:] if word.startswith("slots=")]
-            found.append(_host(":".join([words[0], *slots[:1]]), f"{path}:{number}: {line.strip()!r}"))
+            host = _host(":".join([words[0], *slots[:1]]), f"{path}:{number}: {line.strip()!r}")
+            if slots or ":" in words[0]:
+                found.append(host)
+            elif host.name in bare:
+                found = [Host(one.name, one.slots + (one.name == host.name)) for one in found]
+            else:
+                bare.add(host.name)
+                found.append(host)
     if not found:
         raise UsageError(f"the hostfile {path} lists no hosts. Give each a line: NAME slots=WORKERS.")
     return _distinct(found)

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from samestep.base.errors import UsageError
+from samestep.base.units import counted
 from samestep.submit.hosts import LOCAL, Host
 from samestep.submit.site import MpiSite
-from samestep.submit.words import command, comment, counted, explained, quoted
+from samestep.submit.words import command, comment, explained, quoted
 from samestep.submit.work import Work
 
 FLAVOURS = ("openmpi", "mpich")
@@ -55,6 +56,12 @@ class MpiJob:
         if not 1 <= self.workers <= room:
             listed = ",".join(map(str, self.hosts))
             raise UsageError(f"-n {self.workers} workers, but the hosts have room for 1 to {room}: {listed}.")
+        first = self.hosts[0].name
+        if first in LOCAL and len(self.hosts) > 1:
+            raise UsageError(
+                f"rank 0 is on {first}, which is {self.hosts[1].name} itself for the workers there: they "
+                "would look for it in vain. Give this host by the name that the others know."
+            )
 
 
 def flavour_of(version: str) -> str | None:
@@ -156,9 +163,13 @@ def _variables(job: MpiJob) -> list[tuple[str, str, str]]:
     """Return the variables that the workers are given, each with what it is for."""
     found = []
     if any(host.name not in LOCAL for host in job.hosts):
-        master = quoted([job.hosts[0].name])[0]
-        found.append(("MASTER_ADDR", master, "where the workers meet: the host of rank 0,"))
-        found.append(("MASTER_PORT", _PORT, "and a port on it, another at each start"))
+        master = quoted([job.hosts[0].name.rpartition("@")[2]])[0]  # ssh's user is no part of the address
+        if job.flavour == "openmpi":
+            found.append(("MASTER_ADDR", master, "where the workers meet: the host of rank 0"))
+        elif job.work.verb == "run":
+            # A script may call MPI_Init: Hydra then cannot be asked for the address before.
+            found.append(("MASTER_ADDR", master, "where the workers meet: the host of rank 0,"))
+            found.append(("MASTER_PORT", _PORT, "and a port on it, another at each start"))
     if job.site.interface:
         value = quoted([job.site.interface])[0]
         found += [

@@ -1,5 +1,6 @@
 """What a site's jobs have in common: the tables of the user's configuration, under any flag."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,6 +118,12 @@ class MpiSite(Software):
         super(MpiSite, self).__post_init__()
         if self.container_runtime == "pyxis" and self.container:
             raise UsageError("container-runtime pyxis is a plugin of Slurm: use apptainer or singularity.")
+        try:
+            words = shlex.split(self.ssh)
+        except ValueError as error:
+            raise UsageError(f"ssh {self.ssh!r} is no command of a shell: {str(error).lower()}.") from None
+        if not words:
+            raise UsageError(f"ssh {self.ssh!r} names no command. Leave it out for ssh itself.")
 
     def python(self, here: str) -> list[str]:
         """Return the words that call Python; on other hosts no virtual environment is active."""

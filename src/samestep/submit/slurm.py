@@ -6,70 +6,67 @@ Workers are Slurm's tasks, started by ``srun``, or the children of one samestep 
     launch = node       srun --ntasks-per-node=1     samestep run -n 8 train.py  (samestep starts them)
 """
 
+import re
 import signal
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from samestep.base.errors import PUT_OFF, UsageError
-from samestep.submit.site import SlurmSite
-from samestep.submit.words import command, comment, counted, directive, explained, quoted
+from samestep.submit.request import SlurmRequest, head, samestep, software, srun_flags, written
+from samestep.submit.words import command, comment, directive, explained, quoted
 from samestep.submit.work import Work
-
-Launch: TypeAlias = Literal["tasks", "node"]
-LAUNCHES: tuple[Launch, ...] = ("tasks", "node")
 
 WARNED = 128 + signal.SIGUSR1
 """The exit code of a program that the warning itself has ended."""
 
+MOST_STARTS = 100
+"""A job that gets nowhere between two starts ends after so many."""
+
+_LIMIT = re.compile(r"(?:(?P<days>\d+)-)?(\d+)(?::(\d+))?(?::(?P<third>\d+))?\Z")
+"""Minutes, minutes:seconds, hours:minutes:seconds, or days-hours and so on."""
+
+_EARLY_S = 60
+"""So much earlier than asked for Slurm may send the warning."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmJob:
+class SlurmJob(SlurmRequest):
     """One job.
 
     Args:
         work: what each worker runs.
-        name: of the job.
-        nodes: how many.
-        per_node: workers on each.
-        gpus_per_node: GPUs of each node; 0 for none.
-        site: what else to ask for, and where the programs are.
-        launch: who starts the workers.
         warning_s: seconds before the end of its time at which the job is told, and then requeued; None
             for a job that ends when its time does.
-        output: the log, with Slurm's ``%j`` for the number of the job.
-        python: the interpreter that submits.
     """
 
     work: Work
-    name: str
-    nodes: int
-    per_node: int
-    gpus_per_node: int = 0
-    site: SlurmSite
-    launch: Launch = "tasks"
     warning_s: int | None = None
-    output: str
-    python: str
 
     def __post_init__(self) -> None:
-        for flag, value, least in (
-            ("--nodes", self.nodes, 1),
-            ("--nproc-per-node", self.per_node, 1),
-            ("--gpus-per-node", self.gpus_per_node, 0),
-            ("--warning", 1 if self.warning_s is None else self.warning_s, 1),
-        ):
-            if value < least:
-                raise UsageError(f"{flag} {value}: there must be at least {least}.")
-        if 0 < self.gpus_per_node < self.per_node:
+        super(SlurmJob, self).__post_init__()  # slots: the short form does not know this class
+        if self.warning_s is not None and self.warning_s < 1:
+            raise UsageError(f"--warning {self.warning_s}: there must be at least 1.")
+        limit_s = seconds_of(self.site.time)
+        if self.warning_s is not None and limit_s is not None and limit_s <= self.warning_s + _EARLY_S:
             raise UsageError(
-                f"{self.per_node} workers on each node cannot share --gpus-per-node {self.gpus_per_node}: "
-                "each needs a GPU of its own. Ask for more GPUs or fewer workers."
+                f"--time {self.site.time} and --warning {self.warning_s}: Slurm may warn {_EARLY_S} s "
+                "earlier, at the job's very start, and it would be queued again, for ever. "
+                "Ask for more time, or a shorter warning."
             )
 
-    @property
-    def workers(self) -> int:
-        """Workers in total."""
-        return self.nodes * self.per_node
+
+def seconds_of(limit: str) -> int | None:
+    """Return a time limit of sbatch in seconds; None for none, or one in other words.
+
+    >>> seconds_of("90"), seconds_of("1:30"), seconds_of("1:00:00"), seconds_of("2-0"), seconds_of("1-1:01")
+    (5400, 90, 3600, 172800, 90060)
+    """
+    found = _LIMIT.match(limit)
+    if found is None:
+        return None
+    days, first, second, third = (int(part or 0) for part in found.groups())
+    if found["days"] is not None or found["third"] is not None:
+        return ((days * 24 + first) * 60 + second) * 60 + third or None
+    return first * 60 + second or None
 
 
 def per_node(
@@ -106,49 +103,9 @@ def per_node(
 
 def script(job: SlurmJob) -> str:
     """Return the script of `job`; pure."""
-    paragraphs = [_head(job), _software(job), _start(job), _end(job)]
-    return "#!/bin/bash\n" + "\n\n".join("\n".join(lines) for lines in paragraphs if lines) + "\n"
-
-
-def _head(job: SlurmJob) -> list[str]:
-    each = ", each on a GPU of its own" if job.per_node == job.gpus_per_node else ""
-    return [
-        comment(f"{job.name}: {counted(job.workers, 'worker')} on {counted(job.nodes, 'node')}{each}."),
-        comment("Written by samestep submit slurm; sbatch takes this file as it is."),
-        *_size(job),
-        *_site(job.site),
-        directive("--output", job.output),
-        *_requeue(job),
-    ]
-
-
-def _size(job: SlurmJob) -> list[str]:
-    tasks = job.per_node if job.launch == "tasks" else 1
-    lines = [
-        directive("--job-name", job.name),
-        directive("--nodes", job.nodes),
-        directive("--ntasks-per-node", tasks),
-    ]
-    if job.gpus_per_node:
-        lines.append(directive("--gpus-per-node", job.gpus_per_node))
-    if job.site.cpus_per_task is not None:
-        lines.append(directive("--cpus-per-task", job.site.cpus_per_task * job.per_node // tasks))
-    return lines
-
-
-def _site(site: SlurmSite) -> list[str]:
-    asked = {
-        "--mem": site.mem,
-        "--time": site.time,
-        "--partition": site.partition,
-        "--account": site.account,
-        "--qos": site.qos,
-        "--reservation": site.reservation,
-        "--constraint": site.constraint,
-    }
-    lines = [directive(flag, value) for flag, value in asked.items() if value]
-    # The user's own words, quoted as sbatch wants them.
-    return lines + [directive(one.removeprefix("#SBATCH").strip()) for one in site.directives]
+    return written(
+        [*head(job, by="samestep submit slurm"), *_requeue(job)], software(job.site), _start(job), _end(job)
+    )
 
 
 def _requeue(job: SlurmJob) -> list[str]:
@@ -163,32 +120,13 @@ def _requeue(job: SlurmJob) -> list[str]:
     ]
 
 
-def _software(job: SlurmJob) -> list[str]:
-    return [*job.site.preparation(), "export PYTHONUNBUFFERED=1  # the log grows with every line printed"]
-
-
 def _start(job: SlurmJob) -> list[str]:
-    flags = list(_srun_flags(job))
-    samestep = [*job.site.within(gpus=job.gpus_per_node > 0), *job.site.python(job.python), "-m", "samestep"]
+    flags = srun_flags(job, ends_together=job.warning_s is None)
     work = job.work
     if job.warning_s is not None:
         work = work.resumable(f'runs/{quoted([job.work.name])[0]}-"$SLURM_JOB_ID"')
     words = work.words(job.workers if job.launch == "node" and job.per_node > 1 else None)
-    return [*explained(flags), command(["srun", *(flag for flag, _ in flags)], [*samestep, *words])]
-
-
-def _srun_flags(job: SlurmJob) -> list[tuple[str, str]]:
-    flags = []
-    if job.site.cpus_per_task is not None:
-        why = "srun does not take it from the job (Slurm 22.05 and later)"
-        flags.append(('--cpus-per-task="$SLURM_CPUS_PER_TASK"', why))
-    if job.warning_s is None:
-        flags.append(("--kill-on-bad-exit=1", "one worker that fails ends the others"))
-    if job.site.container and job.site.container_runtime == "pyxis":
-        flags.append(("--container-image=" + quoted([job.site.container])[0], "the workers' container"))
-        flags.append(('--container-mounts="$PWD"', "with this folder in it,"))
-        flags.append(('--container-workdir="$PWD"', "and started there"))
-    return flags
+    return [*explained(flags), command(["srun", *(flag for flag, _ in flags)], [*samestep(job), *words])]
 
 
 def _end(job: SlurmJob) -> list[str]:
@@ -200,8 +138,12 @@ def _end(job: SlurmJob) -> list[str]:
             f"{PUT_OFF}: stopped after a checkpoint; {WARNED}: ended by the warning itself. Both can go on."
         ),
         f'if [ "$code" -eq {PUT_OFF} ] || [ "$code" -eq {WARNED} ]; then',
-        '    echo "samestep: the job goes back to the queue" >&2',
-        '    scontrol requeue "$SLURM_JOB_ID"',
+        f'    if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {MOST_STARTS} ]; then',
+        '        echo "samestep: the job goes back to the queue" >&2',
+        '        scontrol requeue "$SLURM_JOB_ID"',
+        "    else",
+        f'        echo "samestep: queued again {MOST_STARTS} times, that is enough: read the log" >&2',
+        "    fi",
         "fi",
         'exit "$code"',
     ]

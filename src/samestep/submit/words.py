@@ -12,8 +12,17 @@ _PLAIN = re.compile(r"[\w@%+=:,./\[\]-]+", re.ASCII)
 
 
 def quoted(words: Iterable[str]) -> list[str]:
-    """Return `words` as a shell reads them back, one by one."""
-    return [shlex.quote(word) for word in words]
+    r"""Return `words` as bash reads them back, one by one, each on one line: a comment may hold it.
+
+    >>> print(*quoted(["a b", "two\nlines"]))
+    'a b' $'two\nlines'
+    """
+    return [_on_one_line(word) if "\n" in word else shlex.quote(word) for word in words]
+
+
+def _on_one_line(word: str) -> str:
+    escaped = word.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
+    return f"$'{escaped}'"
 
 
 def directive(flag: str, value: object = "") -> str:
@@ -62,15 +71,6 @@ def explained(flags: Iterable[tuple[str, str]]) -> list[str]:
 def comment(text: str) -> str:
     """Return `text` as one comment line, whatever it holds."""
     return "# " + " ".join(text.split())
-
-
-def counted(number: int, thing: str) -> str:
-    """Return a number of things in words.
-
-    >>> counted(1, "node"), counted(2, "node")
-    ('1 node', '2 nodes')
-    """
-    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def slug(name: str) -> str:

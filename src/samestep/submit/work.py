@@ -1,5 +1,6 @@
 """What a job runs: a script, or one of samestep's own verbs."""
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from samestep.submit.words import quoted, slug
 
 VERBS = ("run", "train", "bench", "doctor")
 """The verbs that a job's tasks can share."""
+
+_COUNT = re.compile(r"-n(=?\d*)\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +21,7 @@ class Work:
         verb: such as ``run``.
         arguments: what stands behind it, quoted for a shell.
         name: what to call the job, unless the user says.
-        workers: what ``-n`` among the arguments said; it has been taken out of them.
+        workers: what ``-n 4`` or ``-n4`` among the arguments said; it has been taken out of them.
     """
 
     verb: str
@@ -56,7 +59,7 @@ def work(words: list[str]) -> Work:
     """Return what the words behind samestep's own flags ask for: a verb of samestep, or a script for `run`.
 
     Raises:
-        UsageError: ``-n`` among them is no number, or `run` has no program.
+        UsageError: ``-n`` among them is no number, ``--nproc-per-node`` is there, or `run` has no program.
     """
     verb, rest = (words[0], words[1:]) if words[0] in VERBS else ("run", words)
     own, theirs = _own(verb, rest)
@@ -87,12 +90,20 @@ def _is_named(before: list[str]) -> bool:
 
 
 def _without_count(words: list[str]) -> tuple[int | None, list[str]]:
-    if "-n" not in words[:-1]:
+    """Take ``-n 4`` or ``-n4`` out of samestep's own words."""
+    for word in words:
+        if _is(word.replace("_", "-"), "--nproc-per-node"):
+            raise UsageError(
+                f"{word} behind the verb starts workers that the job has no room for. It is the job's own "
+                "flag: submit slurm --nproc-per-node 4 run ..., or submit mpi --hosts a:4,b:4 run ..."
+            )
+    at = next((at for at, word in enumerate(words) if _COUNT.match(word)), None)
+    if at is None or words[at:] == ["-n"]:
         return None, words
-    at = words.index("-n")
-    if not words[at + 1].isdecimal():
-        raise UsageError(f"-n {words[at + 1]} is not a number of workers.")
-    return int(words[at + 1]), [*words[:at], *words[at + 2 :]]
+    said, rest = (words[at][2:], words[at + 1 :]) if words[at] != "-n" else (words[at + 1], words[at + 2 :])
+    if not said.isdecimal():
+        raise UsageError(f"-n {said} is not a number of workers.")
+    return int(said), [*words[:at], *rest]
 
 
 def _is(word: str, flag: str) -> bool:

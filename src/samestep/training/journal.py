@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samestep.measure.clock import PHASES, Phases, StepClock
+from samestep.measure.clock import OTHER, PHASES, Phases, StepClock
 from samestep.world.world import World
 
 LOOK_S = 1.0
@@ -126,9 +126,9 @@ class Journal:
     def _exchange(
         self, window: list[Entry], wishes: tuple[bool, ...], timed: list[Phases]
     ) -> tuple[list[float], tuple[bool, ...], list[list[float]]]:
-        """Return the losses, whether anyone had each wish, and each rank's seconds by phase and samples."""
+        """Return the losses, whether anyone had each wish, and of each rank seconds by phase, and samples."""
         place, device = self._world.place, self._world.device
-        mine = [sum(phases[name] for phases in timed) for name in PHASES]
+        mine = [sum(phases[name] for phases in timed) for name in (*PHASES, OTHER)]
         mine.append(sum(entry.share for entry in window))
         seats = torch.zeros(place.size, len(mine), dtype=torch.float64)
         seats[place.rank] = torch.tensor(mine, dtype=torch.float64)
@@ -146,7 +146,7 @@ class Journal:
 
     def _pace(self, shares: list[list[float]], steps: int) -> None:
         """Choose when the next look is due: about a second from now, from figures equal on all ranks."""
-        step_s = max(sum(seconds) for *seconds, _ in shares) / steps
+        step_s = max(sum(seconds) for *seconds, _, _ in shares) / steps
         # Steps get faster at first: no leap on the word of a few.
         self._due = max(1, min(int(LOOK_S / max(step_s, 1e-9)), 4 * self._due, LONGEST))
 
@@ -162,18 +162,20 @@ class Journal:
                 **{
                     name: round(length / len(window), 7) for name, length in zip(PHASES, seconds, strict=True)
                 },
+                OTHER: round(other / len(window), 7),
             }
-            for rank, (*seconds, samples) in enumerate(shares)
+            for rank, (*seconds, other, samples) in enumerate(shares)
         ]
 
 
 def _row(step: int, entry: Entry, loss: float, phases: Phases) -> dict[str, Any]:
+    seconds = {name: phases[name] for name in PHASES}
     return {
         "step": step,
         "epoch": entry.epoch,
         "samples": entry.samples,
         "loss": loss,
         "lr": entry.lr,
-        "samples_per_second": entry.count / sum(phases.values()),
-        **{name: round(seconds, 7) for name, seconds in phases.items()},
+        "samples_per_second": entry.count / sum(seconds.values()),
+        **{name: round(length, 7) for name, length in seconds.items()},
     }

@@ -14,7 +14,7 @@ from samestep.data.augment import parse_augment
 from samestep.data.image_set import Images
 from samestep.data.loading import Draw, batches_of
 from samestep.exact.identity import check_go_on, identity
-from samestep.measure.clock import step_clock
+from samestep.measure.clock import OTHER, step_clock
 from samestep.sharding.position import Position
 from samestep.training.conduct import Conduct
 from samestep.training.evaluate import Interrupted, Metrics, Score, evaluate
@@ -166,6 +166,7 @@ class Training:
     def _epochs(self, step: Step, around: Surroundings) -> None:
         if self._unjudged:
             self._judge(around, late=False)
+        self.clock.start()
         while self.position.epoch < self.settings.epochs:
             self._stopwatch.start()
             self._epoch(step, around)
@@ -175,7 +176,7 @@ class Training:
     def _epoch(self, step: Step, around: Surroundings) -> None:
         """Train from where we stand to the end of the epoch."""
         epoch, count, share = self.position.epoch, 0, 0
-        self.clock.start()
+        self.clock.mark(OTHER)
         for batch in self.batches.epoch(self.position):
             lr = step.lr
             loss = step(batch)
@@ -199,7 +200,7 @@ class Training:
         if late or around.keeper.due(self.journal.steps):
             around.keeper.save(self._moment())
         self._stopwatch.start()  # what this took is no part of any step
-        self.clock.start()
+        self.clock.mark(OTHER)
 
     def _after_epoch(self, around: Surroundings, *, stop: bool, late: bool) -> None:
         """Evaluate if it is time, and write a checkpoint if one is due; a stop waits for no evaluation."""
@@ -226,6 +227,7 @@ class Training:
         around.display.epoch_done(epoch, score=score, loss=train_loss, seconds=self._stopwatch.seconds)
         if late or best or epoch == self.settings.epochs or around.keeper.due(self.journal.steps):
             around.keeper.save(self._moment(), score=score.accuracy)
+        self.clock.start()  # no step is told with an evaluation
 
     def _look(self, around: Surroundings) -> tuple[bool, bool]:
         """Tell what the steps since the last look were; return whether to stop, and to write a checkpoint."""

@@ -110,17 +110,31 @@ class RunFolder:
         Raises:
             UsageError: it holds none, or a finished one, or cannot be written.
         """
-        if not (path / "config.toml").is_file():
-            raise UsageError(
-                f"--resume {path}: there is no config.toml in it, so it is no run folder. Name the folder "
-                "that a training has written, as its last line says."
-            )
-        if (path / "result.json").exists():
+        RunFolder.check(path)
+        if RunFolder.has_finished(path):
             raise UsageError(f"--resume {path}: that run has finished; see its result.json.")
         try:
             _probe(path)
         except OSError as error:
             raise UsageError(f"--resume {path}: cannot write to it: {error.strerror}.") from None
+
+    @staticmethod
+    def check(path: Path) -> None:
+        """Show that the folder holds a run, finished or not.
+
+        Raises:
+            UsageError: it holds none.
+        """
+        if not (path / "config.toml").is_file():
+            raise UsageError(
+                f"--resume {path}: there is no config.toml in it, so it is no run folder. Name the folder "
+                "that a training has written, as its last line says."
+            )
+
+    @staticmethod
+    def has_finished(path: Path) -> bool:
+        """Return whether the folder holds a run that nothing is missing of."""
+        return (path / "result.json").exists()
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Store the resolved settings."""

@@ -19,6 +19,15 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 class Listener:
     """Is told of what happens in a script; each method here does nothing."""
 
+    def hears(self, *, learns: bool = False) -> bool:
+        """Return whether it wants to be told of what this thread does.
+
+        Args:
+            learns: whether that is a backward or an optimizer's step.
+        """
+        del learns
+        return True
+
     def call(
         self, module: nn.Module, given: Sequence[Any], *, is_training: bool
     ) -> AbstractContextManager[Any]:
@@ -101,7 +110,7 @@ class _Heard:
         self._stepping: Optimizer | None = None
 
     def call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if self._is_in_call or next(module.parameters(), None) is None:
+        if self._is_in_call or next(module.parameters(), None) is None or not self._listener.hears():
             return original(module, *args, **kwargs)
         is_training = torch.is_grad_enabled() and module.training
         self._is_in_call = True
@@ -114,7 +123,7 @@ class _Heard:
             self._is_in_call = False
 
     def backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> None:
-        if self._is_in_backward:
+        if self._is_in_backward or not self._listener.hears(learns=True):
             original(tensors, *args, **kwargs)
             return
         losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
@@ -127,7 +136,7 @@ class _Heard:
 
     def before_step(self, optimizer: Optimizer, *_: Any) -> None:
         # One may step others within, as ZeroRedundancyOptimizer does; and again, if its step has failed.
-        if self._stepping in (None, optimizer):
+        if self._stepping in (None, optimizer) and self._listener.hears(learns=True):
             self._stepping = optimizer
             self._listener.before_step(optimizer)
 

@@ -5,7 +5,9 @@ from samestep.world.compute_threads import Threads
 from samestep.world.detect import Detected
 
 
-def describe(detected: Detected, *, device: str, backend: str | None, threads: Threads) -> str:
+def describe(
+    detected: Detected, *, device: str, backend: str | None, threads: Threads, interface: str = ""
+) -> str:
     """Return what was found and decided, on one line.
 
     Args:
@@ -13,6 +15,7 @@ def describe(detected: Detected, *, device: str, backend: str | None, threads: T
         device: kind of device, such as ``cuda``.
         backend: what carries the messages; None in a world of one.
         threads: of each rank.
+        interface: by which messages leave rank 0's host; empty where that is the back end's business.
 
     >>> from samestep.base.place import Place
     >>> place = Place(rank=0, size=8, local_rank=0, local_size=4, node=0, nodes=2)
@@ -24,25 +27,26 @@ def describe(detected: Detected, *, device: str, backend: str | None, threads: T
         _workers(detected.place),
         _launcher(detected),
         device,
-        backend or "",
+        _carried(backend or "", interface),
         threads_text(threads, each=detected.place.size > 1),
     ]
     return ", ".join(part for part in parts if part)
 
 
-def describe_rest(*, device: str, backend: str, threads: Threads | None) -> str:
+def describe_rest(*, device: str, backend: str, threads: Threads | None, interface: str = "") -> str:
     """Return what `samestep run` could not say before the workers were started.
 
     Args:
         device: kind of device.
         backend: what carries the messages.
         threads: of each rank, if not those that were told.
+        interface: as of `describe`.
 
-    >>> describe_rest(device="cuda", backend="nccl", threads=None)
-    'cuda, nccl'
+    >>> describe_rest(device="cpu", backend="gloo", threads=None, interface="eth0")
+    'cpu, gloo over eth0'
     """
     more = "" if threads is None else f", {threads_text(threads, each=True)}"
-    return f"{device}, {backend}{more}"
+    return f"{device}, {_carried(backend, interface)}{more}"
 
 
 def threads_text(threads: Threads, *, each: bool) -> str:
@@ -50,6 +54,10 @@ def threads_text(threads: Threads, *, each: bool) -> str:
     count = "1 thread" if threads.count == 1 else f"{threads.count} threads"
     why = f" ({threads.reason})" if threads.reason.startswith("OMP_NUM_THREADS") else ""
     return f"{count}{' each' if each else ''}{why}"
+
+
+def _carried(backend: str, interface: str) -> str:
+    return f"{backend} over {interface}" if interface else backend
 
 
 def _workers(place: Place) -> str:

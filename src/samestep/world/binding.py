@@ -6,7 +6,7 @@ A host with two NUMA nodes of four cores, and four ranks that share it::
     numa      0123|4567        each rank has the nodes that its cores are on
     none      01234567         each rank runs wherever the kernel puts it
 
-Where each rank has a GPU, its cores are on the GPU's node.
+Where each rank has a GPU, its cores are on the GPU's node; for that it must see the GPUs of all.
 """
 
 import os
@@ -75,17 +75,18 @@ def bind(kind: str, place: Place, environment: Environment, *, shared: bool = Tr
             each to its own, they stay so.
 
     Raises:
-        UsageError: there are fewer cores than ranks.
+        UsageError: there are fewer cores than ranks, or Slurm shows each rank its own GPU only.
     """
     if kind == "none" or not shared or not hasattr(os, "sched_setaffinity"):
         return
-    mine = share_of(
-        kind,
-        cores(os.sched_getaffinity(0)),
-        local_rank=place.local_rank,
-        local_size=place.local_size,
-        near=gpu_nodes(environment.get("CUDA_VISIBLE_DEVICES")),
-    )
+    here, near = cores(os.sched_getaffinity(0)), gpu_nodes(environment.get("CUDA_VISIBLE_DEVICES"))
+    each_its_own = len(near) == 1 < place.local_size and environment.get("SLURM_GPUS_PER_TASK")
+    if each_its_own and len({core.node for core in here}) > 1:
+        raise UsageError(
+            f"--bind {kind}: under srun --gpus-per-task each worker sees its own GPU only, not which NUMA "
+            "nodes the others take. Add srun's --gpu-bind=none, so that it sees all, or leave --bind out."
+        )
+    mine = share_of(kind, here, local_rank=place.local_rank, local_size=place.local_size, near=near)
     os.sched_setaffinity(0, mine)
     env.export({BOUND: kind})
 

@@ -23,10 +23,13 @@ from samestep.world.compute_threads import Threads, threads_per_rank, told_threa
 from samestep.world.current import entered
 from samestep.world.detect import UNLAUNCHED, Detected, detect, given
 from samestep.world.device import Choice, available_here, bind, choose_backend, choose_device, facts_here
+from samestep.world.gloo_interface import use_way_to
 from samestep.world.handshake import Card, Seat, meet, withdraw
 from samestep.world.launchers import SAMESTEP
 from samestep.world.mpi_hosts import introduced
+from samestep.world.pods import refuse_pods
 from samestep.world.process_group import ProcessGroupWorld, adopt
+from samestep.world.rendezvous import choose
 from samestep.world.solo import SoloWorld
 from samestep.world.store import Store, open_store
 from samestep.world.stray import refuse_copies
@@ -141,6 +144,7 @@ def _joining(wishes: _Wishes) -> Iterator[World]:
 def _joined(wishes: _Wishes, environment: Environment) -> World:
     if wishes.place is None:
         detected = introduced(detect(environment), environment)
+        refuse_pods(environment, detected)
     else:
         detected = given(wishes.place, environment)
     if detected.launcher == UNLAUNCHED:
@@ -153,7 +157,8 @@ def _joined(wishes: _Wishes, environment: Environment) -> World:
     choice, backend, seat = _seated(store, wishes, detected, cpu)
     detected = replace(detected, place=seat.place, notes=())  # what they doubted is settled
     threads = _bind(wishes, environment, detected, choice, cpu, seat.sharing)
-    _announce(environment, detected, choice, backend, threads)
+    interface = _interface(wishes, detected, backend)
+    _announce(environment, detected, choice, threads, carried_by=(backend, interface))
     device = torch.device(choice.device)
     try:
         dist.init_process_group(
@@ -173,7 +178,7 @@ def _alone(wishes: _Wishes, environment: Environment, detected: Detected) -> Wor
     choice = choose_device(facts_here(wishes.device), detected.place, asked=wishes.device)
     threads = _bind(wishes, environment, detected, choice, cpu_share(), sharing=1)
     if detected.notes:
-        _announce(environment, detected, choice, None, threads)
+        _announce(environment, detected, choice, threads, carried_by=(None, ""))
     return SoloWorld(device=choice.device, place=detected.place)
 
 
@@ -219,15 +224,38 @@ def _bind(
     return threads
 
 
+def _interface(wishes: _Wishes, detected: Detected, backend: str) -> str:
+    """Have Gloo use the interface towards rank 0; return its name, empty where another back end carries."""
+    if detected.place.nodes == 1:
+        return ""
+    address, _ = choose(detected, master=wishes.master)
+    name = use_way_to(address).name
+    return name if backend == "gloo" else ""
+
+
 def _announce(
-    environment: Environment, detected: Detected, choice: Choice, backend: str | None, threads: Threads
+    environment: Environment,
+    detected: Detected,
+    choice: Choice,
+    threads: Threads,
+    *,
+    carried_by: tuple[str | None, str],
 ) -> None:
-    """Say on stderr, once, what was found and decided; `SAMESTEP_BANNER=0` keeps it quiet."""
+    """Say on stderr, once, what was found and decided; `SAMESTEP_BANNER=0` keeps it quiet.
+
+    Args:
+        environment: of this process.
+        detected: its place.
+        choice: its device.
+        threads: to compute with.
+        carried_by: the back end and the network interface.
+    """
+    backend, interface = carried_by
     if not detected.place.is_main or environment.get("SAMESTEP_BANNER") == "0":
         return
     if detected.launcher == SAMESTEP.name and backend is not None:  # which has told the rest
         other = None if threads == told_threads(environment) else threads
-        line = describe_rest(device=choice.kind, backend=backend, threads=other)
+        line = describe_rest(device=choice.kind, backend=backend, threads=other, interface=interface)
     else:
-        line = describe(detected, device=choice.kind, backend=backend, threads=threads)
+        line = describe(detected, device=choice.kind, backend=backend, threads=threads, interface=interface)
     sys.stderr.write("".join(f"samestep: {text}\n" for text in (line, *detected.notes)))

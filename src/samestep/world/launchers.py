@@ -165,8 +165,13 @@ UNKNOWN = (
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
     ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
     ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+    ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    ("PALS_RANKID", ""),
 )
-"""Rank and number of ranks in the words of launchers that have no row: they are only told apart from none."""
+"""Rank and number of ranks in the words of launchers that have no row: they are only told apart from none.
+
+Some do not tell how many there are.
+"""
 
 # Slurm numbers the steps that hold no tasks (batch script, extern, `salloc`'s shell) from here upwards.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0

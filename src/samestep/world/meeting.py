@@ -9,6 +9,7 @@ The job's ports follow from its name (`rendezvous.ports_of`). Whoever else liste
 rank 0 of another job, does not know the name: it costs a second, and nobody meets at the wrong place.
 """
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -19,11 +20,16 @@ from time import monotonic
 from samestep.base.errors import DetectionError, PeerLost
 from samestep.base.place import Place
 from samestep.world.detect import LOOPBACK, Detected
+from samestep.world.launchers import SLURM
 from samestep.world.rendezvous import Ancestors, ancestors, choose, name_of, ports_of, resolve
 
 START_S = 120.0
 """How much later than another a rank may start: importing from a busy file system can take a minute."""
 
+_ON_A_TERMINAL = (
+    " Is this a shell that `srun --pty` has started? It is task 0, and those of the other tasks end at once: "
+    "use salloc, or srun --ntasks=1 --pty."
+)
 _ANSWER_S = 1.0
 _LONGEST = 512
 
@@ -72,47 +78,77 @@ def meeting_point(
         return
     if detected.master_addr is None:
         _check_own(ip, address)
-    with _reserved(ip) as holder, _listening(job, ip) as listener:
+    at = _Bound.of(ip, job.place)
+    hint = _ON_A_TERMINAL if detected.launcher == SLURM.name and os.isatty(0) else ""
+    with _reserved(at) as holder, _listening(job, at) as listener:
         chosen = int(holder.getsockname()[1])
-        _tell(listener, job, chosen, timeout_s)
+        _tell(listener, job, chosen, timeout_s, hint)
         listener.close()
         yield address, chosen
 
 
 @contextmanager
-def _reserved(ip: str) -> Iterator[socket.socket]:
+def meeting_alone() -> Iterator[tuple[str, int]]:
+    """Give an address and port for a job of one rank, where no other can be; reserved for the block."""
+    with _reserved(_Bound(LOOPBACK[0], socket.AF_INET)) as holder:
+        yield LOOPBACK[0], int(holder.getsockname()[1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """Where rank 0 listens: on loopback among ranks of one host, else everywhere, by both families.
+
+    What rank 0's name leads to on its own host (127.0.0.1 in many a hosts file), or first, need not be what
+    the others find.
+    """
+
+    address: str
+    family: socket.AddressFamily
+    both: bool = False
+
+    @classmethod
+    def of(cls, ip: str, place: Place) -> "_Bound":
+        family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+        if ip in LOOPBACK and place.local_size == place.size:
+            return cls(ip, family)
+        if socket.has_dualstack_ipv6():
+            return cls("", socket.AF_INET6, both=True)
+        return cls("", family)
+
+    def server(self, port: int) -> socket.socket:
+        """Return a socket that listens there."""
+        return socket.create_server(
+            (self.address, port), family=self.family, backlog=1024, dualstack_ipv6=self.both
+        )
+
+
+@contextmanager
+def _reserved(at: _Bound) -> Iterator[socket.socket]:
     """Hold a free port: one that is bound but does not listen is handed to nobody else.
 
     torch's store, which allows sharing its address, can listen there all the same.
     """
-    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
-    with socket.socket(family) as holder:
+    with socket.socket(at.family) as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind((ip if ip in LOOPBACK else "", 0))
+        if at.both:
+            holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        holder.bind((at.address, 0))
         yield holder
 
 
-def _listening(job: _Job, ip: str) -> socket.socket:
+def _listening(job: _Job, at: _Bound) -> socket.socket:
     """Return a socket that listens at the first of the job's ports that is free."""
-    listener = next(filter(None, (_server(ip, port) for port in ports_of(job.name))), None)
-    if listener is None:
-        raise DetectionError(
-            f"none of the ports {', '.join(map(str, ports_of(job.name)))} is free on "
-            f"{socket.gethostname()}. Set MASTER_PORT to the same free port on every rank."
-        )
-    return listener
+    for port in ports_of(job.name):
+        with suppress(OSError):  # somebody else's
+            return at.server(port)
+    raise DetectionError(
+        f"none of the ports {', '.join(map(str, ports_of(job.name)))} is free on "
+        f"{socket.gethostname()}. Set MASTER_PORT to the same free port on every rank."
+    )
 
 
-def _server(ip: str, port: int) -> socket.socket | None:
-    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
-    try:
-        return socket.create_server((ip if ip in LOOPBACK else "", port), family=family, backlog=1024)
-    except OSError:  # somebody else's
-        return None
-
-
-def _tell(listener: socket.socket, job: _Job, port: int, timeout_s: float) -> None:
-    """Tell every other rank the port."""
+def _tell(listener: socket.socket, job: _Job, port: int, timeout_s: float, hint: str = "") -> None:
+    """Tell every other rank the port; `hint` says what else may keep them."""
     waiting = set(range(1, job.place.size))
     deadline = monotonic() + timeout_s
     while waiting:
@@ -120,7 +156,7 @@ def _tell(listener: socket.socket, job: _Job, port: int, timeout_s: float) -> No
         try:
             connection, _ = listener.accept()
         except TimeoutError:
-            raise PeerLost(_not_come(waiting, job.place.size, timeout_s)) from None
+            raise PeerLost(_not_come(waiting, job.place.size, timeout_s) + hint) from None
         with connection, suppress(OSError):  # it asks again
             connection.settimeout(_ANSWER_S)
             question, _, rank = _line(connection).rpartition(" ")
@@ -177,11 +213,24 @@ def _line(connection: socket.socket) -> str:
 
 def _check_own(ip: str, address: str) -> None:
     """Refuse an address that is not this host's, where it was derived rather than given."""
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as probe:
-            probe.bind((ip, 0))
-    except OSError:
+    if not any(map(_is_own, [(ip, 0), *_also(address)])):
         raise DetectionError(
             f"rank 0 runs on {socket.gethostname()}, but the ranks were to meet on {address} ({ip}), which "
             "is another host. Set MASTER_ADDR to the host of rank 0, on every rank."
-        ) from None
+        )
+
+
+def _also(address: str) -> list[tuple[str | int, ...]]:
+    """Return all that a name leads to, with the scopes that link-local addresses need."""
+    with suppress(OSError, UnicodeError):
+        return [(found[4][0], 0, *found[4][2:]) for found in socket.getaddrinfo(address, None)]
+    return []
+
+
+def _is_own(at: tuple[str | int, ...]) -> bool:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in str(at[0]) else socket.AF_INET) as probe:
+            probe.bind(at)
+    except OSError:
+        return False
+    return True

@@ -10,6 +10,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from samestep.base.env import Environment
 from samestep.base.errors import PeerLost, WorldError
 from samestep.world.detect import Detected
+from samestep.world.lives import name_of_life
 from samestep.world.meeting import START_S, meeting_point
 from samestep.world.rendezvous import await_listener
 
@@ -50,10 +51,17 @@ def open_store(
             connect_s=connect_s,
         )
     store.set_timeout(timedelta(seconds=timeout_s))
-    # One agent's store outlives a restart of its workers. Agents count restarts each for itself, so that
-    # only ranks of one agent agree on the number.
-    restart = environment.get("TORCHELASTIC_RESTART_COUNT", "0") if detected.place.nodes == 1 else "0"
-    return PrefixStore(f"samestep/{restart}/{next(_joinings)}", store)
+    joining = next(_joinings)
+    # Agents' stores outlive a restart of their workers. They count restarts each for itself, so that only
+    # ranks of one agent agree on the number.
+    if detected.place.nodes == 1:
+        life = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+    elif agents:
+        meeting = PrefixStore(f"samestep/meeting/{joining}", store)
+        life = name_of_life(meeting, detected.place, timeout_s=timeout_s)
+    else:
+        life = "0"
+    return PrefixStore(f"samestep/{life}/{joining}", store)
 
 
 def _connected(address: str, port: int, *, size: int, serves: bool, connect_s: float) -> Store:

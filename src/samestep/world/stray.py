@@ -15,6 +15,8 @@ from samestep.world.launchers import LAUNCHERS, SLURM, UNKNOWN, Launcher, is_tas
 
 _STARTERS = ("slurmstepd", "orted", "prted", "mpirun", "mpiexec", "orterun", "prterun", "hydra_pmi_proxy")
 """Programs whose children are ranks."""
+_OF_A_STEP = ("SLURM_STEP_", "SLURM_SRUN_COMM_", "SLURM_LAUNCH_NODE_")
+"""What the variables begin with that srun gives its tasks, and nobody else."""
 _LOOK_S = 0.01
 _LINGER_S = 2.0
 """How long a process stays that has seen others like it, so that they see it as well."""
@@ -52,12 +54,14 @@ def refuse_half_set(env: Environment) -> None:
         several = values.get("size", 1) > 1 or values.get("rank", 0) > 0
         if several and not (launcher is SLURM and _is_job_script(env)):
             _refuse_half(launcher, env)
+    if env.get("SLURM_PROCID") and not env.get("SLURM_STEP_ID") and not _is_batch_script(env):
+        _refuse_half(SLURM, env)  # task 0 of several would go on alone, the others refused
     for rank, size in UNKNOWN:
-        count = integer(env, size) or 1
-        if env.get(rank) and count > 1:
+        if env.get(rank) and (not size or (integer(env, size) or 1) > 1):
+            told = ", ".join(f"{name}={env[name]}" for name in (size, rank) if name)
             raise DetectionError(
-                f"{size}={count}, {rank}={env[rank]}: a launcher that samestep does not know started {count} "
-                "processes, and each would be a copy of the same run. Export RANK, WORLD_SIZE, LOCAL_RANK, "
+                f"{told}: a launcher that samestep does not know started this process, as one of several, "
+                "and each would be a copy of the same run. Export RANK, WORLD_SIZE, LOCAL_RANK, "
                 "LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT from its variables, or unset these for a "
                 "single process."
             )
@@ -88,6 +92,18 @@ def _is_job_script(env: Environment) -> bool:
     """Whether this is the script of a Slurm job or a shell in it, which is one process."""
     step = env.get("SLURM_STEP_ID", "")
     return bool(step) and not is_task_step(step)
+
+
+def _is_batch_script(env: Environment) -> bool:
+    """Whether this is a job's batch script: Slurm gives it a task's number, its node and job, but no step.
+
+    A task whose container lets some variables through only lacks others too, or has more of its step's.
+    """
+    if integer(env, "SLURM_NTASKS") == 1:
+        return True
+    if not env.get("SLURM_JOB_ID") or not env.get("SLURMD_NODENAME"):
+        return False
+    return not any(name.startswith(_OF_A_STEP) for name in env)
 
 
 def _refuse_half(launcher: Launcher, env: Environment) -> None:

@@ -5,12 +5,29 @@ import sys
 
 import pytest
 
-from support.launches import JOIN, RUN, TELL, placed, places
+from support.launches import MESSAGES, RUN, SAID_BY_TWO, TELL, placed, places
 from support.mpi import KINDS, mpirun
 from support.nodes import LOGIN
 
 FORWARD = ("PYTHONPATH",) if "PYTHONPATH" in os.environ else ()
 TWO = ("node0", "node1")
+CALLS_MPICH = """
+import ctypes, samestep
+with samestep.join(device="cpu") as world:
+    mpi, rank = ctypes.CDLL("libmpich.so.12"), ctypes.c_int(-1)
+    mpi.MPI_Init(None, None)
+    mpi.MPI_Comm_rank(0x44000000, ctypes.byref(rank))  # MPI_COMM_WORLD
+    print(f"rank {world.place.rank} is MPI's rank {rank.value}\\n", end="", flush=True)
+    mpi.MPI_Finalize()
+"""
+FAILS = """
+import samestep
+with samestep.join(device="cpu") as world:
+    if world.place.rank == 1:
+        raise ValueError("no such column")
+    world.sum(1)
+    print("went on")
+"""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -48,16 +65,33 @@ def test_an_address_that_is_given_counts(nodes, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_joined_script_on_two_hosts_is_one_run(nodes, kind, tmp_path):
-    script = tmp_path / "joined.py"
-    script.write_text(JOIN)
+def test_a_joined_script_on_two_hosts_is_one_run_whose_ranks_send_messages(nodes, kind):
     launch = mpirun(kind, nodes, TWO, per_host=1, forward=FORWARD)
-    done = nodes.run(LOGIN, *launch, sys.executable, script)
+    done = nodes.run(LOGIN, *launch, sys.executable, MESSAGES)
 
     assert done.code == 0, done.err
-    assert sorted(done.out.splitlines()) == [
-        f"rank {r} of 2 (local rank 0 of 1 on node {r} of 2) 3" for r in range(2)
-    ]
+    assert done.out.splitlines() == SAID_BY_TWO
+    assert f"samestep: 2 workers = 2 nodes x 1, {kind}, cpu, gloo over eth0, " in done.err
+
+
+def test_a_script_that_calls_mpich_itself_is_given_the_address(nodes, tmp_path):
+    script = tmp_path / "calls_mpi.py"
+    script.write_text(CALLS_MPICH)
+    launch = mpirun("mpich", nodes, TWO, per_host=1)
+    done = nodes.run(LOGIN, *launch, sys.executable, script, MASTER_ADDR="node0", MASTER_PORT="29511")
+
+    assert done.code == 0, done.err
+    assert sorted(done.out.splitlines()) == ["rank 0 is MPI's rank 0", "rank 1 is MPI's rank 1"]
+
+
+def test_mpich_which_ends_nobody_does_not_keep_who_waits_for_a_rank_that_failed(nodes, tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text(FAILS)
+    done = nodes.run("node0", *mpirun("mpich", nodes, ["node0"], per_host=2), *RUN, script)
+
+    assert done.code != 0
+    assert "ValueError: no such column" in done.err
+    assert done.out == ""
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,13 +4,16 @@ import http.server
 import re
 import subprocess
 import threading
+import zlib
 
 import numpy as np
 import pytest
 
 from samestep.report.compare import write_comparison
 from samestep.report.run_page import write_report
+from samestep.report.scaling.page import write_study_page
 from support.run_folders import run_folder
+from support.studies import study
 from support.systems import program
 
 QUIET = (
@@ -18,14 +21,21 @@ QUIET = (
     *("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
 
+FILL = re.compile(r"(?<!\S)([\d.]+) ([\d.]+) ([\d.]+) rg")
+
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """A folder with the page of a run, and one that lays two side by side."""
+    """A folder with the page of a run, one that lays two side by side, and two of scaling studies."""
     root = tmp_path_factory.mktemp("pages")
     one, two = run_folder(root / "one", steps=1000), run_folder(root / "two", finished=False)
     write_report(one)
     write_comparison([one, two], root / "both.html")
+    write_study_page(study(), root / "study.html")
+    write_study_page(
+        study(workers=(1, 2, 4, 8, 16, 32, 64), modes=("strong", "weak"), variants=("sync=ddp", "sync=flat")),
+        root / "studies.html",
+    )
     return root
 
 
@@ -63,16 +73,27 @@ def browse(address, profile, *flags):
     return done.stdout, done.stderr
 
 
-@pytest.mark.parametrize(("page", "curves"), [("one/report.html", 6), ("both.html", 4)])
+@pytest.mark.parametrize(("page", "curves"), [("one/report.html", 6), ("both.html", 4), ("studies.html", 8)])
 def test_a_page_is_drawn_without_a_word_or_a_request(asked, tmp_path, page, curves):
     address, paths = asked
 
     dom, log = browse(f"{address}/{page}", tmp_path / "profile", "--virtual-time-budget=2000", "--dump-dom")
 
     assert dom.count("<figure") == curves
-    assert len(re.findall(r'<path class="(?:line|area)', dom)) >= curves
+    assert len(re.findall(r'<path class="(?:line|area)|<rect class="part', dom)) >= curves
     assert "CONSOLE" not in log
     assert paths == [f"/{page}"]
+
+
+def test_a_study_that_was_measured_is_drawn_too(measured, tmp_path):
+    page = measured[0] / "report.html"
+
+    dom, log = browse(f"file://{page}", tmp_path / "profile", "--virtual-time-budget=2000", "--dump-dom")
+
+    assert dom.count("<figure") == page.read_text().count("<figure") >= 4
+    assert len(re.findall(r'<path class="(?:line|area)|<rect class="part', dom)) >= 4
+    assert not re.search(r'="[^"]*\b(?:nan|inf|None|undefined)\b', dom, re.IGNORECASE)
+    assert "CONSOLE" not in log
 
 
 def test_the_picture_is_not_blank(pages, tmp_path):
@@ -90,3 +111,48 @@ def test_the_picture_is_not_blank(pages, tmp_path):
     blue = (np.abs(pixels.astype(int) - (0x00, 0x72, 0xB2)).sum(1) < 12).sum()  # the first curve's colour
     assert blue > 500
     assert len(np.unique(pixels, axis=0)) > 50
+
+
+def painted(page, tmp_path, *flags):
+    """Return the pixels of a page that is as wide as a screen and higher."""
+    from PIL import Image
+
+    picture = tmp_path / "page.png"
+    browse(
+        f"file://{page}", tmp_path / "profile", "--window-size=1200,2600", f"--screenshot={picture}", *flags
+    )
+    return np.asarray(Image.open(picture).convert("RGB")).reshape(-1, 3).astype(int)
+
+
+@pytest.mark.parametrize(
+    ("flags", "paper"),
+    [((), (255, 255, 255)), (("--blink-settings=preferredColorScheme=0",), (0x14, 0x17, 0x1B))],
+)
+def test_a_study_is_painted_by_day_and_by_night(pages, tmp_path, flags, paper):
+    pixels = painted(pages / "study.html", tmp_path, *flags)
+    assert (np.abs(pixels - paper).sum(1) < 6).mean() > 0.2
+    for colour in ((0x56, 0xB4, 0xE9), (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)):  # forward, backward, exchange
+        assert (np.abs(pixels - colour).sum(1) < 12).sum() > 300
+
+
+def test_a_study_prints_on_white_paper_in_its_colours(pages, tmp_path):
+    paper = tmp_path / "study.pdf"
+    browse(
+        f"file://{pages / 'study.html'}",
+        tmp_path / "profile",
+        "--blink-settings=preferredColorScheme=0",
+        f"--print-to-pdf={paper}",
+    )
+    streams = re.findall(rb"stream\r?\n(.*?)\r?\nendstream", paper.read_bytes(), re.DOTALL)
+    drawn = b"".join(map(inflated, streams)).decode("latin-1")
+    filled = {tuple(round(255 * float(part)) for part in rgb) for rgb in FILL.findall(drawn)}
+    assert {(0x56, 0xB4, 0xE9), (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)} <= filled
+    assert not {(0x14, 0x17, 0x1B), (0x1D, 0x21, 0x27)} & filled  # the paper and the cards of the night
+
+
+def inflated(stream):
+    """Return what a stream of a PDF holds; nothing where it is no text of drawing."""
+    try:
+        return zlib.decompress(stream)
+    except zlib.error:
+        return b""

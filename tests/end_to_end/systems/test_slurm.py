@@ -8,6 +8,18 @@ import pytest
 from samestep.world.rendezvous import PORTS
 from support.launches import JOIN, RUN, TELL, placed, places
 
+SERIAL = """
+import socket, torch
+assert socket.gethostname() == "node0"
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    loss = model(torch.randn(8, 4)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
 BARE = ("env", "-i", "PATH=/usr/bin:/bin", f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}")
 
 
@@ -81,6 +93,23 @@ def test_salloc_from_a_login_node_sends_the_work_in(slurm):
 def test_salloc_refuses_what_its_tasks_do_not_make(slurm):
     done = slurm.run("salloc", "--nodes=2", "--ntasks-per-node=2", *RUN, "-n", 3, *TELL)
     assert "3 workers were asked for, but allocation" in said(done)
+
+
+def test_verify_from_a_login_node_is_one_task_on_one_of_the_nodes(slurm, script):
+    script.write_text(SERIAL)
+    verify = (sys.executable, "-m", "samestep", "verify", script, "-n", 2, "--steps", 2)
+    done = slurm.run("salloc", "--nodes=2", "--ntasks-per-node=2", *verify)
+
+    assert done.code == 0, done.err
+    assert "is not in it: starting there, with srun" in done.err
+    assert done.out.splitlines()[-1] == "same: the runs take the same steps, over 2 steps."
+
+
+def test_verify_as_several_tasks_is_refused(slurm, script):
+    verify = (sys.executable, "-m", "samestep", "verify", script)
+    done = slurm.run("srun", "--ntasks=2", *verify)
+
+    assert "but slurm started 2 of it. Start one: in a job's script without srun, or srun" in said(done)
 
 
 def test_a_job_script_without_srun_is_one_process(slurm, script, tmp_path):

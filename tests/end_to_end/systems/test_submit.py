@@ -1,5 +1,6 @@
 """Jobs that samestep writes, given to a real Slurm and to real MPIs, and followed to their end."""
 
+import re
 import sys
 import time
 
@@ -9,6 +10,7 @@ from support.commands import finish
 from support.launches import TELL, placed, places
 from support.mpi import KINDS
 from support.nodes import LOGIN
+from support.run_files import json_lines, json_lines_so_far
 from support.systems import program
 
 SUBMIT = (sys.executable, "-m", "samestep", "submit")
@@ -53,29 +55,51 @@ def test_a_job_that_slurm_refuses_is_one_line(slurm, here):
     assert "invalid partition specified: none" in line
 
 
-def test_a_training_that_is_warned_goes_on_when_the_job_starts_again(slurm, here):
-    flags = ("--requeue", "--job-name", "long")
-    following = slurm.start(
-        *SUBMIT, "slurm", *flags, "train", "digits", "--epochs", 6, "--threads", 1, folder=here
-    )
+@pytest.mark.timeout(300)
+def test_a_training_goes_on_after_a_warning_a_preemption_and_the_loss_of_its_first_node(slurm, here):
+    flags = ("--requeue", "--job-name", "long", "--nodes", 2)
+    train = ("train", "digits", "--subset", 480, "--batch-size", 32, "--epochs", 20, "--checkpoint-steps", 10)
+    following = slurm.start(*SUBMIT, "slurm", *flags, *train, "--threads", 1, folder=here)
     number = following.stderr.readline().split()[2]
-    while not following.stdout.readline().lstrip().startswith("epoch "):
-        assert following.poll() is None, following.stderr.read()
+    run = here / "runs" / f"train-digits-{number}"
+
+    def await_start(count):
+        """Return once this start of the job is some steps on."""
+        steps = len(json_lines_so_far(run / "metrics.jsonl")) + 25
+        while (
+            len(json_lines_so_far(run / "sessions.jsonl")) < count
+            or len(json_lines_so_far(run / "metrics.jsonl")) < steps
+        ):
+            assert following.poll() is None, following.communicate()
+            time.sleep(0.05)
+
+    await_start(1)
     slurm.run("scancel", "--signal=USR1", number)  # as Slurm does near the limit: the steps, not the script
-    begin = time.monotonic()
-    while "BeginTime" not in slurm.run("squeue", "--noheader", "--format=%r", f"--jobs={number}").out:
-        assert time.monotonic() < begin + 30
-        time.sleep(0.1)
-    time.sleep(2)  # slurmd takes no job again within the second in which it ended it
-    slurm.run("scontrol", "update", f"jobid={number}", "StartTime=now")
-    done = finish(following)
+    slurm.start_again(number)
+    await_start(2)
+    slurm.run("scontrol", "requeue", number)  # as Slurm does for a job that goes before: SIGTERM to all
+    slurm.start_again(number)
+    await_start(3)
+    first = slurm.run("squeue", "--noheader", "--format=%B", f"--jobs={number}").out.strip()
+    with slurm.lost(first):  # where the ranks meet, and the job's script runs
+        slurm.start_again(number)
+        done = finish(following)
 
     assert done.code == 0, done.err
+    stopped = re.findall(r"samestep: stopped by (\w+) after step (\d+) of 300, with a checkpoint\.", done.out)
+    assert [name for name, _ in stopped] == ["SIGUSR1", "SIGTERM"]
+    assert [f"goes on from step-{step}, step {step} of 300" in done.out for _, step in stopped] == [
+        True,
+        True,
+    ]
     assert f"Go on with: samestep train --resume runs/train-digits-{number}" in done.out
     assert "samestep: the job goes back to the queue" in done.out
-    assert "right (" in done.out  # the result, of the second start
-    assert ", start 2." in done.err
-    assert (here / "runs" / f"train-digits-{number}" / "result.json").exists()
+    assert "right (" in done.out  # the result, of the last start
+    assert re.search(r"runs on node\[1-2\], start 4\.", done.err)
+    assert (run / "result.json").exists()
+    assert [row["world_size"] for row in json_lines(run / "sessions.jsonl")] == [2, 2, 2, 2]
+    steps = [row["step"] for row in json_lines(run / "metrics.jsonl")]
+    assert steps == list(range(1, 20 * 15 + 1))
 
 
 @pytest.mark.parametrize("kind", KINDS)

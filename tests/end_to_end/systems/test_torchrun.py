@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from support.commands import finish
-from support.launches import JOIN, RUN, TELL, placed, places
+from support.launches import JOIN, MESSAGES, RUN, SAID_BY_TWO, TELL, placed, places
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 TWO = ("node0", "node0", "node1", "node1")
@@ -15,13 +15,6 @@ def on_both(nodes, command):
     """Run a launcher on each of two nodes; return how the first and the second ended."""
     started = [nodes.start(f"node{i}", *(str(word).format(i=i) for word in command)) for i in range(2)]
     return [finish(process) for process in started]
-
-
-def test_torchruns_workers_on_one_node(nodes):
-    done = nodes.run("node0", *TORCHRUN, "--nproc-per-node=2", "-m", "samestep", "run", *TELL)
-
-    assert done.code == 0, done.err
-    assert places(done.out)[0] == placed("node0", "node0")
 
 
 def test_torch_distributed_launch_hands_over_a_local_rank(nodes):
@@ -42,16 +35,72 @@ def test_torchruns_workers_on_two_nodes(nodes):
     assert points == {"node0:29400"}
 
 
-def test_our_own_launchers_on_two_nodes(nodes, tmp_path):
+def test_torchruns_workers_on_two_nodes_send_messages(nodes):
+    flags = ("--nnodes=2", "--node-rank={i}", "--nproc-per-node=1", "--master-addr=node0")
+    both = on_both(nodes, (*TORCHRUN, *flags, MESSAGES))
+
+    assert [done.code for done in both] == [0, 0], both[0].err + both[1].err
+    assert both[0].out.splitlines() == SAID_BY_TWO
+    assert both[1].out == ""
+
+
+DIES_ONCE = """
+import os, signal, sys
+from pathlib import Path
+import samestep
+
+with samestep.join(timeout_s=60) as world:
+    world.barrier()
+    if world.place.rank == 1 and not (died := Path(sys.argv[1])).exists():
+        died.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    total = world.sum(world.place.rank)
+world.print(f"{total} after a restart" if Path(sys.argv[1]).exists() else "nobody died")
+"""
+
+
+def test_a_worker_that_is_killed_under_torchrun_on_two_nodes_is_started_again(nodes, tmp_path):
+    """Its agents keep the store of the ranks before, whose cards and addresses are of no use."""
+    script = tmp_path / "dies_once.py"
+    script.write_text(DIES_ONCE)
+    meet = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node0:29400", "--max-restarts=2")
+    command = (*TORCHRUN, *meet, "--nproc-per-node=2", script, tmp_path / "died")
+    both = on_both(nodes, command)
+
+    assert [done.code for done in both] == [0, 0], both[0].err + both[1].err
+    assert "".join(done.out for done in both).splitlines() == ["6.0 after a restart"]
+
+
+def with_name_on_loopback(nodes, folder, command):
+    """Return a command that finds its node's own name at 127.0.1.1, where Debian's installer puts it."""
+    for node in nodes.names:
+        (folder / f"hosts-{node[-1]}").write_text(nodes.hosts(**{node: "127.0.1.1"}))
+    there = 'mount --bind "$0" /etc/hosts && exec "$@"'
+    return ("unshare", "--mount", "sh", "-c", there, folder / "hosts-{i}", *command)
+
+
+STATIC, C10D = ("--node-rank", "{i}", "--master-addr"), ("--rdzv-backend", "c10d", "--rdzv-endpoint")
+
+
+@pytest.mark.parametrize(
+    ("meeting", "named"),
+    [((*STATIC, "node0"), False), ((*STATIC, "node0-ipv6"), True), ((*C10D, "[fd77::1]"), False)],
+    ids=["by name", "by name of IPv6", "by address of IPv6"],
+)
+def test_our_own_launchers_on_two_nodes(nodes, tmp_path, meeting, named):
+    """Also where each node's own name is on loopback: Gloo by itself would listen there."""
     script = tmp_path / "joined.py"
     script.write_text(JOIN)
-    flags = ("--nnodes", 2, "--node-rank", "{i}", "--master-addr", "node0", "--nproc-per-node", 2)
-    both = on_both(nodes, (*RUN, *flags, script))
+    command = (*RUN, "--nnodes", 2, *meeting, "--nproc-per-node", 2, script)
+    both = on_both(nodes, command if named else with_name_on_loopback(nodes, tmp_path, command))
 
     assert [done.code for done in both] == [0, 0], both[0].err + both[1].err
     assert sorted("".join(done.out for done in both).splitlines()) == [
         f"rank {r} of 4 (local rank {r % 2} of 2 on node {r // 2} of 2) 10" for r in range(4)
     ]
+    assert "samestep: cpu, gloo over eth0\n" in both[0].err + both[1].err
+    for done in both:
+        assert ("samestep: Gloo's messages between the nodes go by eth0 (" in done.err) != named
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -77,13 +77,64 @@ def test_flags_of_several_nodes_are_refused_where_they_would_be_ignored(run, fla
     assert f"{flags[-2]} {flags[-1]}" in line or "--master-port" in line
 
 
+STATIC = ["--nnodes", 2, "--node-rank", 0, "--master-addr", "127.0.0.1"]
+C10D = ["--nnodes", 2, "--rdzv-backend", "c10d", "--rdzv-endpoint"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([*STATIC, "--master-port", 99999], "--master-port 99999 is no port"),
+        ([*STATIC, "--master-port", -5], "--master-port -5 is no port"),
+        ([*C10D, "node0:99999"], "node0:99999: 99999 is no port"),
+        ([*C10D, "node0:0"], "node0:0: 0 is no port"),
+        ([*STATIC, "--rdzv-conf", "timeout=abc"], "timeout=abc: give a whole number"),
+        ([*STATIC, "--rdzv-conf", "join_timeout=3"], "static has no such option, only timeout."),
+        ([*C10D, "node0", "--rdzv-conf", "min_nodes=3"], "c10d has no such option"),
+        ([*C10D, "node0", "--rdzv-conf", "is_host=maybe"], "is_host=maybe: give yes or no"),
+        ([*C10D, "node0", "--rdzv-conf", "join_timeout=0"], "join_timeout=0: give a whole number"),
+        (["--monitor-interval", -1], "--monitor-interval -1"),
+        (["--monitor-interval", "nan"], "--monitor-interval nan"),
+    ],
+)
+def test_values_that_torchs_agent_would_fail_on_are_refused(run, flags, said):
+    code, out, err = run(*flags)
+
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
+    assert said in line
+
+
+def test_options_of_the_meeting_are_accepted(run):
+    assert run(*STATIC, "--rdzv-conf", "timeout=30")[0] == 0
+    assert run(*C10D, "node0", "--rdzv-conf", "is_host=False,join_timeout=30,keep_alive_interval=2")[0] == 0
+
+
 @pytest.mark.parametrize(
     "flags",
     [
         ["--standalone"],
         ["--node-rank", 0, "--master-addr", "127.0.0.1"],
         ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"],
+        ["--rdzv-backend", "c10d", "--rdzv-endpoint", "[::1]:0"],
     ],
 )
 def test_flags_that_one_node_fulfils_are_accepted(run, flags):
     assert run(*flags)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "where"),
+    [
+        (["--node-rank", 0, "--master-addr", "fd77::1"], "[fd77::1]:29500"),
+        (["--rdzv-backend", "c10d", "--rdzv-endpoint", "fd77::1"], "[fd77::1]:29500"),
+        (["--rdzv-backend", "c10d", "--rdzv-endpoint", "[fd77::1]"], "[fd77::1]:29500"),
+        (["--rdzv-backend", "c10d", "--rdzv-endpoint", "[fd77::1]:4711"], "[fd77::1]:4711"),
+        (["--rdzv-backend", "c10d", "--rdzv-endpoint", "node0"], "node0:29500"),
+    ],
+)
+def test_an_address_of_ipv6_is_told_from_its_port(run, flags, where):
+    code, out, err = run("--nnodes", 2, *flags)
+
+    assert code == 0, err
+    assert f"meeting at {where} (" in out

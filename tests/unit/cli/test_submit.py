@@ -1,5 +1,7 @@
 """``samestep submit``: what is wrong is said before anything is written; what is right is handed over."""
 
+import signal
+
 import pytest
 
 from samestep.base import env
@@ -44,6 +46,8 @@ def submit(tmp_path, monkeypatch, capsys):
         (["mpi", "--hosts", "a", "--hostfile", "f", "train.py"], "give one of the two"),
         (["mpi", "--hostfile", "gone", "train.py"], "cannot read the hostfile gone"),
         (["mpi", "--hosts", "a", "train.py"], "no mpirun of Open MPI or MPICH is on the PATH"),
+        (["mpi", "--hosts", "a", "--ssh", "'", "train.py"], "is no command of a shell: no closing quotation"),
+        (["mpi", "--hosts", "a", "--ssh", "", "train.py"], "ssh '' names no command"),
         (["mpi", "--hosts", "a", "--flavour", "lam", "train.py"], "'lam' is neither of openmpi and mpich"),
     ],
 )
@@ -112,6 +116,18 @@ def test_detached_it_prints_the_number_of_the_job(submit, tmp_path, monkeypatch)
     sbatch(tmp_path, monkeypatch, "echo '12;cluster'")
 
     assert submit("slurm", "--detach", "train.py")[:2] == (0, "12\n")
+
+
+def test_the_number_of_a_job_is_told_whoever_presses_ctrl_c_meanwhile(submit, tmp_path, monkeypatch):
+    sbatch(tmp_path, monkeypatch, "kill -INT $PPID; sleep 0.1; echo 12")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        code, _, err = submit("slurm", "train.py")
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert code == 130
+    assert "job 12 is submitted" in err
 
 
 def test_a_job_that_slurm_refuses_is_one_line(submit, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """The doctor's findings, for situations as recorded."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -92,13 +93,12 @@ def test_a_task_that_slurm_bound_keeps_its_processors_to_itself():
     assert diagnosis.threads.count == 2
 
 
-def test_a_host_name_on_loopback_hurts_between_nodes():
-    (text,) = hurting(examined("slurm_step_2x2_rank3", address_of=lambda address: "127.0.1.1"))
-    assert "GLOO_SOCKET_IFNAME" in text
-    named = examined(
-        "slurm_step_2x2_rank3", address_of=lambda address: "127.0.1.1", GLOO_SOCKET_IFNAME="eth0"
-    )
-    assert hurting(named) == []
+def test_a_host_name_on_loopback_is_noted_between_nodes_and_does_not_hurt():
+    on_loopback = partial(examined, "slurm_step_2x2_rank3", address_of=lambda address: "127.0.1.1")
+    (finding,) = on_loopback().findings
+    assert not finding.hurts
+    assert "GLOO_SOCKET_IFNAME" in finding.text
+    assert on_loopback(GLOO_SOCKET_IFNAME="eth0").findings == ()
 
 
 def test_an_inferred_layout_is_noted_but_does_not_hurt():

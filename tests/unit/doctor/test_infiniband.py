@@ -1,8 +1,8 @@
 """InfiniBand ports that are up and of no use to whoever needs an IP address."""
 
+from samestep.base.interfaces import interfaces
 from samestep.doctor import infiniband
 from samestep.doctor.infiniband import has_device_files, ports
-from samestep.doctor.network import interfaces
 from support import trees
 
 ADDRESSES = {"eth0": ["10.0.0.2"], "lo": ["127.0.0.1"]}

@@ -2,9 +2,9 @@
 
 import pytest
 
+from samestep.base.interfaces import Interface
 from samestep.doctor import settings
 from samestep.doctor.infiniband import Port
-from samestep.doctor.network import Interface
 from samestep.doctor.settings import Situation
 
 LO = Interface(name="lo", up=True, loopback=True, addresses=("127.0.0.1",))

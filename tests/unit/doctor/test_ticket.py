@@ -5,6 +5,8 @@ import pytest
 from samestep.doctor.examination import Examination
 from samestep.doctor.part import Finding
 from samestep.doctor.ticket import Mask, environment_rows, is_secret, masked
+from samestep.world.detect import detect
+from support.recordings import recording
 
 ENVIRONMENT = {
     "HOME": "/home/ada",
@@ -29,6 +31,11 @@ MASK = Mask.of(ENVIRONMENT)
         ("/scratch/ada/runs and ada@node0", "/scratch/USER/runs and USER@node0"),
         ("an adapter of ada", "an adapter of ada"),
         ("http://ada:hunter22@proxy:3128/", "http://***@proxy:3128/"),
+        ("https://bob:p@ss/w@host/x", "https://***@host/x"),
+        ("python train.py --api-key sk-12345678 --lr 1", "python train.py --api-key *** --lr 1"),
+        ("python train.py --password=hunter2", "python train.py --password=***"),
+        ("env S3_SECRET=hunter2 python train.py", "env S3_SECRET=*** python train.py"),
+        ("http://host:80/monkey wrench", "http://host:80/monkey wrench"),
         ("/srv/project", "/srv/project"),
     ],
 )
@@ -46,6 +53,7 @@ def test_what_must_not_be_seen_is_masked_in_any_text(text, shown):
         "SSH_AUTH_SOCK",
         "GITHUB_PAT",
         "MY_PASSWD",
+        "SLURM_JWT",
     ],
 )
 def test_names_of_secrets(name):
@@ -65,6 +73,33 @@ def test_only_variables_that_say_how_a_run_goes_are_told():
         ("", "TORCH_HOME=/home/ada/.torch"),
         ("", "WANDB_API_KEY=***"),
     ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "OMPI_MCA_orte_precondition_transports",
+        "PMIX_SERVER_URI2",
+        "PMI_PORT",
+        "SLURM_EXPORT_ENV",
+        "SLURM_JOB_COMMENT",
+        "SLURM_SPANK_SITE",
+    ],
+)
+def test_what_launchers_pass_to_themselves_is_not_told(name):
+    assert environment_rows({name: "a1b2-c3d4"}) == []
+
+
+def test_a_schedulers_login_is_never_told():
+    assert "eyJhb" not in str(environment_rows({"SLURM_JWT": "eyJhb.c2Vj.sig"}))
+
+
+@pytest.mark.parametrize("name", ["slurm_step_2x2_rank3", "openmpi_2x2_rank3", "mpich_2x2_rank3"])
+def test_the_variables_that_decide_are_told(name):
+    environment = recording(name).environment
+    told = {text.partition("=")[0] for _, text in environment_rows(environment)}
+    decided = {variable for variable, _ in detect(environment).evidence}
+    assert decided <= told
 
 
 def test_an_examination_is_masked_everywhere_but_in_its_host():

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.launch.allocation import Allocation, allocation, step
+from samestep.launch.allocation import Allocation, allocation, one_task, step
 from samestep.launch.job import Job, Program
 from support.recordings import recording
 
@@ -52,6 +52,20 @@ def test_one_task_on_each_node_can_start_more():
     held = Allocation(job="12", nodes=2, tasks=2, cpus_per_task=8)
     assert step(job(per_node=4), held, COMMAND)[2] == "--cpus-per-task=8"
     assert step(job(workers=8), held, COMMAND)[-2:] == COMMAND[-2:]
+
+
+def test_one_task_has_the_processors_of_its_nodes_tasks():
+    command = one_task(Allocation(job="12", nodes=2, tasks=4, cpus_per_task=3), COMMAND)
+    assert {"--nodes=1", "--ntasks=1", "--cpus-per-task=6"} < set(command)
+    assert command[-len(COMMAND) :] == COMMAND
+    command = one_task(Allocation(job="12", nodes=2, tasks=2), COMMAND)
+    assert not any(word.startswith("--cpus-per-task") for word in command)
+
+
+def test_the_components_of_a_heterogeneous_allocation_are_to_be_named():
+    held = allocation(SHELL | {"SLURM_HET_SIZE": "2"})
+    with pytest.raises(UsageError, match="srun --het-group=0-1 samestep"):
+        step(job(), held, COMMAND)
 
 
 @pytest.mark.parametrize(("workers", "tasks"), [(3, 4), (8, 4), (1, 2), (3, 2)])

@@ -3,6 +3,7 @@ import traceback
 
 import pytest
 
+from samestep.base.errors import UsageError
 from samestep.launch.hosting import Ending, _in_its_own_words, exited, told
 
 
@@ -79,3 +80,7 @@ def test_an_error_that_cannot_be_put_in_words_is_told_all_the_same():
             raise RuntimeError
 
     assert (told(Mute()).error, told(Mute()).message) == ("Mute", "")
+
+
+def test_a_wrong_use_that_no_line_of_the_program_leads_to_is_told_without_a_place():
+    assert told(UsageError("no such folder.")).traceback == "samestep: error: no such folder.\n"

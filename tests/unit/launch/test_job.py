@@ -20,6 +20,10 @@ def test_a_command_keeps_the_arguments_apart(kind, command):
     assert Program(target="train.py", kind=kind, args=("--lr", "a b")).command("python") == command
 
 
+def test_a_script_whose_name_begins_like_a_flag_is_still_a_script():
+    assert Program(target="-x.py").command("python") == ["python", "./-x.py"]
+
+
 @pytest.mark.parametrize(
     ("changes", "total"),
     [

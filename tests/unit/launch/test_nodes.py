@@ -2,7 +2,7 @@ import errno
 
 import pytest
 from torch.distributed import DistNetworkError
-from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
 from samestep.launch.backends.nodes import _not_met
 from samestep.launch.job import Nodes
@@ -13,6 +13,7 @@ NODES = Nodes(count=2, endpoint="node0:1234")
 @pytest.mark.parametrize(
     ("error", "words"),
     [
+        (RendezvousClosedError(), "the run at node0:1234 has ended"),
         (RendezvousTimeoutError("timed out"), "did not meet at node0:1234"),
         (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), "did not meet at node0:1234"),
         (DistNetworkError("failed to listen ... EADDRINUSE ..."), "another port"),

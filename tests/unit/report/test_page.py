@@ -2,7 +2,6 @@
 
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -14,36 +13,8 @@ from samestep.report.read import names, read_run
 from samestep.report.run_page import render, write_report
 from samestep.report.words import headline, hints
 from samestep.report.write import write_text
+from support.outline import Outline
 from support.run_folders import run_folder, write_lines
-
-VOID = {"meta", "link", "br", "hr", "img"}
-
-
-class Outline(HTMLParser):
-    """Checks that tags are closed in order, and collects what a page refers to and shows."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.refers, self.tags, self.texts = [], [], [], []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.refers += [value for name, value in attrs if name in ("src", "href", "xlink:href", "action")]
-        assert not any(name.startswith("on") for name, _ in attrs)
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.texts.append(data)
 
 
 def rendered(folder):

@@ -1,8 +1,11 @@
 """Following a job: its states in words, its log as it grows, and how it ended."""
 
+import os
+
 import pytest
 
 from samestep.base.errors import Error, UsageError
+from samestep.submit import cluster
 from samestep.submit.cluster import Answer, SlurmFollowed, submit
 from samestep.submit.follow import Seen, follow
 
@@ -81,6 +84,41 @@ def test_the_number_of_a_job_comes_from_sbatch(tmp_path):
         UsageError, match=r"did not take the job .*: Batch job submission failed: Invalid acc"
     ):
         submit(tmp_path, ask=answers(refused))
+
+
+def test_a_job_may_be_in_the_queue_though_sbatch_did_not_answer(tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "_PATIENCE_S", 0.05)
+    (tmp_path / "sbatch").write_text("#!/bin/sh\nexec sleep 10\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    with pytest.raises(UsageError, match=r"did not answer within .* may have taken the job .*squeue --me"):
+        submit(tmp_path / "job")
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (
+            Answer(
+                1,
+                "",
+                "sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\n"
+                "sbatch: fatal: Could not establish a configuration source\n",
+            ),
+            "Could not establish a configuration source",
+        ),
+        (
+            Answer(1, "", "sbatch: error: Batch job submission failed: Unable to contact slurm controller\n"),
+            "Batch job submission failed: Unable to contact slurm controller",
+        ),
+    ],
+)
+def test_a_slurm_that_cannot_be_reached_is_told_from_one_that_refuses(tmp_path, answer, why):
+    with pytest.raises(UsageError) as refused:
+        submit(tmp_path, ask=answers(answer))
+
+    assert str(refused.value).startswith(f"Slurm does not answer here ({why}). Submit from a login node")
 
 
 class Scripted:

@@ -8,7 +8,7 @@ from samestep.base.errors import UsageError
 from samestep.submit.hosts import Host, hosts_in, hosts_of
 from samestep.submit.mpi import MpiJob, find, script
 from samestep.submit.site import MpiSite
-from samestep.submit.work import work
+from samestep.submit.work import Work, work
 
 OPEN_MPI = """\
 #!/bin/bash
@@ -16,18 +16,17 @@ OPEN_MPI = """\
 # Written by samestep submit mpi; bash takes this file as it is.
 export PYTHONUNBUFFERED=1  # the log grows with every line printed
 
-#   -np 4                                       workers in total
-#   --host a:2,b:2                              where, and how many on each
-#   --map-by slot                               neighbouring ranks share a host
-#   --bind-to none                              else a rank gets one core; samestep shares them out
-#   --wdir '/my work'                           each worker starts in this folder
-#   -x MASTER_ADDR=a                            where the workers meet: the host of rank 0,
-#   -x MASTER_PORT=$((15000 + RANDOM % 14000))  and a port on it, another at each start
-#   -x PYTHONUNBUFFERED                         as it is set here
-#   -x NCCL_DEBUG                               as it is set here
+#   -np 4                workers in total
+#   --host a:2,b:2       where, and how many on each
+#   --map-by slot        neighbouring ranks share a host
+#   --bind-to none       else a rank gets one core; samestep shares them out
+#   --wdir '/my work'    each worker starts in this folder
+#   -x MASTER_ADDR=a     where the workers meet: the host of rank 0
+#   -x PYTHONUNBUFFERED  as it is set here
+#   -x NCCL_DEBUG        as it is set here
 mpirun -np 4 --host a:2,b:2 --map-by slot --bind-to none --wdir '/my work' -x MASTER_ADDR=a \\
-    -x MASTER_PORT=$((15000 + RANDOM % 14000)) -x PYTHONUNBUFFERED -x NCCL_DEBUG \\
-    /usr/bin/python3 -m samestep train digits 'a; b'
+    -x PYTHONUNBUFFERED -x NCCL_DEBUG \\
+    /usr/bin/python3 -m samestep run train.py 'a; b'
 """
 
 MPICH = """\
@@ -48,13 +47,13 @@ export HYDRA_LAUNCHER_EXTRA_ARGS='-p 2222'
 #   -launcher-exec ssh                              or what takes its place
 mpirun -n 3 -hosts a:2,b:2 -bind-to none -wdir '/my work' -genv MASTER_ADDR a \\
     -genv MASTER_PORT $((15000 + RANDOM % 14000)) -launcher ssh -launcher-exec ssh \\
-    /venv/bin/python -m samestep train digits 'a; b'
+    /venv/bin/python -m samestep run train.py 'a; b'
 """
 
 
 def job(**changes):
     plain = {
-        "work": work(["train", "digits", "a; b"]),
+        "work": Work(verb="run", arguments=("train.py", "'a; b'"), name="train"),
         "name": "train",
         "hosts": hosts_of("a:2,b:2"),
         "workers": 4,
@@ -74,6 +73,33 @@ def test_the_command_of_mpich_says_what_each_flag_is_for():
     made = script(job(flavour="mpich", workers=3, site=MpiSite(ssh="ssh -p 2222", venv="/venv")))
 
     assert [line.split() for line in made.splitlines()] == [line.split() for line in MPICH.splitlines()]
+
+
+def test_a_recipe_asks_hydra_where_the_workers_meet():
+    assert "MASTER" not in script(job(flavour="mpich", work=work(["train", "digits"])))
+
+
+@pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
+def test_the_user_of_ssh_is_no_part_of_where_the_workers_meet(flavour):
+    made = script(job(flavour=flavour, hosts=hosts_of("al@a:2,al@b:2")))
+
+    assert "MASTER_ADDR=a " in made or "MASTER_ADDR a " in made
+    assert "al@a:2,al@b:2" in made
+
+
+def test_rank_0_is_not_localhost_for_other_hosts():
+    with pytest.raises(UsageError, match="rank 0 is on localhost, which is b itself for the workers there"):
+        job(hosts=hosts_of("localhost:2,b:2"))
+    assert "MASTER" not in script(job(hosts=hosts_of("localhost:4")))
+
+
+@pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
+def test_a_line_break_in_a_flag_does_not_end_the_comment_that_explains_it(flavour):
+    site = MpiSite(interface="eth0\ntouch x", ssh="'ssh\ntouch x'")
+
+    made = script(job(flavour=flavour, site=site, folder=Path("/a\ntouch x")))
+
+    assert not any(line.startswith("touch") for line in made.splitlines())
 
 
 def test_more_workers_than_the_hosts_take_are_refused():
@@ -99,6 +125,17 @@ def test_a_hostfile_of_either_kind(tmp_path):
     file.write_text("# ours\na slots=2 max_slots=4\nb:3  # big\n\nc\n")
 
     assert hosts_in(file) == (Host("a", 2), Host("b", 3), Host("c", 1))
+
+
+def test_a_line_for_each_worker_as_pbs_writes_it(tmp_path):
+    file = tmp_path / "hosts"
+    file.write_text("a\nb\na\nb\nb\n")
+    assert hosts_in(file) == (Host("a", 2), Host("b", 3))
+
+    for text in ("a slots=2\na\n", "a\na:2\n"):
+        file.write_text(text)
+        with pytest.raises(UsageError, match="host a is named twice"):
+            hosts_in(file)
 
 
 @pytest.mark.parametrize("text", ["a:x", "a:0", "", "a,,b", "a:2,a:3", "-o:2", "a b:2"])

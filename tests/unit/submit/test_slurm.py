@@ -58,8 +58,12 @@ srun --cpus-per-task="$SLURM_CPUS_PER_TASK" \\
 code=$?
 # 75: stopped after a checkpoint; 138: ended by the warning itself. Both can go on.
 if [ "$code" -eq 75 ] || [ "$code" -eq 138 ]; then
-    echo "samestep: the job goes back to the queue" >&2
-    scontrol requeue "$SLURM_JOB_ID"
+    if [ "${SLURM_RESTART_COUNT:-0}" -lt 100 ]; then
+        echo "samestep: the job goes back to the queue" >&2
+        scontrol requeue "$SLURM_JOB_ID"
+    else
+        echo "samestep: queued again 100 times, that is enough: read the log" >&2
+    fi
 fi
 exit "$code"
 """
@@ -141,12 +145,19 @@ def test_workers_that_contradict_each_other_are_refused(asked, said):
         ({"per_node": 0}, "--nproc-per-node 0"),
         ({"gpus_per_node": -1}, "--gpus-per-node -1"),
         ({"warning_s": 0}, "--warning 0"),
+        ({"warning_s": 120, "site": SlurmSite(time="3")}, "--time 3 and --warning 120: Slurm may warn 60 s"),
+        ({"warning_s": 3600, "site": SlurmSite(time="1:00:00")}, "--time 1:00:00 and --warning 3600"),
         ({"per_node": 4, "gpus_per_node": 2}, "4 workers on each node cannot share --gpus-per-node 2"),
     ],
 )
 def test_a_job_that_makes_no_sense_is_refused(changes, said):
     with pytest.raises(UsageError, match=said):
         job(**changes)
+
+
+def test_a_warning_shorter_than_the_jobs_time_is_fine():
+    for limit in ("", "4", "0", "infinite", "0-1", "3:01"):
+        assert job(warning_s=120, site=SlurmSite(time=limit)).site.time == limit
 
 
 def test_a_folder_that_must_be_new_does_not_go_with_starting_again():
@@ -174,6 +185,7 @@ def test_a_count_among_the_arguments_is_the_jobs(tmp_path, monkeypatch):
         "3",
     ]
     assert work(["train.py", "-n", "3"]).workers is None
+    assert work(["run", "-n4", "train.py", "-n3"]).words(8) == ["run", "-n", "8", "train.py", "-n3"]
     assert work(["bench", "all-reduce", "--sizes", "4"]).words(2) == [
         "bench",
         "all-reduce",
@@ -184,6 +196,18 @@ def test_a_count_among_the_arguments_is_the_jobs(tmp_path, monkeypatch):
     ]
     with pytest.raises(UsageError, match="none of these is a script"):
         work(["run", "--split", "loader", "nowhere.py"])
+
+
+@pytest.mark.parametrize(
+    "flags", [["-n=4"], ["--nproc-per-node", "4"], ["--nproc_per_node=4"], ["--nproc-per-node=4"]]
+)
+def test_workers_that_the_job_has_no_room_for_are_refused(flags, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+
+    with pytest.raises(UsageError, match=flags[0].partition("=")[0]):
+        work(["run", *flags, "train.py"])
+    assert work(["run", "train.py", *flags]).workers is None
 
 
 def test_a_flag_beats_the_sites_default_and_the_other_kind_of_python():

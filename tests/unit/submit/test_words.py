@@ -1,13 +1,14 @@
 """What is written for a shell or for sbatch is read back as it was."""
 
 import shlex
+import subprocess
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from samestep.base.errors import UsageError
-from samestep.submit.words import directive, slug
+from samestep.submit.words import directive, quoted, slug
 
 LINES = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1, max_size=20)
 
@@ -23,6 +24,18 @@ def test_a_directive_is_one_line_that_reads_as_it_was_meant(name):
 def test_a_line_break_is_no_part_of_a_directive():
     with pytest.raises(UsageError, match="line break"):
         directive("--job-name", "a\n#SBATCH --uid=0")
+
+
+def test_bash_reads_a_line_break_back_from_one_line():
+    odd = ["it's\n\\n\\", "\n", '$(x)\n"`', "a b"]
+
+    words = " ".join(quoted(odd))
+
+    assert "\n" not in words
+    ended = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {words}"], capture_output=True, check=True, text=True
+    )
+    assert ended.stdout.split("\0")[:-1] == odd
 
 
 @given(LINES)

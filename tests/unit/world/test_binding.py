@@ -1,5 +1,7 @@
 """Ranks share the processors of their host: evenly, whole cores, near their GPU."""
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,8 @@ from samestep.base.errors import UsageError
 from samestep.base.machine import CpuShare
 from samestep.base.topology import Core
 from samestep.world import binding
-from samestep.world.binding import checked, processors_of_rank, share_of
+from samestep.world.binding import bind, checked, processors_of_rank, share_of
+from support.recordings import recording
 
 HOST = [Core(node, (4 * node + core, 8 + 4 * node + core)) for node in (0, 1) for core in range(4)]
 
@@ -53,6 +56,21 @@ def test_all_ranks_have_as_many_cores_and_none_that_another_has(nodes, size, nea
     assert len({len(share) for share in found}) == 1
     assert all(found)
     assert len({cpu for share in found for cpu in share}) == sum(map(len, found))
+
+
+def test_ranks_that_slurm_shows_one_gpu_each_cannot_know_the_others_nodes(monkeypatch):
+    monkeypatch.setattr(binding, "cores", lambda _: HOST)
+    monkeypatch.setattr(binding, "gpu_nodes", lambda _: (1,))
+    bound = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: bound.append(cpus))
+    monkeypatch.setattr(env, "export", lambda _: None)
+    slurm = recording("slurm_one_gpu_per_task_rank3")
+
+    with pytest.raises(UsageError, match=r"sees its own GPU only.* --gpu-bind=none"):
+        bind("core", slurm.place, slurm.environment)
+    assert not bound
+    bind("core", slurm.place, {})  # one GPU on the host, which the ranks need not use
+    assert bound == [(4, 5, 6, 7, 12, 13, 14, 15)]
 
 
 def test_a_binding_that_there_is_not():

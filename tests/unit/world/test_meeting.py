@@ -1,5 +1,6 @@
 """Ranks that were given no port agree on one: in their own job's name, whoever else listens."""
 
+import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -71,6 +72,25 @@ def test_a_port_that_another_listens_at_is_passed_over(listeners):
     assert silent.fileno() >= 0
 
 
+@pytest.mark.parametrize("own", ["127.0.0.1", "::1"])
+def test_rank_0_of_several_nodes_is_reached_from_outside_by_either_family(monkeypatch, own):
+    """Whatever its own name leads to on its own host."""
+    place = Place(rank=0, size=2, nodes=2, launcher="slurm")
+    monkeypatch.setattr(meeting, "resolve", lambda _: own)
+    seen = []
+
+    def tell(listener, *_):
+        address, port, *_ = listener.getsockname()
+        for loopback in ("127.0.0.1", "::1"):
+            socket.create_connection((loopback, port), timeout=5).close()
+        seen.append(address)
+
+    monkeypatch.setattr(meeting, "_tell", tell)
+    meet(Detected(place=place, launcher="slurm", job="2.5", hosts="localhost"))
+
+    assert seen == ["::"]
+
+
 def test_two_jobs_whose_ports_are_the_same_do_not_meet(monkeypatch):
     monkeypatch.setattr(meeting, "ports_of", lambda _: ports_of("one row for all"))
 
@@ -92,6 +112,12 @@ def test_rank_0_names_who_did_not_come():
         assert pool.submit(meet, found(2, 4, job="5.0"), timeout_s=30).result()
         with pytest.raises(PeerLost, match="rank 1, 3 of 4 did not come within 1 s"):
             main.result()
+
+
+def test_rank_0_in_a_shell_of_slurm_says_that_the_other_shells_may_have_ended(monkeypatch):
+    monkeypatch.setattr(os, "isatty", lambda _: True)
+    with pytest.raises(PeerLost, match=r"Is this a shell that `srun --pty` has started"):
+        meet(found(0), timeout_s=0.01)
 
 
 def test_the_others_say_where_they_looked_for_rank_0():

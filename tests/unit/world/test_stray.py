@@ -25,6 +25,13 @@ def without(name, *variables):
         ),
         (without("mpich_2x2_rank3", "PMI_RANK"), "PMI_RANK", "mpich"),
         ({"SLURM_PROCID": "2"}, "SLURM_STEP_ID", "slurm"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, "SLURM_STEP_ID", "slurm"),
+        ({"SLURM_PROCID": "0", "SLURM_JOB_ID": "5"}, "SLURM_STEP_ID", "slurm"),
+        (
+            {**recording("slurm_sbatch_script").environment, "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1"},
+            "SLURM_STEP_ID",
+            "slurm",
+        ),
     ],
 )
 def test_half_of_a_launchers_variables_is_refused(environment, lacking, launcher):
@@ -38,6 +45,8 @@ def test_half_of_a_launchers_variables_is_refused(environment, lacking, launcher
         {"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "4"},
         {"JSM_NAMESPACE_RANK": "3", "JSM_NAMESPACE_SIZE": "4"},
         {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2"},
+        {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "4"},
+        {"PALS_RANKID": "0", "PALS_LOCAL_RANKID": "0"},
     ],
 )
 def test_a_launcher_that_nobody_knows_is_refused(environment):
@@ -50,7 +59,10 @@ def test_a_launcher_that_nobody_knows_is_refused(environment):
     [
         {"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "1"},
         {"FLUX_JOB_SIZE": "4"},
-        {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"},
+        {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"},
+        recording("slurm_sbatch_script").environment,
+        recording("slurm_interactive_step").environment,
         {"OMPI_COMM_WORLD_SIZE": "1"},
     ],
 )

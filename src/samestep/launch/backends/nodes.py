@@ -21,22 +21,30 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHandler, RendezvousParameters
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousHandler,
+    RendezvousParameters,
+)
 from torch.distributed.elastic.rendezvous import registry as rendezvous
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from samestep.base import env
 from samestep.base.errors import WorldError
 from samestep.base.place import Place
+from samestep.base.signals import ENDS
 from samestep.launch.backends import static
 from samestep.launch.backends.local import Tell, starts
-from samestep.launch.child import HANDLED_SIGNALS, Entry
+from samestep.launch.child import Entry
 from samestep.launch.descriptors import ensure_standard
 from samestep.launch.job import Job, Nodes
 from samestep.launch.orphans import adopt_orphans
+from samestep.launch.plan import endpoint
 from samestep.launch.supervisor import Outcome, Signals, conclude, hand_on, signals_noted
 from samestep.launch.variables import Round
 from samestep.launch.workers import Workers
+from samestep.world.gloo_interface import address_towards, is_own
 from samestep.world.rendezvous import resolve
 
 _IN_USE = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
@@ -83,6 +91,8 @@ def run(job: Job, entry: Entry, *, local: int, nodes: Nodes, tell: Tell) -> Outc
 def _not_met(error: Exception, nodes: Nodes) -> str:
     """Return what kept the nodes from meeting, and what helps."""
     said = str(error)
+    if isinstance(error, RendezvousClosedError):
+        return f"the run at {nodes.endpoint} has ended, and this node came too late to take part in it."
     if getattr(error, "errno", None) == errno.EADDRINUSE or _IN_USE.search(said):
         return (
             f"something else listens at {nodes.endpoint} already, where {nodes.count} nodes were to meet. "
@@ -126,9 +136,12 @@ def _handler(job: Job, nodes: Nodes) -> RendezvousHandler:
         options.setdefault("is_host", nodes.rank == 0)
     if nodes.least is not None:
         options = _IMPATIENT | options
+    host, port = parse_rendezvous_endpoint(nodes.endpoint, default_port=-1)
     parameters = RendezvousParameters(
         backend=nodes.backend,
-        endpoint=nodes.endpoint,
+        # torch takes a node for the one that serves only where the address is that of its name.
+        endpoint=endpoint("localhost", port) if is_own(resolve(host)) else nodes.endpoint,
+        local_addr=address_towards(host),  # else its name, which the others may not know
         run_id=job.run_id,
         min_nodes=nodes.least or nodes.count,
         max_nodes=nodes.count,
@@ -231,7 +244,7 @@ class _Agent(SimpleElasticAgent):
 
 @contextmanager
 def _signals_by_default() -> Iterator[None]:
-    noted = {number: signal.getsignal(number) for number in HANDLED_SIGNALS}
+    noted = {number: signal.getsignal(number) for number in ENDS}
     for number, handler in noted.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)

@@ -1,0 +1,55 @@
+"""The flags of a study's recipe, read before anything runs: each run would fail of what ``train`` refuses."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import typer
+
+from samestep.base.errors import UsageError
+from samestep.cli.main import application
+from samestep.cli.setting_flags import given
+from samestep.trials.trial import Trial
+
+
+def refuse_wrong_flags(trials: Sequence[Trial]) -> None:
+    """Refuse flags that ``train`` does not have, and settings that there are not.
+
+    What needs the data set or the model is left to the runs: to look at them takes long.
+
+    Args:
+        trials: of a recipe.
+
+    Raises:
+        UsageError: there is one; says which.
+    """
+    for trial in trials:
+        if not trial.repeat:  # the later rounds are called the same way
+            _check_settings(_parsed(trial.command), trial.workers)
+
+
+def _parsed(command: Sequence[str]) -> Mapping[str, Any]:
+    """Return the values of train's flags, by name."""
+    verb, *words = command
+    group: Any = typer.main.get_command(application(verb))
+    try:
+        context = group.get_command(None, verb).make_context(verb, words)
+    except typer.TyperException as error:
+        raise UsageError(f"samestep {verb}: {error.format_message()}") from None
+    found: Mapping[str, Any] = context.params
+    return found
+
+
+def _check_settings(flags: Mapping[str, Any], workers: int) -> None:
+    from samestep.recipes.book import find
+    from samestep.recipes.config import part_of
+    from samestep.recipes.request import Request, configuration
+    from samestep.training.conduct import Conduct
+    from samestep.training.settings import Settings
+
+    own = {one.name: flags[one.name] for kind in (Settings, Conduct) for one in fields(kind)}
+    changes = given(own, Settings, Conduct)
+    config, _ = configuration(Request(recipe=flags["recipe"], config=flags["config"], changes=changes))
+    recipe = find(flags["recipe"], fast=bool(flags["fast"] or config.get("fast")))
+    replace(recipe.settings, **part_of(config, Settings)).check_workers(workers)
+    replace(recipe.conduct, **part_of(config, Conduct))

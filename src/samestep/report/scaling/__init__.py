@@ -1,0 +1,1 @@
+"""From a scaling study to a page, and to a table on a terminal."""

@@ -1,0 +1,252 @@
+"""What is drawn of a scaling study."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from samestep.base.units import seconds_text
+from samestep.report.bars import Bar, BarChart, Group, Part
+from samestep.report.points import Measured, PointChart, Series
+from samestep.report.scaling.series import Kind, kinds
+from samestep.report.time_line import Row, TimeLine
+from samestep.report.time_line import Span as Drawn
+from samestep.scaling.study import Point, Span, Study
+from samestep.scaling.times import UNIT
+from samestep.scaling.words import percent
+
+PARTS: Mapping[str, tuple[str, str]] = {
+    "forward": ("forward", "forward"),
+    "backward": ("backward", "backward"),
+    "optimizer": ("optimizer", "optimizer"),
+    "to_device": ("device", "to the device"),
+    "data": ("data", "waiting for data"),
+    "exposed_sync": ("sync", "exposed exchange"),
+    "waiting": ("waiting", "waiting for other ranks"),
+    "other": ("other", "other"),
+}
+"""What a step is made of, from the bottom of a bar: the class of its colour, and what to call it."""
+_PLACES = {name: number for number, name in enumerate(PARTS)}
+_MOST_RANKS = 16
+_MOST_TIME_LINES = 4
+_VISIBLE_MS = 1e-6
+
+
+def charts(study: Study) -> list[PointChart | BarChart]:
+    """Return throughput and step times of `study`, which has a point, and what follows of several."""
+    found = kinds(study)
+    steps = [_steps(found)] if any(point.step_s for point in study.points) else []
+    if not any(kind.has_speedup for kind in found):
+        return [_throughput(found, study.unit), *steps]
+    return [_speedup(found), _throughput(found, study.unit), _efficiency(study, found), *steps]
+
+
+def time_lines(study: Study) -> Iterator[TimeLine]:
+    """Yield one step over the ranks, of the most workers of each kind that has one."""
+    told = [(kind, point) for kind in kinds(study) if any((point := kind.largest).timeline)]
+    for kind, point in told[:_MOST_TIME_LINES]:
+        ranks = shown_ranks(point)
+        left_out = len(point.timeline) - len(ranks)
+        more = f" {left_out} faster ranks are left out." if left_out else ""
+        of = f", {kind.title}" if kind.letter else ""
+        exchange_s = min(sum(_synced(spans)) for spans in point.timeline)
+        yield TimeLine(
+            title=f"One step on {point.workers} workers{of}",
+            kinds=list(PARTS.values()),
+            rows=[Row(f"rank {rank}", list(_drawn(point.timeline[rank], exchange_s))) for rank in ranks],
+            note="A step of the usual length; ranks leave the exchange together. What all wait for is the "
+            f"exchange; the rest is for later ranks.{more}",
+        )
+
+
+def _synced(spans: Sequence[Span]) -> list[float]:
+    return [span.end_s - span.begin_s for span in spans if span.phase == "exposed_sync"]
+
+
+def _drawn(spans: Sequence[Span], exchange_s: float) -> Iterator[Drawn]:
+    """Yield what a rank did, in milliseconds; what it waits beyond the exchange is for others."""
+    for span in spans:
+        begin, end = 1e3 * span.begin_s, 1e3 * span.end_s
+        if span.phase == "exposed_sync":
+            arrived = max(begin, end - 1e3 * exchange_s)
+            if arrived - begin > _VISIBLE_MS:
+                yield Drawn(_PLACES["waiting"], begin, arrived)
+                begin = arrived
+        if end > begin and span.phase in PARTS:
+            yield Drawn(_PLACES[span.phase], begin, end)
+
+
+def parts(point: Point) -> dict[str, float]:
+    """Return the seconds of each part of a step, waiting for other ranks apart where that is known."""
+    seconds = {name: point.step_s.get(name, 0.0) for name in PARTS}
+    if point.exchange_s is not None and point.waiting_s is not None:
+        seconds["exposed_sync"], seconds["waiting"] = point.exchange_s, point.waiting_s
+    return seconds
+
+
+def rank_parts(point: Point, rank: int) -> dict[str, float]:
+    """Return the same for a rank: what it waits beyond the exchange is for others."""
+    seconds = {name: point.ranks[rank].step_s.get(name, 0.0) for name in PARTS}
+    if point.exchange_s is not None:
+        seconds["waiting"] = max(0.0, seconds["exposed_sync"] - point.exchange_s)
+        seconds["exposed_sync"] -= seconds["waiting"]
+    return seconds
+
+
+def shown_ranks(point: Point) -> list[int]:
+    """Return the ranks to show: all, or rank 0 and those that others wait for the most."""
+    if len(point.ranks) <= _MOST_RANKS:
+        return list(range(len(point.ranks)))
+
+    def busy_s(rank: int) -> float:
+        return sum(s for phase, s in point.ranks[rank].step_s.items() if phase != "exposed_sync")
+
+    slowest = sorted(range(1, len(point.ranks)), key=busy_s, reverse=True)[: _MOST_RANKS - 1]
+    return [0, *sorted(slowest)]
+
+
+def times_text(value: float) -> str:
+    """Return a speedup.
+
+    >>> times_text(3.4)
+    '3.40x'
+    """
+    return f"{value:.2f}x" if value < 100 else f"{value:.0f}x"
+
+
+def _speedup(found: list[Kind]) -> PointChart:
+    return PointChart(
+        title="Speedup",
+        y="times one worker",
+        series=[
+            Series(
+                kind.title,
+                [
+                    _measured(point, point.speedup, point.speedup_low, point.speedup_high)
+                    for point in kind.points
+                ],
+            )
+            for kind in found
+        ],
+        ideal=float,
+        by_doublings=True,
+        text=times_text,
+        note=_doubts(found),
+    )
+
+
+def _efficiency(study: Study, found: list[Kind]) -> PointChart:
+    bar = study.verdict.bar if study.verdict else None
+    return PointChart(
+        title="Efficiency",
+        y="speedup by workers",
+        series=[
+            Series(
+                kind.title,
+                [
+                    _measured(
+                        point,
+                        point.efficiency,
+                        *(
+                            None if end is None else end / point.workers
+                            for end in (point.speedup_low, point.speedup_high)
+                        ),
+                    )
+                    for point in kind.points
+                ],
+            )
+            for kind in found
+        ],
+        ideal=lambda _: 1.0,
+        limit=None if bar is None else (bar, f"worth it from {percent(bar)}"),
+        tick=percent,
+        text=percent,
+        note=_doubts(found),
+    )
+
+
+def _throughput(found: list[Kind], unit: str) -> BarChart:
+    unit, times = ("runs/h", 3600.0) if unit == UNIT else (unit, 1.0)
+
+    def bar(number: int, kind: Kind, point: Point) -> Bar:
+        first, rate = kind.points[0], point.samples_per_second
+        ends = (point.samples_per_second_low, point.samples_per_second_high)
+        low, high = (times * (rate if end is None else end) for end in ends)
+        return Bar(
+            name=kind.letter,
+            parts=[Part(number, times * rate)],
+            ideal=times * first.samples_per_second * point.workers / first.workers,
+            low=low,
+            high=high,
+            text=percent(point.efficiency),
+        )
+
+    return BarChart(
+        title="Throughput, and the gap to ideal",
+        x="workers",
+        y=unit,
+        kinds=[(f"c{number % 8}", kind.title) for number, kind in enumerate(found)],
+        groups=[
+            Group(
+                str(workers),
+                [
+                    bar(number, kind, point)
+                    for number, kind in enumerate(found)
+                    for point in kind.points
+                    if point.workers == workers
+                ],
+            )
+            for workers in _workers(found)
+        ],
+        text=lambda rate: f"{rate:,.4g} {unit}",
+        note="Dashed: what as many workers would do if each were as fast as at the fewest.",
+    )
+
+
+def _steps(found: list[Kind]) -> BarChart:
+    def bar(kind: Kind, point: Point) -> Bar:
+        seconds = parts(point)
+        whole = sum(seconds.values())
+        return Bar(
+            name=kind.letter,
+            parts=[Part(_PLACES[name], 1e3 * length) for name, length in seconds.items() if length > 0],
+            text=f"{1e3 * whole:.3g}",
+        )
+
+    groups = [
+        Group(
+            str(workers),
+            [
+                bar(kind, point)
+                for kind in found
+                for point in kind.points
+                if point.workers == workers and point.step_s
+            ],
+        )
+        for workers in _workers(found)
+    ]
+    return BarChart(
+        title="Where the time of a step goes",
+        x="workers",
+        y="ms per step",
+        kinds=list(PARTS.values()),
+        groups=[group for group in groups if group.bars],
+        text=lambda ms: seconds_text(ms / 1e3),
+        shares=True,
+        note="The mean over ranks. " + " ".join(f"{kind.title}." for kind in found if kind.letter),
+    )
+
+
+def _measured(point: Point, value: float, low: float | None, high: float | None) -> Measured:
+    ends = (value if low is None else low, value if high is None else high)
+    return Measured(point.workers, value, *ends, is_doubtful=point.oversubscribed)
+
+
+def _workers(found: list[Kind]) -> list[int]:
+    return sorted({point.workers for kind in found for point in kind.points})
+
+
+def _doubts(found: list[Kind]) -> str:
+    crowded = any(point.oversubscribed for kind in found for point in kind.points)
+    interval = any(point.speedup_low is not None for kind in found for point in kind.points)
+    said = ["Upright lines: the 95 % interval over repeats, cut where there is an arrow."] if interval else []
+    if crowded:
+        said.append("Hollow: oversubscribed, which says nothing about more machines.")
+    return " ".join(said)

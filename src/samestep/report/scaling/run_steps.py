@@ -1,0 +1,102 @@
+"""The run folder of a training as the steps of its ranks, as a clocked run has them."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+from samestep.base.errors import UsageError
+from samestep.base.machine import CpuShare
+from samestep.report.read import OTHER, PHASES, Run
+from samestep.scaling.crowding import is_crowded
+from samestep.scaling.rank_files import RankFile
+from samestep.scaling.rank_files import Run as Measured
+
+_TYPES = ("cpu", "mps", "xpu", "hpu")
+
+WARM_UP = 5
+"""Steps after each start that do not count."""
+
+_TOLD = ("processor", "memory_bytes", "system", "torch", "python", "samestep")
+"""What a session tells of its machine as the header of a clock does."""
+
+
+def measured_run(run: Run) -> Measured:
+    """Return the steps since the last start of `run`; each has the mean times of its window.
+
+    Raises:
+        UsageError: nothing is known of its ranks.
+    """
+    if not run.sessions or not run.ranks:
+        raise UsageError(f"{run.path} tells nothing of its workers: sessions.jsonl or ranks.jsonl is empty.")
+    session = run.sessions[-1]
+    workers = int(session["world_size"])
+    began = int(session["step"]) + WARM_UP
+    files = []
+    for rank in range(workers):
+        rows = [row for row in run.ranks if row["rank"] == rank]
+        steps = [step for row in rows for step in _steps(row) if step["step"] > began]
+        node = rank * int(session.get("nodes") or 1) // workers
+        header = {**_header(session), "rank": rank, "node": node, "sync": _sync(run, workers)}
+        header["config"] = dict(run.config)
+        files.append(RankFile(header, steps, {"samples_per_epoch": _epoch(run)}))
+    return Measured(ranks=files, oversubscribed=is_crowded([file.header for file in files]))
+
+
+def _steps(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the steps of a window, all alike; none where a figure of it was not finite."""
+    phases = {name: float(row.get(name, math.nan)) for name in PHASES}
+    in_step, other = sum(phases.values()), float(row.get(OTHER, 0.0))  # older folders do not have it
+    samples = row["samples_per_second"] * in_step
+    if not math.isfinite(samples + other):
+        return
+    own = {"seconds": in_step + other, "samples": samples, "at": 0.0, **phases, OTHER: other}
+    for before in range(int(row.get("steps", 1))):
+        yield {"step": int(row["step"]) - before, **own}
+
+
+def _sync(run: Run, workers: int) -> str:
+    """Return how gradients were exchanged; empty where they were not, or the run chose by itself."""
+    told = str(run.config.get("sync", "auto"))
+    return "" if workers == 1 or told == "auto" else told
+
+
+def _header(session: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("nodes", "launcher", "threads")
+    machine = _machine(session)
+    device = str(session.get("device", ""))
+    is_type = device in _TYPES  # of a GPU by NVIDIA the session has the name
+    told = {name: machine[name] for name in _TOLD if name in machine}
+    return {
+        "size": int(session["world_size"]),
+        "kind": "recipe",
+        "host": str(machine.get("hostname", "")),
+        **{name: session[name] for name in names if name in session},
+        "device": device if is_type or not device else "cuda",
+        **({} if is_type or not device else {"device_name": device}),
+        "processors": _processors(machine.get("cpu")),
+        **told,
+    }
+
+
+def _processors(cpu: object) -> int | None:
+    """Return what the workers of a node share; None where the first of them did not tell.
+
+    Where it might not use all of its machine, the others may have had the rest.
+    """
+    if not isinstance(cpu, dict) or not {"allowed", "cores", "machine"} <= cpu.keys():
+        return None
+    share = CpuShare(**{field.name: cpu[field.name] for field in fields(CpuShare) if field.name in cpu})
+    return share.usable if len(share.allowed) >= share.machine else share.machine
+
+
+def _machine(session: Mapping[str, Any]) -> Mapping[str, Any]:
+    provenance = session.get("provenance")
+    machine = provenance.get("machine") if isinstance(provenance, dict) else None
+    return machine if isinstance(machine, dict) else {}
+
+
+def _epoch(run: Run) -> float | None:
+    """Return the samples of an epoch, or None where no evaluation told."""
+    ends = [row for row in run.evaluations if row.get("epoch") and row.get("samples")]
+    return ends[-1]["samples"] / ends[-1]["epoch"] if ends else None

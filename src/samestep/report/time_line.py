@@ -1,0 +1,88 @@
+"""One step over the ranks: a row for each, on one time line."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from samestep.report.axes import BOTTOM, LEFT, RIGHT, legend, picture, x_labels
+from samestep.report.bars import hatched, key
+from samestep.report.scales import Scale, label, ticks
+
+_WIDTH = 1240
+_ROW, _BAR = 26, 18
+_TOP = 8
+_WIDE = 44
+"""A span at least so wide says its length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a rank did for a while."""
+
+    kind: int
+    """Its place among the chart's kinds."""
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one rank did."""
+
+    name: str
+    spans: Sequence[Span]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeLine:
+    """Rows of spans over one axis of milliseconds."""
+
+    title: str
+    kinds: Sequence[tuple[str, str]]
+    """Of spans: the class of its colour, and its name."""
+    rows: Sequence[Row]
+    """At least one, with a span."""
+    note: str = ""
+    """Said below."""
+
+    def render(self) -> str:
+        """Return the time line as a figure element as wide as the page."""
+        end = max(span.end for row in self.rows for span in row.spans)
+        x = Scale(0.0, end or 1.0, LEFT, _WIDTH - RIGHT)
+        floor = _TOP + _ROW * len(self.rows)
+        across = [
+            f'<path class="grid" d="M{x(tick):.1f},{_TOP - 4}V{floor}"/>'
+            for tick in ticks(0.0, x.high, most=10)
+        ]
+        rows = [self._row(row, _TOP + number * _ROW, x) for number, row in enumerate(self.rows)]
+        axis = x_labels(
+            ((x(tick), label(tick)) for tick in ticks(0.0, x.high, most=10)), "ms", floor=floor, width=_WIDTH
+        )
+        shown = sorted({span.kind for row in self.rows for span in row.spans})
+        entries = [(key(kind, self.kinds[kind][0]), self.kinds[kind][1]) for kind in shown]
+        drawn = picture([*across, *rows, axis], words=self._words(), width=_WIDTH, height=floor + BOTTOM)
+        note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
+        caption = f"<figcaption>{escape(self.title)}</figcaption>"
+        return f'<figure class="whole">{caption}{legend(entries)}{drawn}{note}</figure>'
+
+    def _row(self, row: Row, top: float, x: Scale) -> str:
+        name = f'<text class="tick y" x="{LEFT - 6}" y="{top + 13}">{escape(row.name)}</text>'
+        shapes = [name]
+        for span in row.spans:
+            left, width = x(span.begin), x(span.end) - x(span.begin)
+            colour = self.kinds[span.kind][0]
+            shapes.append(hatched(span.kind, colour, left, top, width, _BAR))
+            if width >= _WIDE:
+                said = f"{span.end - span.begin:.3g} ms"
+                at = f'x="{left + width / 2:.1f}" y="{top + 13}"'
+                shapes.append(f'<text class="on x {colour}" {at}>{said}</text>')
+        return "".join(shapes)
+
+    def _words(self) -> str:
+        """Return the time line for those who do not see it."""
+        said = (
+            f"{row.name}: "
+            + ", ".join(f"{self.kinds[one.kind][1]} {one.end - one.begin:.3g} ms" for one in row.spans)
+            for row in self.rows
+        )
+        return f"{self.title}; {'; '.join(said)}"

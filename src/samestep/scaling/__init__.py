@@ -1,0 +1,1 @@
+"""What may be concluded from one training on several numbers of workers."""

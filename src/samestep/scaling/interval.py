@@ -1,0 +1,47 @@
+"""Intervals of rates: what repeats of a run say about the next one."""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, median_high, median_low, stdev
+from typing import TypeAlias
+
+Interval: TypeAlias = tuple[float, float]
+
+_T = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+"""Student's t, 97.5 %, by degrees of freedom from 1."""
+
+
+def of_repeats(rates: Sequence[float]) -> Interval | None:
+    """Return the 95 % interval of a rate by Student's t over repeats, on a scale of ratios.
+
+    The steps of one run have its placement and its neighbours in common, so only runs count as repeats:
+    with a single one nothing is known about the next, however many steps it took.
+    """
+    if len(rates) < 2:
+        return None
+    logs = [math.log(rate) for rate in rates]
+    half = student_t(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
+    middle = fmean(logs)
+    return min(math.exp(middle - half), median_low(rates)), max(math.exp(middle + half), median_high(rates))
+
+
+def of_ratio(one: float, other: float, of_one: Interval | None, of_other: Interval | None) -> Interval | None:
+    """Return the interval of ``one / other`` from those of both; None where one of them is not known.
+
+    The method of variance estimates recovery, on the scale of ratios: unlike the quotients of the ends it
+    does not suppose that both are at their worst together.
+    """
+    if of_one is None or of_other is None:
+        return None
+    down = math.hypot(math.log(one / of_one[0]), math.log(of_other[1] / other))
+    up = math.hypot(math.log(of_one[1] / one), math.log(other / of_other[0]))
+    return one / other * math.exp(-down), one / other * math.exp(up)
+
+
+def student_t(freedom: int) -> float:
+    """Return Student's t for 95 %, both sides, at so many degrees of freedom, 1 or more."""
+    return _T[freedom - 1] if freedom <= len(_T) else 1.96 + 2.4 / freedom

@@ -1,0 +1,111 @@
+"""From the files of measured runs to points: repeats of one number of workers become one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median, median_low
+from typing import Any
+
+from samestep.scaling.epochs import with_epochs
+from samestep.scaling.interval import of_repeats
+from samestep.scaling.provenance import advised_by
+from samestep.scaling.rank_files import Run
+from samestep.scaling.samples import SAME_BATCH, in_samples
+from samestep.scaling.steps import Steady, steady
+from samestep.scaling.study import PHASES, Point, Rank
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """A run and its steps that count."""
+
+    run: Run
+    steps: Steady
+
+
+def measured(runs: Sequence[Run]) -> tuple[Point, ...]:
+    """Return a point for each number of workers, variant and global batch that was seen.
+
+    Speedup and efficiency are those of a study of one point, until `samestep.scaling.conclude` relates them.
+
+    Raises:
+        UsageError: a run has no step that counts.
+    """
+    counted = with_epochs(in_samples(runs))
+    return tuple(_point(repeats) for repeats in _alike([Repeat(run, steady(run)) for run in counted]))
+
+
+def same_batch(one: float, other: float) -> bool:
+    """Return whether two global batches are the same, but for rounding."""
+    return abs(one - other) <= SAME_BATCH * max(one, other)
+
+
+def _alike(repeats: Sequence[Repeat]) -> list[list[Repeat]]:
+    """Return the repeats of each point: the batch is that which was seen, not that which was asked for."""
+    groups: list[list[Repeat]] = []
+    for repeat in repeats:
+        group = next((group for group in groups if _is_same(group[0], repeat)), None)
+        if group is None:
+            groups.append([repeat])
+        else:
+            group.append(repeat)
+    return groups
+
+
+def _is_same(one: Repeat, other: Repeat) -> bool:
+    return (
+        one.run.workers == other.run.workers
+        and one.run.variant == other.run.variant
+        and same_batch(one.steps.global_batch, other.steps.global_batch)
+    )
+
+
+def _point(repeats: Sequence[Repeat]) -> Point:
+    rates = tuple(repeat.steps.samples_per_second for repeat in repeats)
+    rate = median_low(rates)  # of a run, not between two: its parts are told beside it
+    usual = repeats[rates.index(rate)]
+    headers = [rank.header for rank in usual.run.ranks]
+    hosts = [str(header["host"]) for header in headers]
+    phases = usual.steps.phases()
+    low, high = of_repeats(rates) or (None, None)
+    workers = usual.run.workers
+    epoch = _most(repeats, "samples_per_epoch")
+    return Point(
+        workers=workers,
+        variant=usual.run.variant,
+        nodes=int(headers[0].get("nodes") or len(set(hosts))),
+        threads=headers[0].get("threads"),
+        processors=headers[0].get("processors"),
+        device=str(headers[0].get("device", "")),
+        kind=str(headers[0]["kind"]),
+        sync=str(headers[0].get("sync") or ""),
+        backend=str(headers[0].get("backend") or ""),
+        recipe=advised_by(headers[0]),
+        global_batch=median(repeat.steps.global_batch for repeat in repeats),
+        samples_per_second=rate,
+        samples_per_second_low=low,
+        samples_per_second_high=high,
+        speedup=float(workers),
+        efficiency=1.0,
+        step_s={name: sum(rank[name] for rank in phases) / workers for name in PHASES},
+        exchange_s=usual.steps.exchange_s,
+        waiting_s=usual.steps.waiting_s,
+        exchange_bytes=usual.steps.exchange_bytes,
+        exchange_runs=tuple(repeat.steps.exchange_s for repeat in repeats),
+        ranks=tuple(
+            Rank(rank=number, host=host, step_s=seconds)
+            for number, (host, seconds) in enumerate(zip(hosts, phases, strict=True))
+        ),
+        timeline=usual.steps.timeline(),
+        memory_bytes=_most(repeats, "peak_memory_bytes"),
+        device_memory_bytes=_most(repeats, "peak_device_bytes"),
+        worker_hours_per_epoch=None if epoch is None else workers * epoch / rate / 3600,
+        runs=rates,
+        oversubscribed=any(repeat.run.oversubscribed for repeat in repeats),
+    )
+
+
+def _most(repeats: Sequence[Repeat], name: str) -> int | None:
+    """Return the greatest figure of that name that a rank ended with, or None."""
+    ends: list[Mapping[str, Any]] = [rank.end for repeat in repeats for rank in repeat.run.ranks]
+    told = [int(end[name]) for end in ends if end.get(name) is not None]
+    return max(told, default=None)

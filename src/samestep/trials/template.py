@@ -1,0 +1,104 @@
+"""Arguments that depend on the number of workers.
+
+=============  =====================================================
+in an argument becomes
+=============  =====================================================
+``{n}``        the workers in total
+``{local}``    the workers on each node
+``{nodes}``    the nodes
+``{256/n}``    256 divided by the workers; an error if that is not whole
+``{32*n}``     32 times the workers
+``{{``         a brace
+=============  =====================================================
+
+The arithmetic is for batch sizes. Where the other mode of scaling is asked for as well, it stays what it is
+at the smallest number of workers (*held*): 256/n, a worker's batch that shrinks, is then one that stays.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from samestep.base.errors import UsageError
+
+_PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+_NAME = "n|local|nodes"
+_PLAIN = re.compile(rf"\s*({_NAME})\s*")
+_NUMBER_FIRST = re.compile(rf"\s*(\d+)\s*([*/])\s*({_NAME})\s*")
+_NAME_FIRST = re.compile(rf"\s*({_NAME})\s*\*\s*(\d+)\s*")
+
+
+def filled(
+    arguments: Iterable[str], *, workers: int, nodes: int = 1, held: tuple[int, int] | None = None
+) -> list[str]:
+    """Return `arguments` for a number of workers.
+
+    >>> filled(["--devices", "{local}", "--batch-size={256/n}"], workers=4, nodes=2)
+    ['--devices', '2', '--batch-size=64']
+
+    Args:
+        arguments: with templates.
+        workers: in total.
+        nodes: how many they are on; as many on each.
+        held: the workers and nodes at which the arithmetic stays; None where it follows `workers`, `nodes`.
+
+    Raises:
+        UsageError: a template is none, or a division is not whole.
+    """
+    values = _values(workers, nodes)
+    base = _values(*held) if held else values
+    return [_filled(argument, values, base) for argument in arguments]
+
+
+def operators(arguments: Sequence[str]) -> set[str]:
+    """Return the operators of the arithmetic in `arguments`.
+
+    >>> operators(["--devices={n}", "--batch-size={256/n}"])
+    {'/'}
+
+    Raises:
+        UsageError: a template is none.
+    """
+    found = set()
+    for argument in arguments:
+        for piece in _PIECE.finditer(argument):
+            if piece[0] not in ("{{", "}}"):
+                found.add(_parsed(piece, argument)[1])
+    return found - {""}
+
+
+def _values(workers: int, nodes: int) -> dict[str, int]:
+    return {"n": workers, "local": workers // nodes, "nodes": nodes}
+
+
+def _filled(argument: str, values: Mapping[str, int], base: Mapping[str, int]) -> str:
+    def fill(piece: re.Match[str]) -> str:
+        if piece[0] in ("{{", "}}"):
+            return piece[0][0]
+        number, operator, name = _parsed(piece, argument)
+        if not operator:
+            return str(values[name])
+        if operator == "*":
+            return str(number * base[name])
+        if number % base[name]:
+            raise UsageError(
+                f"{argument}: {number} cannot be divided evenly by {name} = {base[name]}. Give a number that "
+                "can, or other numbers of workers."
+            )
+        return str(number // base[name])
+
+    return _PIECE.sub(fill, argument)
+
+
+def _parsed(piece: re.Match[str], argument: str) -> tuple[int, str, str]:
+    """Return number, operator and name of one template; of a plain name the operator is empty."""
+    inner = piece[1] or ""
+    if found := _PLAIN.fullmatch(inner):
+        return 1, "", found[1]
+    if found := _NUMBER_FIRST.fullmatch(inner):
+        return int(found[1]), found[2], found[3]
+    if found := _NAME_FIRST.fullmatch(inner):
+        return int(found[2]), "*", found[1]
+    raise UsageError(
+        f"{piece[0]} in {argument!r} is none of {{n}}, {{local}}, {{nodes}}, {{256/n}} and {{32*n}}. A brace "
+        "that is meant as such is doubled: {{ and }}."
+    )

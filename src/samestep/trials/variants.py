@@ -1,0 +1,122 @@
+"""What ``--compare`` names: settings that are tried against each other in one study."""
+
+import itertools
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from samestep.base.errors import UsageError
+from samestep.trials.trial import SAMESTEP
+
+LAUNCHERS = (SAMESTEP, "torchrun", "srun")
+"""Who can start the workers of a run."""
+
+_OF_EXCHANGE = ("--sync=", "--algorithm=", "--compress=")
+"""Flags that say how gradients are exchanged, and nothing else."""
+
+_VARIABLE = re.compile(r"[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One of the things compared.
+
+    Args:
+        name: as the user wrote it; empty where nothing is compared.
+        launcher: who starts the workers; empty for whoever does where the runs are.
+        flags: of ``run`` or ``train``.
+        environment: variables.
+    """
+
+    name: str = ""
+    launcher: str = ""
+    flags: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def __add__(self, other: "Variant") -> "Variant":
+        """Return both at once."""
+        return Variant(
+            name=" ".join(filter(None, (self.name, other.name))),
+            launcher=self.launcher or other.launcher,
+            flags=(*self.flags, *other.flags),
+            environment={**self.environment, **other.environment},
+        )
+
+
+def variants(said: Sequence[str], *, verb: str, flags: Collection[str]) -> tuple[Variant, ...]:
+    """Return each combination of what is compared.
+
+    >>> [one.name for one in variants(["sync=flat,ddp", "env:A=1,2"], verb="train", flags=["sync"])]
+    ['sync=flat env:A=1', 'sync=flat env:A=2', 'sync=ddp env:A=1', 'sync=ddp env:A=2']
+
+    Args:
+        said: the values of ``--compare``.
+        verb: whose flags can be compared.
+        flags: their names, without dashes.
+
+    Raises:
+        UsageError: it cannot be compared.
+    """
+    axes = [_axis(text, verb, flags) for text in said]
+    names = [text.partition("=")[0] for text in said]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"--compare {name} is given twice: name all its values in one, with commas.")
+    return tuple(sum(combination, start=Variant()) for combination in itertools.product(*axes))
+
+
+def alike_alone(found: Sequence[Variant]) -> list[list[Variant]]:
+    """Return variants in groups that are one and the same run on one worker, which exchanges nothing.
+
+    >>> groups = alike_alone(variants(["sync=flat,ddp", "env:A=1,2"], verb="train", flags=["sync"]))
+    >>> [[one.name for one in group] for group in groups]
+    [['sync=flat env:A=1', 'sync=ddp env:A=1'], ['sync=flat env:A=2', 'sync=ddp env:A=2']]
+    """
+    groups: dict[tuple[object, ...], list[Variant]] = {}
+    for one in found:
+        flags = tuple(flag for flag in one.flags if not flag.startswith(_OF_EXCHANGE))
+        what = one.launcher, flags, tuple(one.environment.items())
+        groups.setdefault(what, []).append(one)
+    return list(groups.values())
+
+
+def compared_threads(found: Sequence[Variant]) -> tuple[int, ...]:
+    """Return the compute threads of a worker in each variant that names them.
+
+    >>> compared_threads(variants(["threads=2,8"], verb="run", flags=["threads"]))
+    (2, 8)
+    """
+    flags = (flag.removeprefix("--threads=") for one in found for flag in one.flags if "--threads=" in flag)
+    variables = (one.environment["OMP_NUM_THREADS"] for one in found if "OMP_NUM_THREADS" in one.environment)
+    return tuple(int(text) for text in (*flags, *variables) if text.isdecimal() and int(text))
+
+
+def _axis(text: str, verb: str, flags: Collection[str]) -> list[Variant]:
+    name, _, listed = text.partition("=")
+    values = listed.split(",")
+    if len(values) < 2 or not all(values) or len(set(values)) < len(values):
+        raise UsageError(f"--compare {text}: name at least two different values, as in sync=ddp,flat.")
+    return [_one(name, value, verb, flags) for value in values]
+
+
+def _one(name: str, value: str, verb: str, flags: Collection[str]) -> Variant:
+    said = f"{name}={value}"
+    if name == "launcher":
+        if value not in LAUNCHERS:
+            raise UsageError(f"--compare {said}: the launchers are {', '.join(LAUNCHERS)}.")
+        return Variant(name=said, launcher=value)
+    if name.startswith("env:"):
+        if not _VARIABLE.fullmatch(name[4:]):
+            raise UsageError(f"--compare {said}: {name[4:]!r} is no name of a variable.")
+        return Variant(name=said, environment={name[4:]: value})
+    if name in flags:
+        return Variant(name=said, flags=(f"--{name}={value}",))
+    if name == "sync" and verb == "run":
+        raise UsageError(
+            f"--compare {said}: --sync belongs to recipes. A script says itself how gradients travel; "
+            "those of a serial script are compared with algorithm=ring,tree."
+        )
+    raise UsageError(
+        f"--compare {said}: {name!r} is neither launcher, nor env:NAME, nor a flag of samestep {verb} that "
+        f"changes the time of a step. Those are {', '.join(sorted(flags))}."
+    )

@@ -1,0 +1,149 @@
+"""The samples that a script's loaders give: its batches, whatever models are then called with.
+
+How many there are is counted where a loader draws the indices of a batch. The batch itself need not tell: its
+first dimension may be time, and of graphs it is all their nodes.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
+from torch.utils.data.dataloader import _DatasetKind
+
+from samestep.watch.events import redirected
+from samestep.watch.tree import leaves
+
+MOST_BATCHES = 1 << 14
+"""Of a step: of one that has more samples are not told. It has no end, as that of a graph's replay."""
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What one iterator has asked for and not given yet."""
+
+    sizes: deque[int | None] = field(default_factory=deque)
+    """Samples of each batch; None where one index stands for the whole of it."""
+    has_rows: bool | None = None
+    """Whether a batch has a row for each sample; None as long as there was none."""
+
+
+class Loaded:
+    """Counts the samples of the batches that a thread gets from loaders: its maker, until `follow`."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._readings: WeakKeyDictionary[Any, _Reading] = WeakKeyDictionary()
+        self._is_loading = False
+        self._batches: list[tuple[int | None, int]] = []
+        """Of this step: samples, and the data set they come from, by id."""
+        self._used = 0
+        """How many of them had come when something was learnt last."""
+        self._samples_seen = self._batches_seen = 0
+        self._has_several = False
+        """Whether a step reads several data sets, which may have epochs of their own."""
+        self._begun: DataLoader[Any] | None = None
+        self._learnt: DataLoader[Any] | None = None
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Within, batches are counted."""
+        with ExitStack() as stack:
+            stack.enter_context(redirected(LoaderIterator, "_next_index", self._ask))
+            stack.enter_context(redirected(LoaderIterator, "_reset", self._begin_again))
+            stack.enter_context(redirected(LoaderIterator, "__next__", self._give))
+            yield
+
+    def follow(self) -> None:
+        """Count for the calling thread from now on, and forget what another had."""
+        self._thread = threading.get_ident()
+        self._batches, self._used, self._is_loading = [], 0, False
+
+    def begins(self, loader: DataLoader[Any]) -> None:
+        """Note that a loader is begun."""
+        self._begun = loader
+
+    def learns(self) -> None:
+        """Note a call of training: what was begun last is what is learnt from."""
+        self._learnt, self._used = self._begun, len(self._batches)
+
+    def evaluates(self) -> None:
+        """Note that what has come since something was learnt was for an evaluation."""
+        del self._batches[self._used :]
+
+    def next_step(self) -> int | None:
+        """Return the samples of the step that ends; None where nobody can tell."""
+        batches, self._batches, self._used = self._batches, [], 0
+        known = [size for size, _ in batches if size is not None]
+        self._samples_seen += sum(known)
+        self._batches_seen += len(known)
+        self._has_several |= len({data for _, data in batches}) > 1
+        return sum(known) if len(known) == len(batches) else None
+
+    @property
+    def samples_per_epoch(self) -> int | None:
+        """Samples of an epoch of the loader that is learnt from; None where that is not known."""
+        loader, batches = self._learnt, self._batches_seen
+        if loader is None or self._has_several:
+            return None
+        try:
+            if type(loader.batch_sampler) is BatchSampler:
+                own = len(loader.sampler)  # type: ignore[arg-type]
+                return own - own % (loader.batch_size or 1) if loader.drop_last else own
+            # One that somebody wrote may give each rank its part; its `sampler` knows nothing of that.
+            return round(len(loader) * self._samples_seen / batches) if batches else None
+        except TypeError:  # it has no length, as that of an iterable data set
+            return None
+
+    def _begin_again(self, original: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> Any:
+        self._readings.pop(iterator, None)
+        return original(iterator, *args, **kwargs)
+
+    def _ask(self, original: Callable[..., Any], iterator: Any) -> Any:
+        index = original(iterator)
+        self._readings.setdefault(iterator, _Reading()).sizes.append(_size(iterator, index))
+        return index
+
+    def _give(self, original: Callable[..., Any], iterator: Any) -> Any:
+        this = threading.get_ident()
+        # Neither what another loader reads, nor what is read ahead of the script.
+        counts = this == self._thread and not self._is_loading
+        self._is_loading |= counts
+        try:
+            batch = original(iterator)
+        finally:
+            counts &= this == self._thread  # no other has begun to train meanwhile
+            self._is_loading &= not counts
+        given = _given(self._readings.get(iterator), iterator, batch)
+        if counts:
+            data = id(iterator._dataset)  # noqa: SLF001 - no public spelling, here and below
+            if len(self._batches) == MOST_BATCHES:
+                self._batches, self._used = [(None, data)], min(self._used, 1)
+            self._batches.append((given, data))
+        return batch
+
+
+def _size(iterator: Any, index: Any) -> int | None:
+    """Return how many samples an index stands for."""
+    if not (iterator._auto_collation or isinstance(index, list)):  # noqa: SLF001
+        return None
+    try:
+        return len(index)
+    except TypeError:
+        return None
+
+
+def _given(reading: _Reading | None, iterator: Any, batch: Any) -> int | None:
+    """Return the samples of a batch: as many as were asked for, unless an iterable data set had less."""
+    asked = reading.sizes.popleft() if reading is not None and reading.sizes else None
+    if asked is None or reading is None or iterator._dataset_kind != _DatasetKind.Iterable:  # noqa: SLF001
+        return asked
+    rows = next((len(one) for _, one in leaves(batch) if one.dim()), 0)
+    if reading.has_rows is None:
+        reading.has_rows = rows == asked
+    return rows if reading.has_rows else asked

@@ -1,0 +1,149 @@
+"""Which phase of a step a script is in: a list of moments at which that changed, so that all phases add up.
+
+::
+
+    other | data | forward ...  exposed_sync | forward | backward ... | exposed_sync | optimizer |
+          ^      ^              ^            ^         ^              ^              ^           ^ step ends
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Generic
+
+from samestep.base.phases import BACKWARD, EXCHANGE, FORWARD, OTHER
+from samestep.measure.clock_file import STEP_PHASES
+from samestep.measure.instants import Instant, Instants
+from samestep.watch.stolen import Processor, Stolen
+
+COMPUTING = (FORWARD, BACKWARD)
+"""The phases of which it is known what the thread had of its processor."""
+MOST_MARKS = 1 << 16
+"""Of a step: changes of phase and their moments. One that has more has no end, as a graph's replay has."""
+
+
+class Phases(Generic[Instant]):
+    """The phase that a script is in now, and those of the step under way.
+
+    Marks lie one behind the other in one list and are no pairs: what Python's garbage collector need not look
+    at costs a step nothing. Where they become `MOST_MARKS` their time is told as none of the phases.
+
+    Args:
+        now: returns the moment.
+        processor: returns what this thread has had of its processor; None where an accelerator computes, or
+            nobody tells.
+    """
+
+    def __init__(self, now: Callable[[], Instant], processor: Callable[[], Processor] | None = None) -> None:
+        self._now, self._processor = now, processor
+        self._since = Processor()
+        self._had = dict.fromkeys(COMPUTING, Processor())
+        self.phase = OTHER
+        self._marks: list[Any] = [OTHER, now()]
+        """Each phase that has ended, and when; the first is the end of the step before."""
+
+    def switch(self, phase: str) -> str:
+        """Be in `phase` from now on; return the one that this ends."""
+        before = self.phase
+        if phase != before:
+            self.mark(before)
+            if self._processor is not None and (before in COMPUTING or phase in COMPUTING):
+                self._count(before, self._processor())
+            self.phase = phase
+        return before
+
+    def _count(self, before: str, processor: Processor) -> None:
+        if before in COMPUTING:
+            self._had[before] = self._had[before].plus(processor.since(self._since))
+        self._since = processor
+
+    def mark(self, phase: str) -> None:
+        """Note that the script has been in `phase` since the last mark."""
+        marks = self._marks
+        marks += phase, self._now()
+        if len(marks) >= MOST_MARKS:
+            marks[2:] = OTHER, marks[-1]
+
+    def cut(self) -> list[Any]:
+        """End the step now, and begin the next with what is none of its phases; return the marks."""
+        marks = self._marks
+        marks += self.phase, self._now()
+        self._marks, self.phase = marks[-2:], OTHER
+        return marks
+
+    def take_processor(self) -> dict[str, Processor] | None:
+        """Return what this thread had of its processor in each of `COMPUTING` since this was called last."""
+        if self._processor is None:
+            return None
+        found, self._had = self._had, dict.fromkeys(COMPUTING, Processor())
+        return found
+
+
+class Within:
+    """A context for a phase, made once: entered again only after it was left.
+
+    Args:
+        phases: changed to `phase` at its beginning, and back at its end.
+        phase: which one.
+    """
+
+    def __init__(self, phases: Phases[Any], phase: str) -> None:
+        self._phases, self._phase, self._before = phases, phase, OTHER
+
+    def __enter__(self) -> None:
+        self._before = self._phases.switch(self._phase)
+
+    def __exit__(self, *_: object) -> None:
+        self._phases.switch(self._before)
+
+
+@dataclass(slots=True)
+class Clocked(Generic[Instant]):
+    """One step as it was clocked.
+
+    Args:
+        number: which one of the run, from 0.
+        marks: see `Phases.cut`.
+        samples: rows that models were called with to learn from, this worker's own.
+        evaluated: whether there was an evaluation in it.
+        sent: bytes of gradients that this worker gave to the exchange; None where nobody can say.
+        processor: what the thread had of it, where its backward hid an exchange that needs one too.
+        loaded: samples of the batches that loaders gave; None where nobody can tell.
+        elements: numbers in the tensors that models were called with to learn from.
+    """
+
+    number: int
+    marks: list[Any]
+    samples: int
+    evaluated: bool
+    sent: int | None = None
+    processor: dict[str, Processor] | None = None
+    loaded: int | None = None
+    elements: int = 0
+
+    @property
+    def end(self) -> Instant:
+        """When it ended."""
+        instant: Instant = self.marks[-1]
+        return instant
+
+    def line(self, instants: Instants[Instant], stolen: Stolen) -> dict[str, Any]:
+        """Return what is written of it, once its last moment has passed."""
+        seconds = dict.fromkeys(STEP_PHASES, 0.0)
+        for phase, (before, after) in zip(self.marks[2::2], pairwise(self.marks[1::2]), strict=True):
+            seconds[phase] += instants.between(before, after)
+        if self.processor is not None:
+            exchange = stolen.of(seconds, self.processor)
+            seconds[BACKWARD] -= exchange
+            seconds[EXCHANGE] += exchange
+        said: dict[str, Any] = {
+            "step": self.number,
+            "at": instants.epoch_s(self.marks[1]),
+            "seconds": sum(seconds.values()),
+            "samples": self.samples,
+            "loaded": self.loaded,
+            "elements": self.elements,
+            "exchange_bytes": self.sent,
+            **seconds,
+        }
+        return {**said, "evaluated": True} if self.evaluated else said

@@ -1,0 +1,94 @@
+"""What an exchange costs that backward hides: the processor, where both need one.
+
+On processors those who carry gradients (threads of the back end, the system's network) compute while backward
+does, and where there are no more processors than ranks, backward stands still meanwhile::
+
+    backward's thread    layer 4 . layer 3 .......... layer 2 .......... layer 1 |
+    carries gradients                      bucket 0            bucket 1          | bucket 2 waited for
+
+That is seen in the time for which the thread could have run and waited for a processor; what it sleeps, or
+waits for a disk, is not in it. How much of it others take is told by forward, which hides no exchange; by
+chance they take more of it than of backward, and then less than nothing is left for the exchange. That is
+taken off what the steps after have, and never off what one demonstrably waited for.
+"""
+
+import os
+import time
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from samestep.base.phases import BACKWARD, FORWARD
+
+_KEPT = 0.9
+"""How much of what was known of forward counts after another step."""
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
+
+
+class Processor(NamedTuple):
+    """What a thread has had of its processor, in seconds."""
+
+    ran: float = 0.0
+    delayed: float = 0.0
+    """Could have run, and waited for a processor."""
+
+    def since(self, before: "Processor") -> "Processor":
+        """Return what has come on top of `before`."""
+        return Processor(self.ran - before.ran, self.delayed - before.delayed)
+
+    def plus(self, more: "Processor") -> "Processor":
+        """Return the sum of both."""
+        return Processor(self.ran + more.ran, self.delayed + more.delayed)
+
+
+class ProcessorClock:
+    """Tells how long the thread that made it has run and waited for a processor; Linux counts both.
+
+    Raises:
+        OSError: the system does not tell (Linux without ``CONFIG_SCHED_INFO``, other systems).
+    """
+
+    def __init__(self) -> None:
+        self._file = os.open(_SCHEDSTAT, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
+
+    def __call__(self) -> Processor:
+        """Return both so far."""
+        try:
+            delayed = int(os.pread(self._file, 64, 0).split()[1]) / 1e9
+        except OSError:  # in a fork of the script, and the thread is gone
+            delayed = 0.0
+        return Processor(time.thread_time(), delayed)
+
+
+def processor_clock() -> ProcessorClock | None:
+    """Return the clock of this thread; None where the system does not tell."""
+    try:
+        return ProcessorClock()
+    except OSError:
+        return None
+
+
+class Stolen:
+    """Tells it of each step, in their order."""
+
+    def __init__(self) -> None:
+        self._ran = self._delayed = 0.0
+        self._owed = 0.0
+        """What was less than nothing in the steps before; no more than that."""
+
+    def of(self, seconds: Mapping[str, float], processor: Mapping[str, Processor]) -> float:
+        """Return the seconds of a step's backward that are exchange.
+
+        Args:
+            seconds: of its phases.
+            processor: what the thread had of it in its forward and its backward.
+        """
+        forward, backward = processor[FORWARD], processor[BACKWARD]
+        self._ran = _KEPT * self._ran + forward.ran
+        self._delayed = _KEPT * self._delayed + forward.delayed
+        by_others = self._delayed / self._ran * backward.ran if self._ran else 0.0
+        found = self._owed + backward.delayed - by_others
+        self._owed = min(0.0, found)
+        return max(0.0, min(seconds[BACKWARD], found))

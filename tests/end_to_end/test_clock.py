@@ -1,0 +1,80 @@
+"""``samestep run --clock``: a file of each worker's steps, and the end of all of them after the same step."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.forked_commands import samestep
+
+GALLERIES = Path(__file__).parents[1]
+FEW = ("--clock-steps", 3, "--clock-warm-up", 2)
+
+
+def read(folder):
+    """Return the first line, the steps, and the last line of each worker."""
+    files = sorted(folder.glob("rank-*.jsonl"))
+    lines = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+    return [(first, steps, last) for first, *steps, last in lines]
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "workers", "sync"),
+    [
+        ("gallery/toplevel_cnn.py", "serial", 1, ""),
+        ("gallery/toplevel_cnn.py", "steered", 2, "bucketed"),
+        ("gallery_ddp/ddp_tutorial.py", "native", 2, "ddp"),
+    ],
+)
+def test_all_workers_are_stopped_after_the_same_step(tmp_path, script, kind, workers, sync):
+    folder = tmp_path / "clock"
+    (tmp_path / "temporary").mkdir()
+    temporary = {"TMPDIR": str(tmp_path / "temporary")}
+    ended = samestep("run", "-n", workers, "--clock", folder, *FEW, GALLERIES / script, **temporary)
+
+    assert (ended.code, "Traceback" in ended.err) == (0, False), ended.err
+    said = f"samestep: stopped after 3 clocked steps, as --clock-steps says. They are in {folder}, which"
+    assert ended.err.count(said) == 1
+    assert not list((tmp_path / "temporary").glob("samestep-*"))
+    ranks = read(folder)
+    assert len(ranks) == workers
+    for rank, (first, steps, last) in enumerate(ranks):
+        assert (first["rank"], first["size"], first["kind"], first["sync"]) == (rank, workers, kind, sync)
+        assert [step["step"] for step in steps] == [2, 3, 4]
+        assert (last["ended"], last["samples_per_epoch"]) == ("steps", ranks[0][2]["samples_per_epoch"])
+    assert len({sum(steps[k]["samples"] for _, steps, _ in ranks) for k in range(3)}) == 1
+
+
+def test_what_a_script_has_not_flushed_is_in_its_files(tmp_path):
+    script, log = tmp_path / "train.py", tmp_path / "log.csv"
+    script.write_text(
+        f"import torch; log = open({str(log)!r}, 'w'); model = torch.nn.Linear(3, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for step in range(1000):\n"
+        "    model(torch.ones(4, 3)).mean().backward(); print(step, file=log); optimizer.step()\n"
+    )
+    ended = samestep("run", "--clock", tmp_path / "clock", *FEW, script)
+
+    assert ended.code == 0, ended.err
+    assert log.read_text() == "0\n1\n2\n3\n4\n"
+
+
+def test_a_recipe_is_ended_after_the_same_step(tmp_path):
+    out = tmp_path / "run"
+    ended = samestep("train", "digits", "-n", 2, "--clock", tmp_path / "clock", *FEW, "--out", out, "--json")
+
+    assert (ended.code, ended.out) == (0, ""), ended.err
+    assert (
+        ended.err.count(f"stopped after 3 clocked steps, as --clock-steps says. They are in {tmp_path}") == 1
+    )
+    for first, steps, last in read(tmp_path / "clock"):
+        assert (first["kind"], first["warm_up"], first["steps"]) == ("recipe", 2, 3)
+        assert [step["step"] for step in steps] == [2, 3, 4]
+        assert last["ended"] == "steps"
+
+
+def test_the_clock_of_a_script_that_fails_says_so(tmp_path):
+    ended = samestep("run", "-n", 2, "--clock", tmp_path / "clock", GALLERIES / "gallery_ddp/crash.py")
+
+    assert ended.code == 1
+    assert any(last.get("ended", "").startswith("error: ") for _, _, last in read(tmp_path / "clock"))

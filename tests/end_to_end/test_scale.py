@@ -1,0 +1,75 @@
+"""`samestep scale` as a user calls it: a study of real runs, and nothing of theirs left behind."""
+
+import json
+import re
+from pathlib import Path
+
+from samestep.scaling.files import read_study
+from support.forked_commands import samestep
+
+NATIVE = """
+import sys
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+if sys.argv[1] == "4":
+    raise ValueError("a batch of 4 is too small")
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(10**6):
+    optimizer.zero_grad()
+    model(torch.ones(int(sys.argv[1]), 64)).square().mean().backward()
+    optimizer.step()
+    if dist.get_rank() == 0:
+        open("steps.txt", "a").write("1")
+"""
+
+
+def test_a_native_script_is_measured_and_a_number_of_workers_that_fails_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(NATIVE)
+    flags = ("--steps=4", "--warm-up=2", "--repeats=1", "--oversubscribe", "--out=study", "--json")
+    ended = samestep("scale", "-n", "2,3", *flags, "--", "train.py", "{12/n}")
+
+    assert ended.code == 1, ended.err
+    assert "ValueError: a batch of 4 is too small" in ended.err
+    said = json.loads(ended.out)
+    (point,) = said["points"]
+    assert (point["workers"], point["mode"], point["global_batch"]) == (2, "strong", 12)
+    assert point["samples_per_second"] > 0
+    assert point["step_s"]["exposed_sync"] > 0
+    (note,) = [note for note in said["notes"] if note.startswith("3 workers")]
+    assert note.startswith("3 workers, round 1 failed with exit code 1: ")
+    why, log = note.split(" Its log: ")
+    assert why.endswith("ValueError: a batch of 4 is too small.")
+    assert Path("study", log.removesuffix(".")).is_file()
+    assert len(read_study(Path("study")).points) == 1
+    assert sorted(path.name for path in Path("study").iterdir()) == ["report.html", "study.json", "trials"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["study", "train.py"]
+    assert not list(Path("study").rglob("scratch"))
+
+
+def test_a_recipe_is_measured_in_both_modes_and_its_variants_are_compared(measured):
+    folder, ended = measured
+    assert ended.code == 0, ended.err
+    assert "5 runs" in ended.err
+    points = read_study(folder).points
+    assert {(one.variant, one.mode, one.workers): one.global_batch for one in points} == {
+        (f"sync={sync}", mode, workers): 24 * (workers if mode == "weak" else 1)
+        for sync in ("flat", "ddp")
+        for mode in ("strong", "weak")
+        for workers in (1, 2)
+    }
+    assert all((one.step_s["exposed_sync"] > 0) == (one.workers > 1) for one in points)
+    headers = [path.read_text().splitlines()[0] for path in folder.glob("trials/*/clock/rank-0.jsonl")]
+    ways = sorted((told["kind"], told["size"], told["sync"]) for told in map(json.loads, headers))
+    assert ways == [("recipe", 1, ""), *[("recipe", 2, sync) for sync in ("ddp", "ddp", "flat", "flat")]]
+    kinds = re.findall(r"^(.): (strong|weak) scaling, (sync=\w+)\.$", ended.out, re.MULTILINE)
+    assert kinds == [
+        ("a", "strong", "sync=flat"),
+        ("b", "strong", "sync=ddp"),
+        ("c", "weak", "sync=flat"),
+        ("d", "weak", "sync=ddp"),
+    ]
+    assert not list(folder.rglob("scratch"))

@@ -1,0 +1,51 @@
+"""`samestep run --scratch`: a run that leaves the files as they are, and finds what it has written."""
+
+from pathlib import Path
+
+import pytest
+
+from support.forked_commands import samestep
+
+SERIAL = """
+import torch
+
+seen = open("steps.txt").read()
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    optimizer.zero_grad()
+    model(torch.ones(8, 4)).mean().backward()
+    optimizer.step()
+    with open("steps.txt", "a") as log:
+        log.write(f"{step}")
+torch.save(model.state_dict(), "model.pt")
+model.load_state_dict(torch.load("model.pt"))
+print("read", seen, "and then", open("steps.txt").read())
+"""
+NATIVE = f"""
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+{SERIAL}
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("script", "workers"), [(SERIAL, 1), (SERIAL, 2), (NATIVE, 2)])
+def test_files_are_as_before_and_what_was_written_is_read_back(tmp_path, monkeypatch, script, workers):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(script)
+    Path("steps.txt").write_text("old ")
+    ended = samestep("run", "-n", workers, "--scratch=elsewhere", "train.py")
+
+    assert ended.code == 0, ended.err
+    assert "read old  and then old 0123" in ended.out
+    assert Path("steps.txt").read_text() == "old "
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "steps.txt", "train.py"]
+
+
+def test_an_executable_cannot_be_led_elsewhere():
+    ended = samestep("run", "--scratch=elsewhere", "--no-python", "true")
+
+    assert ended.code == 2
+    assert "--scratch leads elsewhere what a Python script writes" in ended.err

@@ -1,0 +1,100 @@
+"""A clock does not change what it measures: ranks exchange as often under it as without it."""
+
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from samestep.autopilot.calls import own_samples
+from samestep.autopilot.options import DEFAULTS
+from samestep.autopilot.steering import steering
+from samestep.collectives.shared_memory import SharedMemory
+from samestep.measure.clock_file import ClockFile, Clocking
+from samestep.watch.clocked import ScriptClock
+from samestep.watch.events import redirected
+
+STEPS = 4
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+def with_ddp():
+    return DistributedDataParallel(network())
+
+
+def with_fsdp():
+    model = network()
+    fully_shard(model)
+    return model
+
+
+class Counted:
+    """Counts what a rank exchanges, in memory and in groups; those number it, whoever asked for it."""
+
+    def __init__(self):
+        self._in_memory = 0
+
+    def attached(self):
+        stack = ExitStack()
+        for name in ("agree", "all_gather", "all_reduce", "average", "barrier", "broadcast", "fold"):
+            stack.enter_context(redirected(SharedMemory, name, self._count))
+        return stack
+
+    def _count(self, original, *args, **kwargs):
+        self._in_memory += 1
+        return original(*args, **kwargs)
+
+    def so_far(self):
+        return self._in_memory + sum(group._get_sequence_number_for_group() for group in c10d._world.pg_map)
+
+
+def exchanged(world, folder, made, *, clocks):
+    """Return how often this rank exchanges while it trains."""
+    clocking = Clocking(folder=Path(folder), warm_up=1)
+    counted = Counted()
+    with counted.attached():
+        before = counted.so_far()
+        if clocks:
+            file = ClockFile(clocking, world.place, "native")
+            clock = ScriptClock(file, clocking, stop=lambda: None, own=own_samples)
+        with clock.attached() if clocks else nullcontext():
+            model = made()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(STEPS):
+                model(torch.ones(4, 3)).square().mean().backward()
+                optimizer.step()
+        if clocks:
+            clock.end("end")
+        return counted.so_far() - before
+
+
+def native(world, folder, made):
+    """Return how often this rank exchanges without a clock, and with one."""
+    return [exchanged(world, folder, made, clocks=clocks) for clocks in (False, True)]
+
+
+def serial(world, folder, made):
+    """Return the same of a serial script."""
+    told = []
+    for clocks in (False, True):
+        with steering(world, replace(DEFAULTS, load="replicated")):
+            told.append(exchanged(world, folder, made, clocks=clocks))
+    return told
+
+
+@pytest.mark.parametrize(("script", "made"), [(native, with_ddp), (native, with_fsdp), (serial, network)])
+def test_a_clock_exchanges_nothing(processes, tmp_path, script, made):
+    for without, under in processes.run(script, 2, str(tmp_path), made):
+        assert without >= STEPS
+        assert under == without
+    lines = (tmp_path / "rank-1.jsonl").read_text().splitlines()
+    assert len(lines) == 1 + (STEPS - 1) + 1  # it did clock

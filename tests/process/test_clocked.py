@@ -1,0 +1,231 @@
+"""What a rank waits for others in is told from the phase in which it waits."""
+
+import json
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from samestep.autopilot.calls import own_samples
+from samestep.autopilot.options import DEFAULTS
+from samestep.autopilot.steering import steering
+from samestep.measure.clock_file import ClockFile, Clocking
+from samestep.replicas.replicate import replicate
+from samestep.watch.bucketed import LEAST_ELEMENTS
+from samestep.watch.clocked import ScriptClock
+from samestep.watch.notes import Notes
+from samestep.watch.stolen import processor_clock
+
+STEPS = 3
+KEPT = []
+
+
+class Kept(Notes):
+    """Keeps the steps beside writing them."""
+
+    def add(self, step):
+        KEPT.append(step)
+        super().add(step)
+
+
+def clocked(place, folder, script, *, hides=False):
+    """Return the phases of the last step of a script, in order, and the samples of each step."""
+    from samestep.watch import clocked as module
+
+    KEPT.clear()
+    module.Notes, found = Kept, module.Notes
+    try:
+        clocking = Clocking(folder=Path(folder), warm_up=0)
+        clock = ScriptClock(
+            ClockFile(clocking, place, "native"), clocking, stop=lambda: None, own=own_samples
+        )
+        with clock.attached():
+            script()
+        clock.end("end")
+    finally:
+        module.Notes = found
+    # The processor's time counts where something is exchanged while backward computes.
+    told = hides and processor_clock() is not None
+    assert all((step.processor is not None) == told for step in KEPT)
+    return [phase for phase, _ in groupby(KEPT[-1].marks[2::2])], [step.samples for step in KEPT]
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+def train(model, *, averaged=lambda model: None):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(STEPS):
+        model(torch.ones(4, 3)).square().mean().backward()
+        averaged(model)
+        optimizer.step()
+
+
+def with_ddp(world, folder):
+    model = DistributedDataParallel(network())
+    return clocked(world.place, folder, lambda: train(model), hides=True)
+
+
+def with_large_gradients(world, folder):
+    model = DistributedDataParallel(nn.Linear(LEAST_ELEMENTS, 1, bias=False))
+
+    def exchanges(_, bucket):  # called by DDP's own hook once the last gradient is copied
+        dist.barrier()
+        done = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    model.register_comm_hook(None, exchanges)
+
+    def script():
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            model(torch.ones(4, LEAST_ELEMENTS)).mean().backward()
+            optimizer.step()
+
+    return clocked(world.place, folder, script, hides=True)
+
+
+class Holding(nn.Module):
+    """Has a model with DDP as a part."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = DistributedDataParallel(model)
+
+    def forward(self, inputs):
+        return self.model(inputs)
+
+
+def held_or_compiled(world, folder):
+    def compiled(model):
+        return torch.compile(DistributedDataParallel(model), backend="eager")
+
+    told = set()
+    for number, made in enumerate((Holding, compiled)):
+        model, below = made(nn.Linear(LEAST_ELEMENTS, 1, bias=False)), Path(folder) / str(number)
+
+        def script(model=model):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(STEPS):
+                model(torch.ones(4, LEAST_ELEMENTS)).mean().backward()
+                optimizer.step()
+
+        phases, _ = clocked(world.place, below, script, hides=True)
+        header = json.loads((below / f"rank-{world.place.rank}.jsonl").read_text().splitlines()[0])
+        told.add((header["sync"], *phases))
+    return told
+
+
+def accumulating(world, folder):
+    model = DistributedDataParallel(nn.Linear(3, 1))
+
+    def script():
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            with model.no_sync():
+                model(torch.ones(2, 3)).square().mean().backward()
+            model(torch.ones(2, 3)).square().mean().backward()
+            optimizer.step()
+
+    return clocked(world.place, folder, script, hides=True)
+
+
+def with_fsdp(world, folder):
+    model = nn.Linear(3, 4)
+    fully_shard(model)
+    return clocked(world.place, folder, lambda: train(model))
+
+
+def by_hand(world, folder):
+    def average(model):
+        works = [dist.all_reduce(one.grad, async_op=True) for one in model.parameters()]
+        for work in works:
+            work.wait()
+
+    return clocked(world.place, folder, lambda: train(network(), averaged=average))
+
+
+def in_hooks(world, folder):
+    model = network()
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda one: dist.all_reduce(one.grad))
+    return clocked(world.place, folder, lambda: train(model), hides=True)
+
+
+def with_barriers(world, folder):
+    return clocked(world.place, folder, lambda: train(network(), averaged=lambda _: dist.barrier()))
+
+
+def with_synchroniser(world, folder, sync):
+    model = network()
+    place = replace(
+        world.place, launcher=sync
+    )  # another job: of several models of one only the first overlaps
+    world.place, found = place, world.place
+    try:
+        replicas = replicate(model, world, sync=sync, batch_norm="local")
+        result = clocked(place, folder, lambda: train(model))
+        replicas.detach()
+    finally:
+        world.place = found
+    return result
+
+
+def steered(world, folder):
+    with steering(world, replace(DEFAULTS, load="replicated")):
+        return clocked(world.place, folder, lambda: train(network()), hides=True)
+
+
+PLAIN = ["forward", "backward", "exposed_sync", "other", "optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("script", "phases"),
+    [
+        # The buffers of batch norm are broadcast in each forward.
+        (with_ddp, ["other", "forward", "exposed_sync", *PLAIN]),
+        # DDP copies a gradient, and begins the exchange, within backward.
+        (with_large_gradients, ["other", *PLAIN[:2], "exposed_sync", *PLAIN[1:]]),
+        (accumulating, ["other", "forward", "backward", "exposed_sync", "other", *PLAIN]),
+        # Parameters are gathered in forward, and gradients scattered before backward returns.
+        (with_fsdp, ["other", "forward", "exposed_sync", *PLAIN]),
+        (in_hooks, ["other", "forward", *["backward", "exposed_sync"] * 7, "other", "optimizer"]),
+        (by_hand, ["other", *PLAIN[:-1], *["exposed_sync", "other"] * 12, "optimizer"]),
+        (with_barriers, ["other", *PLAIN[:-1], "exposed_sync", "other", "optimizer"]),
+    ],
+)
+def test_the_exchange_of_a_native_script_is_none_of_the_phases_it_is_in(processes, tmp_path, script, phases):
+    for seen, samples in processes.run(script, 2, str(tmp_path)):
+        assert seen == phases
+        assert samples == [4] * STEPS
+
+
+def test_a_model_that_is_compiled_or_is_a_part_is_known_as_one_with_ddp(processes, tmp_path):
+    copied = (*PLAIN[:2], "exposed_sync", *PLAIN[1:])
+    for told in processes.run(held_or_compiled, 2, str(tmp_path)):
+        assert told == {("ddp", "other", *copied)}
+
+
+@pytest.mark.parametrize("sync", ["reference", "bucketed", "ddp"])
+def test_the_exchange_of_a_synchroniser_comes_after_backward(processes, tmp_path, sync):
+    for seen, _ in processes.run(with_synchroniser, 2, str(tmp_path), sync):
+        assert seen[-4:] == ["backward", "exposed_sync", "other", "optimizer"]
+
+
+def test_of_a_serial_script_what_is_gathered_and_averaged_is_exchange_and_the_samples_are_shared(
+    processes, tmp_path
+):
+    ranks = processes.run(steered, 3, str(tmp_path))
+    for seen, _ in ranks:
+        assert seen[:3] == ["other", "forward", "exposed_sync"]
+        assert seen[-4:] == ["backward", "exposed_sync", "other", "optimizer"]
+    assert [samples for _, samples in ranks] == [[2] * STEPS, [1] * STEPS, [1] * STEPS]

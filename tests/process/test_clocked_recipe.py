@@ -1,0 +1,82 @@
+"""A recipe under the step clock: a file of each worker's steps, and an end after the same step."""
+
+import json
+from functools import partial
+
+import pytest
+
+from samestep.base.errors import UsageError
+from samestep.measure.clock_file import STEP_PHASES, Clocking
+from samestep.recipes.clocked import clocked
+from samestep.recipes.cook import cook
+from samestep.recipes.order import take_order
+from samestep.recipes.request import Request
+
+
+def trained(world, folder, steps, warm_up, samples=90):
+    """Train two epochs of 3 steps; return whether the training came to its end."""
+    changes = {"epochs": 2, "batch_size": 32}
+    request = Request(recipe="digits", subset=samples, out=folder / "run", changes=changes)
+    order = take_order(request, workers=world.place.size)
+    clocking = Clocking(folder=folder / "clock", steps=steps, warm_up=warm_up)
+    train = partial(cook, world, order)
+    result = clocked(train, world, clocking, samples_per_epoch=samples, config=order.training())
+    world.barrier()  # the ranks go on together
+    return result is not None
+
+
+def read(folder):
+    """Return the first line, the steps, and the last line of each worker."""
+    files = sorted((folder / "clock").glob("rank-*.jsonl"))
+    lines = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+    return [(first, steps, last) for first, *steps, last in lines]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_each_worker_takes_down_its_own_share_of_every_step(processes, tmp_path, size):
+    ended = processes.run(trained, size, tmp_path, None, 0)
+
+    ranks = read(tmp_path)
+    assert ended == [True] * size
+    for rank, (first, steps, last) in enumerate(ranks):
+        assert (first["rank"], first["size"], first["kind"]) == (rank, size, "recipe")
+        assert (first["config"]["model"], first["config"]["batch_size"]) == ("convnet", 32)
+        assert [step["step"] for step in steps] == list(range(6))
+        assert [step.get("evaluated", False) for step in steps] == [False, False, False, True, False, False]
+        for step in steps:
+            assert sum(step[name] for name in STEP_PHASES) == pytest.approx(step["seconds"])
+            assert min(step[name] for name in ("forward", "backward", "optimizer")) > 0
+            assert (step["data"] > 0) == (step["step"] > 0)  # the clock begins with the first call
+            assert step["exposed_sync"] > 0 or size == 1
+        assert (last["ended"], last["samples_per_epoch"]) == ("end", 90)
+    together = [sum(steps[k]["samples"] for _, steps, _ in ranks) for k in range(6)]
+    assert together == [32, 32, 26] * 2
+
+
+def test_all_workers_leave_the_training_after_the_same_step(processes, tmp_path):
+    ended = processes.run(trained, 2, tmp_path, 3, 1)
+
+    assert ended == [False, False]
+    for _, steps, last in read(tmp_path):
+        assert [step["step"] for step in steps] == [1, 2, 3]
+        assert last["ended"] == "steps"
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_training_that_fails_says_so_in_its_file(processes, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "result.json").touch()
+    with pytest.raises(UsageError, match="already holds a run"):
+        processes.run(trained, 1, tmp_path, None, 0)
+
+    ((_, steps, last),) = read(tmp_path)
+    assert (steps, last["ended"]) == ([], "error: UsageError")
+
+
+def test_the_files_of_another_run_are_kept(processes, tmp_path):
+    (tmp_path / "clock").mkdir()
+    (tmp_path / "clock" / "rank-0.jsonl").write_text("of another run")
+    with pytest.raises(UsageError, match="is there already"):
+        processes.run(trained, 1, tmp_path, None, 0)
+
+    assert (tmp_path / "clock" / "rank-0.jsonl").read_text() == "of another run"

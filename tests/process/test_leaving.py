@@ -1,0 +1,59 @@
+"""A process that ends in the middle of a script has done what the script's own end would have."""
+
+import atexit
+import gzip
+import multiprocessing
+import signal
+import threading
+
+import pytest
+
+from samestep.cli.leaving import leave
+from support import process_pool  # noqa: F401 - it says what the fork server loads
+
+
+def writing(folder):
+    text, binary = (folder / "text").open("w"), (folder / "binary").open("wb")
+    packed = gzip.open(folder / "packed.gz", "wt")  # noqa: SIM115 - open at the end
+    text.write("loss 0.5\n")
+    binary.write(b"loss")
+    packed.write("loss 0.5\n")
+    atexit.register(lambda: text.write("the end\n"))
+    leave()
+
+
+def waiting(folder):
+    signal.alarm(60)  # of a process that does not end
+    log = (folder / "text").open("w")
+    log.write("loss 0.5\n")
+    atexit.register(threading.Event().wait)
+    leave(2, limit_s=0.05)
+
+
+def failing(folder):
+    class Broken:
+        @property
+        def __class__(self):
+            raise RuntimeError("not one to look at")
+
+    log, broken = (folder / "text").open("w"), Broken()
+    log.write("loss 0.5\n")
+    atexit.register(lambda: 1 / 0)
+    leave()
+    del broken
+
+
+@pytest.mark.parametrize(
+    ("script", "exit_code", "text"),
+    [(writing, 0, "loss 0.5\nthe end\n"), (waiting, 2, "loss 0.5\n"), (failing, 0, "loss 0.5\n")],
+)
+def test_open_files_and_exit_functions_are_done_for_a_limited_time(tmp_path, script, exit_code, text):
+    process = multiprocessing.get_context("forkserver").Process(target=script, args=(tmp_path,))
+    process.start()
+    process.join()
+    assert process.exitcode == exit_code
+    assert (tmp_path / "text").read_text() == text
+    if script is writing:
+        assert (tmp_path / "binary").read_bytes() == b"loss"
+        with gzip.open(tmp_path / "packed.gz", "rt") as packed:
+            assert packed.readline() == "loss 0.5\n"

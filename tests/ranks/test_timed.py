@@ -1,0 +1,104 @@
+"""A region timed by hand: it begins when all ranks have come, and took what it took the slowest."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import samestep
+from samestep.base.errors import UsageError
+from samestep.world import timed as module
+from samestep.world.threads import run_ranks
+from samestep.world.timed import timed
+
+
+@pytest.fixture
+def given_times(monkeypatch):
+    """What the clock says on this thread, one after another."""
+    own = threading.local()
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(own.times)))
+    return own
+
+
+def test_every_rank_is_told_the_seconds_of_the_slowest(given_times):
+    def fn(world):
+        given_times.times = iter(
+            [10.0 * world.place.rank, 10.0 * world.place.rank + [1.5, 4.0, 2.0][world.place.rank]]
+        )
+        with timed() as region:
+            pass
+        return region.seconds
+
+    assert run_ranks(fn, 3) == [4.0, 4.0, 4.0]
+
+
+def test_a_region_begins_and_ends_when_all_ranks_have_come():
+    begun, ended = [], []
+
+    def fn(world):
+        rank = world.place.rank
+        time.sleep(0.05 * rank)  # without a barrier rank 0 would be through by then
+        begun.append(rank)
+        with timed(world=world):
+            found = len(begun)
+            time.sleep(0.05 * rank)
+            ended.append(rank)
+        return found, len(ended)
+
+    assert run_ranks(fn, 2) == [(2, 2), (2, 2)]
+
+
+def test_a_label_is_printed_once(given_times, capsys):
+    def fn(world):
+        given_times.times = iter([0.0, 0.25])
+        with timed("ten steps"):
+            pass
+        given_times.times = iter([0.0, 0.5])
+        with timed():
+            pass
+
+    run_ranks(fn, 2)
+
+    assert capsys.readouterr().out == "ten steps: 250 ms\n"
+
+
+def test_a_process_that_has_joined_nobody_times_itself(given_times):
+    given_times.times = iter([1.0, 3.0])
+    with samestep.timed() as region:
+        pass
+
+    assert region.seconds == 2.0
+
+
+def test_what_has_not_ended_has_no_seconds():
+    with timed() as region, pytest.raises(UsageError, match="after the `with` block"):
+        _ = region.seconds
+
+
+def test_a_block_that_raises_waits_for_nobody():
+    def fn(world):
+        if world.place.rank:
+            with pytest.raises(ZeroDivisionError), timed() as region:
+                raise ZeroDivisionError
+            with pytest.raises(UsageError, match="where an error ended its block"):
+                _ = region.seconds
+        else:
+            world.barrier()  # where the region begins
+        return True
+
+    assert run_ranks(fn, 2) == [True, True]
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_an_accelerator_is_waited_for_at_both_ends_and_never_opened(monkeypatch, given_times, is_open):
+    done = []
+    given_times.times = iter(range(2))
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_open)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: done.append("waited"))
+    with timed():
+        done.append("block")
+
+    assert done == (["waited", "block", "waited"] if is_open else ["block"])

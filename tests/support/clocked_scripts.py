@@ -1,0 +1,30 @@
+"""Small trainings for the step clock, and what it tells of them."""
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from samestep.measure.clock_file import STEP_PHASES
+
+
+def spent(line):
+    """Return the phases of a step that took any time."""
+    return {phase: line[phase] for phase in STEP_PHASES if line[phase]}
+
+
+def loader(samples=12, batch_size=4):
+    return DataLoader(TensorDataset(torch.randn(samples, 3)), batch_size=batch_size)
+
+
+def train(model, optimizer, batches, *, accumulate=1):
+    for k, (batch,) in enumerate(batches):
+        loss = model(batch).square().mean()
+        loss.backward()
+        if (k + 1) % accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def plain():
+    model = nn.Linear(3, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)

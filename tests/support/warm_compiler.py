@@ -1,0 +1,12 @@
+"""Compiles a model when it is imported: what is forked from that process has torch's compiler ready.
+
+It loads some hundred modules and builds its tables with the first model, two seconds for each process.
+"""
+
+import torch
+
+_threads = torch.get_num_threads()
+torch.set_num_threads(1)  # threads that compute do not survive a fork
+torch.compile(torch.nn.Linear(2, 1), backend="aot_eager")(torch.ones(3, 2))
+torch._dynamo.reset()
+torch.set_num_threads(_threads)

@@ -1,0 +1,138 @@
+"""`samestep scale` and Slurm: what it refuses, and what it would start."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from samestep.cli import scale_where
+from samestep.cli.main import run_command
+
+ALLOCATION = {
+    "SLURM_JOB_ID": "12",
+    "SLURM_TASKS_PER_NODE": "2(x2)",
+    "SLURM_JOB_CPUS_PER_NODE": "2(x2)",
+    "SLURM_JOB_NODELIST": "node[0-1]",
+}
+
+
+@pytest.fixture(autouse=True)
+def script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    Path("train.py").write_text("import torch\n")
+
+
+@pytest.fixture
+def allocation(monkeypatch):
+    """A shell that holds one, of two nodes with two processors each."""
+    for name, value in ALLOCATION.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(scale_where.shutil, "which", lambda name: f"/usr/bin/{name}")
+
+
+def scale(capsys, *arguments):
+    code = run_command(["scale", *map(str, arguments)])
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+def test_each_number_of_workers_is_printed_as_a_job(capsys):
+    flags = ("--submit", "slurm", "--gpus-per-node", 2, "--time", 20, "--load-module", "gcc", "--dry-run")
+    code, out, err = scale(capsys, "train.py", "-n", "1,2,4", "--repeats", 2, *flags)
+
+    assert (code, err) == (0, "")
+    assert out.count("#!/bin/bash") == 3
+    nodes = [line.partition("=")[2] for line in out.splitlines() if line.startswith("#SBATCH --nodes")]
+    gpus = [line.partition("=")[2] for line in out.splitlines() if line.startswith("#SBATCH --gpus-per-node")]
+    assert (nodes, gpus) == (["1", "1", "2"], ["1", "2", "2"])
+    assert out.count("#SBATCH --time=20\n") == out.count("module load gcc || exit\n") == 3
+    assert out.count("\nkept ") == 6
+    assert not Path("studies").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("train.py", "--time", "20"), "--time is about jobs: give --submit slurm too"),
+        (("train.py", "--directive=-x"), "--directive is about jobs"),
+        (("train.py", "--detach"), "--detach is about jobs"),
+        (("train.py", "--submit", "pbs"), "--submit 'pbs': jobs can be submitted to slurm"),
+        (("train.py", "--submit", "slurm", "--nproc-per-node", 0), "--nproc-per-node 0"),
+        (
+            ("train.py", "--submit", "slurm", "--nproc-per-node", 4, "--gpus-per-node", 2),
+            "4 workers cannot share --gpus-per-node 2",
+        ),
+        (("train.py", "--collect", "study"), "leave train.py out"),
+        (("--collect", "study", "--dry-run"), "--dry-run says how a study is made, and --collect goes on"),
+        (("-n", "2", "--worth", "0.7", "--collect", "study"), "-n says how a study is made"),
+        (("--collect", "study", "--steps=30"), "--steps says how a study is made"),
+        (("--collect", "study", "--mem", "4G"), "--mem says how a study is made"),
+        (("--collect", "study", "--json", "--worth=70%"), "--collect takes the folder of a study that was"),
+        (("--collect", "study"), "--collect takes the folder of a study that was submitted"),
+        ((), "what is to be measured?"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(capsys, arguments, said):
+    code, _, err = scale(capsys, *arguments)
+
+    assert code == 2
+    assert said in err
+
+
+def test_where_there_is_no_slurm_nothing_is_written(capsys, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    code, _, err = scale(capsys, "train.py", "--submit", "slurm")
+
+    assert (code, Path("studies").exists()) == (2, False)
+    assert "there is no sbatch on this machine" in err
+
+
+def test_where_slurm_does_not_answer_no_folder_is_left(capsys, monkeypatch, tmp_path):
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(
+        "#!/bin/sh\necho 'sbatch: fatal: Could not establish a configuration source' >&2\nexit 1\n"
+    )
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", str(sbatch.parent), prepend=os.pathsep)
+    Path("mine").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    for out in ([], ["--out", "mine"]):
+        code, _, err = scale(capsys, "train.py", "--submit", "slurm", *out)
+
+        assert (code, err.count("\n")) == (2, 1)
+        assert err.startswith("samestep: error: Slurm does not answer here (Could not establish a config")
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_in_an_allocation_runs_are_steps_that_fill_its_nodes(capsys, allocation):
+    code, out, err = scale(capsys, "train.py", "-n", "1,2,4", "--repeats", 1, "--dry-run")
+
+    assert code == 0
+    steps = sorted(line.partition("srun ")[2].split(" --ntasks-per-node")[0] for line in out.splitlines())
+    assert steps == [f"--nodes={nodes} --relative=0 --ntasks={n}" for nodes, n in ((1, 1), (1, 2), (2, 4))]
+    assert "--threads" not in out
+    assert err.startswith("samestep: each run is a step of Slurm allocation 12 (")
+
+
+def test_what_does_not_fit_an_allocation_is_refused_unless_forced(capsys, allocation):
+    code, _, err = scale(capsys, "train.py", "-n", "1,8", "--dry-run")
+
+    assert code == 2
+    assert "8 workers would share Slurm allocation 12 (2 node(s) with 2 processor(s): room for 4)" in err
+    _, out, _ = scale(capsys, "train.py", "-n", "1,8", "--dry-run", "--repeats", 1, "--oversubscribe")
+    assert out.count("--overcommit") == 2
+    _, _, err = scale(capsys, "train.py", "-n", "1,4", "--threads", 2, "--dry-run")
+    assert "4 workers would share Slurm allocation 12 (" in err
+    assert "room for 4), 2 threads each:" in err
+
+
+def test_an_allocation_of_several_nodes_without_srun_is_refused(capsys, allocation, monkeypatch):
+    monkeypatch.setattr(scale_where.shutil, "which", lambda name: None)
+    code, _, err = scale(capsys, "train.py", "--dry-run")
+
+    assert code == 2
+    assert "needs srun to start workers on its nodes, which is not here" in err

@@ -1,0 +1,224 @@
+"""From the files of runs to points."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from samestep.base.errors import UsageError
+from samestep.scaling.measured import measured
+from samestep.scaling.notes import notes_of_runs
+from samestep.scaling.rank_files import RankFile, Run
+from samestep.scaling.study import PHASES
+from support.clocked_runs import OWN, clocked
+
+STEP = sum(OWN.values())
+
+
+def changed(run: Run, rank: int, change) -> Run:
+    """Return `run` with other lines of one rank."""
+    file = run.ranks[rank]
+    ranks = list(run.ranks)
+    ranks[rank] = RankFile(file.header, [change(dict(line)) for line in file.steps], file.end)
+    return replace(run, ranks=ranks)
+
+
+def test_the_rate_is_all_samples_by_all_time():
+    (point,) = measured([clocked(2, batch=64, exchange=0.004)])
+
+    assert point.samples_per_second == pytest.approx(64 / (STEP + 0.004))
+    assert (point.workers, point.global_batch, point.threads, point.nodes, point.kind) == (
+        2,
+        64,
+        1,
+        1,
+        "recipe",
+    )
+    assert point.worker_hours_per_epoch == pytest.approx(2 * 100 * (STEP + 0.004) / 3600)
+    assert (point.memory_bytes, point.device_memory_bytes) == (1001, None)
+
+
+def test_a_run_took_as_long_as_its_slowest_rank():
+    def late(line):
+        return line | {"seconds": line["seconds"] + 0.5 * (line["step"] == 24)}
+
+    (point,) = measured([changed(clocked(2, steps=20), 1, late)])
+
+    assert point.samples_per_second == pytest.approx(20 * 64 / (20 * STEP + 0.5))
+
+
+def test_the_last_batch_of_an_epoch_may_be_smaller():
+    def cut(line):
+        return line | {"samples": 5 if line["step"] == 24 else line["samples"]}
+
+    (point,) = measured([changed(clocked(1, steps=20), 0, cut)])
+
+    assert point.global_batch == 64
+    assert point.samples_per_second == pytest.approx((19 * 64 + 5) / (20 * STEP))
+
+
+def test_a_step_with_an_evaluation_on_any_rank_does_not_count():
+    def evaluated(line):
+        return line | {"evaluated": True, "seconds": 100.0, "other": 100.0} if line["step"] == 9 else line
+
+    (point,) = measured([changed(clocked(2), 1, evaluated)])
+
+    assert point.samples_per_second == pytest.approx(64 / STEP)
+    assert point.step_s["other"] == pytest.approx(OWN["other"])
+
+
+def test_a_step_that_not_all_took_does_not_count():
+    run = clocked(2)
+    file = run.ranks[1]
+    (point,) = measured([replace(run, ranks=[run.ranks[0], RankFile(file.header, file.steps[:7], {})])])
+
+    assert point.samples_per_second == pytest.approx(64 / STEP)
+    assert point.worker_hours_per_epoch is not None  # the other rank told
+
+
+def test_evaluations_that_most_steps_have_are_a_part_of_the_training():
+    run = changed(clocked(2, steps=20), 1, lambda line: line | {"evaluated": line["step"] > 13})
+
+    assert measured([run]) == measured([clocked(2, steps=20)])
+    (said,) = notes_of_runs([run])
+    assert said == "There is an evaluation in most steps: it is a part of them, and of their time."
+    (said,) = notes_of_runs([clocked(1), run])
+    assert said.startswith("At 2 workers most steps have an evaluation, which is a part of them there")
+
+
+def test_a_run_without_samples_is_refused():
+    run = changed(clocked(1), 0, lambda line: line | {"samples": 0})
+
+    with pytest.raises(UsageError, match="no step of the run on 1 worker counts: no samples were seen"):
+        measured([run])
+
+
+def test_a_run_that_ended_before_says_why():
+    ranks = [RankFile(rank.header, [], {"ended": "error", "message": "no data"}) for rank in clocked(2).ranks]
+
+    with pytest.raises(
+        UsageError, match=r"ended before a measured step was through on all ranks \(no data\)"
+    ):
+        measured([Run(ranks=ranks)])
+
+
+def test_repeats_are_one_point_and_the_parts_are_those_of_the_usual_one():
+    slow, usual, fast = (dict(OWN, data=seconds) for seconds in (0.030, 0.004, 0.001))
+
+    (point,) = measured([clocked(1, own=own) for own in (slow, fast, usual)])
+
+    assert len(point.runs) == 3
+    assert point.step_s["data"] == pytest.approx(0.004)
+    assert point.samples_per_second == pytest.approx(64 / (STEP + 0.002))
+    assert point.samples_per_second_low < min(point.runs)
+    assert sum(point.step_s.values()) == pytest.approx(64 / point.samples_per_second)
+
+
+def test_of_two_repeats_the_rate_too_is_that_of_the_slower():
+    slow, fast = dict(OWN, data=0.030), dict(OWN, data=0.001)
+
+    (point,) = measured([clocked(1, own=own) for own in (fast, slow)])
+
+    assert point.samples_per_second == min(point.runs)
+    assert sum(point.step_s.values()) == pytest.approx(64 / point.samples_per_second)
+
+
+def test_one_repeat_has_no_interval():
+    (point,) = measured([clocked(1)])
+
+    assert point.samples_per_second_low is point.samples_per_second_high is None
+
+
+def test_batches_that_were_not_the_same_are_not_one_point():
+    points = measured(
+        [clocked(2, batch=64), clocked(2, batch=128), clocked(2, batch=63), clocked(1, batch=64)]
+    )
+
+    assert [(point.workers, point.global_batch, len(point.runs)) for point in points] == [
+        (2, 63.5, 2),
+        (2, 128, 1),
+        (1, 64, 1),
+    ]
+
+
+def test_a_wait_for_a_slow_rank_is_no_exchange():
+    (point,) = measured([clocked(4, own=[OWN, OWN, dict(OWN, data=0.012), OWN], exchange=0.004)])
+
+    assert point.exchange_s == pytest.approx(0.004)
+    assert point.waiting_s == pytest.approx(0.010 * 3 / 4)
+    assert point.step_s["exposed_sync"] == pytest.approx(point.exchange_s + point.waiting_s)
+    assert [rank.step_s["data"] for rank in point.ranks] == pytest.approx([0.002, 0.002, 0.012, 0.002])
+
+
+def test_who_waits_may_change_from_step_to_step():
+    (point,) = measured([clocked(2, noise=0.5, exchange=0.004)])
+
+    assert point.exchange_s == pytest.approx(0.004)
+    assert point.waiting_s > 0.001
+
+
+def test_phases_of_a_rank_add_up_to_the_step():
+    (point,) = measured([clocked(3, noise=0.3, exchange=0.004)])
+
+    for rank in (point, *point.ranks):
+        assert list(rank.step_s) == list(PHASES)
+        assert sum(rank.step_s.values()) == pytest.approx(192 / 3 / point.samples_per_second)
+
+
+@pytest.mark.parametrize("hosts", [("a", "a", "a"), ("a", "b", "b")])
+def test_the_time_line_is_a_step_without_gaps(hosts):
+    run = clocked(3, noise=0.3, exchange=0.004)
+    ranks = [
+        RankFile(dict(file.header, host=host), file.steps, file.end)
+        for file, host in zip(run.ranks, hosts, strict=True)
+    ]
+
+    (point,) = measured([replace(run, ranks=ranks)])
+
+    ends = [[span.end_s for span in spans if span.phase == "exposed_sync"] for spans in point.timeline]
+    assert max(ends) == pytest.approx(min(ends))  # all leave the exchange together
+    for spans in point.timeline:
+        assert spans[-1].phase == "optimizer"
+        assert all(one.end_s == two.begin_s for one, two in itertools.pairwise(spans))
+    assert min(spans[0].begin_s for spans in point.timeline) == 0
+
+
+@pytest.mark.parametrize("host", ["a", "b"])
+def test_no_rank_leaves_the_exchange_before_another_whenever_its_step_began(host):
+    run = clocked(2, exchange=0.004)
+    run = changed(run, 1, lambda line: line | {"at": line["at"] + 3})
+    other = RankFile(dict(run.ranks[1].header, host=host), run.ranks[1].steps, {})
+
+    (point,) = measured([replace(run, ranks=[run.ranks[0], other])])
+
+    ends = [span.end_s for spans in point.timeline for span in spans if span.phase == "exposed_sync"]
+    assert max(ends) == pytest.approx(min(ends))
+    assert max(ends) < 1
+
+
+def test_an_epoch_that_grew_with_the_workers_is_not_told():
+    def run(workers, samples):
+        made = clocked(workers, kind="native")
+        ranks = [
+            replace(
+                rank,
+                steps=[{**step, "loaded": int(step["samples"])} for step in rank.steps],
+                end={**rank.end, "samples_per_epoch": samples},
+            )
+            for rank in made.ranks
+        ]
+        return replace(made, ranks=ranks)
+
+    runs = [run(1, 4096), run(2, 8192), run(4, 16384)]
+    one, *several = measured(runs)
+    assert one.worker_hours_per_epoch
+    assert [point.worker_hours_per_epoch for point in several] == [None, None]
+    (note,) = notes_of_runs(runs)
+    assert note.startswith(
+        "An epoch of 4 workers has 16,384 samples, one of 1 worker 4,096: each worker seems to"
+    )
+    assert "DistributedSampler" in note
+
+    padded = [run(1, 4095), run(2, 4096)]
+    assert all(point.worker_hours_per_epoch for point in measured(padded))
+    assert notes_of_runs(padded) == ()

@@ -1,0 +1,58 @@
+"""A study as jobs: what each asks for and runs."""
+
+import pytest
+
+from samestep.base.errors import UsageError
+from samestep.submit.site import SlurmSite
+from samestep.trials.jobs import Asking, jobs
+from samestep.trials.trial import Trial
+
+
+def trial(number, workers, nodes=1, **changes):
+    return Trial(
+        number=number,
+        workers=workers,
+        nodes=nodes,
+        modes=("strong",),
+        command=("run", f"--clock=/study/trials/{number}/clock", "train.py"),
+        **{"folder": f"/study/trials/{number}"} | changes,
+    )
+
+
+def asking(folder, **changes):
+    return Asking(name="train", folder=folder, site=SlurmSite(partition="gpu"), python="python", **changes)
+
+
+def test_each_number_of_workers_is_a_job_with_its_runs_in_the_order_of_the_study(tmp_path):
+    trials = [trial(0, 4, 2), trial(1, 1), trial(2, 1), trial(3, 4, 2)]
+
+    small, large = jobs(trials, asking(tmp_path))
+
+    assert (small.asked.nodes, small.asked.per_node) == (1, 1)
+    assert (large.asked.nodes, large.asked.per_node) == (2, 2)
+    assert [one.number for one in large.trials] == [0, 3]
+    assert large.asked.output == str(tmp_path / "jobs" / "4-%j.log")
+    lines = large.script().splitlines()
+    assert "# Written by samestep scale; sbatch takes this file as it is." in lines
+    assert "#SBATCH --job-name=train-4" in lines
+    assert "#SBATCH --partition=gpu" in lines
+    assert [line for line in lines if line.startswith("kept /")] == [
+        "kept /study/trials/0 \\",
+        "kept /study/trials/3 \\",
+    ]
+    assert "    python -m samestep run --clock=/study/trials/3/clock train.py" in lines
+
+
+def test_launchers_are_not_compared_by_jobs(tmp_path):
+    assert jobs([trial(0, 1, launcher="srun")], asking(tmp_path))
+    with pytest.raises(
+        UsageError, match="--compare launcher=torchrun: the workers of a job are Slurm's tasks"
+    ):
+        jobs([trial(0, 1), trial(1, 1, launcher="torchrun")], asking(tmp_path))
+
+
+def test_a_job_asks_for_no_more_gpus_than_it_has_workers(tmp_path):
+    small, large = jobs([trial(0, 1), trial(1, 8, 2)], asking(tmp_path, gpus=True))
+
+    assert "#SBATCH --gpus-per-node=1" in small.script().splitlines()
+    assert "#SBATCH --gpus-per-node=4" in large.script().splitlines()

@@ -1,0 +1,232 @@
+"""Runs on this host: one after another, each in folders of its own, nothing of one left."""
+
+import errno
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from samestep.base.errors import UsageError
+from samestep.launch import orphans
+from samestep.trials import local
+from samestep.trials.capacity import refuse_too_many
+from samestep.trials.launchers import command
+from samestep.trials.load import Load
+from samestep.trials.local import Local, prepare
+from samestep.trials.plan import Request, plan
+from samestep.trials.variants import variants
+from support.commands import await_end_of
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    """Nobody else is looked at, which takes its time."""
+    monkeypatch.setattr(local, "look", lambda: None)
+
+
+@pytest.fixture(autouse=True)
+def heard():
+    """Ctrl-C is heard here, whoever runs the tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def trials_of(folder, **changes):
+    asked = {"target": "t.py", "workers": (1, 2), "steps": 1, "warm_up": 0, "repeats": 2, "folder": folder}
+    return plan(Request(**(asked | changes)))
+
+
+MEASURED = (
+    {"format": 1, "rank": 0, "size": 1, "kind": "native", "host": "a"},
+    {"step": 0, "at": 1.0, "seconds": 0.1, "samples": 4, "forward": 0.1},
+)
+"""What the one worker of a run writes."""
+
+
+def _text(lines):
+    return "".join(f"{json.dumps(line)}\n" for line in lines)
+
+
+def running(code):
+    """Return what starts a trial: Python code that finds its folder in its arguments."""
+    return lambda trial: [sys.executable, "-c", code, str(trial.folder), str(trial.workers)]
+
+
+def test_runs_have_their_folders_and_variables_and_leave_no_scratch(tmp_path):
+    code = "import os, sys; print(os.environ['WANDB_MODE'], *sorted(os.listdir(sys.argv[1])))"
+    trials, told = trials_of(tmp_path), []
+    outcomes = list(Local(running(code)).run(trials, told.append))
+
+    assert all(one.seconds > 0 for one in outcomes)
+    assert told == [one.trial.in_words() for one in outcomes]
+    assert outcomes[0].trial.log.read_text() == "disabled clock log.txt scratch\n"
+    assert sorted(path.name for path in outcomes[0].trial.folder.iterdir()) == ["clock", "log.txt"]
+
+
+def test_what_others_do_is_looked_at_before_each_run(tmp_path, monkeypatch):
+    looks = iter(range(9))
+    monkeypatch.setattr(local, "look", lambda: Load(next(looks), 9))
+    told = []
+    outcomes = list(Local(running("pass")).run(trials_of(tmp_path), lambda what: told.append(next(looks))))
+
+    assert [one.others.busy for one in outcomes] == [0, 2]
+    assert told == [1, 3]
+
+
+def test_the_repeats_of_a_run_that_fails_are_left_out(tmp_path):
+    trials = trials_of(tmp_path, repeats=3)
+    outcomes = list(Local(running("import sys; sys.exit(2 + int(sys.argv[2]))")).run(trials, lambda _: None))
+
+    assert sorted(one.exit_code for one in outcomes) == [3, 4]
+
+
+def test_a_run_that_was_called_wrongly_ends_the_study_at_once(tmp_path):
+    code = "import sys; print('t.py: error: no such flag'); sys.exit(2)"
+    trials, told = trials_of(tmp_path, repeats=3), []
+    said = (
+        f"{trials[0].in_words()}: t.py: error: no such flag. Nothing was measured. Its log: {trials[0].log}"
+    )
+    with pytest.raises(UsageError, match=re.escape(said)):
+        list(Local(running(code)).run(trials, told.append))
+
+    assert len(told) == 1
+
+
+def test_what_was_measured_outlives_a_run_that_was_called_wrongly(tmp_path):
+    trials = trials_of(tmp_path, repeats=1)
+    bad = trials[1].workers
+    code = (
+        f"import sys; {bad} == int(sys.argv[2]) and sys.exit(2); workers = int(sys.argv[2]); "
+        f"[open(sys.argv[1] + f'/clock/rank-{{rank}}.jsonl', 'w').write({_text(MEASURED)!r}"
+        ".replace('\"rank\": 0', f'\"rank\": {rank}').replace('\"size\": 1', f'\"size\": {workers}')) "
+        "for rank in range(workers)]"
+    )
+    outcomes = list(Local(running(code)).run(trials, lambda _: None))
+
+    assert [(one.exit_code, bool(one.error)) for one in outcomes] == [(0, False), (2, True)]
+
+
+def full_from(monkeypatch, run):
+    """Have the disk full when that run is prepared, and from then on."""
+    left = iter(range(1, run))
+
+    def prepared(trial):
+        if next(left, None) is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        prepare(trial)
+
+    monkeypatch.setattr(local, "prepare", prepared)
+
+
+def test_a_disk_that_fills_up_ends_no_study_that_has_measured_something(tmp_path, monkeypatch):
+    full_from(monkeypatch, run=2)
+    code = f"import sys; open(sys.argv[1] + '/clock/rank-0.jsonl', 'w').write({_text(MEASURED)!r})"
+    trials = trials_of(tmp_path, workers=(1,), repeats=3)
+    outcomes = list(Local(running(code)).run(trials, lambda _: None))
+
+    assert [one.error for one in outcomes] == ["", "it could not be started: No space left on device"]
+    assert outcomes[1].exit_code is None
+
+
+def test_a_disk_that_is_full_at_once_ends_the_study(tmp_path, monkeypatch):
+    full_from(monkeypatch, run=1)
+    said = r"it could not be started: No space left on device\. Nothing was measured\.$"
+
+    with pytest.raises(UsageError, match=said):
+        list(Local(running("")).run(trials_of(tmp_path), lambda _: None))
+
+
+def test_what_another_node_wrote_may_come_later_than_the_end_of_the_run(tmp_path, monkeypatch):
+    (trial,) = trials_of(tmp_path, workers=(2,), repeats=1, per_node=1)
+    header = {"format": 1, "size": 2, "kind": "native", "host": "a"}
+    step = {"step": 0, "at": 1.0, "seconds": 0.1, "samples": 4, "forward": 0.1}
+
+    def arrive(_seconds):
+        for rank in range(2):
+            lines = [header | {"rank": rank}, step, {"ended": "steps"}]
+            (trial.clock / f"rank-{rank}.jsonl").write_text(_text(lines))
+
+    monkeypatch.setattr(local, "sleep", arrive)
+    (outcome,) = Local(running("")).run([trial], lambda _: None)
+
+    assert not outcome.error
+
+
+def interrupted(folder, code):
+    """Make the runs of `code`, which interrupts them; return the process whose id it has written down."""
+    with pytest.raises(KeyboardInterrupt):
+        list(Local(running(code)).run(trials_of(folder), lambda _: None))
+    (pid,) = folder.rglob("pid")
+    return int(pid.read_text())
+
+
+def test_a_run_that_is_on_is_ended_with_the_study(tmp_path):
+    code = (
+        "import os, signal, sys, time; open(sys.argv[1] + '/pid', 'w').write(str(os.getpid())); "
+        "os.kill(os.getppid(), signal.SIGINT); time.sleep(60)"
+    )
+    pid = interrupted(tmp_path, code)
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_who_presses_ctrl_c_twice_does_not_leave_the_run_behind(tmp_path):
+    code = (
+        "import os, signal, sys, time\n"
+        "def asked(*_):\n"
+        "    os.kill(os.getppid(), signal.SIGINT); time.sleep(0.2); os._exit(0)\n"
+        "signal.signal(signal.SIGTERM, asked); open(sys.argv[1] + '/pid', 'w').write(str(os.getpid()))\n"
+        "os.kill(os.getppid(), signal.SIGINT); time.sleep(60)"
+    )
+    pid = interrupted(tmp_path, code)
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert not list(tmp_path.rglob("scratch"))
+
+
+def test_what_a_launcher_that_does_not_end_has_started_is_ended_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "_POLITE_S", 0.1)
+    monkeypatch.setattr(orphans, "_GRACE_S", 0.2)  # who is nobody's child here may stay a zombie
+    code = (
+        "import os, signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "worker = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
+        "open(sys.argv[1] + '/pid', 'w').write(str(worker.pid)); "
+        "os.kill(os.getppid(), signal.SIGINT); time.sleep(60)"
+    )
+    assert not await_end_of([interrupted(tmp_path, code)])
+
+
+def test_torchrun_starts_the_workers_as_its_own(tmp_path):
+    compared = variants(["launcher=samestep,torchrun"], verb="run", flags=())
+    (words,) = [
+        command(trial)
+        for trial in trials_of(tmp_path, workers=(2,), repeats=1, variants=compared)
+        if trial.launcher == "torchrun"
+    ]
+
+    assert words[1:5] == ["-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=2"]
+    assert words[5].startswith(f"--log-dir={tmp_path}")
+    assert words[6:10] == ["--standalone", "-m", "samestep", "run"]
+    assert "-n" not in words
+
+
+def test_srun_outside_of_an_allocation_is_refused_before_anything_runs(tmp_path):
+    compared = variants(["launcher=samestep,srun"], verb="run", flags=())
+    trials = trials_of(tmp_path, variants=compared)
+
+    with pytest.raises(UsageError, match="launcher=srun: this is no Slurm allocation"):
+        list(Local().run(trials, lambda _: None))
+    assert not list(Path(tmp_path).iterdir())
+
+
+def test_more_workers_than_places_are_refused_with_both_numbers():
+    refuse_too_many([1, 2], places=2, what="2 cores")
+    with pytest.raises(UsageError, match=r"4 workers would share 2 cores: .* Ask for -n 1,2, or force it"):
+        refuse_too_many([1, 2, 4, 8], places=2, what="2 cores")

@@ -1,0 +1,181 @@
+"""Jobs of a study, followed together: how runs that ended and runs that did not are told."""
+
+import json
+
+import pytest
+
+from samestep.base.errors import Error
+from samestep.submit.follow import Seen
+from samestep.submit.states import ENDS
+from samestep.trials.queue import Queue, Submitted
+from samestep.trials.trial import Trial
+
+RUNS = Seen(words="runs on node0")
+WELL = Seen(words="has ended well", exit_code=0)
+FAILED = Seen(words="has failed, exit code 1", exit_code=1)
+LATE = Seen(words=ENDS["TIMEOUT"], exit_code=1, cut_off=True)
+
+
+class Followed:
+    """A job of which Slurm says one thing after another; what comes before that is done first."""
+
+    def __init__(self, *says):
+        self.says = list(says)
+
+    def look(self):
+        while callable(self.says[0]):
+            self.says.pop(0)()
+        seen = self.says.pop(0) if len(self.says) > 1 else self.says[0]
+        if isinstance(seen, Error):
+            raise seen
+        return seen
+
+
+@pytest.fixture
+def trial(tmp_path):
+    """Makes a trial with its folders."""
+
+    def make(number, workers=1, variant=""):
+        made = Trial(
+            number=number,
+            workers=workers,
+            modes=("strong",),
+            variant=variant,
+            command=("run",),
+            folder=tmp_path / f"{number}",
+        )
+        made.clock.mkdir(parents=True)
+        made.scratch.mkdir()
+        return made
+
+    return make
+
+
+def end(trial, code=0, log=""):
+    """Leave what a run leaves that has ended."""
+    for rank in range(trial.workers):
+        header = {"format": 1, "rank": rank, "size": trial.workers, "kind": "native", "host": "node0"}
+        step = {"step": 5, "at": 1.0, "seconds": 1.0, "samples": 4, "forward": 1.0}
+        lines = [header, step, {"ended": "steps"}]
+        (trial.clock / f"rank-{rank}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    trial.log.write_text(log)
+    (trial.folder / "exit-code").write_text(f"{code}\n")
+
+
+def followed(jobs, tmp_path):
+    """Follow jobs, given as what Slurm says and the trials; return the outcomes, and what was told."""
+    told, clock = [], iter(range(10_000))
+    says = {str(number): Followed(*says) for number, (says, _) in enumerate(jobs, 11)}
+    queue = Queue(
+        [
+            Submitted(number=str(number), log=tmp_path / f"{number}.log", trials=tuple(trials))
+            for number, (_, trials) in enumerate(jobs, 11)
+        ],
+        say=told.append,
+        followed=says.__getitem__,
+        pause=lambda seconds: None,
+        now=lambda: float(next(clock)),
+    )
+    outcomes = {outcome.trial.number: outcome for outcome in queue.run((), lambda words: None)}
+    return outcomes, told
+
+
+def test_runs_are_told_as_they_end_whatever_slurm_says(trial, tmp_path):
+    one, two, other = trial(0), trial(1), trial(2, workers=2)
+    says = [RUNS, lambda: end(two), RUNS, lambda: end(one), RUNS]
+    outcomes, told = followed([(says, [one, two]), ([RUNS, lambda: end(other), RUNS], [other])], tmp_path)
+
+    assert list(outcomes) == [1, 2, 0]
+    assert not any(outcome.error for outcome in outcomes.values())
+    assert told == ["job 11 (1 worker) runs on node0.", "job 12 (2 workers) runs on node0."]
+    assert not one.scratch.exists()
+
+
+def test_a_run_that_fails_says_why_and_the_others_of_its_job_count(trial, tmp_path):
+    bad, good = trial(0), trial(1)
+    end(bad, 1, log="samestep: error: there is no such thing\n")
+    end(good)
+    outcomes, told = followed([([RUNS, FAILED], [bad, good])], tmp_path)
+
+    assert outcomes[0].error == "there is no such thing"
+    assert outcomes[0].exit_code == 1
+    assert not outcomes[1].error
+    assert told[-1] == "job 11 (1 worker) has failed, exit code 1."
+
+
+def test_a_job_that_slurm_ended_says_so_for_what_it_had_not_done(trial, tmp_path):
+    done, cut, never = trial(0), trial(1, variant="a"), trial(2, variant="b")
+    repeat = trial(3, variant="b")
+    end(done)
+    end(cut, 143, log="srun: error: node0: task 0: Terminated\n")
+    outcomes, _ = followed([([RUNS, LATE], [done, cut, never, repeat])], tmp_path)
+
+    assert sorted(outcomes) == [0, 1, 2]  # of two repeats that fail alike, one is told
+    assert not outcomes[0].error
+    why = "job 11 was ended at its time limit (--time gives it more)"
+    assert outcomes[1].error == why
+    assert outcomes[2].error == f"{why}; its log: {tmp_path / '11.log'}"
+    assert outcomes[2].exit_code is None
+    assert not any(one.scratch.exists() for one in (done, cut, never, repeat))
+
+
+def test_a_file_that_comes_late_from_its_node_is_waited_for(trial, tmp_path):
+    late = trial(0)
+    looks = iter(range(3))
+
+    queue = Queue(
+        [Submitted(number="11", log=tmp_path / "log", trials=(late,))],
+        say=lambda words: None,
+        followed=lambda number: Followed(WELL),
+        pause=lambda seconds: end(late) if next(looks) == 1 else None,
+        now=lambda: 0.0,
+    )
+    (outcome,) = queue.run((), lambda words: None)
+
+    assert not outcome.error
+
+
+@pytest.mark.parametrize("ended", [RUNS, WELL, LATE])
+def test_a_file_of_another_node_that_comes_behind_the_exit_code_is_waited_for(trial, tmp_path, ended):
+    late = trial(0, workers=2)
+    end(late)
+    behind = late.clock / "rank-1.jsonl"
+    text = behind.read_text()
+    behind.write_text(text.partition("\n")[0])  # what there is of it so far
+    looks = iter(range(4))
+
+    queue = Queue(
+        [Submitted(number="11", log=tmp_path / "log", trials=(late,))],
+        say=lambda words: None,
+        followed=lambda number: Followed(ended),
+        pause=lambda seconds: behind.write_text(text) if next(looks) == 2 else None,
+        now=lambda: 0.0,
+    )
+    (outcome,) = queue.run((), lambda words: None)
+
+    assert not outcome.error
+
+
+def test_a_worker_whose_file_never_comes_is_missed_in_the_end(trial, tmp_path):
+    lacking, cut = trial(0, workers=2), trial(1, workers=2, variant="b")
+    end(lacking)
+    (lacking.clock / "rank-1.jsonl").unlink()
+    outcomes, _ = followed([([RUNS, LATE], [lacking, cut])], tmp_path)
+
+    assert "holds the files of ranks 0" in outcomes[0].error
+    assert outcomes[1].exit_code is None
+
+
+def test_a_job_that_slurm_has_forgotten_is_judged_by_its_files(trial, tmp_path):
+    done, never = trial(0), trial(1)
+    end(done)
+    forgotten = Error("Slurm no longer knows job 11, and its accounting does not say how it ended.")
+    log = tmp_path / "11.log"
+    log.write_text("slurmstepd: error: *** JOB 11 ON node0 CANCELLED DUE TO TIME LIMIT ***\n\n")
+    outcomes, _ = followed([([forgotten], [done, never])], tmp_path)
+
+    assert not outcomes[0].error
+    assert "Slurm no longer knows job 11" in outcomes[1].error
+    assert outcomes[1].error.endswith(
+        f"its log {log} ends: slurmstepd: error: *** JOB 11 ON node0 CANCELLED DUE TO TIME LIMIT ***"
+    )

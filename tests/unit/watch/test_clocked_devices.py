@@ -1,0 +1,301 @@
+"""The step clock goes by the device that is trained on, and lets it capture its graphs."""
+
+import _thread
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from samestep.base.place import Place
+from samestep.measure import instants as measured
+from samestep.measure.clock_file import STEP_PHASES, ClockFile, Clocking
+from samestep.measure.instants import DeviceInstants, HostInstants
+from samestep.watch import clocked
+from samestep.watch.clocked import ScriptClock
+from samestep.watch.notes import Notes
+from samestep.watch.phases import Clocked
+
+DEVICE = "meta"
+"""Stands for an accelerator here: models can be trained on it."""
+
+
+def run(folder, script):
+    """Return the first line and the steps that are written of a script."""
+    clocking = Clocking(folder=Path(folder), warm_up=0)
+    file = ClockFile(clocking, Place(), "serial")
+    clock = ScriptClock(file, clocking, stop=lambda: None)
+    with clock.attached():
+        script()
+    clock.end("end")
+    header, *lines, _ = (json.loads(line) for line in file.path.read_text().splitlines())
+    return header, lines
+
+
+def train(model, *, device="cpu", before=lambda step: None):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        before(step)
+        model(torch.ones(4, 3, device=device)).square().mean().backward()
+        optimizer.step()
+
+
+class Queue(HostInstants):
+    """Moments of an accelerator that is not there."""
+
+    of_device = True
+
+    def __init__(self, device):
+        super().__init__()
+        self.device = device
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    monkeypatch.setattr(clocked, "_WITHOUT_QUEUE", ("cpu",))
+    monkeypatch.setattr(clocked, "DeviceInstants", Queue)
+
+
+def of_python(wait):
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join()
+
+
+def of_autograd(wait):
+    """Do it in a thread of which Python does not know, as those of an accelerator's backward are."""
+    over = _thread.allocate_lock()
+    over.acquire()
+
+    def do():
+        wait()
+        over.release()
+
+    _thread.start_new_thread(do, ())
+    over.acquire()
+
+
+@pytest.mark.usefixtures("accelerator")
+@pytest.mark.parametrize(("in_a_thread", "counts"), [(of_python, False), (of_autograd, True)])
+def test_what_is_exchanged_beside_backward_is_no_part_of_it(tmp_path, in_a_thread, counts):
+    done = torch.futures.Future()
+    done.set_result(None)
+    model = nn.Linear(3, 1, device=DEVICE)
+    model.weight.register_hook(lambda _: in_a_thread(done.wait))
+
+    _, lines = run(tmp_path, lambda: train(model, device=DEVICE))
+    assert [line["exposed_sync"] > 0 for line in lines] == [counts] * 3
+
+
+@pytest.mark.usefixtures("accelerator")
+@pytest.mark.parametrize("mode", [nn.Module.train, nn.Module.eval])
+def test_a_model_on_the_processor_that_is_called_first_does_not_decide_the_device(tmp_path, mode):
+    def script():
+        encoder = nn.Linear(3, 3)
+        with torch.no_grad():
+            encoder(torch.ones(2, 3))
+        train(mode(nn.Linear(3, 1, device=DEVICE)), device=DEVICE)
+
+    header, lines = run(tmp_path, script)
+    assert header["device"] == DEVICE
+    assert [line["samples"] for line in lines] == [4] * 3
+
+
+def test_a_model_without_memory_that_is_called_first_does_not_either(tmp_path):
+    def script():
+        nn.Linear(3, 3, device="meta")(torch.ones(2, 3, device="meta"))
+        train(nn.Linear(3, 1))
+
+    header, lines = run(tmp_path, script)
+    assert header["device"] == "cpu"
+    assert len(lines) == 3
+
+
+@pytest.mark.usefixtures("accelerator")
+def test_what_is_called_while_a_graph_is_captured_is_no_step(tmp_path, monkeypatch):
+    captured = False
+    monkeypatch.setattr(clocked, "is_captured", lambda device: device.type == DEVICE and captured)
+
+    def before(step):
+        nonlocal captured
+        captured = step == 1
+
+    _, lines = run(tmp_path, lambda: train(nn.Linear(3, 1, device=DEVICE), device=DEVICE, before=before))
+    assert [(line["step"], line["samples"]) for line in lines] == [(0, 4), (1, 4)]
+
+
+def test_what_a_device_says_is_asked_on_the_scripts_own_thread(tmp_path):
+    asked = set()
+
+    class Asked(Queue):
+        def has_passed(self, instant):
+            asked.add(threading.get_ident())
+            return super().has_passed(instant)
+
+    notes = Notes(ClockFile(Clocking(folder=tmp_path), Place(), "serial"), Asked(DEVICE), lambda: None)
+    notes.add(Clocked(0, ["other", 0.0, "forward", 1.0], 4, evaluated=False))
+    assert asked == {threading.get_ident()}
+    notes.close(waits=True)
+
+
+class Standing(Queue):
+    """Stands still after the first step: whoever waited for it would wait for ever."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.moves = True
+
+    def has_passed(self, instant):
+        del instant
+        moves, self.moves = self.moves, False
+        return moves
+
+    def wait(self, instant):
+        raise AssertionError(f"waited for {instant}")
+
+
+class Refusing(Standing):
+    """Refuses whatever it is asked after an error, as CUDA does."""
+
+    is_broken = False
+
+    def has_passed(self, instant):
+        if self.is_broken:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return super().has_passed(instant)
+
+
+@pytest.mark.parametrize("kind", [Standing, Refusing])
+def test_after_an_error_only_what_the_device_has_told_is_written(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(clocked, "_WITHOUT_QUEUE", ("cpu",))
+    monkeypatch.setattr(clocked, "DeviceInstants", kind)
+    clocking = Clocking(folder=Path(tmp_path), warm_up=0)
+    file = ClockFile(clocking, Place(), "serial")
+    clock = ScriptClock(file, clocking, stop=lambda: None)
+    with clock.attached():
+        train(nn.Linear(3, 1, device=DEVICE), device=DEVICE)
+    monkeypatch.setattr(Refusing, "is_broken", True)
+    clock.end("error: AcceleratorError", "device-side assert triggered")
+    _, *lines, last = map(json.loads, file.path.read_text().splitlines())
+    assert [line["step"] for line in lines] == [0]
+    assert (last["ended"], last["made"]) == ("error: AcceleratorError", 3)
+
+
+class Event:
+    """An event of an accelerator that is not there."""
+
+    def __init__(self, device, *, enable_timing):
+        assert enable_timing
+        self.device = device
+
+    def record(self, stream=None):
+        self.stream = stream
+
+    def synchronize(self):
+        pass
+
+
+def test_a_moment_is_one_of_the_models_device_whatever_device_is_current(monkeypatch):
+    monkeypatch.setattr(torch, "Event", Event)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: f"stream of {device}")
+    instants = DeviceInstants(torch.device("xpu:1"))
+    assert instants.now().stream == "stream of xpu:1"
+
+
+def test_no_step_waits_for_its_device(tmp_path, monkeypatch):
+    waited = []
+
+    class Late(Event):
+        """Passes when it is waited for."""
+
+        has_passed = False
+
+        def synchronize(self):
+            waited.append(self)
+            Late.has_passed = len(waited) > 1  # the first is where the clock begins
+
+        def query(self):
+            return Late.has_passed
+
+        def elapsed_time(self, after):
+            return 1.0
+
+    monkeypatch.setattr(torch, "Event", Late)
+    monkeypatch.setattr(torch.accelerator, "current_stream", str)
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    monkeypatch.setattr(clocked, "_WITHOUT_QUEUE", ("cpu",))
+    seen = []
+
+    def script():
+        train(nn.Linear(3, 1, device=DEVICE), device=DEVICE, before=lambda _: seen.append(len(waited)))
+        seen.append(len(waited))
+
+    _, lines = run(tmp_path, script)
+    assert (seen, len(waited)) == ([0, 1, 1, 1], 2)
+    assert len(lines) == 3
+
+
+def test_no_moment_is_taken_while_a_graph_is_captured(monkeypatch):
+    monkeypatch.setattr(torch, "Event", Event)
+    monkeypatch.setattr(torch.accelerator, "current_stream", str)
+    monkeypatch.setattr(measured, "is_captured", lambda device: captured)
+    captured = False
+    instants: DeviceInstants = DeviceInstants(torch.device("cuda:1"))
+    before = instants.now()
+    captured = True
+    assert instants.now() is before
+    captured = False
+    assert instants.now() is not before
+
+
+def test_an_accelerator_is_told_by_what_no_other_has(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H200")
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=device.index)
+    )
+    for number, device in enumerate(("cuda:3", "cpu", "meta")):
+        file = ClockFile(Clocking(folder=tmp_path / str(number)), Place(), "serial")
+        file.header(device=torch.device(device), backend="", sync="")
+    told = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/rank-0.jsonl"))]
+    assert [header["device_id"] for header in told] == ["3", "", ""]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_graph_is_captured_under_the_clock_and_what_follows_is_clocked(tmp_path):
+    seen: dict[str, Any] = {}
+
+    def script():
+        model = nn.Linear(3, 1).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batch = torch.ones(4, 3, device="cuda")
+
+        def step():
+            optimizer.zero_grad(set_to_none=True)
+            model(batch).square().mean().backward()
+            optimizer.step()
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        before = model.weight.clone()
+        graph.replay()
+        seen["moved"] = bool((model.weight != before).any())
+        step()
+
+    header, lines = run(tmp_path, script)
+    assert (header["device"], seen["moved"]) == ("cuda", True)
+    assert [line["samples"] for line in lines] == [4] * 4
+    for line in lines:
+        assert line["forward"] > 0
+        assert sum(line[phase] for phase in STEP_PHASES) == pytest.approx(line["seconds"])

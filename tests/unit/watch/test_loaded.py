@@ -1,0 +1,152 @@
+"""A batch has as many samples as its loader drew, whatever it was collated to and whoever reads it."""
+
+from threading import Thread
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
+
+from samestep.watch import loaded as module
+from samestep.watch.loaded import Loaded
+
+
+class Numbers(IterableDataset):
+    def __iter__(self):
+        return iter(range(10))
+
+
+def columns(samples):
+    """Collate as torch's language models do: time first."""
+    return torch.stack([one for (one,) in samples], dim=1)
+
+
+def graphs(samples):
+    """Collate as graphs are: all nodes one below the other."""
+    return torch.cat([one for (one,) in samples])
+
+
+def loader(**how):
+    return DataLoader(TensorDataset(torch.zeros(10, 35)), **({"batch_size": 4} | how))
+
+
+@pytest.fixture
+def read():
+    """Reads a loader with a step for each batch; returns the samples of each, and of an epoch."""
+
+    def read(loader, *others):
+        loaded = Loaded()
+        with loaded.attached():
+            loaded.begins(loader)
+            steps = []
+            for _ in zip(loader, *others, strict=True):
+                loaded.learns()
+                steps.append(loaded.next_step())
+        return steps, loaded.samples_per_epoch
+
+    return read
+
+
+@pytest.mark.parametrize("how", [{}, {"collate_fn": columns}, {"collate_fn": graphs}, {"shuffle": True}])
+def test_a_batch_has_as_many_samples_as_were_drawn(read, how):
+    assert read(loader(**how)) == ([4, 4, 2], 10)
+
+
+def test_what_is_dropped_is_no_part_of_an_epoch(read):
+    assert read(loader(drop_last=True)) == ([4, 4], 8)
+
+
+def test_of_a_sampler_that_shares_batches_out_an_epoch_is_what_it_gives(read):
+    class Own(BatchSampler):
+        def __iter__(self):
+            return iter(list(super().__iter__())[::2])
+
+        def __len__(self):
+            return 2
+
+    own = Own(RandomSampler(range(10)), 4, drop_last=False)
+    assert read(loader(batch_size=1, batch_sampler=own)) == ([4, 2], 6)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_worker_processes_ask_ahead(read, workers):
+    assert read(loader(num_workers=workers)) == ([4, 4, 2], 10)
+
+
+def test_an_iterable_data_set_may_end_within_a_batch(read):
+    assert read(DataLoader(Numbers(), batch_size=4)) == ([4, 4, 2], None)
+
+
+def test_of_batches_that_come_whole_from_the_data_set_nobody_can_tell(read):
+    steps, samples = read(loader(batch_size=None))
+    assert (set(steps), samples) == ({None}, None)
+
+
+def test_a_step_that_reads_two_data_sets_has_both_and_no_epoch(read):
+    assert read(loader(), loader()) == ([8, 8, 4], None)
+
+
+def test_what_is_read_for_another_loader_counts_once(read):
+    class Batches(IterableDataset):
+        def __iter__(self):
+            return iter(loader())
+
+    steps, _ = read(DataLoader(Batches(), batch_size=2))
+    assert steps == [2, 1]
+
+
+def test_what_another_thread_reads_is_not_of_the_step():
+    loaded = Loaded()
+    with loaded.attached():
+        thread = Thread(target=list, args=(loader(),))
+        thread.start()
+        thread.join()
+    assert loaded.next_step() == 0
+
+
+def test_a_thread_that_begins_to_train_goes_on_with_what_it_reads():
+    loaded, steps = Loaded(), []
+    with loaded.attached():
+        mine = iter(loader())
+        next(mine)
+
+        def train():
+            others = iter(loader())
+            next(others)
+            loaded.follow()
+            for _ in others:
+                loaded.learns()
+                steps.append(loaded.next_step())
+
+        thread = Thread(target=train)
+        thread.start()
+        thread.join()
+    assert steps == [4, 2]
+
+
+@pytest.mark.parametrize("uses", [False, True])
+def test_batches_that_no_step_takes_are_dropped(monkeypatch, uses):
+    """As where a graph's replay is the step, which nobody sees."""
+    monkeypatch.setattr(module, "MOST_BATCHES", 2)
+    loaded, batches = Loaded(), loader()
+    with loaded.attached():
+        list(batches)
+        if uses:
+            loaded.learns()
+        list(batches)
+        assert len(loaded._batches) <= 3
+        loaded.evaluates()
+        assert loaded.next_step() == (None if uses else 0)
+
+
+def test_batches_of_an_evaluation_are_of_no_step_and_no_epoch():
+    loaded = Loaded()
+    with loaded.attached():
+        train = loader()
+        loaded.begins(train)
+        for _ in train:
+            loaded.learns()
+            loaded.next_step()
+        list(loader(batch_size=2))
+        loaded.evaluates()
+        assert loaded.next_step() == 0
+    assert loaded.samples_per_epoch == 10

@@ -1,0 +1,29 @@
+"""The phases of a step that has no end take no more room than others."""
+
+from itertools import count
+
+from samestep.base.phases import BACKWARD, DATA, OTHER, TO_DEVICE
+from samestep.measure.instants import HostInstants
+from samestep.watch import phases
+from samestep.watch.phases import Clocked, Phases
+from samestep.watch.stolen import Stolen
+
+
+def line(marks):
+    return Clocked(0, marks, 4, evaluated=False).line(HostInstants(), Stolen())
+
+
+def test_marks_of_a_step_without_an_end_are_dropped_and_its_time_is_not(monkeypatch):
+    monkeypatch.setattr(phases, "MOST_MARKS", 20)
+    seen = Phases(map(float, count()).__next__)
+    for _ in range(100):
+        seen.switch(DATA)
+        seen.mark(TO_DEVICE)
+        seen.switch(OTHER)
+    seen.switch(BACKWARD)
+    marks = seen.cut()
+    assert len(marks) <= 22
+    told = line(marks)
+    assert (marks[1], told["seconds"], told[BACKWARD]) == (0.0, 302.0, 1.0)
+    seen.switch(DATA)
+    assert line(seen.cut())[DATA] == 1.0

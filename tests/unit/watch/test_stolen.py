@@ -1,0 +1,118 @@
+"""What backward waited for its processor is exchange, but for what others take; what it slept is not."""
+
+from pathlib import Path
+
+import pytest
+
+from samestep.base.phases import BACKWARD, EXCHANGE, FORWARD, OPTIMIZER
+from samestep.measure.clock_file import STEP_PHASES
+from samestep.measure.instants import HostInstants
+from samestep.watch import stolen as module
+from samestep.watch.phases import Clocked, Phases
+from samestep.watch.stolen import Processor, ProcessorClock, Stolen, processor_clock
+
+
+def seconds(**spent):
+    return dict.fromkeys(STEP_PHASES, 0.0) | spent
+
+
+def had(forward, backward):
+    return {FORWARD: Processor(*forward), BACKWARD: Processor(*backward)}
+
+
+def test_where_forward_has_its_processor_what_backward_waits_for_it_is_exchange():
+    step = seconds(forward=10.0, backward=30.0, exposed_sync=5.0)
+    assert Stolen().of(step, had((10.0, 0.0), (24.0, 6.0))) == 6.0
+
+
+def test_what_a_script_sleeps_or_reads_in_its_phases_is_no_exchange():
+    step = seconds(forward=10.0, backward=30.0, exposed_sync=5.0)
+    assert Stolen().of(step, had((10.0, 0.0), (1.0, 0.0))) == 0.0  # 29 s asleep
+    assert Stolen().of(step, had((1.0, 0.0), (30.0, 0.0))) == 0.0
+    assert Stolen().of(step, had((0.0, 0.0), (0.0, 0.0))) == 0.0
+
+
+def test_what_others_take_of_forward_they_take_of_backward():
+    step = seconds(forward=15.0, backward=30.0, exposed_sync=5.0)
+    assert Stolen().of(step, had((10.0, 5.0), (16.0, 14.0))) == pytest.approx(6.0)
+
+
+def test_what_others_take_is_known_from_the_steps_before_too():
+    stolen = Stolen()
+    for _ in range(50):
+        stolen.of(seconds(forward=15.0, backward=15.0), had((10.0, 5.0), (10.0, 5.0)))
+    by_chance = stolen.of(seconds(forward=10.0, backward=15.0), had((10.0, 0.0), (10.0, 5.0)))
+    assert by_chance == pytest.approx(0.5, abs=0.01)
+
+
+def test_no_more_than_backward_is_exchange():
+    step = seconds(forward=100.0, backward=30.0, exposed_sync=5.0)
+    assert Stolen().of(step, had((10.0, 0.0), (0.0, 40.0))) == 30.0
+
+
+def test_what_a_step_waited_for_stays_exchange_where_others_took_more_of_forward():
+    stolen, delayed = Stolen(), had((0.05, 0.05), (0.1, 0.08))
+    for _ in range(3):
+        step = Clocked(
+            0,
+            ["other", 0.0, FORWARD, 0.1, BACKWARD, 0.28, EXCHANGE, 0.30],
+            8,
+            evaluated=False,
+            processor=delayed,
+        )
+        line = step.line(HostInstants(lambda: 0.0), stolen)
+        assert line["exposed_sync"] == pytest.approx(0.02)
+        assert line["backward"] == pytest.approx(0.18)
+
+
+def test_what_is_less_than_nothing_in_a_step_is_taken_off_the_next_so_that_their_sum_is_right():
+    stolen, step = Stolen(), seconds(forward=100.0, backward=100.0)
+    assert stolen.of(step, had((10.0, 5.0), (10.0, 1.0))) == 0.0  # 4 less than nothing
+    assert stolen.of(step, had((1000.0, 0.0), (0.0, 3.0))) == 0.0
+    assert stolen.of(step, had((1000.0, 0.0), (0.0, 3.0))) == pytest.approx(2.0)
+    assert stolen.of(step, had((1000.0, 0.0), (0.0, 3.0))) == pytest.approx(3.0)
+
+
+def test_a_step_still_adds_up():
+    marks = ["other", 0.0, FORWARD, 10.0, BACKWARD, 40.0, EXCHANGE, 45.0]
+    processor = had((10.0, 0.0), (24.0, 6.0))
+    step = Clocked(3, marks, 8, evaluated=False, processor=processor)
+    line = step.line(HostInstants(lambda: 0.0), Stolen())
+    assert (line["forward"], line["backward"], line["exposed_sync"], line["seconds"]) == (10, 24, 11, 45)
+
+
+def test_of_each_phase_that_computes_what_it_had_of_the_processor_is_told_once():
+    readings = iter([Processor(1.0, 1.0), Processor(3.0, 1.5), Processor(4.0, 1.5), Processor(9.0, 9.0)])
+    phases = Phases(lambda: 0.0, lambda: next(readings))
+    for phase in (FORWARD, BACKWARD, EXCHANGE, OPTIMIZER):
+        phases.switch(phase)
+    assert phases.take_processor() == had((2.0, 0.5), (1.0, 0.0))
+    assert phases.take_processor() == had((0.0, 0.0), (0.0, 0.0))
+
+
+@pytest.mark.skipif(not module._SCHEDSTAT.exists(), reason="this system does not tell it")
+def test_the_delay_is_what_the_system_counts_for_this_thread():
+    def counted():
+        return int(module._SCHEDSTAT.read_text().split()[1]) / 1e9
+
+    clock = ProcessorClock()
+    before, told, after = counted(), clock(), counted()
+    assert before <= told.delayed <= after
+    assert told.ran > 0
+
+
+def test_where_the_system_does_not_tell_nothing_is_taken_for_exchange(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "_SCHEDSTAT", tmp_path / "none")
+    assert processor_clock() is None
+    phases = Phases(lambda: 0.0, None)
+    phases.switch(FORWARD)
+    assert phases.take_processor() is None
+
+
+@pytest.mark.skipif(not module._SCHEDSTAT.exists(), reason="this system does not tell it")
+def test_its_file_is_closed_with_it():
+    clock = ProcessorClock()
+    file = Path(f"/proc/self/fd/{clock._file}")
+    assert file.readlink().name == "schedstat"
+    del clock
+    assert not file.is_symlink()
