@@ -1,6 +1,11 @@
 """``samestep run``: programs run on every worker as they would in a fresh interpreter under torchrun."""
 
+import fcntl
 import json
+import os
+import struct
+import termios
+import time
 from textwrap import dedent
 
 import pytest
@@ -207,6 +212,28 @@ def test_a_serial_script_trains_on_two_workers_what_it_trains_on_one(script, tmp
     assert "Sequential at prog.py:10: 3 calls shared out" in explained.err
     assert not (tmp_path / "3").exists()
     assert not list(temporary.glob("samestep-*"))
+
+
+def test_a_copy_that_exits_with_a_code_does_not_cut_off_what_rank_0_still_writes(script, tmp_path):
+    prog = script(
+        """\
+        import sys, torch
+        torch.nn.Linear(1, 1)(torch.ones(4, 1)).sum().backward()
+        print("x" * 200_000)
+        sys.exit(3)
+        """
+    )
+    os.mkfifo(pipe := tmp_path / "pipe")
+    command = start("run", "-n", 2, prog, into=pipe)
+    with pipe.open("rb") as reading:
+        while struct.unpack("i", fcntl.ioctl(reading, termios.FIONREAD, bytes(4)))[0] < 1 << 15:
+            time.sleep(0.01)
+        time.sleep(0.3)  # in which rank 1, which writes nothing, would have left
+        said = reading.read().decode()
+
+    assert command.wait(20) == 3
+    assert "x" * 200_000 in said
+    assert "Linear at prog.py:2: 1 calls shared out" in said
 
 
 def test_workers_that_never_met_are_called_silent_copies(script):

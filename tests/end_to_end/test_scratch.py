@@ -20,7 +20,7 @@ for step in range(4):
         log.write(f"{step}")
 torch.save(model.state_dict(), "model.pt")
 model.load_state_dict(torch.load("model.pt"))
-print("read", seen, "and then", open("steps.txt").read())
+print(f"read {seen} and then {open('steps.txt').read()}\\n", end="")
 """
 NATIVE = f"""
 import torch.distributed as dist

@@ -47,6 +47,10 @@ class Ended(Protocol):
     def exit_code(self) -> int:
         """What it would have exited with."""
 
+    @property
+    def was_asked_for(self) -> bool:
+        """Whether that is what it has given to `sys.exit`, and not 0."""
+
 
 E = TypeVar("E", bound=Ended)
 _under_way: list[ExitStack] = []
@@ -72,6 +76,11 @@ def steered(run: Callable[[], E], *, guarded: bool = True, options: Options = DE
             account.check_shared(world.place.size)
         if world.place.is_main:
             sys.stderr.write("".join(f"samestep: {line}\n" for line in account.lines()))
+        if world.place.size > 1 and ended.was_asked_for:
+            # A launcher ends all at the first that leaves with another code than 0, and rank 0, which
+            # alone writes, is the last.
+            sys.stdout.flush()
+            world.barrier()
     return ended
 
 

@@ -51,6 +51,11 @@ class Ending:
     traceback: str = ""
     line: str = ""
 
+    @property
+    def was_asked_for(self) -> bool:
+        """Whether the program gave this code to `sys.exit`, and it is not 0."""
+        return self.exit_code != 0 and self.error in ("", SystemExit.__name__)
+
 
 def host(program: Program, foretell: Callable[[Ending], None] | None = None) -> Ending:
     """Run a script or module to its end and say how it ended.
@@ -165,7 +170,7 @@ def exited(stop: SystemExit) -> Ending:
     """
     if stop.code is None or isinstance(stop.code, int):
         return Ending(exit_code=(stop.code or 0) & 0xFF)
-    return Ending(exit_code=1, error="SystemExit", message=str(stop.code), traceback=f"{stop.code}\n")
+    return Ending(exit_code=1, error=SystemExit.__name__, message=str(stop.code), traceback=f"{stop.code}\n")
 
 
 def _user_frames(trace: TracebackType | None) -> TracebackType | None:
