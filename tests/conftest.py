@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import random
 import threading
 
 import hypothesis
@@ -17,9 +18,14 @@ torch.set_num_threads(1)
 
 @pytest.fixture(autouse=True)
 def leaves_no_trace():
-    """Fail a test that leaks environment variables, threads, a process group or random state."""
+    """Fail a test that leaks environment variables, threads or a process group; random numbers are its own.
+
+    They do not depend on which tests, and modules of tests, came before.
+    """
     environment, threads = dict(os.environ), set(threading.enumerate())
-    random_state, grad_mode = torch.get_rng_state(), torch.is_grad_enabled()
+    torch.manual_seed(0)
+    random.seed(0)
+    grad_mode = torch.is_grad_enabled()
     backward, dtype = torch.autograd.backward, torch.get_default_dtype()
     yield
     left = [thread.name for thread in threading.enumerate() if thread not in threads and not _kept(thread)]
@@ -30,7 +36,6 @@ def leaves_no_trace():
     assert torch.is_grad_enabled() == grad_mode, "the test left grad mode switched"
     assert torch.get_default_dtype() == dtype, "the test left another default dtype"
     assert torch.autograd.backward is backward, "the test left backward patched"
-    torch.set_rng_state(random_state)
 
 
 def _user_set(environment):

@@ -52,7 +52,8 @@ def clocked(place, folder, script, *, hides=False):
         module.Notes = found
     # The processor's time counts where something is exchanged while backward computes.
     told = hides and processor_clock() is not None
-    assert all((step.processor is not None) == told for step in KEPT)
+    assert all(step.hides == hides for step in KEPT)
+    assert all((step.readings is not None) == told for step in KEPT[1:])
     return [phase for phase, _ in groupby(KEPT[-1].marks[2::2])], [step.samples for step in KEPT]
 
 

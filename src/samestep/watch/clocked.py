@@ -18,7 +18,6 @@ from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
-from torch.utils.hooks import RemovableHandle
 
 from samestep.base.phases import BACKWARD, DATA, EXCHANGE, FORWARD, OPTIMIZER, OTHER, TO_DEVICE
 from samestep.measure.clock_file import ClockFile, Clocking
@@ -31,7 +30,7 @@ from samestep.watch.notes import Notes
 from samestep.watch.phases import Clocked, Phases, Within
 from samestep.watch.samples import Samples
 from samestep.watch.sent import Sent
-from samestep.watch.stolen import processor_clock
+from samestep.watch.stolen import is_to_be_read, processor_clock
 from samestep.watch.turns import Turns
 from samestep.watch.wrapped import Wrappers
 
@@ -88,7 +87,8 @@ class ScriptClock(Listener):
         self._bucketed: WeakSet[DistributedDataParallel] = WeakSet()
         """The models whose copies are timed."""
         self._is_copying = False
-        self._hook: RemovableHandle | None = None
+        self._hook: Any = None
+        """Of the graph that backward goes through."""
         self._calling, self._fetching = _Then(self._after_call), _Then(self._after_loading)
         self._differentiating = _Then(self._after_backward)
         self._exchanging: Within | None = None
@@ -133,25 +133,27 @@ class ScriptClock(Listener):
             if threading.get_ident() != self._thread:  # the script trains in a thread of its own
                 self._thread, self._phases = threading.get_ident(), None
                 self._loaded.follow()
-        return self._is_mine() if learns else self._is_here()
+        return self._is_here() or (learns and self._is_within_backward())
 
     def _is_here(self) -> bool:
         return threading.get_ident() == self._thread and os.getpid() == self._process
 
-    def _is_mine(self) -> bool:
-        """Return whether this thread does a part of the step: accelerators have their own for backward."""
-        if self._is_in_backward and self._device.type != "cpu" and not _is_of_python():
-            return True
-        return self._is_here()
+    def _is_within_backward(self) -> bool:
+        """Return whether this thread does a part of it: accelerators have one of their own for backward."""
+        return self._is_in_backward and self._device.type != "cpu" and not _is_of_python()
 
     def call(
         self, module: nn.Module, given: Sequence[Any], *, is_training: bool
     ) -> AbstractContextManager[Any]:
         """See `Listener.call`; forward goes on until backward begins."""
-        device = self._device if self._notes else next(module.parameters()).device
-        if is_captured(device):
+        phases = self._phases
+        if phases is None or self._notes is None:
+            device = next(module.parameters()).device
+            if is_captured(device):
+                return _NOTHING
+            phases = self._phases_on(device, learns=is_training)
+        elif is_captured(self._device):
             return _NOTHING
-        phases = self._phases_on(device, learns=is_training)
         if self._is_in_backward:  # it computes again what was not kept
             return _NOTHING
         self._samples.called(module, given, is_training=is_training)
@@ -168,7 +170,9 @@ class ScriptClock(Listener):
         wrapped = self._wrappers.of(model)
         if not self._sync or self._sync == _BY_HAND:
             self._sync = wrapped.sync or self._sync
-        for replica in wrapped.replicas:
+        for reference in wrapped.replicas:
+            if (replica := reference()) is None:
+                continue
             self._hides |= replica.require_backward_grad_sync
             self._sent.called(replica)
             if self._device.type == "cpu" and replica not in self._bucketed:
@@ -177,13 +181,13 @@ class ScriptClock(Listener):
 
     def _before_copy(self) -> None:
         if self._phases is not None and self._phases.phase == BACKWARD:
-            self._phases.switch(EXCHANGE)
+            self._phases.mark(BACKWARD)
             self._is_copying = True
 
     def _after_copy(self) -> None:
         if self._phases is not None and self._is_copying:
             self._is_copying = False
-            self._phases.switch(BACKWARD)
+            self._phases.mark(EXCHANGE)
 
     def _after_call(self) -> None:
         self._is_in_call = False
@@ -267,7 +271,8 @@ class ScriptClock(Listener):
             return
         self._look_at_group()
         number, marks = self._steps, phases.cut()
-        processor, hides, self._hides = phases.take_processor(), self._hides, False
+        hides, self._hides = self._hides, False
+        readings = phases.take_readings(then=hides and is_to_be_read(self._steps + 1))
         sent = self._sent.take()
         self._steps += 1
         samples, loaded = self._samples, self._loaded.next_step()
@@ -279,7 +284,8 @@ class ScriptClock(Listener):
                 samples.count,
                 samples.evaluated,
                 sent,
-                processor if hides else None,
+                hides,
+                readings,
                 loaded=loaded,
                 elements=samples.elements,
             )
@@ -290,22 +296,22 @@ class ScriptClock(Listener):
             self.end("steps")
             self._stop()
 
-    def _at_end_of_graph(self, losses: Sequence[Tensor]) -> RemovableHandle | None:
+    def _at_end_of_graph(self, losses: Sequence[Tensor]) -> Any:
         """Have the phase change when backward has come to the end of its graph.
 
         Autograd calls back in the order in which it was asked to: this one asks first, so that what a
         DistributedDataParallel waits for then comes after it.
         """
-        root = next((one for one in losses if one.requires_grad), None)
-        if root is None or not c10d.is_initialized():
+        if not (self._backend or c10d.is_initialized()):
             return None
+        for loss in losses:
+            if loss.grad_fn is not None:
+                return loss.grad_fn.register_prehook(self._begun)
+        return None
 
-        def begun(_: Tensor) -> None:
-            engine: Any = torch.autograd.Variable._execution_engine  # noqa: SLF001 - no public spelling
-            engine.queue_callback(self._only_exchange_is_left)
-
-        handle: RemovableHandle = root.register_hook(begun)  # type: ignore[no-untyped-call]
-        return handle
+    def _begun(self, _: Sequence[Tensor]) -> None:
+        engine: Any = torch.autograd.Variable._execution_engine  # noqa: SLF001 - no public spelling
+        engine.queue_callback(self._only_exchange_is_left)
 
     def _only_exchange_is_left(self) -> None:
         if self._phases is not None:
@@ -314,14 +320,14 @@ class ScriptClock(Listener):
     def _exchange(self, what: str) -> AbstractContextManager[None]:
         """Return what an exchange is made within; one that is part of another is that one's."""
         exchanging, phases = self._exchanging, self._phases
-        if exchanging is None or phases is None or not self._is_mine():
+        if exchanging is None or phases is None or not (self._is_here() or self._is_within_backward()):
             return _NOTHING
         if what != COLLECTIVES:
             self._sync = what
         elif not self._sync:
             self._sync = _BY_HAND
         self._hides |= phases.phase == BACKWARD
-        return _NOTHING if phases.phase == EXCHANGE else exchanging
+        return _NOTHING if phases.phase == EXCHANGE or self._is_copying else exchanging
 
     def _move(self, original: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         phases = self._phases

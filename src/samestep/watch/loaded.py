@@ -78,7 +78,13 @@ class Loaded:
 
     def next_step(self) -> int | None:
         """Return the samples of the step that ends; None where nobody can tell."""
-        batches, self._batches, self._used = self._batches, [], 0
+        batches, self._used = self._batches, 0
+        if len(batches) == 1 and (size := batches[0][0]) is not None:  # as in most steps
+            batches.clear()
+            self._samples_seen += size
+            self._batches_seen += 1
+            return size
+        self._batches = []
         known = [size for size, _ in batches if size is not None]
         self._samples_seen += sum(known)
         self._batches_seen += len(known)

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Generic
 
-from samestep.base.phases import BACKWARD, EXCHANGE, FORWARD, OTHER
+from samestep.base.phases import BACKWARD, EXCHANGE, OTHER
 from samestep.measure.clock_file import STEP_PHASES
 from samestep.measure.instants import Instant, Instants
-from samestep.watch.stolen import Processor, Stolen
+from samestep.watch.stolen import COMPUTING, Processor, Readings, Stolen, had
 
-COMPUTING = (FORWARD, BACKWARD)
-"""The phases of which it is known what the thread had of its processor."""
 MOST_MARKS = 1 << 16
 """Of a step: changes of phase and their moments. One that has more has no end, as a graph's replay has."""
 
@@ -36,26 +34,36 @@ class Phases(Generic[Instant]):
 
     def __init__(self, now: Callable[[], Instant], processor: Callable[[], Processor] | None = None) -> None:
         self._now, self._processor = now, processor
-        self._since = Processor()
-        self._had = dict.fromkeys(COMPUTING, Processor())
+        self._readings: Readings | None = None
+        """Of the processor, in this step; None where it is not asked for."""
         self.phase = OTHER
         self._marks: list[Any] = [OTHER, now()]
         """Each phase that has ended, and when; the first is the end of the step before."""
 
-    def switch(self, phase: str) -> str:
-        """Be in `phase` from now on; return the one that this ends."""
+    def switch(self, phase: str, *, reads: bool = True) -> str:
+        """Be in `phase` from now on; return the one that this ends.
+
+        Args:
+            phase: of the step.
+            reads: whether the processor is read where a phase that computes begins or ends.
+        """
         before = self.phase
         if phase != before:
-            self.mark(before)
-            if self._processor is not None and (before in COMPUTING or phase in COMPUTING):
-                self._count(before, self._processor())
+            marks = self._marks  # as `mark`, which is not called: it is six times in each step
+            marks += before, self._now()
+            if len(marks) >= MOST_MARKS:
+                marks[2:] = OTHER, marks[-1]
+            if reads and self._readings is not None and (before in COMPUTING or phase in COMPUTING):
+                self._read(before)
             self.phase = phase
         return before
 
-    def _count(self, before: str, processor: Processor) -> None:
-        if before in COMPUTING:
-            self._had[before] = self._had[before].plus(processor.since(self._since))
-        self._since = processor
+    def _read(self, before: str) -> None:
+        assert self._processor is not None
+        assert self._readings is not None
+        self._readings += before, self._processor()
+        if len(self._readings) >= MOST_MARKS:
+            del self._readings[:-2]
 
     def mark(self, phase: str) -> None:
         """Note that the script has been in `phase` since the last mark."""
@@ -71,16 +79,20 @@ class Phases(Generic[Instant]):
         self._marks, self.phase = marks[-2:], OTHER
         return marks
 
-    def take_processor(self) -> dict[str, Processor] | None:
-        """Return what this thread had of its processor in each of `COMPUTING` since this was called last."""
-        if self._processor is None:
-            return None
-        found, self._had = self._had, dict.fromkeys(COMPUTING, Processor())
+    def take_readings(self, *, then: bool) -> Readings | None:
+        """Return those of the processor since this was called last; None where it was not read.
+
+        Args:
+            then: whether it is read from now on.
+        """
+        found, self._readings = self._readings, [] if then and self._processor is not None else None
         return found
 
 
 class Within:
     """A context for a phase, made once: entered again only after it was left.
+
+    The processor is not asked for: it is short, and lies within a phase that computes, or outside of all.
 
     Args:
         phases: changed to `phase` at its beginning, and back at its end.
@@ -91,10 +103,10 @@ class Within:
         self._phases, self._phase, self._before = phases, phase, OTHER
 
     def __enter__(self) -> None:
-        self._before = self._phases.switch(self._phase)
+        self._before = self._phases.switch(self._phase, reads=False)
 
     def __exit__(self, *_: object) -> None:
-        self._phases.switch(self._before)
+        self._phases.switch(self._before, reads=False)
 
 
 @dataclass(slots=True)
@@ -107,7 +119,8 @@ class Clocked(Generic[Instant]):
         samples: rows that models were called with to learn from, this worker's own.
         evaluated: whether there was an evaluation in it.
         sent: bytes of gradients that this worker gave to the exchange; None where nobody can say.
-        processor: what the thread had of it, where its backward hid an exchange that needs one too.
+        hides: whether its backward hid an exchange.
+        readings: of the processor, which such an exchange needs too; None where it was not read.
         loaded: samples of the batches that loaders gave; None where nobody can tell.
         elements: numbers in the tensors that models were called with to learn from.
     """
@@ -117,7 +130,8 @@ class Clocked(Generic[Instant]):
     samples: int
     evaluated: bool
     sent: int | None = None
-    processor: dict[str, Processor] | None = None
+    hides: bool = False
+    readings: Readings | None = None
     loaded: int | None = None
     elements: int = 0
 
@@ -132,8 +146,8 @@ class Clocked(Generic[Instant]):
         seconds = dict.fromkeys(STEP_PHASES, 0.0)
         for phase, (before, after) in zip(self.marks[2::2], pairwise(self.marks[1::2]), strict=True):
             seconds[phase] += instants.between(before, after)
-        if self.processor is not None:
-            exchange = stolen.of(seconds, self.processor)
+        if self.hides:
+            exchange = stolen.of(seconds, None if self.readings is None else had(self.readings))
             seconds[BACKWARD] -= exchange
             seconds[EXCHANGE] += exchange
         said: dict[str, Any] = {

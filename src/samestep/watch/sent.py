@@ -1,7 +1,7 @@
 """How many bytes of gradients a worker gives to the exchange in a step: what its cost is told by."""
 
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, ref
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -21,7 +21,7 @@ class Sent:
         self._bytes: int | None = None
         self._is_known = True
         self._sizes: WeakKeyDictionary[nn.Module, int | None] = WeakKeyDictionary()
-        self._called: WeakSet[DistributedDataParallel] = WeakSet()
+        self._called: set[ref[DistributedDataParallel]] = set()
         """The models whose gradients the next backward exchanges."""
         self.is_in_memory = False
         """Whether the last that were exchanged went through the memory of a host."""
@@ -29,11 +29,13 @@ class Sent:
     def called(self, model: DistributedDataParallel) -> None:
         """Note a call of training."""
         if model.require_backward_grad_sync:
-            self._called.add(model)
+            self._called.add(ref(model))
 
     def differentiated(self) -> None:
         """Note that a backward begins."""
-        for model in self._called:
+        for reference in self._called:
+            if (model := reference()) is None:
+                continue
             if model not in self._sizes:
                 self._sizes[model] = _of_ddp(model)
             self._add(self._sizes[model])

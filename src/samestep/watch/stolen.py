@@ -10,19 +10,27 @@ That is seen in the time for which the thread could have run and waited for a pr
 waits for a disk, is not in it. How much of it others take is told by forward, which hides no exchange; by
 chance they take more of it than of backward, and then less than nothing is left for the exchange. That is
 taken off what the steps after have, and never off what one demonstrably waited for.
+
+The system is asked in the first steps and then in some: after a model's work each question takes some 10 us,
+and what a step may be clocked by is 1 % of it. Steps between have the share of backward that those had.
 """
 
 import os
 import time
 import weakref
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from samestep.base.phases import BACKWARD, FORWARD
 
+COMPUTING = (FORWARD, BACKWARD)
+"""The phases of which it is known what the thread had of its processor."""
 _KEPT = 0.9
-"""How much of what was known of forward counts after another step."""
+"""How much of what was known counts after another step that tells."""
+_ALL, _EVERY = 8, 4
+"""The first steps are all asked for; then one of so many."""
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
@@ -33,13 +41,26 @@ class Processor(NamedTuple):
     delayed: float = 0.0
     """Could have run, and waited for a processor."""
 
-    def since(self, before: "Processor") -> "Processor":
-        """Return what has come on top of `before`."""
-        return Processor(self.ran - before.ran, self.delayed - before.delayed)
 
-    def plus(self, more: "Processor") -> "Processor":
-        """Return the sum of both."""
-        return Processor(self.ran + more.ran, self.delayed + more.delayed)
+Readings: TypeAlias = list[Any]
+"""Of a thread's processor: before each, the phase that ended with it."""
+
+
+def had(readings: Readings) -> dict[str, Processor]:
+    """Return what a thread had of its processor in each of `COMPUTING`."""
+    found = dict.fromkeys(COMPUTING, Processor())
+    for phase, (before, after) in zip(readings[2::2], pairwise(readings[1::2]), strict=False):
+        if phase in COMPUTING:
+            sofar = found[phase]
+            found[phase] = Processor(
+                sofar.ran + after.ran - before.ran, sofar.delayed + after.delayed - before.delayed
+            )
+    return found
+
+
+def is_to_be_read(step: int) -> bool:
+    """Return whether the system is asked in a step, by its number."""
+    return step < _ALL or step % _EVERY == 0
 
 
 class ProcessorClock:
@@ -77,18 +98,25 @@ class Stolen:
         self._ran = self._delayed = 0.0
         self._owed = 0.0
         """What was less than nothing in the steps before; no more than that."""
+        self._taken = self._backward = 0.0
+        """Of the steps that told, seconds of backward that were exchange; and all of it."""
 
-    def of(self, seconds: Mapping[str, float], processor: Mapping[str, Processor]) -> float:
+    def of(self, seconds: Mapping[str, float], processor: Mapping[str, Processor] | None) -> float:
         """Return the seconds of a step's backward that are exchange.
 
         Args:
             seconds: of its phases.
-            processor: what the thread had of it in its forward and its backward.
+            processor: what the thread had of it in its forward and its backward; None where nobody asked.
         """
+        if processor is None:
+            return self._taken / self._backward * seconds[BACKWARD] if self._backward else 0.0
         forward, backward = processor[FORWARD], processor[BACKWARD]
         self._ran = _KEPT * self._ran + forward.ran
         self._delayed = _KEPT * self._delayed + forward.delayed
         by_others = self._delayed / self._ran * backward.ran if self._ran else 0.0
         found = self._owed + backward.delayed - by_others
         self._owed = min(0.0, found)
-        return max(0.0, min(seconds[BACKWARD], found))
+        taken = max(0.0, min(seconds[BACKWARD], found))
+        self._taken = _KEPT * self._taken + taken
+        self._backward = _KEPT * self._backward + seconds[BACKWARD]
+        return taken

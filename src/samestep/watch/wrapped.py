@@ -1,8 +1,7 @@
 """What exchanges the gradients of a model: the wrappers that it is, is in, or has in it."""
 
-from collections.abc import Collection
 from typing import NamedTuple
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, ref
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -13,7 +12,7 @@ class Wrapped(NamedTuple):
 
     sync: str
     """How the outermost of them exchanges gradients; empty without one."""
-    replicas: Collection[DistributedDataParallel]
+    replicas: tuple[ref[DistributedDataParallel], ...]
     """Those that overlap their exchange with backward."""
 
 
@@ -29,7 +28,7 @@ class Wrappers:
         if found is None:
             parts = list(model.modules())
             sync = next(filter(None, map(_sync, parts)), "")
-            replicas = WeakSet(one for one in parts if isinstance(one, DistributedDataParallel))
+            replicas = tuple(ref(one) for one in parts if isinstance(one, DistributedDataParallel))
             found = self._known[model] = Wrapped(sync, replicas)
         return found
 

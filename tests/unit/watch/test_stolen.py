@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from samestep.base.phases import BACKWARD, EXCHANGE, FORWARD, OPTIMIZER
+from samestep.base.phases import BACKWARD, EXCHANGE, FORWARD, OPTIMIZER, OTHER
 from samestep.measure.clock_file import STEP_PHASES
 from samestep.measure.instants import HostInstants
+from samestep.watch import phases as phases_module
 from samestep.watch import stolen as module
 from samestep.watch.phases import Clocked, Phases
 from samestep.watch.stolen import Processor, ProcessorClock, Stolen, processor_clock
@@ -18,6 +19,11 @@ def seconds(**spent):
 
 def had(forward, backward):
     return {FORWARD: Processor(*forward), BACKWARD: Processor(*backward)}
+
+
+def readings(forward, backward):
+    both = Processor(*map(sum, zip(forward, backward, strict=True)))
+    return [OTHER, Processor(), FORWARD, Processor(*forward), BACKWARD, both]
 
 
 def test_where_forward_has_its_processor_what_backward_waits_for_it_is_exchange():
@@ -51,14 +57,15 @@ def test_no_more_than_backward_is_exchange():
 
 
 def test_what_a_step_waited_for_stays_exchange_where_others_took_more_of_forward():
-    stolen, delayed = Stolen(), had((0.05, 0.05), (0.1, 0.08))
+    stolen, delayed = Stolen(), readings((0.05, 0.05), (0.1, 0.08))
     for _ in range(3):
         step = Clocked(
             0,
             ["other", 0.0, FORWARD, 0.1, BACKWARD, 0.28, EXCHANGE, 0.30],
             8,
             evaluated=False,
-            processor=delayed,
+            hides=True,
+            readings=delayed,
         )
         line = step.line(HostInstants(lambda: 0.0), stolen)
         assert line["exposed_sync"] == pytest.approx(0.02)
@@ -75,19 +82,56 @@ def test_what_is_less_than_nothing_in_a_step_is_taken_off_the_next_so_that_their
 
 def test_a_step_still_adds_up():
     marks = ["other", 0.0, FORWARD, 10.0, BACKWARD, 40.0, EXCHANGE, 45.0]
-    processor = had((10.0, 0.0), (24.0, 6.0))
-    step = Clocked(3, marks, 8, evaluated=False, processor=processor)
+    read = readings((10.0, 0.0), (24.0, 6.0))
+    step = Clocked(3, marks, 8, evaluated=False, hides=True, readings=read)
     line = step.line(HostInstants(lambda: 0.0), Stolen())
     assert (line["forward"], line["backward"], line["exposed_sync"], line["seconds"]) == (10, 24, 11, 45)
 
 
 def test_of_each_phase_that_computes_what_it_had_of_the_processor_is_told_once():
-    readings = iter([Processor(1.0, 1.0), Processor(3.0, 1.5), Processor(4.0, 1.5), Processor(9.0, 9.0)])
-    phases = Phases(lambda: 0.0, lambda: next(readings))
+    told = iter([Processor(1.0, 1.0), Processor(3.0, 1.5), Processor(4.0, 1.5), Processor(9.0, 9.0)])
+    phases = Phases(lambda: 0.0, lambda: next(told))
+    phases.switch(FORWARD)
+    phases.switch(OTHER)
+    assert phases.take_readings(then=True) is None
     for phase in (FORWARD, BACKWARD, EXCHANGE, OPTIMIZER):
         phases.switch(phase)
-    assert phases.take_processor() == had((2.0, 0.5), (1.0, 0.0))
-    assert phases.take_processor() == had((0.0, 0.0), (0.0, 0.0))
+    assert module.had(phases.take_readings(then=True)) == had((2.0, 0.5), (1.0, 0.0))
+    assert module.had(phases.take_readings(then=False)) == had((0.0, 0.0), (0.0, 0.0))
+    assert phases.take_readings(then=False) is None
+
+
+def test_an_exchange_within_a_phase_that_computes_is_not_asked_for():
+    told = iter([Processor(1.0, 1.0), Processor(3.0, 1.5)])
+    phases = Phases(lambda: 0.0, lambda: next(told))
+    phases.take_readings(then=True)
+    phases.switch(FORWARD)
+    with phases_module.Within(phases, EXCHANGE):
+        assert phases.phase == EXCHANGE
+    phases.switch(OTHER)
+    assert module.had(phases.take_readings(then=False)) == had((2.0, 0.5), (0.0, 0.0))
+
+
+def test_readings_of_a_step_without_an_end_are_dropped(monkeypatch):
+    monkeypatch.setattr(phases_module, "MOST_MARKS", 20)
+    phases = Phases(lambda: 0.0, Processor)
+    phases.take_readings(then=True)
+    for _ in range(100):
+        phases.switch(FORWARD)
+        phases.switch(OTHER)
+    assert len(phases.take_readings(then=False)) <= 22
+
+
+def test_a_step_that_was_not_asked_for_has_the_share_of_those_that_were():
+    stolen, step = Stolen(), seconds(forward=10.0, backward=30.0)
+    assert stolen.of(step, None) == 0.0
+    for _ in range(3):
+        assert stolen.of(step, had((10.0, 0.0), (24.0, 6.0))) == 6.0
+    assert stolen.of(seconds(forward=10.0, backward=20.0), None) == pytest.approx(4.0)
+
+
+def test_the_first_steps_are_asked_for_and_some_of_those_after():
+    assert [step for step in range(20) if module.is_to_be_read(step)] == [*range(8), 8, 12, 16]
 
 
 @pytest.mark.skipif(not module._SCHEDSTAT.exists(), reason="this system does not tell it")
@@ -105,8 +149,9 @@ def test_where_the_system_does_not_tell_nothing_is_taken_for_exchange(monkeypatc
     monkeypatch.setattr(module, "_SCHEDSTAT", tmp_path / "none")
     assert processor_clock() is None
     phases = Phases(lambda: 0.0, None)
+    phases.take_readings(then=True)
     phases.switch(FORWARD)
-    assert phases.take_processor() is None
+    assert phases.take_readings(then=True) is None
 
 
 @pytest.mark.skipif(not module._SCHEDSTAT.exists(), reason="this system does not tell it")
