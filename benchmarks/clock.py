@@ -1,11 +1,12 @@
 """What does the step clock cost a step.
 
-Run: ``python benchmarks/clock.py [--rounds 100] [--batch-size 16 64]``. Two ranks of one thread train the
+Run: ``python benchmarks/clock.py [--rounds 60] [--batch-size 2 16]``. Two ranks of one thread train the
 tutorials' ConvNet over Gloo, as a script with DistributedDataParallel and as a serial one on two workers. In
 each round both take some steps with the clock of ``samestep run --clock`` and some without, in the same
-processes, in an order that is drawn anew. Prints the median step without the clock, and the median ratios of
-the rounds: of the time that passes, and of what the training thread computes in, which says more on a machine
-on which others compute too.
+processes, in an order that is drawn anew. Prints the median step without the clock; what the thread that
+trains, and the whole process, compute more in a step with it, as medians of the rounds' differences; and the
+median ratio of the time that passes, which on a machine of few processors varies more than that by chance.
+What the clock does in a step is the same for each batch size: small ones tell it best.
 """
 
 import argparse
@@ -16,11 +17,11 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -43,8 +44,16 @@ STEPS = 40
 """Steps of a turn."""
 BEGINNING = 10
 """And before it: the clock makes its file and its thread."""
-Seconds: TypeAlias = tuple[float, float]
-"""Of a step: passed, and computed in by the thread that trains."""
+
+
+class Turn(NamedTuple):
+    """Seconds of a step, over a turn."""
+
+    passed: float
+    computing: float
+    """In the thread that trains."""
+    process: float
+    """In all threads."""
 
 
 def batches(batch: int) -> Iterator[list[torch.Tensor]]:
@@ -55,26 +64,27 @@ def batches(batch: int) -> Iterator[list[torch.Tensor]]:
 
 def train(
     model: nn.Module, optimizer: torch.optim.Optimizer, loader: Iterator[list[torch.Tensor]], steps: int
-) -> Seconds:
-    """Return what a step takes, over a turn."""
-    begun, computing = time.perf_counter(), time.thread_time()
+) -> Turn:
+    before = time.perf_counter(), time.thread_time(), time.process_time()
     for _ in range(steps):
         images, labels = next(loader)
         optimizer.zero_grad()
         functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
-    return (time.perf_counter() - begun) / steps, (time.thread_time() - computing) / steps
+    after = time.perf_counter(), time.thread_time(), time.process_time()
+    return Turn(*((end - begin) / steps for begin, end in zip(before, after, strict=True)))
 
 
 def measure(
-    world: ProcessGroupWorld, turn: Callable[[int], Seconds], rounds: int
-) -> tuple[float, list[float], list[float]]:
-    """Return the seconds of a step without the clock, and the ratios of each round, passed and computing."""
+    world: ProcessGroupWorld, model: nn.Module, loader: Iterator[list[torch.Tensor]], rounds: int
+) -> list[tuple[Turn, Turn]]:
+    """Return of each round the turn without the clock, and the one with it."""
     order, folder = random.Random(7), Path(tempfile.mkdtemp(prefix="clock-"))
-    without, passed, computing = [], [], []
-    turn(BEGINNING)  # what follows gradients puts itself in place, below the clock
+    found = []
+    # What follows gradients puts itself in place, below the clock.
+    train(model, torch.optim.SGD(model.parameters(), lr=1e-3), loader, BEGINNING)
     for number in range(-1, rounds):
-        found: dict[bool, Seconds] = {}
+        turns: dict[bool, Turn] = {}
         for has_clock in order.sample([False, True], 2):
             with contextlib.ExitStack() as stack:
                 if has_clock:
@@ -83,15 +93,15 @@ def measure(
                     clock = ScriptClock(file, clocking, stop=lambda: None, own=own_samples)
                     stack.callback(clock.end, "end")
                     stack.enter_context(clock.attached())
+                optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+                turn = partial(train, model, optimizer, loader)
                 turn(BEGINNING)
                 world.barrier()
-                found[has_clock] = turn(STEPS)
+                turns[has_clock] = turn(STEPS)
         if number >= 0:
-            without.append(found[False][0])
-            passed.append(found[True][0] / found[False][0])
-            computing.append(found[True][1] / found[False][1])
+            found.append((turns[False], turns[True]))
     shutil.rmtree(folder)
-    return statistics.median(without), passed, computing
+    return found
 
 
 def rank_main(rank: int, size: int, port: int, rounds: int, sizes: Sequence[int]) -> None:
@@ -101,36 +111,31 @@ def rank_main(rank: int, size: int, port: int, rounds: int, sizes: Sequence[int]
     world = ProcessGroupWorld(Place(rank=rank, size=size, local_size=size), torch.device("cpu"))
     for batch in sizes:
         model = DistributedDataParallel(ConvNet())
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-        tell(
-            world,
-            f"DDP, {batch} per rank",
-            measure(world, partial(train, model, optimizer, batches(batch)), rounds),
-        )
+        tell(world, f"DDP, {batch} per rank", measure(world, model, batches(batch), rounds))
         with steering(world, replace(DEFAULTS, load="replicated")):
-            serial = ConvNet()
-            optimizer = torch.optim.SGD(serial.parameters(), lr=1e-3, momentum=0.9)
-            whole = partial(train, serial, optimizer, batches(size * batch))
-            found = measure(world, whole, rounds)
+            found = measure(world, ConvNet(), batches(size * batch), rounds)
         tell(world, f"serial script, {batch} per rank", found)
     # The process goes before the group does: a DDP model that outlives its group can hang Gloo.
     world.barrier()
 
 
-def tell(world: ProcessGroupWorld, name: str, found: tuple[float, list[float], list[float]]) -> None:
-    without, passed, computing = found
-    first, middle, last = statistics.quantiles(passed, n=4)
-    fewest, usual, most = statistics.quantiles(computing, n=4)
+def tell(world: ProcessGroupWorld, name: str, found: list[tuple[Turn, Turn]]) -> None:
+    step = statistics.median(without.passed for without, _ in found)
+    thread = statistics.quantiles((clocked.computing - without.computing for without, clocked in found), n=4)
+    process = statistics.median(clocked.process - without.process for without, clocked in found)
+    ratio = statistics.quantiles((clocked.passed / without.passed for without, clocked in found), n=4)
     world.print(
-        f"{name}: a step takes {without * 1e3:.2f} ms; with the clock {middle:.4f} times as long ("
-        f"quartiles {first:.3f}, {last:.3f}), {usual:.4f} times the computing ({fewest:.3f}, {most:.3f})"
+        f"{name}: a step takes {step * 1e3:.2f} ms; with the clock its thread computes "
+        f"{thread[1] * 1e3:.3f} ms more (quartiles {thread[0] * 1e3:.3f}, {thread[2] * 1e3:.3f}), "
+        f"{thread[1] / step:.1%} of it, the process {process * 1e3:.3f} ms; it takes {ratio[1]:.4f} times as "
+        f"long ({ratio[0]:.3f}, {ratio[2]:.3f})"
     )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--batch-size", type=int, nargs="*", default=[16, 64], help="per rank")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--batch-size", type=int, nargs="*", default=[2, 16], help="per rank")
     options = parser.parse_args()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -8,23 +8,31 @@ full::
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 LEAST_ELEMENTS = 65_536
 """Of a parameter that is timed: two calls of Python cost less than 1 % of what its gradient takes."""
 
 
-def time_copies(model: DistributedDataParallel, begin: Callable[[], None], end: Callable[[], None]) -> None:
+def time_copies(
+    model: DistributedDataParallel, begin: Callable[[], None], end: Callable[[], None]
+) -> list[RemovableHandle]:
     """Have `begin` and `end` called around what DDP does with each large gradient.
 
     Args:
         model: whose hooks are registered already, so that those of this function come after them.
         begin: called before.
         end: called after.
+
+    Returns:
+        what takes that back.
     """
+    handles: list[Any] = []
 
     def begins(_: Tensor) -> None:
         begin()
@@ -34,5 +42,8 @@ def time_copies(model: DistributedDataParallel, begin: Callable[[], None], end: 
 
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.numel() >= LEAST_ELEMENTS:
-            parameter.register_post_accumulate_grad_hook(begins)  # type: ignore[no-untyped-call]
-            get_gradient_edge(parameter).node.register_hook(ends)
+            handles += (
+                parameter.register_post_accumulate_grad_hook(begins),  # type: ignore[no-untyped-call]
+                get_gradient_edge(parameter).node.register_hook(ends),
+            )
+    return handles

@@ -18,6 +18,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
 
 from samestep.base.phases import BACKWARD, DATA, EXCHANGE, FORWARD, OPTIMIZER, OTHER, TO_DEVICE
 from samestep.measure.clock_file import ClockFile, Clocking
@@ -86,6 +87,7 @@ class ScriptClock(Listener):
         self._wrappers = Wrappers()
         self._bucketed: WeakSet[DistributedDataParallel] = WeakSet()
         """The models whose copies are timed."""
+        self._handles: list[RemovableHandle] = []
         self._is_copying = False
         self._hook: Any = None
         """Of the graph that backward goes through."""
@@ -97,6 +99,7 @@ class ScriptClock(Listener):
     def attached(self) -> Iterator[None]:
         """Within, the script is clocked."""
         with ExitStack() as stack:
+            stack.callback(self._leave_copies)
             stack.enter_context(heard_by(self))
             stack.enter_context(self._loaded.attached())
             stack.enter_context(redirected(Optimizer, "__init__", self._make_optimizer))
@@ -177,7 +180,7 @@ class ScriptClock(Listener):
             self._sent.called(replica)
             if self._device.type == "cpu" and replica not in self._bucketed:
                 self._bucketed.add(replica)
-                time_copies(replica, self._before_copy, self._after_copy)
+                self._handles += time_copies(replica, self._before_copy, self._after_copy)
 
     def _before_copy(self) -> None:
         if self._phases is not None and self._phases.phase == BACKWARD:
@@ -188,6 +191,10 @@ class ScriptClock(Listener):
         if self._phases is not None and self._is_copying:
             self._is_copying = False
             self._phases.mark(EXCHANGE)
+
+    def _leave_copies(self) -> None:
+        for handle in self._handles:
+            handle.remove()
 
     def _after_call(self) -> None:
         self._is_in_call = False
