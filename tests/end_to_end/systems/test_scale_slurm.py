@@ -142,6 +142,20 @@ def test_a_study_is_submitted_as_four_jobs_and_collected_later(slurm, here):
     assert any("a job of its own" in note for note in study["notes"])
 
 
+def test_jobs_of_a_native_script_have_its_flags_for_their_workers(slurm, tmp_path):
+    (tmp_path / "train.py").write_text(NATIVE)
+    flags = ("--submit", "slurm", "--partition", "main", "-n", "1,2")
+    done = slurm.run(*SCALE, *FEW, *flags, "--", "train.py", "{12/n}", folder=tmp_path)
+
+    assert done.code == 0, done.err
+    assert points(tmp_path) == [(1, 1, 12), (2, 1, 12)]
+    files = sorted(tmp_path.glob("study/trials/*/clock/rank-*.jsonl"))
+    headers = [json.loads(file.read_text().splitlines()[0]) for file in files]
+    assert sorted((header["kind"], header["size"]) for header in headers) == [
+        ("native", n) for n in (1, 2, 2)
+    ]
+
+
 def test_jobs_that_are_cancelled_say_so(slurm, here):
     flags = ("--submit", "slurm", "--directive=--hold", "--detach")
     sent = slurm.run(*SCALE, "train.py", "-n", "1,2", *FEW, *flags, folder=here)
