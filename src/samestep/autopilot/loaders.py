@@ -9,6 +9,7 @@ in which batches are asked for, and put together when the script gets the batch:
 """
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -57,7 +58,10 @@ class Reading:
     def __init__(
         self, loading: Loading, loader: DataLoader[Any], iterator: LoaderIterator, slicing: Slicing | None
     ) -> None:
-        self._loading, self._iterator, self._slicing = loading, iterator, slicing
+        self._loading, self._slicing = loading, slicing
+        # The iterator has this object. In a cycle, it would end only when garbage is collected, which closes
+        # the queues before torch tells its worker processes to end by them: 5 s for each of them.
+        self._iterator = weakref.proxy(iterator)
         self._place = loading.world.place
         self._verdict = loading.verdict(loader)
         self._thread = threading.get_ident()

@@ -1,7 +1,9 @@
 """Each worker loads its share of a batch, and all get the batch of one worker; or all load all of it."""
 
+import gc
 import io
 import random
+import weakref
 from contextlib import redirect_stdout
 from functools import partial
 
@@ -234,6 +236,25 @@ def _broken(world, workers):
 def test_worker_processes_that_have_gone_on_are_an_error(processes):
     with pytest.raises(UsageError, match="Run with --load replicated"):
         processes.run(read, 2, partial(DataLoader, DrawsLate(40), 2, num_workers=1, **FORKED))
+
+
+@pytest.mark.parametrize("stay", [False, True])
+def test_worker_processes_end_as_soon_as_nobody_has_the_iterator(processes, stay):
+    assert processes.run(_left, 2, stay) == [[True, 0, 0]] * 2
+
+
+def _left(world, stay):
+    """Leave an iterator early; return whether it is gone, and the exit codes of its processes."""
+    gc.disable()
+    try:
+        with loaders_in_shares(), reading_in_shares(Loading(world, Account(), "shared")):
+            iterator = iter(DataLoader(Rows(90), 4, num_workers=2, persistent_workers=stay, **FORKED))
+            next(iterator)
+            workers, gone = iterator._workers, weakref.ref(iterator)
+            del iterator
+            return [gone() is None, *(worker.exitcode for worker in workers)]
+    finally:
+        gc.enable()
 
 
 def test_no_more_worker_processes_than_processors(processes):
