@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from samestep.watch.recorder import Count, Recorder, has_group, ranks_of
 from samestep.watch.standing import Standing, State, Wait
-from samestep.watch.where import Blocked, blocked_in, line_of, main_frames
+from samestep.watch.where import Blocked, blocked_in, line_of, main_frames, with_text
 
 LONG_S = 1.0
 """From when on a wait is worth asking about; reading all that is recorded takes milliseconds."""
@@ -35,16 +35,16 @@ class Lookout:
             passed_s: time since the last look, as far as it counts.
             state: of its script, as far as its caller knows.
         """
-        frames, before = main_frames(), self.seen
+        before, (blocked, line) = self.seen, _main_thread()
         counts, met = self._recorder.counts(), has_group()
         wait = None
         if state == "running":
-            wait = self._waited_for(counts if met else {}, blocked_in(frames), passed_s)
+            wait = self._waited_for(counts if met else {}, blocked, passed_s)
         self.seen = replace(
             before,
             beat=before.beat + 1,
             state="left" if state == "running" and before.met and not met else state,
-            at=line_of(frames),
+            at=with_text(line),
             entered={**before.entered, **{group: count.entered for group, count in counts.items()}},
             met=met or before.met,
             wait=wait,
@@ -63,6 +63,8 @@ class Lookout:
         """Return what has been waited in for longest, if it is long enough to ask what it is."""
         standing = [(group, one) for group, one in counts.items() if one.entered != one.ended_last]
         keys: list[Hashable] = [*standing, *([] if blocked is None else [blocked])]
+        if blocked is not None and blocked.is_new:
+            self._ages.pop(blocked, None)
         self._ages = {key: self._ages.get(key, -passed_s) + passed_s for key in keys}
         self._found = {key: found for key, found in self._found.items() if key in self._ages}
         for key in sorted(standing, key=self._ages.__getitem__, reverse=True):
@@ -78,3 +80,12 @@ class Lookout:
         if key not in self._found:
             self._found[key] = self._recorder.under_way(key[0])
         return self._found[key]
+
+
+def _main_thread() -> tuple[Blocked | None, str]:
+    """Return what the main thread waits in, and the script's line that it is in.
+
+    Its frames are let go at once: what is in them would end in this thread if its owner returned meanwhile.
+    """
+    frames = main_frames()
+    return blocked_in(frames), line_of(frames)

@@ -4,10 +4,11 @@ import linecache
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -51,21 +52,18 @@ def main_frames() -> list[FrameType]:
     return list(_outwards(frame))
 
 
-def line_of(frames: list[FrameType]) -> str:
-    """Return the script's line in `frames`, as ``file:line: text``; empty where the script is not in them."""
+def line_of(frames: Iterable[FrameType]) -> str:
+    """Return the script's line in `frames`, as ``file:line``; empty where the script is not in them."""
     for frame in frames:
-        file = frame.f_code.co_filename
-        if is_script(file):
-            return _told(file, frame.f_lineno)
+        if is_script(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
     return ""
 
 
 def line_here() -> str:
     """Return the script's line that the calling thread is in, as ``file:line``."""
-    for frame in _outwards(sys._getframe(1)):  # noqa: SLF001 - the public way copies the whole stack
-        if is_script(frame.f_code.co_filename):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-    return "outside of the script"
+    frames = _outwards(sys._getframe(1))  # noqa: SLF001 - the public way copies the whole stack
+    return line_of(frames) or "outside of the script"
 
 
 def with_text(line: str) -> str:
@@ -76,12 +74,19 @@ def with_text(line: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A call in which a thread waits for other ranks; equal to itself only, as long as it lasts."""
+    """A call in which a thread waits for other ranks.
+
+    It does not keep the call's frame, which would keep what all the callers have in hand once they return:
+    batches, loaders and their worker processes.
+    """
 
     op: str
-    frame: FrameType
+    call: int
+    """Equal for all looks at one call, and maybe for a later call."""
     ranks: tuple[int, ...] = ()
     """Those waited for; none where it is all of them."""
+    is_new: bool = field(default=True, compare=False)
+    """Whether the call had not been looked at before."""
 
 
 def blocked_in(frames: list[FrameType]) -> Blocked | None:
@@ -89,18 +94,29 @@ def blocked_in(frames: list[FrameType]) -> Blocked | None:
     for frame in frames:
         name, file = frame.f_code.co_name, frame.f_code.co_filename
         if name == "_joined" and file.startswith(_OURS):
-            return Blocked("samestep.join", frame)
+            return _blocked("samestep.join", frame)
         if name == "await_message" and file.startswith(_OURS):
             peer = frame.f_locals.get("peer")
-            return Blocked(str(frame.f_locals.get("op")), frame, () if peer is None else (peer,))
+            return _blocked(str(frame.f_locals.get("op")), frame, peer)
         if not file.startswith(_TORCH):
             continue
         if name == "init_process_group":
-            return Blocked(name, frame)
+            return _blocked(name, frame)
         if file.endswith("distributed_c10d.py") and (name in _COLLECTIVES or name in _PEER):
             peers = [frame.f_locals.get(key) for key in _PEER.get(name, ())]
-            return Blocked(name, frame, tuple(peer for peer in peers if isinstance(peer, int))[:1])
+            return _blocked(name, frame, *peers)
     return None
+
+
+def _blocked(op: str, frame: FrameType, *peers: Any) -> Blocked:
+    """Return what is waited in, and mark its frame as looked at.
+
+    Nothing can refer to a frame weakly, and its address is soon another's. The mark makes a debugger pass
+    over the rest of the call, which is not the script's.
+    """
+    is_new, frame.f_trace_lines = frame.f_trace_lines, False
+    ranks = tuple(peer for peer in peers if isinstance(peer, int))[:1]
+    return Blocked(op, id(frame), ranks, is_new)
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
