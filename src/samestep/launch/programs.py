@@ -13,6 +13,7 @@ from samestep.launch.child import Entry, Start
 from samestep.launch.hosting import Ending, host, told
 from samestep.launch.job import Program
 from samestep.launch.report import Report, Word
+from samestep.world.math_kernels import settle_math_kernels
 
 _OTHER_WAYS = ("samestep.world.join", "mpi4py", "horovod", "ray", "jax")
 """Ways for processes to meet that leave no trace in torch.distributed, or not the one looked for."""
@@ -55,6 +56,7 @@ def entry_of(
         if program.kind == "executable" or not hosted:
             return become(program)
         _draw_apart()
+        settle_math_kernels()
         ending = watch(partial(_ending, around, partial(host, program, word.foretell)), word.foretell)
         return Report(ending=ending, result=has_met(start.place.size))
 

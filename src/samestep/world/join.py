@@ -26,6 +26,7 @@ from samestep.world.device import Choice, available_here, bind, choose_backend, 
 from samestep.world.gloo_interface import use_way_to
 from samestep.world.handshake import Card, Seat, meet, withdraw
 from samestep.world.launchers import SAMESTEP
+from samestep.world.math_kernels import settle_math_kernels
 from samestep.world.mpi_hosts import introduced
 from samestep.world.pods import refuse_pods
 from samestep.world.process_group import ProcessGroupWorld, adopt
@@ -221,6 +222,7 @@ def _bind(
     bind(choice.device)
     if torch.get_num_threads() != threads.count:
         torch.set_num_threads(threads.count)
+    settle_math_kernels()
     return threads
 
 

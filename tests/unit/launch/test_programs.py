@@ -1,9 +1,16 @@
+import os
 import sys
 from types import SimpleNamespace
 
 import pytest
 
-from samestep.launch.programs import has_met
+from samestep.base.place import Place
+from samestep.launch import programs
+from samestep.launch.child import Start
+from samestep.launch.hosting import Ending
+from samestep.launch.job import Program
+from samestep.launch.programs import entry_of, has_met
+from samestep.launch.report import Word
 
 C10D = "torch.distributed.distributed_c10d"
 
@@ -40,3 +47,18 @@ def test_a_worker_without_any_trace_has_not_met(traces):
 def test_any_trace_of_a_group_is_believed(traces, trace):
     traces(**trace)
     assert has_met(2)
+
+
+def test_a_worker_begins_its_program_once_the_kernels_are_settled(monkeypatch):
+    done = []
+    monkeypatch.setattr(programs, "_draw_apart", lambda: None)
+    monkeypatch.setattr(programs, "settle_math_kernels", lambda: done.append("settled"))
+
+    def watch(*_):
+        done.append("program")
+        return Ending()
+
+    entry_of(Program(target="train.py"), watch=watch)(
+        Start(place=Place(), variables={}), Word(-1, os.getpid(), (0, 0))
+    )
+    assert done == ["settled", "program"]

@@ -1,5 +1,7 @@
 """A world of one is joined without any process group, and left as it was found."""
 
+import sys
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -28,6 +30,13 @@ def test_a_process_that_nobody_started_gets_a_world_of_one():
         assert world.place == Place()
         assert current() is world
         assert not dist.is_initialized()
+
+
+def test_the_kernels_of_functions_are_settled(monkeypatch):
+    done = []
+    monkeypatch.setattr(sys.modules["samestep.world.join"], "settle_math_kernels", lambda: done.append(True))
+    with join(device="cpu"):
+        assert done
 
 
 def test_the_world_is_left_after_an_error_too():
