@@ -71,14 +71,17 @@ def is_half(run: Seen) -> bool:
     return run.facts.epsilon > _HALF
 
 
-def begin_alike(reference: Seen, control: Seen) -> bool:
-    """Return whether two runs begin with the same parameters and loss: before anything is disturbed."""
+def beginning(reference: Seen, control: Seen) -> list[Deviation]:
+    """Return how far two runs of one script begin from each other: before anything is disturbed."""
     allowed = rounding_of(reference.facts.epsilon)
     one, other = control.at(0), reference.at(0)
-    return all(
-        relative(np.array(a), np.array(b)) <= allowed
-        for a, b in ((one.before, other.before), (one.losses[:1], other.losses[:1]))
-    )
+    return [
+        Deviation(quantity, 0, relative(np.array(a), np.array(b)), allowed)
+        for quantity, a, b in (
+            ("parameters", one.before, other.before),
+            ("loss", one.losses[:1], other.losses[:1]),
+        )
+    ]
 
 
 def largest(found: Sequence[Deviation]) -> dict[str, float]:

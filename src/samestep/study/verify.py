@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from samestep.autopilot.options import Options
 from samestep.base.errors import UsageError
 from samestep.base.units import counted
@@ -20,9 +18,10 @@ from samestep.launch.job import Program
 from samestep.launch.programs import Watch
 from samestep.study.aligned import UnlikeError, aligned, without_parameters
 from samestep.study.case import Case
-from samestep.study.causes import REPEATED_EPOCHS, causes
-from samestep.study.compare import begin_alike, largest
-from samestep.study.seen import Seen, same_samples
+from samestep.study.causes import causes
+from samestep.study.compare import largest
+from samestep.study.own_findings import PROVE_NOTHING, other_samples, own_findings
+from samestep.study.seen import Seen
 from samestep.study.verdict import Finding, Report, Row
 from samestep.study.watched import Kind, Watched
 
@@ -76,12 +75,12 @@ class Verification:
         """
         reference = self._reference()
         control = self._control()
-        other = _other_samples(reference, control)
-        if other and _other_samples(reference, self._seen(self._origin, 1, "once more")) is None:
+        other = other_samples(reference, control)
+        if other and other_samples(reference, self._seen(self._origin, 1, "once more")) is None:
             self._limit = other
             reference, control = reference.until(other), control.until(other)
-        own = _own_findings(reference, control)
-        if any(finding.cause in ("unseeded", "unseeded-data") for finding in own):
+        own = own_findings(reference, control)
+        if any(finding.cause in PROVE_NOTHING for finding in own):
             return Report(rows=[], findings=own, steps=reference.steps)
         rows = [self._row(size, reference, control) for size in self.workers]
         not_seen = _not_seen(reference)
@@ -192,68 +191,6 @@ def _not_seen(reference: Seen) -> list[str]:
         ("second epoch", not samples or reference.first_epoch() == reference.steps),
     )
     return [what for what, is_missing in possible if is_missing]
-
-
-def _other_samples(one: Seen, again: Seen) -> int | None:
-    """Return the first step in which two runs of one script use other samples."""
-    steps = range(min(one.steps, again.steps))
-    return next((step for step in steps if not same_samples(one.samples(step), again.samples(step))), None)
-
-
-def _own_findings(reference: Seen, control: Seen) -> list[Finding]:
-    """Return what is wrong with the script on one worker already."""
-    found = []
-    other = _other_samples(reference, control)
-    if other is not None:
-        found.append(
-            Finding(
-                cause="unseeded-data",
-                message=f"two runs on one worker use other samples in step {other}: the data or their order "
-                "have no seed, so that nothing can be compared. Seed them.",
-                workers=1,
-                step=other,
-            )
-        )
-    elif not (control.steps and begin_alike(reference, control)):
-        found.append(
-            Finding(
-                cause="unseeded",
-                message="two runs on one worker begin with other parameters, or another loss: something has "
-                "no seed, or that of the time, so that nothing can be compared. Seed it.",
-                workers=1,
-                step=0,
-            )
-        )
-    losses = np.array([reference.losses(step)[0] for step in range(reference.steps)])
-    if not np.any(losses):
-        found.append(
-            Finding(
-                cause="zero-loss",
-                message="the loss is zero in all steps: nothing is learnt, and equal runs prove nothing.",
-                workers=1,
-                step=0,
-            )
-        )
-    known = [step for step in range(reference.steps) if reference.at(step).losses]
-    nan = [step for step in known if np.isnan(reference.at(step).losses).any()]
-    if nan and nan[-1] == known[-1]:
-        found.append(
-            Finding(
-                cause="nan-loss",
-                message="the loss is NaN in the end: nothing is learnt, and equal runs prove nothing.",
-                workers=1,
-                step=nan[0],
-            )
-        )
-    if reference.facts.repeated_epochs:
-        found.append(
-            Finding(
-                cause="no-set-epoch",
-                message=REPEATED_EPOCHS,
-                workers=1,
-            )
-        )
-    return found
 
 
 def _apart(seen: Seen, options: Options) -> list[Finding]:
