@@ -116,7 +116,9 @@ class Stolen:
         by_others = self._delayed / self._ran * backward.ran if self._ran else 0.0
         found = self._owed + backward.delayed - by_others
         self._owed = min(0.0, found)
-        taken = max(0.0, min(seconds[BACKWARD], found))
+        # DDP's copies are no backward, and what they waited is in its delay: never more than its part of it.
+        most = seconds[BACKWARD] * backward.delayed / (backward.ran + backward.delayed or 1.0)
+        taken = max(0.0, min(most, found))
         self._taken = _KEPT * self._taken + taken
         self._backward = _KEPT * self._backward + seconds[BACKWARD]
         return taken

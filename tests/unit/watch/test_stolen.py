@@ -56,6 +56,11 @@ def test_no_more_than_backward_is_exchange():
     assert Stolen().of(step, had((10.0, 0.0), (0.0, 40.0))) == 30.0
 
 
+def test_what_backward_ran_for_is_no_exchange_though_its_delay_was_longer():
+    step = seconds(forward=100.0, backward=30.0, exposed_sync=40.0)  # copies within, with half of the delay
+    assert Stolen().of(step, had((10.0, 0.0), (10.0, 50.0))) == pytest.approx(25.0)
+
+
 def test_what_a_step_waited_for_stays_exchange_where_others_took_more_of_forward():
     stolen, delayed = Stolen(), readings((0.05, 0.05), (0.1, 0.08))
     for _ in range(3):
