@@ -236,6 +236,23 @@ def test_a_copy_that_exits_with_a_code_does_not_cut_off_what_rank_0_still_writes
     assert "Linear at prog.py:2: 1 calls shared out" in said
 
 
+def test_a_copy_that_exits_alone_has_its_code(script):
+    prog = script(
+        """\
+        import sys, torch
+        from torch.distributed import distributed_c10d as c10d
+        torch.nn.Linear(1, 1)(torch.ones(4, 1)).sum().backward()
+        sys.stdout.close()
+        sys.exit(3 * c10d._world.default_pg.rank())
+        """
+    )
+    done = samestep("run", "-n", 2, prog)
+
+    assert done.code == 3
+    assert "ended with exit code 3" in done.err
+    assert "Error" not in done.err
+
+
 def test_workers_that_never_met_are_called_silent_copies(script):
     prog = script(
         """\

@@ -1,15 +1,18 @@
 """Steers a script that knows of one worker only, as one of several copies in step."""
 
 import functools
+import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
+from torch.distributed.distributed_c10d import _get_default_store
 
 from samestep.autopilot.account import Account
 from samestep.autopilot.agreed_signals import signals_agreed
@@ -38,6 +41,9 @@ from samestep.world.world import World
 
 ENOUGH = 3
 """Backwards after which it is known whether anything of a script can be shared out."""
+_PATIENCE_S = 30.0
+"""How long a copy that leaves with a code waits for rank 0, which may wait for it in turn."""
+_WRITTEN = "samestep/written"
 
 
 class Ended(Protocol):
@@ -68,6 +74,7 @@ def steered(run: Callable[[], E], *, guarded: bool = True, options: Options = DE
     Raises:
         UsageError: so it was; each worker has done all of it.
     """
+    process = os.getpid()
     with own_device(options) as device, join(device=device, cpu_tensors=True) as world:
         with steering(world, options) as account:
             ended = run()
@@ -76,12 +83,33 @@ def steered(run: Callable[[], E], *, guarded: bool = True, options: Options = DE
             account.check_shared(world.place.size)
         if world.place.is_main:
             sys.stderr.write("".join(f"samestep: {line}\n" for line in account.lines()))
-        if world.place.size > 1 and ended.was_asked_for:
-            # A launcher ends all at the first that leaves with another code than 0, and rank 0, which
-            # alone writes, is the last.
-            sys.stdout.flush()
-            world.barrier()
+        if (
+            world.place.size > 1 and os.getpid() == process
+        ):  # no fork: it has the others' connection to the store
+            _let_main_write(world, waits=ended.was_asked_for)
     return ended
+
+
+def _let_main_write(world: World, *, waits: bool) -> None:
+    """Let rank 0, which alone writes, do so before a launcher ends all: at the first that leaves with a code.
+
+    That is no collective: a copy may leave for a reason of its own, while others wait for it in one.
+
+    Args:
+        world: of this rank.
+        waits: whether this one is about to leave with a code.
+    """
+    store = _get_default_store()
+    if not world.place.is_main:
+        deadline = time.monotonic() + _PATIENCE_S
+        with suppress(RuntimeError):  # rank 0 is gone, and the store with it
+            while waits and time.monotonic() < deadline and not store.check([_WRITTEN]):
+                time.sleep(0.005)
+        return
+    with suppress(Exception):  # the script may have closed it, or put another in its place
+        sys.stdout.flush()
+    with suppress(RuntimeError):
+        store.set(_WRITTEN, "")
 
 
 @contextmanager

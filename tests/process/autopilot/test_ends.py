@@ -1,0 +1,37 @@
+"""A copy that leaves with a code lets rank 0 write, and waits for nothing that may never come."""
+
+import time
+from unittest.mock import patch
+
+from torch.distributed.distributed_c10d import _get_default_store
+
+from samestep.autopilot import steering
+from samestep.autopilot.steering import _let_main_write
+
+
+def leave(world, folder, late):
+    """Leave, one rank after the other; return whether rank 0 had written."""
+    written, left = folder / "written", folder / "left"
+    if world.place.is_main:
+        if late:
+            while not left.exists():
+                time.sleep(0.001)
+        written.touch()
+    with patch.object(steering, "_PATIENCE_S", 0.05 if late else 60.0):
+        _let_main_write(world, waits=not world.place.is_main)
+    has_written = written.exists()
+    left.touch()
+    world.barrier()
+    if world.place.is_main:
+        _get_default_store().delete_key("samestep/written")
+    return has_written
+
+
+def test_a_copy_leaves_after_rank_0_has_written(processes, tmp_path):
+    assert processes.run(leave, 2, tmp_path, False) == [True, True]
+
+
+def test_a_copy_that_leaves_for_a_reason_of_its_own_does_not_wait_for_one_that_waits_for_it(
+    processes, tmp_path
+):
+    assert processes.run(leave, 2, tmp_path, True) == [True, False]
