@@ -98,10 +98,9 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _has_parameters(module: nn.Module) -> bool:
-    """Return whether a module, or a part of it, has one; `Module.parameters` takes ten times as long."""
-    own = module._parameters.values()  # noqa: SLF001 - the public ones are generators of generators
-    parts = module._modules.values()  # noqa: SLF001 - as above
-    return any(one is not None for one in own) or any(map(_has_parameters, filter(None, parts)))
+    """Return whether a module, or a part of it, has one."""
+    # Less is done for each part than by `Module.parameters`.
+    return any(one is not None for part in module.modules() for one in part._parameters.values())  # noqa: SLF001
 
 
 class _Heard:
@@ -120,7 +119,7 @@ class _Heard:
         """Return what a module is called by: one function more for those that are called within another."""
 
         @functools.wraps(original)
-        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             if self._is_in_call or not _has_parameters(module) or not self._listener.hears():
                 return original(module, *args, **kwargs)
             return self._call(original, module, args, kwargs)

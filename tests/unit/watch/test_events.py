@@ -1,0 +1,62 @@
+"""Which calls of modules are heard of."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+
+from samestep.watch.events import Listener, heard_by
+
+
+class Calls(Listener):
+    """Counts them."""
+
+    count = 0
+
+    def call(self, module, given, *, is_training):
+        self.count += 1
+        return nullcontext()
+
+
+class Empty(nn.Module):
+    """Has parameters, and a length that has nothing to do with them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def __len__(self):
+        return 0
+
+    def forward(self, inputs, module=None):
+        return self.layer(inputs)
+
+
+class Holding(nn.Module):
+    """Has a part that has this module as a part, and maybe one with parameters."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.above = nn.Identity()
+        self.above.below = self
+        self.part = part
+
+    def forward(self, inputs):
+        return inputs if self.part is None else self.part(inputs)
+
+
+@pytest.mark.parametrize(
+    ("module", "heard"),
+    [(Empty(), 1), (nn.Sequential(Empty()), 1), (Holding(Empty()), 1), (Holding(None), 0), (nn.ReLU(), 0)],
+)
+def test_a_call_is_heard_of_where_some_part_has_a_parameter(module, heard):
+    calls = Calls()
+    with heard_by(calls):
+        module(torch.ones(1, 2))
+    assert calls.count == heard
+
+
+def test_an_argument_may_have_any_name():
+    with heard_by(Listener()):
+        assert Empty()(torch.ones(1, 2), module="any").shape == (1, 1)
