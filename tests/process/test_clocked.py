@@ -95,6 +95,20 @@ def with_large_gradients(world, folder):
     return clocked(world.place, folder, script, hides=True)
 
 
+def by_hand_after_a_copy_that_failed(world, folder):
+    def fails(_, bucket):  # called between the copy's beginning and its end
+        raise ValueError(bucket.index())
+
+    def averaged(_):
+        large = DistributedDataParallel(nn.Linear(LEAST_ELEMENTS, 1, bias=False))
+        large.register_comm_hook(None, fails)
+        with pytest.raises(ValueError, match="0"):
+            large(torch.ones(4, LEAST_ELEMENTS)).mean().backward()
+        dist.barrier()
+
+    return clocked(world.place, folder, lambda: train(network(), averaged=averaged), hides=True)[0]
+
+
 class Holding(nn.Module):
     """Has a model with DDP as a part."""
 
@@ -208,6 +222,11 @@ def test_the_exchange_of_a_native_script_is_none_of_the_phases_it_is_in(processe
     for seen, samples in processes.run(script, 2, str(tmp_path)):
         assert seen == phases
         assert samples == [4] * STEPS
+
+
+def test_an_exchange_after_a_backward_that_failed_in_one_is_told(processes, tmp_path):
+    for seen in processes.run(by_hand_after_a_copy_that_failed, 2, str(tmp_path)):
+        assert seen[-6:] == ["forward", "backward", "other", "exposed_sync", "other", "optimizer"]
 
 
 def test_a_model_that_is_compiled_or_is_a_part_is_known_as_one_with_ddp(processes, tmp_path):

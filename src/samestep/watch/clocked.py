@@ -213,7 +213,7 @@ class ScriptClock(Listener):
 
     def _after_backward(self) -> None:
         assert self._phases is not None
-        self._is_in_backward = False
+        self._is_in_backward = self._is_copying = False
         self._phases.switch(self._rest)
         if self._hook is not None:
             self._hook.remove()
