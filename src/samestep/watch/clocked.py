@@ -84,6 +84,8 @@ class ScriptClock(Listener):
         self._sync = self._backend = ""
         self._hides = False
         """Whether a backward of this step hides an exchange."""
+        self._hidden = 0
+        """Steps in which one did."""
         self._wrappers = Wrappers()
         self._bucketed: WeakSet[DistributedDataParallel] = WeakSet()
         """The models whose copies are timed."""
@@ -279,7 +281,9 @@ class ScriptClock(Listener):
         self._look_at_group()
         number, marks = self._steps, phases.cut()
         hides, self._hides = self._hides, False
-        readings = phases.take_readings(then=hides and is_to_be_read(self._steps + 1))
+        self._hidden += hides
+        is_next = is_to_be_read(self._hidden - self._clocking.warm_up)
+        readings = phases.take_readings(then=is_next and self._hidden > 0)
         sent = self._sent.take()
         self._steps += 1
         samples, loaded = self._samples, self._loaded.next_step()

@@ -59,7 +59,11 @@ def had(readings: Readings) -> dict[str, Processor]:
 
 
 def is_to_be_read(step: int) -> bool:
-    """Return whether the system is asked in a step, by its number."""
+    """Return whether the system is asked in a step that hides an exchange, by its number among those.
+
+    Args:
+        step: that number; less than 0 before the steps that are taken down.
+    """
     return step < _ALL or step % _EVERY == 0
 
 

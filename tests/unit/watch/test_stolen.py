@@ -136,7 +136,7 @@ def test_a_step_that_was_not_asked_for_has_the_share_of_those_that_were():
 
 
 def test_the_first_steps_are_asked_for_and_some_of_those_after():
-    assert [step for step in range(20) if module.is_to_be_read(step)] == [*range(8), 8, 12, 16]
+    assert [step for step in range(-3, 20) if module.is_to_be_read(step)] == [*range(-3, 8), 8, 12, 16]
 
 
 @pytest.mark.skipif(not module._SCHEDSTAT.exists(), reason="this system does not tell it")
