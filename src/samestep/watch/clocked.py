@@ -186,13 +186,13 @@ class ScriptClock(Listener):
 
     def _before_copy(self) -> None:
         if self._phases is not None and self._phases.phase == BACKWARD:
-            self._phases.mark(BACKWARD)
+            self._phases.switch(EXCHANGE)
             self._is_copying = True
 
     def _after_copy(self) -> None:
         if self._phases is not None and self._is_copying:
             self._is_copying = False
-            self._phases.mark(EXCHANGE)
+            self._phases.switch(BACKWARD)
 
     def _leave_copies(self) -> None:
         for handle in self._handles:
@@ -338,7 +338,7 @@ class ScriptClock(Listener):
         elif not self._sync:
             self._sync = _BY_HAND
         self._hides |= phases.phase == BACKWARD
-        return _NOTHING if phases.phase == EXCHANGE or self._is_copying else exchanging
+        return _NOTHING if phases.phase == EXCHANGE else exchanging
 
     def _move(self, original: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         phases = self._phases

@@ -40,20 +40,15 @@ class Phases(Generic[Instant]):
         self._marks: list[Any] = [OTHER, now()]
         """Each phase that has ended, and when; the first is the end of the step before."""
 
-    def switch(self, phase: str, *, reads: bool = True) -> str:
-        """Be in `phase` from now on; return the one that this ends.
-
-        Args:
-            phase: of the step.
-            reads: whether the processor is read where a phase that computes begins or ends.
-        """
+    def switch(self, phase: str) -> str:
+        """Be in `phase` from now on; return the one that this ends."""
         before = self.phase
         if phase != before:
             marks = self._marks  # as `mark`, which is not called: it is six times in each step
             marks += before, self._now()
             if len(marks) >= MOST_MARKS:
                 marks[2:] = OTHER, marks[-1]
-            if reads and self._readings is not None and (before in COMPUTING or phase in COMPUTING):
+            if self._readings is not None and (before in COMPUTING or phase in COMPUTING):
                 self._read(before)
             self.phase = phase
         return before
@@ -92,8 +87,6 @@ class Phases(Generic[Instant]):
 class Within:
     """A context for a phase, made once: entered again only after it was left.
 
-    The processor is not asked for: it is short, and lies within a phase that computes, or outside of all.
-
     Args:
         phases: changed to `phase` at its beginning, and back at its end.
         phase: which one.
@@ -103,10 +96,10 @@ class Within:
         self._phases, self._phase, self._before = phases, phase, OTHER
 
     def __enter__(self) -> None:
-        self._before = self._phases.switch(self._phase, reads=False)
+        self._before = self._phases.switch(self._phase)
 
     def __exit__(self, *_: object) -> None:
-        self._phases.switch(self._before, reads=False)
+        self._phases.switch(self._before)
 
 
 @dataclass(slots=True)

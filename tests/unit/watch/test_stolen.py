@@ -106,15 +106,22 @@ def test_of_each_phase_that_computes_what_it_had_of_the_processor_is_told_once()
     assert phases.take_readings(then=False) is None
 
 
-def test_an_exchange_within_a_phase_that_computes_is_not_asked_for():
-    told = iter([Processor(1.0, 1.0), Processor(3.0, 1.5)])
-    phases = Phases(lambda: 0.0, lambda: next(told))
+def test_what_a_thread_waits_for_its_processor_within_an_exchange_is_told_once():
+    had_by = {0.0: (0, 0), 5.0: (5, 0), 10.0: (10, 0), 15.0: (11, 4)}
+    now = 0.0
+    phases = Phases(lambda: now, lambda: Processor(*had_by[now]))
     phases.take_readings(then=True)
     phases.switch(FORWARD)
+    now = 5.0
+    phases.switch(BACKWARD)
+    now = 10.0
     with phases_module.Within(phases, EXCHANGE):
-        assert phases.phase == EXCHANGE
+        now = 15.0
     phases.switch(OTHER)
-    assert module.had(phases.take_readings(then=False)) == had((2.0, 0.5), (0.0, 0.0))
+    marks, read = phases.cut(), phases.take_readings(then=False)
+    step = Clocked(0, marks, 8, evaluated=False, hides=True, readings=read)
+    line = step.line(HostInstants(lambda: now), Stolen())
+    assert (line["forward"], line["backward"], line["exposed_sync"], line["seconds"]) == (5, 5, 5, 15)
 
 
 def test_readings_of_a_step_without_an_end_are_dropped(monkeypatch):
