@@ -83,9 +83,8 @@ def steered(run: Callable[[], E], *, guarded: bool = True, options: Options = DE
             account.check_shared(world.place.size)
         if world.place.is_main:
             sys.stderr.write("".join(f"samestep: {line}\n" for line in account.lines()))
-        if (
-            world.place.size > 1 and os.getpid() == process
-        ):  # no fork: it has the others' connection to the store
+        is_fork = os.getpid() != process  # which has its parent's connection to the store
+        if world.place.size > 1 and not is_fork:
             _let_main_write(world, waits=ended.was_asked_for)
     return ended
 
