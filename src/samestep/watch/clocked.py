@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from samestep.watch.events import Listener, heard_by, redirected
 from samestep.watch.exchanges import COLLECTIVES, exchanges_within
 from samestep.watch.loaded import Loaded
 from samestep.watch.notes import Notes
-from samestep.watch.phases import Clocked, Phases, Within
+from samestep.watch.phases import Clocked, Phases, Then, Within
 from samestep.watch.samples import Samples
 from samestep.watch.sent import Sent
 from samestep.watch.stolen import is_to_be_read, processor_clock
@@ -87,14 +87,16 @@ class ScriptClock(Listener):
         self._hidden = 0
         """Steps in which one did."""
         self._wrappers = Wrappers()
+        self._plain: ref[nn.Module] | None = None
+        """What was called last, and is neither a wrapper nor has one."""
         self._bucketed: WeakSet[DistributedDataParallel] = WeakSet()
         """The models whose copies are timed."""
         self._handles: list[RemovableHandle] = []
         self._is_copying = False
         self._hook: Any = None
         """Of the graph that backward goes through."""
-        self._calling, self._fetching = _Then(self._after_call), _Then(self._after_loading)
-        self._differentiating = _Then(self._after_backward)
+        self._calling, self._fetching = Then(self._after_call), Then(self._after_loading)
+        self._differentiating = Then(self._after_backward)
         self._exchanging: Within | None = None
 
     @contextmanager
@@ -133,12 +135,15 @@ class ScriptClock(Listener):
 
     def hears(self, *, learns: bool = False) -> bool:
         """See `Listener.hears`: others load, or look, beside the one that trains, as forked processes do."""
+        if threading.get_ident() == self._thread and os.getpid() == self._process:
+            self._has_learnt |= learns
+            return True
         if learns and not self._has_learnt and os.getpid() == self._process:
-            self._has_learnt = True
-            if threading.get_ident() != self._thread:  # the script trains in a thread of its own
-                self._thread, self._phases = threading.get_ident(), None
-                self._loaded.follow()
-        return self._is_here() or (learns and self._is_within_backward())
+            # The script trains in a thread of its own.
+            self._has_learnt, self._thread, self._phases = True, threading.get_ident(), None
+            self._loaded.follow()
+            return True
+        return learns and self._is_within_backward()
 
     def _is_here(self) -> bool:
         return threading.get_ident() == self._thread and os.getpid() == self._process
@@ -157,7 +162,7 @@ class ScriptClock(Listener):
             if is_captured(device):
                 return _NOTHING
             phases = self._phases_on(device, learns=is_training)
-        elif is_captured(self._device):
+        elif self._instants.of_device and is_captured(self._device):
             return _NOTHING
         if self._is_in_backward:  # it computes again what was not kept
             return _NOTHING
@@ -172,7 +177,10 @@ class ScriptClock(Listener):
 
     def _exchanged_by(self, model: nn.Module) -> None:
         """Know that backward will hide the exchange of a model, and what of it is done within backward."""
+        if self._plain is not None and self._plain() is model:
+            return
         wrapped = self._wrappers.of(model)
+        self._plain = None if any(wrapped) else ref(model)
         if not self._sync or self._sync == _BY_HAND:
             self._sync = wrapped.sync or self._sync
         for reference in wrapped.replicas:
@@ -205,7 +213,9 @@ class ScriptClock(Listener):
         """See `Listener.backward`."""
         if self._phases is None:
             return _NOTHING
-        phases = self._phases_on(losses[0].device, learns=True) if losses else self._phases
+        phases = self._phases
+        if losses and self._notes is None:
+            phases = self._phases_on(losses[0].device, learns=True)
         self._samples.differentiated()
         self._sent.differentiated()
         phases.switch(BACKWARD)
@@ -275,15 +285,16 @@ class ScriptClock(Listener):
         return self._phases
 
     def _step_done(self, phases: Phases[Any]) -> None:
-        if is_captured(self._device):
+        if self._instants.of_device and is_captured(self._device):
             phases.switch(self._rest)
             return
-        self._look_at_group()
+        if not self._backend:
+            self._look_at_group()
         number, marks = self._steps, phases.cut()
         hides, self._hides = self._hides, False
         self._hidden += hides
-        is_next = is_to_be_read(self._hidden - self._clocking.warm_up)
-        readings = phases.take_readings(then=is_next and self._hidden > 0)
+        is_next = self._hidden > 0 and is_to_be_read(self._hidden - self._clocking.warm_up)
+        readings = phases.take_readings(then=is_next)
         sent = self._sent.take()
         self._steps += 1
         samples, loaded = self._samples, self._loaded.next_step()
@@ -370,23 +381,6 @@ class ScriptClock(Listener):
         self._look_at_group()
         carrier = "shared memory" if self._sent.is_in_memory else self._backend
         self._file.header(device=self._device, backend=carrier, sync=self._sync)
-
-
-class _Then:
-    """A context that does something at its end; made once, and never entered twice at a time.
-
-    Args:
-        then: does it.
-    """
-
-    def __init__(self, then: Callable[[], None]) -> None:
-        self._then = then
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        self._then()
 
 
 def _is_of_python() -> bool:

@@ -1,10 +1,11 @@
 """What every training loop passes, made known: calls of modules, backwards, optimizer steps, batches."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -114,30 +115,35 @@ class _Heard:
         self._listener = listener
         self._is_in_call = self._is_in_backward = False
         self._stepping: Optimizer | None = None
+        self._last: ref[nn.Module] | None = None
+        """What was called last, and has parameters."""
 
     def calling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return what a module is called by: one function more for those that are called within another."""
 
         @functools.wraps(original)
         def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            if self._is_in_call or not _has_parameters(module) or not self._listener.hears():
+            if self._is_in_call or not self._is_heard(module):
                 return original(module, *args, **kwargs)
-            return self._call(original, module, args, kwargs)
+            is_training = torch.is_grad_enabled() and module.training
+            self._is_in_call = True
+            try:
+                with self._listener.call(module, (*args, *kwargs.values()), is_training=is_training):
+                    outputs = original(module, *args, **kwargs)
+                    self._listener.returned(outputs)
+                    return outputs
+            finally:
+                self._is_in_call = False
 
         return call
 
-    def _call(
-        self, original: Callable[..., Any], module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        is_training = torch.is_grad_enabled() and module.training
-        self._is_in_call = True
-        try:
-            with self._listener.call(module, (*args, *kwargs.values()), is_training=is_training):
-                outputs = original(module, *args, **kwargs)
-                self._listener.returned(outputs)
-                return outputs
-        finally:
-            self._is_in_call = False
+    def _is_heard(self, module: nn.Module) -> bool:
+        """Return whether the listener wants to know of an outermost call; of most it is that of the last."""
+        if self._last is None or self._last() is not module:
+            if not _has_parameters(module):  # yet
+                return False
+            self._last = ref(module)
+        return self._listener.hears()
 
     def backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> None:
         if self._is_in_backward or not self._listener.hears(learns=True):

@@ -102,6 +102,23 @@ class Within:
         self._phases.switch(self._before)
 
 
+class Then:
+    """A context that does something at its end; made once, and never entered twice at a time.
+
+    Args:
+        then: does it.
+    """
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self._then = then
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self._then()
+
+
 @dataclass(slots=True)
 class Clocked(Generic[Instant]):
     """One step as it was clocked.

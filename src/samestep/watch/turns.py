@@ -1,7 +1,7 @@
 """Which of a script's optimizers ends a step: with several, the whole turn of them is one."""
 
 from collections import Counter
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from torch.optim.optimizer import Optimizer
 
@@ -32,12 +32,20 @@ class Turns:
         self._last: int | None = None
         """The optimizer that ends a turn, by its id; None as long as that is not known."""
         self._ended = 0
+        self._alone: ref[Optimizer] | None = None
+        """The one that each turn is, where the last step was its own too."""
         self.begins_anew = False
         """Whether it is known since the last step that all before were but parts of turns."""
 
     def ends_with(self, optimizer: Optimizer) -> bool:
         """Take down that an optimizer has stepped; return whether a turn ends with it."""
-        this, self.begins_anew = id(optimizer), False
+        this = id(optimizer)
+        if self._alone is not None and self._alone() is optimizer:  # as in most scripts, in each step
+            self._turn[this] += 1
+            self._ended += 1
+            self.begins_anew = False
+            return True
+        self._alone, self.begins_anew = None, False
         if optimizer not in self._known:
             self._last = None if self._known else this
             self._known.add(optimizer)
@@ -54,6 +62,8 @@ class Turns:
         if len(self._known) > 1:
             self._most |= self._turn
             self._turn.clear()
+        else:
+            self._alone = ref(optimizer)
         return True
 
     def _learn(self, optimizer: Optimizer) -> None:
