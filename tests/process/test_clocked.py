@@ -212,7 +212,7 @@ def with_synchroniser(world, folder, sync):
 
 def steered(world, folder):
     with steering(world, replace(DEFAULTS, load="replicated")):
-        return clocked(world.place, folder, lambda: train(network()), hides=True)
+        return clocked(world.place, folder, lambda: train(network()))
 
 
 PLAIN = ["forward", "backward", "exposed_sync", "other", "optimizer"]

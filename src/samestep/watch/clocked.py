@@ -25,7 +25,7 @@ from samestep.measure.clock_file import ClockFile, Clocking
 from samestep.measure.instants import DeviceInstants, HostInstants, Instants, is_captured
 from samestep.watch.bucketed import time_copies
 from samestep.watch.events import Listener, heard_by, redirected
-from samestep.watch.exchanges import COLLECTIVES, exchanges_within
+from samestep.watch.exchanges import COLLECTIVES, IN_MEMORY, exchanges_within
 from samestep.watch.loaded import Loaded
 from samestep.watch.notes import Notes
 from samestep.watch.phases import Clocked, Phases, Then, Within
@@ -344,11 +344,12 @@ class ScriptClock(Listener):
         exchanging, phases = self._exchanging, self._phases
         if exchanging is None or phases is None or not (self._is_here() or self._is_within_backward()):
             return _NOTHING
-        if what != COLLECTIVES:
+        if what not in (COLLECTIVES, IN_MEMORY):
             self._sync = what
         elif not self._sync:
             self._sync = _BY_HAND
-        self._hides |= phases.phase == BACKWARD
+        # In memory this thread itself exchanges, and backward stands still.
+        self._hides |= phases.phase == BACKWARD and what != IN_MEMORY
         return _NOTHING if phases.phase == EXCHANGE else exchanging
 
     def _move(self, original: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:

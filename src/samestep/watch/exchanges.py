@@ -17,6 +17,8 @@ Within: TypeAlias = Callable[[str], AbstractContextManager[None]]
 
 COLLECTIVES = "collectives"
 """What exchanges where it is torch.distributed."""
+IN_MEMORY = "in memory"
+"""What exchanges where ranks of one host do it themselves, in memory that they share."""
 
 _FUNCTIONS = (
     "all_gather",
@@ -46,7 +48,7 @@ _FUNCTIONS = (
     "send",
     "send_object_list",
 )
-_IN_MEMORY = ("agree", "all_gather", "all_reduce", "average", "barrier", "broadcast", "fold")
+_BY_THEMSELVES = ("agree", "all_gather", "all_reduce", "average", "barrier", "broadcast", "fold")
 
 
 @contextmanager
@@ -62,6 +64,10 @@ def exchanges_within(within: Within, finished: Callable[[Synchroniser], None]) -
         with within(COLLECTIVES):
             return original(*args, **kwargs)
 
+    def in_memory(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with within(IN_MEMORY):
+            return original(*args, **kwargs)
+
     def of_gradients(original: Callable[..., Any], synchroniser: Any) -> None:
         with within(type(synchroniser).__name__.lower()):
             original(synchroniser)
@@ -75,7 +81,7 @@ def exchanges_within(within: Within, finished: Callable[[Synchroniser], None]) -
         stack.enter_context(redirected(dist, "_broadcast_coalesced", collective))
         stack.enter_context(redirected(c10d.Work, "wait", collective))
         stack.enter_context(redirected(torch.futures.Future, "wait", collective))
-        for name in _IN_MEMORY:
-            stack.enter_context(redirected(SharedMemory, name, collective))
+        for name in _BY_THEMSELVES:
+            stack.enter_context(redirected(SharedMemory, name, in_memory))
         stack.enter_context(redirected(Synchroniser, "finish", of_gradients))
         yield
