@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from memory import keep_memory
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
@@ -137,6 +138,7 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--batch-size", type=int, nargs="*", default=[2, 16], help="per rank")
     options = parser.parse_args()
+    keep_memory()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         free = probe.getsockname()[1]

@@ -22,6 +22,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import NoReturn, TypeAlias
 
+from memory import keep_memory
+
 from samestep.scaling.interval import student_t
 from samestep.scaling.rank_files import Run, read_ranks
 from samestep.scaling.steps import steady
@@ -151,6 +153,7 @@ def main() -> None:
     parser.add_argument("--only", choices=TARGETS)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, _end)
+    keep_memory()
     for target in TARGETS if options.only is None else (options.only,):
         tell(target, *compared(target, options))
 
