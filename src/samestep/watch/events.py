@@ -98,12 +98,6 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [one for group in optimizer.param_groups for one in group["params"]]
 
 
-def _has_parameters(module: nn.Module) -> bool:
-    """Return whether a module, or a part of it, has one."""
-    # Less is done for each part than by `Module.parameters`.
-    return any(one is not None for part in module.modules() for one in part._parameters.values())  # noqa: SLF001
-
-
 class _Heard:
     """Tells a listener of the outermost of each kind.
 
@@ -140,7 +134,7 @@ class _Heard:
     def _is_heard(self, module: nn.Module) -> bool:
         """Return whether the listener wants to know of an outermost call; of most it is that of the last."""
         if self._last is None or self._last() is not module:
-            if not _has_parameters(module):  # yet
+            if next(module.parameters(), None) is None:  # yet
                 return False
             self._last = ref(module)
         return self._listener.hears()

@@ -38,9 +38,7 @@ class Samples:
     def called(self, module: nn.Module, given: Sequence[Any], *, is_training: bool) -> None:
         """Note an outermost call."""
         if is_training:
-            rows, elements = size_of(given)
-            self.count += self._own(rows)
-            self.elements += elements
+            self._add(size_of(given))
             self.learns = self._has_learnt = True
             if id(module) not in self._trained:
                 self._trained |= {
@@ -57,9 +55,7 @@ class Samples:
     def differentiated(self) -> None:
         """Note that a backward begins."""
         if not self.learns:
-            rows, elements = self._in_doubt
-            self.count += self._own(rows)
-            self.elements += elements
+            self._add(self._in_doubt)
         self.learns, self._in_doubt, self._has_learnt = False, _NOTHING, True
 
     def loading(self) -> bool:
@@ -73,6 +69,11 @@ class Samples:
     def next_step(self) -> None:
         """Begin to count anew."""
         self.count, self.elements, self.evaluated = 0, 0, False
+
+    def _add(self, size: tuple[int, int]) -> None:
+        rows, elements = size
+        self.count += self._own(rows)
+        self.elements += elements
 
 
 def size_of(given: Sequence[Any]) -> tuple[int, int]:
