@@ -183,8 +183,11 @@ class Slurm:
         end = time.monotonic() + seconds
         while not holds():
             if time.monotonic() > end:
-                logs = [f"--- {path.name}\n{path.read_text()[-2000:]}" for path in self._folder.glob("*.log")]
-                raise AssertionError("\n".join([otherwise, *logs]))
+                jobs = self.run("scontrol", "show", "job").out
+                # The last lines of a long report are the ones that are read: those of the controller.
+                files = sorted(self._folder.glob("*.log"), key=lambda path: path.name.startswith("slurmctld"))
+                logs = [f"--- {path.name}\n{path.read_text()[-2000:]}" for path in files]
+                raise AssertionError("\n".join([otherwise, jobs, *logs]))
             time.sleep(0.05)
 
 
