@@ -5,10 +5,11 @@ It hangs on what every training loop passes (`samestep.watch.events`), and on al
 of it, and nothing waits for a device.
 """
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from os import getpid
+from threading import get_ident
 from typing import Any
 from weakref import WeakSet, ref
 
@@ -25,10 +26,10 @@ from samestep.measure.clock_file import ClockFile, Clocking
 from samestep.measure.instants import DeviceInstants, HostInstants, Instants, is_captured
 from samestep.watch.bucketed import time_copies
 from samestep.watch.events import Listener, heard_by, redirected
-from samestep.watch.exchanges import COLLECTIVES, IN_MEMORY, exchanges_within
+from samestep.watch.exchanges import COLLECTIVES, IN_MEMORY, exchanged_by
 from samestep.watch.loaded import Loaded
 from samestep.watch.notes import Notes
-from samestep.watch.phases import Clocked, Phases, Then, Within
+from samestep.watch.phases import Clocked, Phases, Then
 from samestep.watch.samples import Samples
 from samestep.watch.sent import Sent
 from samestep.watch.stolen import is_to_be_read, processor_clock
@@ -67,7 +68,7 @@ class ScriptClock(Listener):
         samples_per_epoch: int | None = None,
     ) -> None:
         self._file, self._clocking, self._stop, self._loaders = file, clocking, stop, loaders
-        self._process, self._thread = os.getpid(), threading.get_ident()
+        self.place: tuple[int, int] = getpid(), get_ident()
         self._has_learnt = False
         self._device = torch.device("cpu")
         self._instants: Instants[Any] = HostInstants()
@@ -97,7 +98,6 @@ class ScriptClock(Listener):
         """Of the graph that backward goes through."""
         self._calling, self._fetching = Then(self._after_call), Then(self._after_loading)
         self._differentiating = Then(self._after_backward)
-        self._exchanging: Within | None = None
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -108,7 +108,7 @@ class ScriptClock(Listener):
             stack.enter_context(self._loaded.attached())
             stack.enter_context(redirected(Optimizer, "__init__", self._make_optimizer))
             stack.enter_context(redirected(DataLoader, "__iter__", self._read))
-            stack.enter_context(exchanges_within(self._exchange, self._sent.finished))
+            stack.enter_context(exchanged_by(self._exchange, self._sent.finished))
             if torch.accelerator.is_available():
                 stack.enter_context(redirected(Tensor, "to", self._move))
                 stack.enter_context(redirected(Tensor, "cuda", self._move))
@@ -121,7 +121,7 @@ class ScriptClock(Listener):
             ended: see `ClockFile.end`; after an ``error`` no device is waited for.
             message: of the error.
         """
-        if self._is_over or os.getpid() != self._process:
+        if self._is_over or getpid() != self.place[0]:
             return
         self._is_over = True
         if self._notes is None:
@@ -135,18 +135,12 @@ class ScriptClock(Listener):
 
     def hears(self, *, learns: bool = False) -> bool:
         """See `Listener.hears`: others load, or look, beside the one that trains, as forked processes do."""
-        if threading.get_ident() == self._thread and os.getpid() == self._process:
-            self._has_learnt |= learns
-            return True
-        if learns and not self._has_learnt and os.getpid() == self._process:
+        if learns and not self._has_learnt and getpid() == self.place[0]:
             # The script trains in a thread of its own.
-            self._has_learnt, self._thread, self._phases = True, threading.get_ident(), None
+            self.place, self._phases = (getpid(), get_ident()), None
             self._loaded.follow()
             return True
         return learns and self._is_within_backward()
-
-    def _is_here(self) -> bool:
-        return threading.get_ident() == self._thread and os.getpid() == self._process
 
     def _is_within_backward(self) -> bool:
         """Return whether this thread does a part of it: accelerators have one of their own for backward."""
@@ -211,6 +205,7 @@ class ScriptClock(Listener):
 
     def backward(self, losses: Sequence[Tensor]) -> AbstractContextManager[Any]:
         """See `Listener.backward`."""
+        self._has_learnt = True
         if self._phases is None:
             return _NOTHING
         phases = self._phases
@@ -235,7 +230,7 @@ class ScriptClock(Listener):
     def loading(self) -> AbstractContextManager[Any]:
         """See `Listener.loading`."""
         phases = self._phases  # a thread may begin to train meanwhile
-        if phases is None or not self._is_here() or phases.phase == DATA:
+        if phases is None or self.place != (getpid(), get_ident()) or phases.phase == DATA:
             return _NOTHING  # a loader may be read by another
         is_within = self._is_in_call or self._is_in_backward or self._samples.learns
         if self._samples.loading():
@@ -245,13 +240,13 @@ class ScriptClock(Listener):
         return self._fetching
 
     def _after_loading(self) -> None:
-        if self._phases is not None and self._is_here():  # no thread has begun to train meanwhile
-            self._phases.switch(self._loading_from)
+        if self._phases is not None and self.place == (getpid(), get_ident()):
+            self._phases.switch(self._loading_from)  # no thread has begun to train meanwhile
 
     def before_step(self, optimizer: Optimizer) -> None:
         """See `Listener.before_step`."""
         del optimizer
-        self._rest = OPTIMIZER
+        self._rest, self._has_learnt = OPTIMIZER, True
         if self._phases is not None:
             before = self._phases.switch(OPTIMIZER)
             self._stepping_from = before if self._is_in_backward else OTHER
@@ -269,7 +264,8 @@ class ScriptClock(Listener):
                 self._notes.forget()
         if ends:
             self._step_done(phases)
-        phases.switch(self._stepping_from)
+        if phases.phase != self._stepping_from:
+            phases.switch(self._stepping_from)
 
     def _phases_on(self, device: torch.device, *, learns: bool) -> Phases[Any]:
         """Return the phases, by the moments of a device that something was called on."""
@@ -281,7 +277,6 @@ class ScriptClock(Listener):
             self._device, self._instants = device, DeviceInstants(device)
         self._steps = 0
         self._phases = Phases(self._instants.now, None if has_queue else processor_clock())
-        self._exchanging = Within(self._phases, EXCHANGE)
         return self._phases
 
     def _step_done(self, phases: Phases[Any]) -> None:
@@ -293,8 +288,9 @@ class ScriptClock(Listener):
         number, marks = self._steps, phases.cut()
         hides, self._hides = self._hides, False
         self._hidden += hides
-        is_next = self._hidden > 0 and is_to_be_read(self._hidden - self._clocking.warm_up)
-        readings = phases.take_readings(then=is_next)
+        readings = None
+        if self._hidden:
+            readings = phases.take_readings(then=is_to_be_read(self._hidden - self._clocking.warm_up))
         sent = self._sent.take()
         self._steps += 1
         samples, loaded = self._samples, self._loaded.next_step()
@@ -339,22 +335,28 @@ class ScriptClock(Listener):
         if self._phases is not None:
             self._phases.switch(EXCHANGE)
 
-    def _exchange(self, what: str) -> AbstractContextManager[None]:
-        """Return what an exchange is made within; one that is part of another is that one's."""
-        exchanging, phases = self._exchanging, self._phases
-        if exchanging is None or phases is None or not (self._is_here() or self._is_within_backward()):
-            return _NOTHING
+    def _exchange(self, what: str, make: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """See `Exchange`; one that is part of another is that one's."""
+        phases = self._phases
+        if phases is None or not (self.place == (getpid(), get_ident()) or self._is_within_backward()):
+            return make(*args, **kwargs)
         if what not in (COLLECTIVES, IN_MEMORY):
             self._sync = what
         elif not self._sync:
             self._sync = _BY_HAND
         # In memory this thread itself exchanges, and backward stands still.
         self._hides |= phases.phase == BACKWARD and what != IN_MEMORY
-        return _NOTHING if phases.phase == EXCHANGE else exchanging
+        if phases.phase == EXCHANGE:
+            return make(*args, **kwargs)
+        before = phases.switch(EXCHANGE)
+        try:
+            return make(*args, **kwargs)
+        finally:
+            phases.switch(before)
 
     def _move(self, original: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         phases = self._phases
-        if phases is None or not tensor.is_cpu or self._is_in_call or not self._is_here():
+        if phases is None or not tensor.is_cpu or self._is_in_call or self.place != (getpid(), get_ident()):
             return original(tensor, *args, **kwargs)
         phases.mark(phases.phase)
         moved = original(tensor, *args, **kwargs)

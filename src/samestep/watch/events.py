@@ -3,6 +3,8 @@
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from os import getpid
+from threading import get_ident
 from typing import Any
 from unittest.mock import patch
 from weakref import ref
@@ -19,6 +21,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 
 class Listener:
     """Is told of what happens in a script; each method here does nothing."""
+
+    place: tuple[int, int] | None = None
+    """The process and the thread of which it wants to be told all, and is not asked by `hears`."""
 
     def hears(self, *, learns: bool = False) -> bool:
         """Return whether it wants to be told of what this thread does.
@@ -66,14 +71,14 @@ def heard_by(listener: Listener) -> Iterator[None]:
     """Within, `listener` is told of what happens in this process."""
     heard = _Heard(listener)
     with ExitStack() as stack:
-        stack.enter_context(patch.object(nn.Module, "__call__", heard.calling(nn.Module.__call__)))
-        for owner, name, wrap in (
+        for owner, name, make in (
+            (nn.Module, "__call__", heard.calling),
             # Outside of whatever exchanges gradients at the end of torch.autograd.backward.
-            (Tensor, "backward", heard.backward),
-            (torch.autograd, "backward", heard.backward),
-            (LoaderIterator, "__next__", heard.next_batch),
+            (Tensor, "backward", heard.differentiating),
+            (torch.autograd, "backward", heard.differentiating),
+            (LoaderIterator, "__next__", heard.loading),
         ):
-            stack.enter_context(redirected(owner, name, wrap))
+            stack.enter_context(remade(owner, name, make))
         for hook in (
             register_optimizer_step_pre_hook(heard.before_step),
             register_optimizer_step_post_hook(heard.after_step),
@@ -82,15 +87,21 @@ def heard_by(listener: Listener) -> Iterator[None]:
         yield
 
 
+def remade(
+    owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> AbstractContextManager[Any]:
+    """Return what has a function be what `make` makes of it: one call more, where `redirected` has two."""
+    original: Callable[..., Any] = getattr(owner, name)
+    return patch.object(owner, name, functools.wraps(original)(make(original)))
+
+
 def redirected(owner: Any, name: str, wrap: Callable[..., Any]) -> AbstractContextManager[Any]:
     """Return what has a function go through `wrap`, which is given it before its arguments."""
-    original: Callable[..., Any] = getattr(owner, name)
 
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return wrap(original, *args, **kwargs)
+    def through(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: wrap(original, *args, **kwargs)
 
-    return patch.object(owner, name, call)
+    return remade(owner, name, through)
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
@@ -100,6 +111,9 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
 
 class _Heard:
     """Tells a listener of the outermost of each kind.
+
+    What it makes is called in every step, after a model's work has put everything else into the caches: each
+    function that is called is then paid for some ten times over, and there are no more than need be.
 
     Args:
         listener: is told.
@@ -113,47 +127,66 @@ class _Heard:
         """What was called last, and has parameters."""
 
     def calling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what a module is called by: one function more for those that are called within another."""
+        """Return what a module is called by."""
+        listener = self._listener
 
-        @functools.wraps(original)
         def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            if self._is_in_call or not self._is_heard(module):
+            if self._is_in_call:
                 return original(module, *args, **kwargs)
-            is_training = torch.is_grad_enabled() and module.training
+            if self._last is None or self._last() is not module:
+                if not _has_parameters(module):
+                    return original(module, *args, **kwargs)
+                self._last = ref(module)
+            if listener.place != (getpid(), get_ident()) and not listener.hears():
+                return original(module, *args, **kwargs)
+            is_training = module.training and torch.is_grad_enabled()
             self._is_in_call = True
             try:
-                with self._listener.call(module, (*args, *kwargs.values()), is_training=is_training):
+                with listener.call(module, (*args, *kwargs.values()), is_training=is_training):
                     outputs = original(module, *args, **kwargs)
-                    self._listener.returned(outputs)
+                    listener.returned(outputs)
                     return outputs
             finally:
                 self._is_in_call = False
 
         return call
 
-    def _is_heard(self, module: nn.Module) -> bool:
-        """Return whether the listener wants to know of an outermost call; of most it is that of the last."""
-        if self._last is None or self._last() is not module:
-            if next(module.parameters(), None) is None:  # yet
-                return False
-            self._last = ref(module)
-        return self._listener.hears()
+    def differentiating(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what a backward is begun by."""
+        listener = self._listener
 
-    def backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> None:
-        if self._is_in_backward or not self._listener.hears(learns=True):
-            original(tensors, *args, **kwargs)
-            return
-        losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        self._is_in_backward = True
-        try:
-            with self._listener.backward(losses):
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            is_heard = not self._is_in_backward and (
+                listener.place == (getpid(), get_ident()) or listener.hears(learns=True)
+            )
+            if not is_heard:
                 original(tensors, *args, **kwargs)
-        finally:
-            self._is_in_backward = False
+                return
+            losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+            self._is_in_backward = True
+            try:
+                with listener.backward(losses):
+                    original(tensors, *args, **kwargs)
+            finally:
+                self._is_in_backward = False
+
+        return backward
+
+    def loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what the next batch is asked for by."""
+        listener = self._listener
+
+        def next_batch(iterator: Any) -> Any:
+            with listener.loading():
+                return original(iterator)
+
+        return next_batch
 
     def before_step(self, optimizer: Optimizer, *_: Any) -> None:
         # One may step others within, as ZeroRedundancyOptimizer does; and again, if its step has failed.
-        if self._stepping in (None, optimizer) and self._listener.hears(learns=True):
+        if self._stepping in (None, optimizer) and (
+            self._listener.place == (getpid(), get_ident()) or self._listener.hears(learns=True)
+        ):
             self._stepping = optimizer
             self._listener.before_step(optimizer)
 
@@ -162,6 +195,6 @@ class _Heard:
             self._stepping = None
             self._listener.after_step(optimizer)
 
-    def next_batch(self, original: Callable[..., Any], iterator: Any) -> Any:
-        with self._listener.loading():
-            return original(iterator)
+
+def _has_parameters(module: nn.Module) -> bool:
+    return bool(module._parameters or module._modules) and next(module.parameters(), None) is not None  # noqa: SLF001 - most losses have neither

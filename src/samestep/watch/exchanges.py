@@ -1,8 +1,9 @@
 """Whatever a rank waits for others in, told of: collectives, messages, what samestep itself exchanges."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, TypeAlias
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -10,15 +11,27 @@ from torch.distributed import distributed_c10d as c10d
 
 from samestep.collectives.shared_memory import SharedMemory
 from samestep.replicas.synchroniser import Synchroniser
-from samestep.watch.events import redirected
-
-Within: TypeAlias = Callable[[str], AbstractContextManager[None]]
-"""Returns what an exchange is made within, of which it is given what exchanges."""
+from samestep.watch.events import remade
 
 COLLECTIVES = "collectives"
 """What exchanges where it is torch.distributed."""
 IN_MEMORY = "in memory"
 """What exchanges where ranks of one host do it themselves, in memory that they share."""
+
+
+class Exchange(Protocol):
+    """Makes an exchange."""
+
+    def __call__(self, what: str, make: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Return what `make` returns for the arguments.
+
+        Args:
+            what: exchanges: one of the two above, or a synchroniser, by its name.
+            make: makes the exchange.
+            args: are given to it.
+            kwargs: as well.
+        """
+
 
 _FUNCTIONS = (
     "all_gather",
@@ -52,36 +65,34 @@ _BY_THEMSELVES = ("agree", "all_gather", "all_reduce", "average", "barrier", "br
 
 
 @contextmanager
-def exchanges_within(within: Within, finished: Callable[[Synchroniser], None]) -> Iterator[None]:
-    """Within, all exchanges of this process are made within what `within` returns.
+def exchanged_by(exchange: Exchange, finished: Callable[[Synchroniser], None]) -> Iterator[None]:
+    """Within, all exchanges of this process are made by `exchange`.
 
     Args:
-        within: see `Within`.
+        exchange: see `Exchange`.
         finished: told of each synchroniser that has exchanged gradients.
     """
 
-    def collective(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with within(COLLECTIVES):
-            return original(*args, **kwargs)
+    def by_what(what: str, make: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: exchange(what, make, *args, **kwargs)
 
-    def in_memory(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with within(IN_MEMORY):
-            return original(*args, **kwargs)
+    def of_gradients(finish: Callable[..., Any]) -> Callable[..., None]:
+        def call(synchroniser: Synchroniser) -> None:
+            exchange(type(synchroniser).__name__.lower(), finish, synchroniser)
+            finished(synchroniser)
 
-    def of_gradients(original: Callable[..., Any], synchroniser: Any) -> None:
-        with within(type(synchroniser).__name__.lower()):
-            original(synchroniser)
-        finished(synchroniser)
+        return call
 
+    collective, in_memory = partial(by_what, COLLECTIVES), partial(by_what, IN_MEMORY)
     with ExitStack() as stack:
         for name in _FUNCTIONS:
             if hasattr(dist, name):
-                stack.enter_context(redirected(dist, name, collective))
+                stack.enter_context(remade(dist, name, collective))
         # DistributedDataParallel's buffers.
-        stack.enter_context(redirected(dist, "_broadcast_coalesced", collective))
-        stack.enter_context(redirected(c10d.Work, "wait", collective))
-        stack.enter_context(redirected(torch.futures.Future, "wait", collective))
+        stack.enter_context(remade(dist, "_broadcast_coalesced", collective))
+        stack.enter_context(remade(c10d.Work, "wait", collective))
+        stack.enter_context(remade(torch.futures.Future, "wait", collective))
         for name in _BY_THEMSELVES:
-            stack.enter_context(redirected(SharedMemory, name, in_memory))
-        stack.enter_context(redirected(Synchroniser, "finish", of_gradients))
+            stack.enter_context(remade(SharedMemory, name, in_memory))
+        stack.enter_context(remade(Synchroniser, "finish", of_gradients))
         yield

@@ -4,11 +4,11 @@ How many there are is counted where a loader draws the indices of a batch. The b
 first dimension may be time, and of graphs it is all their nodes.
 """
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 from torch.utils.data.dataloader import _DatasetKind
 
-from samestep.watch.events import redirected
+from samestep.watch.events import remade
 from samestep.watch.tree import leaves
 
 MOST_BATCHES = 1 << 14
@@ -37,7 +37,7 @@ class Loaded:
     """Counts the samples of the batches that a thread gets from loaders: its maker, until `follow`."""
 
     def __init__(self) -> None:
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         self._readings: WeakKeyDictionary[Any, _Reading] = WeakKeyDictionary()
         self._is_loading = False
         self._batches: list[tuple[int | None, int]] = []
@@ -54,14 +54,14 @@ class Loaded:
     def attached(self) -> Iterator[None]:
         """Within, batches are counted."""
         with ExitStack() as stack:
-            stack.enter_context(redirected(LoaderIterator, "_next_index", self._ask))
-            stack.enter_context(redirected(LoaderIterator, "_reset", self._begin_again))
-            stack.enter_context(redirected(LoaderIterator, "__next__", self._give))
+            stack.enter_context(remade(LoaderIterator, "_next_index", self._asking))
+            stack.enter_context(remade(LoaderIterator, "_reset", self._beginning_again))
+            stack.enter_context(remade(LoaderIterator, "__next__", self._giving))
             yield
 
     def follow(self) -> None:
         """Count for the calling thread from now on, and forget what another had."""
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         self._batches, self._used, self._is_loading = [], 0, False
 
     def begins(self, loader: DataLoader[Any]) -> None:
@@ -106,32 +106,53 @@ class Loaded:
         except TypeError:  # it has no length, as that of an iterable data set
             return None
 
-    def _begin_again(self, original: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> Any:
-        self._readings.pop(iterator, None)
-        return original(iterator, *args, **kwargs)
+    def _beginning_again(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def reset(iterator: Any, *args: Any, **kwargs: Any) -> Any:
+            self._readings.pop(iterator, None)
+            return original(iterator, *args, **kwargs)
 
-    def _ask(self, original: Callable[..., Any], iterator: Any) -> Any:
-        index = original(iterator)
-        self._readings.setdefault(iterator, _Reading()).sizes.append(_size(iterator, index))
-        return index
+        return reset
 
-    def _give(self, original: Callable[..., Any], iterator: Any) -> Any:
-        this = threading.get_ident()
-        # Neither what another loader reads, nor what is read ahead of the script.
-        counts = this == self._thread and not self._is_loading
-        self._is_loading |= counts
-        try:
-            batch = original(iterator)
-        finally:
-            counts &= this == self._thread  # no other has begun to train meanwhile
-            self._is_loading &= not counts
-        given = _given(self._readings.get(iterator), iterator, batch)
-        if counts:
-            data = id(iterator._dataset)  # noqa: SLF001 - no public spelling, here and below
-            if len(self._batches) == MOST_BATCHES:
-                self._batches, self._used = [(None, data)], min(self._used, 1)
-            self._batches.append((given, data))
-        return batch
+    def _asking(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        readings = self._readings
+
+        def next_index(iterator: Any) -> Any:
+            index = original(iterator)
+            reading = readings.get(iterator)
+            if reading is None:
+                reading = readings[iterator] = _Reading()
+            reading.sizes.append(len(index) if type(index) is list else _size(iterator, index))
+            return index
+
+        return next_index
+
+    def _giving(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        readings = self._readings
+
+        def next_batch(iterator: Any) -> Any:
+            # Neither what another loader reads, nor what is read ahead of the script.
+            counts = get_ident() == self._thread and not self._is_loading
+            self._is_loading |= counts
+            try:
+                batch = original(iterator)
+            finally:
+                counts &= get_ident() == self._thread  # no other has begun to train meanwhile
+                self._is_loading &= not counts
+            reading = readings.get(iterator)
+            given = None
+            if reading is not None and reading.sizes:
+                given = reading.sizes.popleft()
+                # No public spelling, here and below.
+                if given is not None and iterator._dataset_kind == _DatasetKind.Iterable:  # noqa: SLF001
+                    given = _given(reading, given, batch)
+            if counts:
+                data = id(iterator._dataset)  # noqa: SLF001
+                if len(self._batches) == MOST_BATCHES:
+                    self._batches, self._used = [(None, data)], min(self._used, 1)
+                self._batches.append((given, data))
+            return batch
+
+        return next_batch
 
 
 def _size(iterator: Any, index: Any) -> int | None:
@@ -144,11 +165,8 @@ def _size(iterator: Any, index: Any) -> int | None:
         return None
 
 
-def _given(reading: _Reading | None, iterator: Any, batch: Any) -> int | None:
-    """Return the samples of a batch: as many as were asked for, unless an iterable data set had less."""
-    asked = reading.sizes.popleft() if reading is not None and reading.sizes else None
-    if asked is None or reading is None or iterator._dataset_kind != _DatasetKind.Iterable:  # noqa: SLF001
-        return asked
+def _given(reading: _Reading, asked: int, batch: Any) -> int:
+    """Return the samples of a batch of an iterable data set: as many as were asked for, or less."""
     rows = next((len(one) for _, one in leaves(batch) if one.dim()), 0)
     if reading.has_rows is None:
         reading.has_rows = rows == asked

@@ -84,24 +84,6 @@ class Phases(Generic[Instant]):
         return found
 
 
-class Within:
-    """A context for a phase, made once: entered again only after it was left.
-
-    Args:
-        phases: changed to `phase` at its beginning, and back at its end.
-        phase: which one.
-    """
-
-    def __init__(self, phases: Phases[Any], phase: str) -> None:
-        self._phases, self._phase, self._before = phases, phase, OTHER
-
-    def __enter__(self) -> None:
-        self._before = self._phases.switch(self._phase)
-
-    def __exit__(self, *_: object) -> None:
-        self._phases.switch(self._before)
-
-
 class Then:
     """A context that does something at its end; made once, and never entered twice at a time.
 

@@ -115,8 +115,9 @@ def test_what_a_thread_waits_for_its_processor_within_an_exchange_is_told_once()
     now = 5.0
     phases.switch(BACKWARD)
     now = 10.0
-    with phases_module.Within(phases, EXCHANGE):
-        now = 15.0
+    phases.switch(EXCHANGE)
+    now = 15.0
+    phases.switch(BACKWARD)
     phases.switch(OTHER)
     marks, read = phases.cut(), phases.take_readings(then=False)
     step = Clocked(0, marks, 8, evaluated=False, hides=True, readings=read)
