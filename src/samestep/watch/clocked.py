@@ -26,7 +26,7 @@ from samestep.measure.clock_file import ClockFile, Clocking
 from samestep.measure.instants import DeviceInstants, HostInstants, Instants, is_captured
 from samestep.watch.bucketed import time_copies
 from samestep.watch.events import Listener, heard_by, redirected
-from samestep.watch.exchanges import COLLECTIVES, IN_MEMORY, exchanged_by
+from samestep.watch.exchanges import COLLECTIVES, IN_MEMORY, exchanges_made_by
 from samestep.watch.loaded import Loaded
 from samestep.watch.notes import Notes
 from samestep.watch.phases import Clocked, Phases, Then
@@ -108,7 +108,7 @@ class ScriptClock(Listener):
             stack.enter_context(self._loaded.attached())
             stack.enter_context(redirected(Optimizer, "__init__", self._make_optimizer))
             stack.enter_context(redirected(DataLoader, "__iter__", self._read))
-            stack.enter_context(exchanged_by(self._exchange, self._sent.finished))
+            stack.enter_context(exchanges_made_by(self._exchange, self._sent.finished))
             if torch.accelerator.is_available():
                 stack.enter_context(redirected(Tensor, "to", self._move))
                 stack.enter_context(redirected(Tensor, "cuda", self._move))
@@ -135,6 +135,8 @@ class ScriptClock(Listener):
 
     def hears(self, *, learns: bool = False) -> bool:
         """See `Listener.hears`: others load, or look, beside the one that trains, as forked processes do."""
+        if self.place == (getpid(), get_ident()):
+            return True
         if learns and not self._has_learnt and getpid() == self.place[0]:
             # The script trains in a thread of its own.
             self.place, self._phases = (getpid(), get_ident()), None
@@ -240,8 +242,9 @@ class ScriptClock(Listener):
         return self._fetching
 
     def _after_loading(self) -> None:
+        # A thread may have begun to train meanwhile.
         if self._phases is not None and self.place == (getpid(), get_ident()):
-            self._phases.switch(self._loading_from)  # no thread has begun to train meanwhile
+            self._phases.switch(self._loading_from)
 
     def before_step(self, optimizer: Optimizer) -> None:
         """See `Listener.before_step`."""
@@ -388,6 +391,6 @@ class ScriptClock(Listener):
 
 def _is_of_python() -> bool:
     """Return whether this thread was begun by Python: those of torch's autograd were not."""
-    this = threading.get_ident()
+    this = get_ident()
     dummy = threading._DummyThread  # noqa: SLF001 - what becomes of another's that asks who it is
     return any(one.ident == this and not isinstance(one, dummy) for one in threading.enumerate())

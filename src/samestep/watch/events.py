@@ -23,7 +23,7 @@ class Listener:
     """Is told of what happens in a script; each method here does nothing."""
 
     place: tuple[int, int] | None = None
-    """The process and the thread of which it wants to be told all, and is not asked by `hears`."""
+    """The process and the thread of which it wants to be told all; `hears` is asked of others alone."""
 
     def hears(self, *, learns: bool = False) -> bool:
         """Return whether it wants to be told of what this thread does.
@@ -137,7 +137,7 @@ class _Heard:
                 if not _has_parameters(module):
                     return original(module, *args, **kwargs)
                 self._last = ref(module)
-            if listener.place != (getpid(), get_ident()) and not listener.hears():
+            if not ((listener.place and listener.place == (getpid(), get_ident())) or listener.hears()):
                 return original(module, *args, **kwargs)
             is_training = module.training and torch.is_grad_enabled()
             self._is_in_call = True
@@ -157,7 +157,7 @@ class _Heard:
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
             is_heard = not self._is_in_backward and (
-                listener.place == (getpid(), get_ident()) or listener.hears(learns=True)
+                (listener.place and listener.place == (getpid(), get_ident())) or listener.hears(learns=True)
             )
             if not is_heard:
                 original(tensors, *args, **kwargs)
@@ -184,11 +184,12 @@ class _Heard:
 
     def before_step(self, optimizer: Optimizer, *_: Any) -> None:
         # One may step others within, as ZeroRedundancyOptimizer does; and again, if its step has failed.
+        listener = self._listener
         if self._stepping in (None, optimizer) and (
-            self._listener.place == (getpid(), get_ident()) or self._listener.hears(learns=True)
+            (listener.place and listener.place == (getpid(), get_ident())) or listener.hears(learns=True)
         ):
             self._stepping = optimizer
-            self._listener.before_step(optimizer)
+            listener.before_step(optimizer)
 
     def after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if self._stepping is optimizer:
@@ -197,4 +198,12 @@ class _Heard:
 
 
 def _has_parameters(module: nn.Module) -> bool:
-    return bool(module._parameters or module._modules) and next(module.parameters(), None) is not None  # noqa: SLF001 - most losses have neither
+    kind = type(module)
+    tells_itself = (kind.parameters, kind.named_parameters) != (
+        nn.Module.parameters,
+        nn.Module.named_parameters,
+    )
+    # Most losses have neither, and are called in each step.
+    if not (tells_itself or module._parameters or module._modules):  # noqa: SLF001
+        return False
+    return next(module.parameters(), None) is not None

@@ -65,7 +65,7 @@ _BY_THEMSELVES = ("agree", "all_gather", "all_reduce", "average", "barrier", "br
 
 
 @contextmanager
-def exchanged_by(exchange: Exchange, finished: Callable[[Synchroniser], None]) -> Iterator[None]:
+def exchanges_made_by(exchange: Exchange, finished: Callable[[Synchroniser], None]) -> Iterator[None]:
     """Within, all exchanges of this process are made by `exchange`.
 
     Args:

@@ -38,12 +38,7 @@ class Samples:
     def called(self, module: nn.Module, given: Sequence[Any], *, is_training: bool) -> None:
         """Note an outermost call."""
         if is_training:
-            first = given[0] if given else None
-            if type(first) is Tensor and first.dim() and not first.requires_grad:  # as most are called
-                self.count += self._own(first.size(0))
-                self.elements += first.numel()
-            else:
-                self._add(size_of(given))
+            self._add(size_of(given))
             self.learns = self._has_learnt = True
             if id(module) not in self._trained:
                 self._trained |= {
@@ -83,6 +78,9 @@ class Samples:
 
 def size_of(given: Sequence[Any]) -> tuple[int, int]:
     """Return how many rows a model is called with, and how many numbers are in them."""
+    first = given[0] if given else None
+    if isinstance(first, Tensor) and first.dim() and not first.requires_grad:  # as in most scripts
+        return first.size(0), first.numel()
     found = data_in(tuple(given))
     if len(found) > 1 and all(one.dim() == 3 for one in found):  # a list of images
         return len(found), sum(one.numel() for one in found)

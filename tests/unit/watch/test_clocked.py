@@ -119,6 +119,38 @@ def test_a_model_in_evaluation_mode_that_is_differentiated_learns(clock):
     assert [(line["samples"], line.get("evaluated")) for line in lines] == [(4, None)] * 3
 
 
+class Summing(nn.Module):
+    """Sums whatever it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, first, *others):
+        return self.weight * (torch.nested.to_padded_tensor(first, 0.0) if first.is_nested else first).sum()
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize(
+    ("given", "samples"),
+    [
+        (lambda: [torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])], 2),
+        (lambda: [torch.ones(0, 3), torch.ones(9, 2)], 0),
+    ],
+    ids=["of several lengths", "without rows"],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_the_first_tensor_tells_how_many_samples_there_are(clock, given, samples, is_training):
+    def script():
+        model = Summing().train(is_training)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(*given()).backward()
+        optimizer.step()
+
+    _, (line,), _ = clock(script)
+    assert line["samples"] == samples
+
+
 def test_what_was_loaded_is_told_beside_what_models_were_called_with(clock):
     """Time first, twice a step: neither the rows nor the calls are the batch."""
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from samestep.watch import events
 from samestep.watch.events import Listener, heard_by
 
 
@@ -47,6 +48,21 @@ class Holding(nn.Module):
         return inputs if self.part is None else self.part(inputs)
 
 
+class Telling(nn.Module):
+    """Keeps its parts where torch does not look, and tells of their parameters itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = [nn.Linear(2, 1), nn.Linear(2, 1)]
+
+    def parameters(self, recurse=True):
+        for part in self.parts:
+            yield from part.parameters(recurse)
+
+    def forward(self, inputs):
+        return sum(part(inputs) for part in self.parts)
+
+
 @pytest.mark.parametrize(
     ("module", "heard"),
     [
@@ -54,6 +70,7 @@ class Holding(nn.Module):
         (nn.Sequential(Empty()), True),
         (Holding(Empty()), True),
         (Holding(None), False),
+        (Telling(), True),
         (nn.ReLU(), False),
     ],
 )
@@ -67,3 +84,15 @@ def test_a_call_is_heard_of_where_some_part_has_a_parameter(module, heard):
 def test_an_argument_may_have_any_name():
     with heard_by(Listener()):
         assert Empty()(torch.ones(1, 2), module="any").shape == (1, 1)
+
+
+def test_what_a_compiler_cannot_follow_is_called_only_for_a_listener_with_a_place(monkeypatch):
+    def refused():
+        raise AssertionError
+
+    monkeypatch.setattr(events, "getpid", refused)
+    monkeypatch.setattr(events, "get_ident", refused)
+    model = Empty()
+    with heard_by(Listener()):
+        model(torch.ones(1, 2)).backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
