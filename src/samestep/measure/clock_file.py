@@ -101,9 +101,8 @@ class ClockFile:
     ) -> None:
         self._clocking, self._place, self._kind, self._config = clocking, place, kind, config
         self.path = clocking.file_of(place.rank).absolute()
-        self._machine = (
-            machine()
-        )  # before anything is clocked: it takes 30 ms, of which steps would have a part
+        # Now, before anything is clocked: steps would have a part of the 10 to 30 ms that it takes.
+        self._machine = machine()
         self._header_bytes = 0
         self._failure = ""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if again else os.O_EXCL)

@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 from torch.utils.data.dataloader import _DatasetKind
 
-from samestep.watch.events import remade
+from samestep.watch.events import redirected, remade
 from samestep.watch.tree import leaves
 
 MOST_BATCHES = 1 << 14
@@ -55,7 +55,7 @@ class Loaded:
         """Within, batches are counted."""
         with ExitStack() as stack:
             stack.enter_context(remade(LoaderIterator, "_next_index", self._asking))
-            stack.enter_context(remade(LoaderIterator, "_reset", self._beginning_again))
+            stack.enter_context(redirected(LoaderIterator, "_reset", self._begin_again))
             stack.enter_context(remade(LoaderIterator, "__next__", self._giving))
             yield
 
@@ -106,12 +106,9 @@ class Loaded:
         except TypeError:  # it has no length, as that of an iterable data set
             return None
 
-    def _beginning_again(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def reset(iterator: Any, *args: Any, **kwargs: Any) -> Any:
-            self._readings.pop(iterator, None)
-            return original(iterator, *args, **kwargs)
-
-        return reset
+    def _begin_again(self, original: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> Any:
+        self._readings.pop(iterator, None)
+        return original(iterator, *args, **kwargs)
 
     def _asking(self, original: Callable[..., Any]) -> Callable[..., Any]:
         readings = self._readings
