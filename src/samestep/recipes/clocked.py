@@ -1,7 +1,7 @@
 """A recipe under the step clock that any script can have."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
 from samestep.base import env
@@ -54,7 +54,7 @@ def clocked(
     )
     try:
         with clock.attached():
-            result = train(clock.loading)
+            result = train(lambda: clock.loading() or nullcontext())
     except _Enough:
         file.check()
         return None

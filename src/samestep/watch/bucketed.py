@@ -10,7 +10,6 @@ full::
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
@@ -20,30 +19,23 @@ LEAST_ELEMENTS = 65_536
 
 
 def time_copies(
-    model: DistributedDataParallel, begin: Callable[[], None], end: Callable[[], None]
+    model: DistributedDataParallel, begin: Callable[..., None], end: Callable[..., None]
 ) -> list[RemovableHandle]:
     """Have `begin` and `end` called around what DDP does with each large gradient.
 
     Args:
         model: whose hooks are registered already, so that those of this function come after them.
-        begin: called before.
+        begin: called before, with whatever such a hook is given.
         end: called after.
 
     Returns:
         what takes that back.
     """
     handles: list[Any] = []
-
-    def begins(_: Tensor) -> None:
-        begin()
-
-    def ends(*_: object) -> None:
-        end()
-
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.numel() >= LEAST_ELEMENTS:
             handles += (
-                parameter.register_post_accumulate_grad_hook(begins),  # type: ignore[no-untyped-call]
-                get_gradient_edge(parameter).node.register_hook(ends),
+                parameter.register_post_accumulate_grad_hook(begin),  # type: ignore[no-untyped-call]
+                get_gradient_edge(parameter).node.register_hook(end),
             )
     return handles

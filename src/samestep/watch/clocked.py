@@ -1,8 +1,8 @@
 """The step clock of a script that somebody else wrote: how long each step took, and each phase of it.
 
 It hangs on what every training loop passes (`samestep.watch.events`), and on all that ranks exchange
-(`samestep.watch.exchanges`); each changes the phase that the script is in. No rank waits for another because
-of it, and nothing waits for a device.
+(`samestep.watch.exchanges`), and notes of each that it was, and when; what that makes of a step is found out
+later (`samestep.watch.replay`). No rank waits for another because of it, and nothing waits for a device.
 """
 
 import threading
@@ -21,23 +21,23 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
-from samestep.base.phases import BACKWARD, DATA, EXCHANGE, FORWARD, OPTIMIZER, OTHER, TO_DEVICE
+from samestep.base.phases import OPTIMIZER, OTHER
 from samestep.measure.clock_file import ClockFile, Clocking
 from samestep.measure.instants import DeviceInstants, HostInstants, Instants, is_captured
+from samestep.replicas.synchroniser import Synchroniser
 from samestep.watch.bucketed import time_copies
 from samestep.watch.events import Listener, heard_by, redirected
 from samestep.watch.exchanges import COLLECTIVES, IN_MEMORY, exchanges_made_by
-from samestep.watch.loaded import Loaded
+from samestep.watch.loaded import Batches
+from samestep.watch.models import Model, Models, Replica
 from samestep.watch.notes import Notes
-from samestep.watch.phases import Clocked, Phases, Then
-from samestep.watch.samples import Samples
-from samestep.watch.sent import Sent
-from samestep.watch.stolen import is_to_be_read, processor_clock
+from samestep.watch.phases import Then
+from samestep.watch.replay import Did, Log, Replay, Told
+from samestep.watch.samples import Size, size_of
+from samestep.watch.stolen import ProcessorClock, is_to_be_read, processor_clock
 from samestep.watch.turns import Turns
-from samestep.watch.wrapped import Wrappers
 
 _BY_HAND = "by hand"
-_NOTHING = nullcontext()
 _WITHOUT_QUEUE = ("cpu", "meta")
 """Devices where a thing is over when its code is."""
 
@@ -67,37 +67,39 @@ class ScriptClock(Listener):
         loaders: int = 1,
         samples_per_epoch: int | None = None,
     ) -> None:
-        self._file, self._clocking, self._stop, self._loaders = file, clocking, stop, loaders
+        self._file, self._clocking, self._stop = file, clocking, stop
+        self._own, self._loaders, self._samples_per_epoch = own, loaders, samples_per_epoch
         self.place: tuple[int, int] = getpid(), get_ident()
-        self._has_learnt = False
         self._device = torch.device("cpu")
         self._instants: Instants[Any] = HostInstants()
-        self._phases: Phases[Any] | None = None
-        self._notes: Notes[Any] | None = None
-        """Begun with the first step that is taken down."""
-        self._rest = self._loading_from = self._stepping_from = OTHER
-        """The phase of what is none of the others; and those that a loader, an optimizer's step came into."""
-        self._samples_per_epoch = samples_per_epoch
-        self._samples, self._loaded, self._turns = Samples(own), Loaded(), Turns()
-        self._sent = Sent()
+        self._now: Callable[[], Any] = self._instants.now
+        self._processor: ProcessorClock | None = None
+        self._log: Log = []
+        self._replay = Replay(self._log)
+        self._notes: Notes | None = None
+        """Begun with the first call of a model."""
+        self._turns, self._batches, self._models = Turns(), Batches(self._gave), Models()
+        self._last: ref[nn.Module] | None = None
+        self._model: Model | None = None
+        """What was called last to learn, and what is known of it."""
         self._steps = 0
-        self._has_optimizer = self._is_in_call = self._is_in_backward = self._is_over = False
-        self._sync = self._backend = ""
+        self._is_begun = self._is_taking = self._is_over = False
+        """Whether a step is under way; whether one was taken down; whether no more are."""
+        self._has_learnt = self._has_optimizer = self._is_updating = False
+        self._is_loading = self._is_in_backward = self._is_at_end_of_graph = self._is_exchanging = False
         self._hides = False
         """Whether a backward of this step hides an exchange."""
         self._hidden = 0
         """Steps in which one did."""
-        self._wrappers = Wrappers()
-        self._plain: ref[nn.Module] | None = None
-        """What was called last, and is neither a wrapper nor has one."""
+        self._sync = self._backend = ""
+        self._is_in_memory = False
+        """Whether the last gradients that a synchroniser exchanged went through the memory of a host."""
         self._bucketed: WeakSet[DistributedDataParallel] = WeakSet()
         """The models whose copies are timed."""
         self._handles: list[RemovableHandle] = []
-        self._is_copying = False
         self._hook: Any = None
         """Of the graph that backward goes through."""
-        self._calling, self._fetching = Then(self._after_call), Then(self._after_loading)
-        self._differentiating = Then(self._after_backward)
+        self._fetching, self._differentiating = Then(self._after_loading), Then(self._after_backward)
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -105,10 +107,10 @@ class ScriptClock(Listener):
         with ExitStack() as stack:
             stack.callback(self._leave_copies)
             stack.enter_context(heard_by(self))
-            stack.enter_context(self._loaded.attached())
+            stack.enter_context(self._batches.attached())
             stack.enter_context(redirected(Optimizer, "__init__", self._make_optimizer))
-            stack.enter_context(redirected(DataLoader, "__iter__", self._read))
-            stack.enter_context(exchanges_made_by(self._exchange, self._sent.finished))
+            stack.enter_context(redirected(DataLoader, "__iter__", self._iterate))
+            stack.enter_context(exchanges_made_by(self._exchange, self._sent))
             if torch.accelerator.is_available():
                 stack.enter_context(redirected(Tensor, "to", self._move))
                 stack.enter_context(redirected(Tensor, "cuda", self._move))
@@ -128,7 +130,7 @@ class ScriptClock(Listener):
             self._write_header()
         else:
             self._notes.close(waits=not ended.startswith("error"))
-        samples, own = self._samples_per_epoch, self._loaded.samples_per_epoch
+        samples, own = self._samples_per_epoch, self._replay.samples_per_epoch
         if samples is None and own is not None:
             samples = own * self._loaders
         self._file.end(ended, message, device=self._device, made=self._steps, samples_per_epoch=samples)
@@ -139,8 +141,10 @@ class ScriptClock(Listener):
             return True
         if learns and not self._has_learnt and getpid() == self.place[0]:
             # The script trains in a thread of its own.
-            self.place, self._phases = (getpid(), get_ident()), None
-            self._loaded.follow()
+            self.place = getpid(), get_ident()
+            self._is_begun = self._is_loading = self._is_exchanging = False
+            self._batches.follow()
+            self._log += Did.FOLLOW, None, ()
             return True
         return learns and self._is_within_backward()
 
@@ -150,175 +154,165 @@ class ScriptClock(Listener):
 
     def call(
         self, module: nn.Module, given: Sequence[Any], *, is_training: bool
-    ) -> AbstractContextManager[Any]:
-        """See `Listener.call`; forward goes on until backward begins."""
-        phases = self._phases
-        if phases is None or self._notes is None:
+    ) -> AbstractContextManager[Any] | None:
+        """See `Listener.call`."""
+        if not (self._is_begun and self._is_taking):
             device = next(module.parameters()).device
             if is_captured(device):
-                return _NOTHING
-            phases = self._phases_on(device, learns=is_training)
+                return None
+            self._begin_on(device, learns=is_training)
         elif self._instants.of_device and is_captured(self._device):
-            return _NOTHING
+            return None
         if self._is_in_backward:  # it computes again what was not kept
-            return _NOTHING
-        self._samples.called(module, given, is_training=is_training)
-        if is_training:
-            self._loaded.learns()
-            self._exchanged_by(module)
+            return None
+        if not is_training:
+            self._look(module, given)
+            return None
+        if self._last is None or self._last() is not module:
+            self._last, self._model = ref(module), self._known(module)
+        assert self._model is not None
+        replicas: tuple[Replica, ...] = ()
+        for replica in self._model.replicas:
+            held = replica.model()
+            if held is not None and held.require_backward_grad_sync:
+                replicas += (replica,)
+                self._hides = True
+        rows, elements = size_of(given)
+        self._log += Did.CALL, self._now(), (self._model, self._own(rows), elements, replicas)
+        return None
+
+    def _look(self, module: nn.Module, given: Sequence[Any]) -> None:
         if torch.is_grad_enabled():
-            phases.switch(FORWARD)
-        self._is_in_call = True
-        return self._calling
+            rows, elements = size_of(given)
+            self._log += Did.LOOK, self._now(), (None, Size(self._own(rows), elements))
+        else:
+            self._log += Did.LOOK, None, (None if module.training else id(module), None)
 
-    def _exchanged_by(self, model: nn.Module) -> None:
-        """Know that backward will hide the exchange of a model, and what of it is done within backward."""
-        if self._plain is not None and self._plain() is model:
-            return
-        wrapped = self._wrappers.of(model)
-        self._plain = None if any(wrapped) else ref(model)
+    def _known(self, module: nn.Module) -> Model:
+        """Return what is known of a model, and have what it does within backward for its exchange timed."""
+        model = self._models.of(module)
         if not self._sync or self._sync == _BY_HAND:
-            self._sync = wrapped.sync or self._sync
-        for reference in wrapped.replicas:
-            if (replica := reference()) is None:
-                continue
-            self._hides |= replica.require_backward_grad_sync
-            self._sent.called(replica)
-            if self._device.type == "cpu" and replica not in self._bucketed:
-                self._bucketed.add(replica)
-                self._handles += time_copies(replica, self._before_copy, self._after_copy)
+            self._sync = model.sync or self._sync
+        for replica in model.replicas if self._device.type == "cpu" else ():
+            held = replica.model()
+            if held is not None and held not in self._bucketed:
+                self._bucketed.add(held)
+                self._handles += time_copies(held, self._before_copy, self._after_copy)
+        return model
 
-    def _before_copy(self) -> None:
-        if self._phases is not None and self._phases.phase == BACKWARD:
-            self._phases.switch(EXCHANGE)
-            self._is_copying = True
+    def _before_copy(self, *_: object) -> None:
+        if self._is_in_backward:
+            self._log += Did.COPY, self._now(), ()
 
-    def _after_copy(self) -> None:
-        if self._phases is not None and self._is_copying:
-            self._is_copying = False
-            self._phases.switch(BACKWARD)
+    def _after_copy(self, *_: object) -> None:
+        if self._is_in_backward:
+            self._log += Did.COPIED, self._now(), ()
 
     def _leave_copies(self) -> None:
         for handle in self._handles:
             handle.remove()
 
-    def _after_call(self) -> None:
-        self._is_in_call = False
-
-    def backward(self, losses: Sequence[Tensor]) -> AbstractContextManager[Any]:
+    def backward(self, losses: Sequence[Tensor]) -> AbstractContextManager[Any] | None:
         """See `Listener.backward`."""
         self._has_learnt = True
-        if self._phases is None:
-            return _NOTHING
-        phases = self._phases
-        if losses and self._notes is None:
-            phases = self._phases_on(losses[0].device, learns=True)
-        self._samples.differentiated()
-        self._sent.differentiated()
-        phases.switch(BACKWARD)
-        self._is_in_backward = True
+        if not self._is_begun:
+            return None
+        if losses and not self._is_taking:
+            self._begin_on(losses[0].device, learns=True)
+        self._log += Did.DIFFERENTIATE, self._now(), ()
+        self._is_in_backward, self._is_at_end_of_graph = True, False
         self._hook = self._at_end_of_graph(losses)
         return self._differentiating
 
     def _after_backward(self) -> None:
-        assert self._phases is not None
-        self._is_in_backward = self._is_copying = False
-        self._phases.switch(self._rest)
+        self._is_in_backward = False
         if self._hook is not None:
             self._hook.remove()
+        now = self._now()
+        self._log += Did.DIFFERENTIATED, now, ()
         if not self._has_optimizer:
-            self._step_done(self._phases)
+            self._end_step(now)
 
-    def loading(self) -> AbstractContextManager[Any]:
+    def loading(self) -> AbstractContextManager[Any] | None:
         """See `Listener.loading`."""
-        phases = self._phases  # a thread may begin to train meanwhile
-        if phases is None or self.place != (getpid(), get_ident()) or phases.phase == DATA:
-            return _NOTHING  # a loader may be read by another
-        is_within = self._is_in_call or self._is_in_backward or self._samples.learns
-        if self._samples.loading():
-            self._loaded.evaluates()
-        before = phases.switch(DATA)
-        self._loading_from = before if is_within else self._rest
+        if not self._is_begun or self._is_loading or self.place != (getpid(), get_ident()):
+            return None  # a loader may be read by another
+        self._is_loading = True
+        is_within = self.is_in_call or self._is_in_backward
+        self._log += Did.LOAD_WITHIN if is_within else Did.LOAD, self._now(), ()
         return self._fetching
 
     def _after_loading(self) -> None:
         # A thread may have begun to train meanwhile.
-        if self._phases is not None and self.place == (getpid(), get_ident()):
-            self._phases.switch(self._loading_from)
+        if self._is_begun and self.place == (getpid(), get_ident()):
+            self._is_loading = False
+            self._log += Did.LOADED, self._now(), ()
+
+    def _gave(self, samples: int | None, data: int) -> None:
+        self._log += Did.GET, None, (samples, data)
+        if self._notes is None:  # else that goes through it, from time to time
+            self._replay.read()
 
     def before_step(self, optimizer: Optimizer) -> None:
         """See `Listener.before_step`."""
         del optimizer
-        self._rest, self._has_learnt = OPTIMIZER, True
-        if self._phases is not None:
-            before = self._phases.switch(OPTIMIZER)
-            self._stepping_from = before if self._is_in_backward else OTHER
+        self._is_updating = self._has_learnt = True
+        if self._is_begun:
+            self._log += Did.UPDATE, self._now(), ()
 
     def after_step(self, optimizer: Optimizer) -> None:
         """See `Listener.after_step`."""
-        self._rest = OTHER
-        phases = self._phases
-        if phases is None:
+        self._is_updating = False
+        if not self._is_begun:
             return
+        now = self._now()
         ends = self._turns.ends_with(optimizer)
         if self._turns.begins_anew:
             self._steps = 0
-            if self._notes is not None:
-                self._notes.forget()
+            self._log += Did.FORGET, None, ()
         if ends:
-            self._step_done(phases)
-        if phases.phase != self._stepping_from:
-            phases.switch(self._stepping_from)
+            self._end_step(now)
+        self._log += Did.UPDATED, now, ()
 
-    def _phases_on(self, device: torch.device, *, learns: bool) -> Phases[Any]:
-        """Return the phases, by the moments of a device that something was called on."""
+    def _begin_on(self, device: torch.device, *, learns: bool) -> None:
+        """Begin, by the moments of a device that something was called on."""
         has_queue = device.type not in _WITHOUT_QUEUE
-        is_elsewhere = learns and has_queue and not self._instants.of_device and self._notes is None
-        if self._phases is not None and not is_elsewhere:
-            return self._phases
+        is_elsewhere = learns and has_queue and not self._instants.of_device and not self._is_taking
+        if self._is_begun and not is_elsewhere:
+            return
         if has_queue:
             self._device, self._instants = device, DeviceInstants(device)
-        self._steps = 0
-        self._phases = Phases(self._instants.now, None if has_queue else processor_clock())
-        return self._phases
+        self._processor = None if has_queue else processor_clock()
+        self._now, self._steps, self._is_begun = self._instants.now, 0, True
+        self._log += Did.BEGIN, self._now(), (self._instants, OPTIMIZER if self._is_updating else OTHER)
+        self._notes = self._notes or Notes(self._file, self._replay, self._write_header)
 
-    def _step_done(self, phases: Phases[Any]) -> None:
+    def _told(self) -> Told:
+        assert self._processor is not None
+        return Told(self._instants.now(), self._processor())
+
+    def _end_step(self, now: Any) -> None:
         if self._instants.of_device and is_captured(self._device):
-            phases.switch(self._rest)
             return
         if not self._backend:
             self._look_at_group()
-        number, marks = self._steps, phases.cut()
+        warm_up, wanted = self._clocking.warm_up, self._clocking.steps
+        number = self._steps if self._steps >= warm_up else None
         hides, self._hides = self._hides, False
         self._hidden += hides
-        readings = None
-        if self._hidden:
-            readings = phases.take_readings(then=is_to_be_read(self._hidden - self._clocking.warm_up))
-        sent = self._sent.take()
+        tells = self._processor is not None and self._hidden > 0 and is_to_be_read(self._hidden - warm_up)
+        self._log += Did.END_STEP, now, (number, hides, tells)
+        self._now = self._told if tells else self._instants.now
         self._steps += 1
-        samples, loaded = self._samples, self._loaded.next_step()
-        if number >= self._clocking.warm_up:
-            self._notes = self._notes or Notes(self._file, self._instants, self._write_header)
-            step: Clocked[Any] = Clocked(
-                number,
-                marks,
-                samples.count,
-                samples.evaluated,
-                sent,
-                hides,
-                readings,
-                loaded=loaded,
-                elements=samples.elements,
-            )
-            self._notes.add(step)
-        samples.next_step()
-        wanted = self._clocking.steps
-        if wanted is not None and self._steps == self._clocking.warm_up + wanted:
+        self._is_taking |= number is not None
+        if self._instants.of_device and self._notes is not None:
+            self._notes.read()
+        if wanted is not None and self._steps == warm_up + wanted:
             self.end("steps")
             self._stop()
 
     def _at_end_of_graph(self, losses: Sequence[Tensor]) -> Any:
-        """Have the phase change when backward has come to the end of its graph.
+        """Note when backward has come to the end of its graph.
 
         Autograd calls back in the order in which it was asked to: this one asks first, so that what a
         DistributedDataParallel waits for then comes after it.
@@ -335,40 +329,48 @@ class ScriptClock(Listener):
         engine.queue_callback(self._only_exchange_is_left)
 
     def _only_exchange_is_left(self) -> None:
-        if self._phases is not None:
-            self._phases.switch(EXCHANGE)
+        if self._is_in_backward:
+            self._is_at_end_of_graph = True
+            self._log += Did.END_GRAPH, self._now(), ()
 
     def _exchange(self, what: str, make: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """See `Exchange`; one that is part of another is that one's."""
-        phases = self._phases
-        if phases is None or not (self.place == (getpid(), get_ident()) or self._is_within_backward()):
+        if not (self._is_begun and (self.place == (getpid(), get_ident()) or self._is_within_backward())):
             return make(*args, **kwargs)
         if what not in (COLLECTIVES, IN_MEMORY):
             self._sync = what
         elif not self._sync:
             self._sync = _BY_HAND
-        # In memory this thread itself exchanges, and backward stands still.
-        self._hides |= phases.phase == BACKWARD and what != IN_MEMORY
-        if phases.phase == EXCHANGE:
+        if self._is_exchanging:
             return make(*args, **kwargs)
-        before = phases.switch(EXCHANGE)
+        # In memory this thread itself exchanges, and backward stands still.
+        self._hides |= self._is_in_backward and not self._is_at_end_of_graph and what != IN_MEMORY
+        place, self._is_exchanging = self.place, True
+        self._log += Did.EXCHANGE, self._now(), ()
         try:
             return make(*args, **kwargs)
         finally:
-            phases.switch(before)
+            if self.place is place:  # no other thread has begun to train meanwhile
+                self._is_exchanging = False
+                self._log += Did.EXCHANGED, self._now(), ()
+
+    def _sent(self, synchroniser: Synchroniser) -> None:
+        self._is_in_memory = synchroniser.is_in_memory
+        self._log += Did.SEND, None, (synchroniser.gradient_bytes,)
 
     def _move(self, original: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        phases = self._phases
-        if phases is None or not tensor.is_cpu or self._is_in_call or self.place != (getpid(), get_ident()):
+        is_seen = self._is_begun and tensor.is_cpu and not self.is_in_call
+        if not is_seen or self.place != (getpid(), get_ident()):
             return original(tensor, *args, **kwargs)
-        phases.mark(phases.phase)
+        self._log += Did.MOVE, self._now(), ()
         moved = original(tensor, *args, **kwargs)
-        phases.mark(phases.phase if moved.is_cpu else TO_DEVICE)
+        if not moved.is_cpu:
+            self._log += Did.MOVED, self._now(), ()
         return moved
 
-    def _read(self, original: Callable[..., Any], loader: DataLoader[Any]) -> Any:
-        self._loaded.begins(loader)
-        with self.loading():
+    def _iterate(self, original: Callable[..., Any], loader: DataLoader[Any]) -> Any:
+        self._log += Did.ITERATE, None, (loader,)
+        with self.loading() or nullcontext():
             return original(loader)
 
     def _make_optimizer(
@@ -385,7 +387,7 @@ class ScriptClock(Listener):
 
     def _write_header(self) -> None:
         self._look_at_group()
-        carrier = "shared memory" if self._sent.is_in_memory else self._backend
+        carrier = "shared memory" if self._is_in_memory else self._backend
         self._file.header(device=self._device, backend=carrier, sync=self._sync)
 
 

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from os import getpid
 from threading import get_ident
 from typing import Any
@@ -24,6 +24,8 @@ class Listener:
 
     place: tuple[int, int] | None = None
     """The process and the thread of which it wants to be told all; `hears` is asked of others alone."""
+    is_in_call = False
+    """Whether an outermost call is under way: whoever tells it says so."""
 
     def hears(self, *, learns: bool = False) -> bool:
         """Return whether it wants to be told of what this thread does.
@@ -36,8 +38,8 @@ class Listener:
 
     def call(
         self, module: nn.Module, given: Sequence[Any], *, is_training: bool
-    ) -> AbstractContextManager[Any]:
-        """Return what an outermost call of a module with parameters is made within.
+    ) -> AbstractContextManager[Any] | None:
+        """Return what an outermost call of a module with parameters is made within; None for nothing.
 
         Args:
             module: what is called.
@@ -45,19 +47,19 @@ class Listener:
             is_training: whether it is in training mode and with gradients.
         """
         del module, given, is_training
-        return nullcontext()
+        return None
 
     def returned(self, outputs: Any) -> None:
-        """Be told, within a call, what the module returns."""
+        """Be told, within what `call` returned, what the module returns."""
 
-    def backward(self, losses: Sequence[Tensor]) -> AbstractContextManager[Any]:
-        """Return what an outermost backward from `losses` is made within."""
+    def backward(self, losses: Sequence[Tensor]) -> AbstractContextManager[Any] | None:
+        """Return what an outermost backward from `losses` is made within; None for nothing."""
         del losses
-        return nullcontext()
+        return None
 
-    def loading(self) -> AbstractContextManager[Any]:
-        """Return what the next batch of a DataLoader is asked for within."""
-        return nullcontext()
+    def loading(self) -> AbstractContextManager[Any] | None:
+        """Return what the next batch of a DataLoader is asked for within; None for nothing."""
+        return None
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Be told that an optimizer is about to step."""
@@ -121,7 +123,7 @@ class _Heard:
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
-        self._is_in_call = self._is_in_backward = False
+        self._is_in_backward = False
         self._stepping: Optimizer | None = None
         self._last: ref[nn.Module] | None = None
         """What was called last, and has parameters."""
@@ -131,7 +133,7 @@ class _Heard:
         listener = self._listener
 
         def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            if self._is_in_call:
+            if listener.is_in_call:
                 return original(module, *args, **kwargs)
             if self._last is None or self._last() is not module:
                 if not _has_parameters(module):
@@ -140,14 +142,17 @@ class _Heard:
             if not ((listener.place and listener.place == (getpid(), get_ident())) or listener.hears()):
                 return original(module, *args, **kwargs)
             is_training = module.training and torch.is_grad_enabled()
-            self._is_in_call = True
+            listener.is_in_call = True
             try:
-                with listener.call(module, (*args, *kwargs.values()), is_training=is_training):
+                within = listener.call(module, (*args, *kwargs.values()), is_training=is_training)
+                if within is None:
+                    return original(module, *args, **kwargs)
+                with within:
                     outputs = original(module, *args, **kwargs)
                     listener.returned(outputs)
                     return outputs
             finally:
-                self._is_in_call = False
+                listener.is_in_call = False
 
         return call
 
@@ -165,7 +170,11 @@ class _Heard:
             losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
             self._is_in_backward = True
             try:
-                with listener.backward(losses):
+                within = listener.backward(losses)
+                if within is None:
+                    original(tensors, *args, **kwargs)
+                    return
+                with within:
                     original(tensors, *args, **kwargs)
             finally:
                 self._is_in_backward = False
@@ -177,7 +186,10 @@ class _Heard:
         listener = self._listener
 
         def next_batch(iterator: Any) -> Any:
-            with listener.loading():
+            within = listener.loading()
+            if within is None:
+                return original(iterator)
+            with within:
                 return original(iterator)
 
         return next_batch

@@ -34,12 +34,9 @@ class _Reading:
 
 
 class Loaded:
-    """Counts the samples of the batches that a thread gets from loaders: its maker, until `follow`."""
+    """Counts the samples of the batches that a script gets."""
 
     def __init__(self) -> None:
-        self._thread = get_ident()
-        self._readings: WeakKeyDictionary[Any, _Reading] = WeakKeyDictionary()
-        self._is_loading = False
         self._batches: list[tuple[int | None, int]] = []
         """Of this step: samples, and the data set they come from, by id."""
         self._used = 0
@@ -50,19 +47,20 @@ class Loaded:
         self._begun: DataLoader[Any] | None = None
         self._learnt: DataLoader[Any] | None = None
 
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        """Within, batches are counted."""
-        with ExitStack() as stack:
-            stack.enter_context(remade(LoaderIterator, "_next_index", self._asking))
-            stack.enter_context(redirected(LoaderIterator, "_reset", self._begin_again))
-            stack.enter_context(remade(LoaderIterator, "__next__", self._giving))
-            yield
+    def gave(self, samples: int | None, data: int) -> None:
+        """Note a batch.
 
-    def follow(self) -> None:
-        """Count for the calling thread from now on, and forget what another had."""
-        self._thread = get_ident()
-        self._batches, self._used, self._is_loading = [], 0, False
+        Args:
+            samples: in it; None where nobody can tell.
+            data: the id of the data set that it comes from.
+        """
+        if len(self._batches) == MOST_BATCHES:
+            self._batches, self._used = [(None, data)], min(self._used, 1)
+        self._batches.append((samples, data))
+
+    def forget(self) -> None:
+        """Forget the batches of this step: another thread had them."""
+        self._batches, self._used = [], 0
 
     def begins(self, loader: DataLoader[Any]) -> None:
         """Note that a loader is begun."""
@@ -78,13 +76,7 @@ class Loaded:
 
     def next_step(self) -> int | None:
         """Return the samples of the step that ends; None where nobody can tell."""
-        batches, self._used = self._batches, 0
-        if len(batches) == 1 and (size := batches[0][0]) is not None:  # as in most steps
-            batches.clear()
-            self._samples_seen += size
-            self._batches_seen += 1
-            return size
-        self._batches = []
+        batches, self._batches, self._used = self._batches, [], 0
         known = [size for size, _ in batches if size is not None]
         self._samples_seen += sum(known)
         self._batches_seen += len(known)
@@ -106,6 +98,34 @@ class Loaded:
         except TypeError:  # it has no length, as that of an iterable data set
             return None
 
+
+class Batches:
+    """Tells of the batches that a thread gets from loaders: its maker, until `follow`.
+
+    Args:
+        gave: is told of each, see `Loaded.gave`.
+    """
+
+    def __init__(self, gave: Callable[[int | None, int], None]) -> None:
+        self._gave = gave
+        self._thread = get_ident()
+        self._readings: WeakKeyDictionary[Any, _Reading] = WeakKeyDictionary()
+        self._is_loading = False
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Within, it tells."""
+        with ExitStack() as stack:
+            stack.enter_context(remade(LoaderIterator, "_next_index", self._asking))
+            stack.enter_context(redirected(LoaderIterator, "_reset", self._begin_again))
+            stack.enter_context(remade(LoaderIterator, "__next__", self._giving))
+            yield
+
+    def follow(self) -> None:
+        """Tell of those that the calling thread gets from now on."""
+        self._thread = get_ident()
+        self._is_loading = False
+
     def _begin_again(self, original: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> Any:
         self._readings.pop(iterator, None)
         return original(iterator, *args, **kwargs)
@@ -124,7 +144,7 @@ class Loaded:
         return next_index
 
     def _giving(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        readings = self._readings
+        readings, gave = self._readings, self._gave
 
         def next_batch(iterator: Any) -> Any:
             # Neither what another loader reads, nor what is read ahead of the script.
@@ -143,10 +163,7 @@ class Loaded:
                 if given is not None and iterator._dataset_kind == _DatasetKind.Iterable:  # noqa: SLF001
                     given = _given(reading, given, batch)
             if counts:
-                data = id(iterator._dataset)  # noqa: SLF001
-                if len(self._batches) == MOST_BATCHES:
-                    self._batches, self._used = [(None, data)], min(self._used, 1)
-                self._batches.append((given, data))
+                gave(given, id(iterator._dataset))  # noqa: SLF001
             return batch
 
         return next_batch

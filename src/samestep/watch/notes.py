@@ -8,50 +8,49 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Generic
+from typing import Any
 
 from samestep.measure.clock_file import ClockFile
-from samestep.measure.instants import Instant, Instants
 from samestep.watch.phases import Clocked
+from samestep.watch.replay import Replay
 from samestep.watch.stolen import Stolen
 
-INTERVAL_S = 0.5
-"""Between two looks at the steps that have ended meanwhile."""
+INTERVAL_S = 5.0
+"""Between two looks at what the script did meanwhile, each of which may hold it up for some ms."""
 
 
-class Notes(Generic[Instant]):
+class Notes:
     """The steps that are to be written.
 
     Args:
         file: where to.
-        instants: reads their moments.
+        replay: finds them.
         begin: writes what goes before the first.
     """
 
-    def __init__(self, file: ClockFile, instants: Instants[Instant], begin: Callable[[], None]) -> None:
-        self._file, self._instants, self._begin = file, instants, begin
-        self._steps: deque[Clocked[Instant]] = deque()
+    def __init__(self, file: ClockFile, replay: Replay, begin: Callable[[], None]) -> None:
+        self._file, self._replay, self._begin = file, replay, begin
+        self._steps: deque[Clocked[Any]] = deque()
         self._lines: deque[dict[str, Any]] = deque()
         """Of the steps that were read."""
         self._stolen = Stolen()
         self._has_begun = False
-        self._writing = threading.Lock()
+        self._reading = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._write_on, name="samestep-clock", daemon=True)
         self._thread.start()
 
-    def add(self, step: Clocked[Instant]) -> None:
-        """Have a step written; not while a graph is captured."""
+    def add(self, step: Clocked[Any]) -> None:
+        """Have a step written."""
         self._steps.append(step)
-        if self._instants.of_device:
-            self._read()
 
-    def forget(self) -> None:
-        """Leave out all steps so far."""
-        with self._writing:
-            self._steps.clear()
-            self._lines.clear()
-            self._file.forget_steps()
+    def read(self) -> None:
+        """Ask what the steps took that have passed; not while a graph is captured."""
+        if self._reading.acquire(blocking=False):  # else by the end of the next step
+            try:
+                self._read()
+            finally:
+                self._reading.release()
 
     def close(self, *, waits: bool) -> None:
         """Return once all of them are.
@@ -62,23 +61,35 @@ class Notes(Generic[Instant]):
         """
         self._over.set()
         self._thread.join()
+        self._go_on()
         with suppress(RuntimeError):
             if waits and self._steps:
-                self._instants.wait(self._steps[-1].end)
+                self._replay.instants.wait(self._steps[-1].end)
             self._read()
         self._write()
 
+    def _go_on(self) -> None:
+        for step in self._replay.read():
+            if step is not None:
+                self.add(step)
+                continue
+            self._steps.clear()
+            self._lines.clear()
+            self._file.forget_steps()
+
     def _read(self) -> None:
-        while self._steps and self._instants.has_passed(self._steps[0].end):
-            self._lines.append(self._steps.popleft().line(self._instants, self._stolen))
+        instants = self._replay.instants
+        while self._steps and instants.has_passed(self._steps[0].end):
+            self._lines.append(self._steps.popleft().line(instants, self._stolen))
 
     def _write_on(self) -> None:
         while not self._over.wait(INTERVAL_S):
-            with self._writing:
-                if not self._instants.of_device:
+            with self._reading:
+                self._go_on()
+                if not self._replay.instants.of_device:
                     self._read()
-                if self._lines:
-                    self._write()
+            if self._lines:
+                self._write()
 
     def _write(self) -> None:
         if not self._has_begun:

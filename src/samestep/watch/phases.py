@@ -23,16 +23,14 @@ MOST_MARKS = 1 << 16
 class Phases(Generic[Instant]):
     """The phase that a script is in now, and those of the step under way.
 
-    Marks lie one behind the other in one list and are no pairs: what Python's garbage collector need not look
-    at costs a step nothing. Where they become `MOST_MARKS` their time is told as none of the phases.
+    Marks lie one behind the other in one list. Where they become `MOST_MARKS` their time is told as `OTHER`.
 
     Args:
         now: returns the moment.
-        processor: returns what this thread has had of its processor; None where an accelerator computes, or
-            nobody tells.
+        processor: returns what the script's thread has had of its processor by then.
     """
 
-    def __init__(self, now: Callable[[], Instant], processor: Callable[[], Processor] | None = None) -> None:
+    def __init__(self, now: Callable[[], Instant], processor: Callable[[], Processor]) -> None:
         self._now, self._processor = now, processor
         self._readings: Readings | None = None
         """Of the processor, in this step; None where it is not asked for."""
@@ -44,17 +42,13 @@ class Phases(Generic[Instant]):
         """Be in `phase` from now on; return the one that this ends."""
         before = self.phase
         if phase != before:
-            marks = self._marks  # as `mark`, which is not called: it is six times in each step
-            marks += before, self._now()
-            if len(marks) >= MOST_MARKS:
-                marks[2:] = OTHER, marks[-1]
+            self.mark(before)
             if self._readings is not None and (before in COMPUTING or phase in COMPUTING):
                 self._read(before)
             self.phase = phase
         return before
 
     def _read(self, before: str) -> None:
-        assert self._processor is not None
         assert self._readings is not None
         self._readings += before, self._processor()
         if len(self._readings) >= MOST_MARKS:
@@ -80,7 +74,7 @@ class Phases(Generic[Instant]):
         Args:
             then: whether it is read from now on.
         """
-        found, self._readings = self._readings, [] if then and self._processor is not None else None
+        found, self._readings = self._readings, [] if then else None
         return found
 
 

@@ -1,15 +1,24 @@
 """The samples of each step: what models were called with to learn from, and what they were shown besides."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from samestep.watch.inputs import data_in
+from samestep.watch.models import Model
 from samestep.watch.tree import leaves
 
-_NOTHING = (0, 0)
+
+class Size(NamedTuple):
+    """How much a model is called with."""
+
+    rows: int
+    elements: int
+    """Numbers in the tensors whose rows are counted, of all ranks' rows or of this one's."""
+
+
+_NOTHING = Size(0, 0)
 
 
 class Samples:
@@ -18,38 +27,35 @@ class Samples:
     A call without gradients need not be an evaluation: a GAN's discriminator and a student learn from what
     another model makes of the same batch. It is one where the model is in evaluation mode and was trained
     before, or where nothing was learnt from the batch by the time the next one is asked for.
-
-    Args:
-        own: returns how many of the samples that a model is called with are this rank's.
     """
 
-    def __init__(self, own: Callable[[int], int]) -> None:
-        self._own = own
+    def __init__(self) -> None:
         self._trained: set[int] = set()
         """Models that were trained, by id."""
-        self.count, self.evaluated = 0, False
-        self.elements = 0
-        """Numbers in the tensors whose rows are counted, this rank's or not."""
+        self.count, self.elements = _NOTHING
+        self.evaluated = False
         self._in_doubt = _NOTHING
-        """Size of the last call in evaluation mode with gradients, which may be differentiated."""
+        """Of the last call in evaluation mode with gradients, which may be differentiated."""
         self.learns = self._has_learnt = self._has_looked = False
         """Whether a call of training was made since the last backward; and one, or another, of this batch."""
 
-    def called(self, module: nn.Module, given: Sequence[Any], *, is_training: bool) -> None:
-        """Note an outermost call."""
-        if is_training:
-            self._add(size_of(given))
-            self.learns = self._has_learnt = True
-            if id(module) not in self._trained:
-                self._trained |= {
-                    id(module),
-                    id(getattr(module, "module", None)),
-                }  # of a wrapper the model too
-            return
+    def learns_from(self, model: Model, size: Size) -> None:
+        """Note an outermost call of training."""
+        self._add(size)
+        self.learns = self._has_learnt = True
+        self._trained |= model.ids
+
+    def looked(self, evaluated: int | None, size: Size | None) -> None:
+        """Note any other.
+
+        Args:
+            evaluated: the id of a model in evaluation mode, where it is called without gradients.
+            size: where it is called with them.
+        """
         self._has_looked = True
-        if torch.is_grad_enabled():
-            self._in_doubt = size_of(given)
-        elif not module.training and id(module) in self._trained:
+        if size is not None:
+            self._in_doubt = size
+        elif evaluated in self._trained:
             self.evaluated = True
 
     def differentiated(self) -> None:
@@ -68,16 +74,16 @@ class Samples:
 
     def next_step(self) -> None:
         """Begin to count anew."""
-        self.count, self.elements, self.evaluated = 0, 0, False
+        self.count, self.elements = _NOTHING
+        self.evaluated = False
 
-    def _add(self, size: tuple[int, int]) -> None:
-        rows, elements = size
-        self.count += self._own(rows)
-        self.elements += elements
+    def _add(self, size: Size) -> None:
+        self.count += size.rows
+        self.elements += size.elements
 
 
 def size_of(given: Sequence[Any]) -> tuple[int, int]:
-    """Return how many rows a model is called with, and how many numbers are in them."""
+    """Return how many rows a model is called with, and how many numbers are in them; see `Size`."""
     first = given[0] if given else None
     if isinstance(first, Tensor) and first.dim() and not first.requires_grad:  # as in most scripts
         return first.size(0), first.numel()

@@ -29,7 +29,7 @@ COMPUTING = (FORWARD, BACKWARD)
 """The phases of which it is known what the thread had of its processor."""
 _KEPT = 0.9
 """How much of what was known counts after another step that tells."""
-_ALL, _EVERY = 8, 4
+_ALL, _EVERY = 8, 16
 """The first steps are all asked for; then one of so many."""
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 

@@ -6,9 +6,9 @@ import pytest
 
 from samestep.base.place import Place
 from samestep.measure.clock_file import STEP_PHASES, ClockFile, Clocking, has_ended
-from samestep.measure.instants import HostInstants
-from samestep.watch import clocked, notes
+from samestep.watch import replay
 from samestep.watch.clocked import ScriptClock
+from samestep.watch.phases import Phases
 
 
 class Stopped(BaseException):
@@ -21,8 +21,7 @@ def clock(tmp_path, monkeypatch):
 
     def run(script, *, steps=None, warm_up=0, **how):
         ticks = iter(range(10_000))
-        monkeypatch.setattr(notes, "INTERVAL_S", 600)  # the thread that writes reads the time once, too
-        monkeypatch.setattr(clocked, "HostInstants", lambda: HostInstants(lambda: float(next(ticks))))
+        monkeypatch.setattr(replay, "Phases", lambda _, *more: Phases(lambda: float(next(ticks)), *more))
         clocking = Clocking(folder=tmp_path, steps=steps, warm_up=warm_up)
         file = ClockFile(clocking, Place(), "serial")
         script_clock = ScriptClock(file, clocking, stop=stop, **how)

@@ -3,6 +3,7 @@
 import _thread
 import json
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,8 @@ from samestep.base.place import Place
 from samestep.measure import instants as measured
 from samestep.measure.clock_file import STEP_PHASES, ClockFile, Clocking
 from samestep.measure.instants import DeviceInstants, HostInstants
-from samestep.watch import clocked
+from samestep.watch import clocked, notes
 from samestep.watch.clocked import ScriptClock
-from samestep.watch.notes import Notes
-from samestep.watch.phases import Clocked
 
 DEVICE = "meta"
 """Stands for an accelerator here: models can be trained on it."""
@@ -128,7 +127,8 @@ def test_what_is_called_while_a_graph_is_captured_is_no_step(tmp_path, monkeypat
     assert [(line["step"], line["samples"]) for line in lines] == [(0, 4), (1, 4)]
 
 
-def test_what_a_device_says_is_asked_on_the_scripts_own_thread(tmp_path):
+@pytest.mark.usefixtures("accelerator")
+def test_what_a_device_says_is_asked_on_the_scripts_own_thread(tmp_path, monkeypatch):
     asked = set()
 
     class Asked(Queue):
@@ -136,10 +136,15 @@ def test_what_a_device_says_is_asked_on_the_scripts_own_thread(tmp_path):
             asked.add(threading.get_ident())
             return super().has_passed(instant)
 
-    notes = Notes(ClockFile(Clocking(folder=tmp_path), Place(), "serial"), Asked(DEVICE), lambda: None)
-    notes.add(Clocked(0, ["other", 0.0, "forward", 1.0], 4, evaluated=False))
+    monkeypatch.setattr(notes, "INTERVAL_S", 0.001)
+    monkeypatch.setattr(clocked, "DeviceInstants", Asked)
+
+    def script():
+        train(nn.Linear(3, 1, device=DEVICE), device=DEVICE, before=lambda _: time.sleep(0.02))
+
+    _, lines = run(tmp_path, script)
+    assert len(lines) == 3
     assert asked == {threading.get_ident()}
-    notes.close(waits=True)
 
 
 class Standing(Queue):
@@ -173,11 +178,12 @@ class Refusing(Standing):
 def test_after_an_error_only_what_the_device_has_told_is_written(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(clocked, "_WITHOUT_QUEUE", ("cpu",))
     monkeypatch.setattr(clocked, "DeviceInstants", kind)
+    monkeypatch.setattr(notes, "INTERVAL_S", 0.001)
     clocking = Clocking(folder=Path(tmp_path), warm_up=0)
     file = ClockFile(clocking, Place(), "serial")
     clock = ScriptClock(file, clocking, stop=lambda: None)
     with clock.attached():
-        train(nn.Linear(3, 1, device=DEVICE), device=DEVICE)
+        train(nn.Linear(3, 1, device=DEVICE), device=DEVICE, before=lambda _: time.sleep(0.02))
     monkeypatch.setattr(Refusing, "is_broken", True)
     clock.end("error: AcceleratorError", "device-side assert triggered")
     _, *lines, last = map(json.loads, file.path.read_text().splitlines())

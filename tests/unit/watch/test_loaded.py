@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 from samestep.watch import loaded as module
-from samestep.watch.loaded import Loaded
+from samestep.watch.loaded import Batches, Loaded
 
 
 class Numbers(IterableDataset):
@@ -35,7 +35,7 @@ def read():
 
     def read(loader, *others):
         loaded = Loaded()
-        with loaded.attached():
+        with Batches(loaded.gave).attached():
             loaded.begins(loader)
             steps = []
             for _ in zip(loader, *others, strict=True):
@@ -96,7 +96,7 @@ def test_what_is_read_for_another_loader_counts_once(read):
 
 def test_what_another_thread_reads_is_not_of_the_step():
     loaded = Loaded()
-    with loaded.attached():
+    with Batches(loaded.gave).attached():
         thread = Thread(target=list, args=(loader(),))
         thread.start()
         thread.join()
@@ -105,14 +105,16 @@ def test_what_another_thread_reads_is_not_of_the_step():
 
 def test_a_thread_that_begins_to_train_goes_on_with_what_it_reads():
     loaded, steps = Loaded(), []
-    with loaded.attached():
+    batches = Batches(loaded.gave)
+    with batches.attached():
         mine = iter(loader())
         next(mine)
 
         def train():
             others = iter(loader())
             next(others)
-            loaded.follow()
+            batches.follow()
+            loaded.forget()
             for _ in others:
                 loaded.learns()
                 steps.append(loaded.next_step())
@@ -128,7 +130,7 @@ def test_batches_that_no_step_takes_are_dropped(monkeypatch, uses):
     """As where a graph's replay is the step, which nobody sees."""
     monkeypatch.setattr(module, "MOST_BATCHES", 2)
     loaded, batches = Loaded(), loader()
-    with loaded.attached():
+    with Batches(loaded.gave).attached():
         list(batches)
         if uses:
             loaded.learns()
@@ -140,7 +142,7 @@ def test_batches_that_no_step_takes_are_dropped(monkeypatch, uses):
 
 def test_batches_of_an_evaluation_are_of_no_step_and_no_epoch():
     loaded = Loaded()
-    with loaded.attached():
+    with Batches(loaded.gave).attached():
         train = loader()
         loaded.begins(train)
         for _ in train:

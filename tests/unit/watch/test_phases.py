@@ -6,7 +6,7 @@ from samestep.base.phases import BACKWARD, DATA, OTHER, TO_DEVICE
 from samestep.measure.instants import HostInstants
 from samestep.watch import phases
 from samestep.watch.phases import Clocked, Phases
-from samestep.watch.stolen import Stolen
+from samestep.watch.stolen import Processor, Stolen
 
 
 def line(marks):
@@ -15,7 +15,7 @@ def line(marks):
 
 def test_marks_of_a_step_without_an_end_are_dropped_and_its_time_is_not(monkeypatch):
     monkeypatch.setattr(phases, "MOST_MARKS", 20)
-    seen = Phases(map(float, count()).__next__)
+    seen = Phases(map(float, count()).__next__, Processor)
     for _ in range(100):
         seen.switch(DATA)
         seen.mark(TO_DEVICE)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from samestep.base.phases import BACKWARD, EXCHANGE, FORWARD, OPTIMIZER, OTHER
 from samestep.measure.clock_file import STEP_PHASES
@@ -11,6 +12,7 @@ from samestep.watch import phases as phases_module
 from samestep.watch import stolen as module
 from samestep.watch.phases import Clocked, Phases
 from samestep.watch.stolen import Processor, ProcessorClock, Stolen, processor_clock
+from support.clocked_scripts import loader, plain, train
 
 
 def seconds(**spent):
@@ -144,7 +146,7 @@ def test_a_step_that_was_not_asked_for_has_the_share_of_those_that_were():
 
 
 def test_the_first_steps_are_asked_for_and_some_of_those_after():
-    assert [step for step in range(-3, 20) if module.is_to_be_read(step)] == [*range(-3, 8), 8, 12, 16]
+    assert [step for step in range(-3, 33) if module.is_to_be_read(step)] == [*range(-3, 8), 16, 32]
 
 
 @pytest.mark.skipif(not module._SCHEDSTAT.exists(), reason="this system does not tell it")
@@ -158,13 +160,21 @@ def test_the_delay_is_what_the_system_counts_for_this_thread():
     assert told.ran > 0
 
 
-def test_where_the_system_does_not_tell_nothing_is_taken_for_exchange(monkeypatch, tmp_path):
+def test_where_the_system_does_not_tell_only_what_was_waited_for_is_exchange(clock, monkeypatch, tmp_path):
     monkeypatch.setattr(module, "_SCHEDSTAT", tmp_path / "none")
     assert processor_clock() is None
-    phases = Phases(lambda: 0.0, None)
-    phases.take_readings(then=True)
-    phases.switch(FORWARD)
-    assert phases.take_readings(then=True) is None
+
+    def script():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            model, optimizer = plain()
+            model.weight.register_hook(lambda gradient: dist.all_reduce(gradient.clone()))
+            train(model, optimizer, loader())
+        finally:
+            dist.destroy_process_group()
+
+    _, lines, _ = clock(script, warm_up=1)
+    assert [line["exposed_sync"] for line in lines] == [2, 2]  # in the hook, and when backward is at its end
 
 
 @pytest.mark.skipif(not module._SCHEDSTAT.exists(), reason="this system does not tell it")
