@@ -191,6 +191,45 @@ def in_hooks(world, folder):
     return clocked(world.place, folder, lambda: train(model), hides=True)
 
 
+class Averaging(torch.optim.SGD):
+    """Averages gradients in its step."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for one in group["params"]:
+                dist.all_reduce(one.grad)
+        return super().step(closure)
+
+
+def in_steps_within_backward(world, folder):
+    model = network()
+    optimizers = {one: Averaging([one], lr=0.1) for one in model.parameters()}
+    for one, optimizer in optimizers.items():
+        one.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
+
+    def script():
+        for _ in range(STEPS):
+            model(torch.ones(4, 3)).square().mean().backward()
+
+    clocked(world.place, folder, script, hides=None)
+    return {step.hides for step in KEPT}
+
+
+def with_steps_within_backward(world, folder):
+    model = DistributedDataParallel(nn.Linear(3, 1))
+    optimizers = {one: torch.optim.SGD([one], lr=0.1) for one in model.parameters()}
+    for one, optimizer in optimizers.items():
+        one.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
+
+    def script():
+        for _ in range(STEPS):
+            model(torch.ones(4, 3)).square().mean().backward()
+
+    clocked(world.place, folder, script, hides=None)
+    told = [dict(zip(step.readings[::2], step.readings[1::2], strict=True)) for step in KEPT if step.readings]
+    return [reading.ran > 0 for readings in told for reading in readings.values()]
+
+
 def with_barriers(world, folder):
     return clocked(world.place, folder, lambda: train(network(), averaged=lambda _: dist.barrier()))
 
@@ -243,6 +282,17 @@ def test_the_exchange_of_a_native_script_is_none_of_the_phases_it_is_in(processe
 def test_the_processor_is_asked_in_the_next_step_that_hides_an_exchange(processes, tmp_path):
     for told in processes.run(in_every_second_step, 2, str(tmp_path)):
         assert told == [(True, False), (False, True), (True, True)]
+
+
+def test_an_exchange_in_an_optimizers_step_is_not_hidden_by_the_backward_it_is_in(processes, tmp_path):
+    assert processes.run(in_steps_within_backward, 2, str(tmp_path)) == [{False}] * 2
+
+
+@pytest.mark.skipif(processor_clock() is None, reason="this system does not tell it")
+def test_a_step_that_begins_within_backward_knows_the_processor_from_there_on(processes, tmp_path):
+    for told in processes.run(with_steps_within_backward, 2, str(tmp_path)):
+        assert told
+        assert all(told)
 
 
 def test_an_exchange_after_a_backward_that_failed_in_one_is_told(processes, tmp_path):

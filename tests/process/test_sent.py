@@ -82,6 +82,13 @@ def halved_by_a_hook():
     train(model)
 
 
+def halved_by_a_hook_after_a_look():
+    model = DistributedDataParallel(nn.Linear(3, 1))
+    model(torch.ones(4, 3))
+    model.register_comm_hook(None, fp16_compress_hook)
+    train(model)
+
+
 def by_hand():
     model = nn.Linear(3, 1)
     train(model, averaged=lambda: [dist.all_reduce(one.grad) for one in model.parameters()])
@@ -95,6 +102,7 @@ def by_hand():
         (without_sync, WEIGHTS),
         (partly_frozen, WEIGHTS - 4),
         (halved_by_a_hook, None),
+        (halved_by_a_hook_after_a_look, None),
         (by_hand, None),
     ],
 )

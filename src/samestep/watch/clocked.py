@@ -6,29 +6,28 @@ later (`samestep.watch.replay`). No rank waits for another because of it, and no
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from os import getpid
 from threading import get_ident
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import distributed_c10d as c10d
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
-from torch.utils.hooks import RemovableHandle
 
 from samestep.base.phases import OPTIMIZER, OTHER
 from samestep.measure.clock_file import ClockFile, Clocking
 from samestep.measure.instants import DeviceInstants, HostInstants, Instants, is_captured
 from samestep.replicas.synchroniser import Synchroniser
-from samestep.watch.bucketed import time_copies
 from samestep.watch.events import Listener, heard_by, redirected
 from samestep.watch.exchanges import COLLECTIVES, IN_MEMORY, exchanges_made_by
-from samestep.watch.loaded import Batches
+from samestep.watch.graph_end import GraphEnd
+from samestep.watch.loaded import MOST_BATCHES, Batches
 from samestep.watch.models import Model, Models, Replica
 from samestep.watch.notes import Notes
 from samestep.watch.phases import Then
@@ -36,8 +35,11 @@ from samestep.watch.replay import Did, Log, Replay, Told
 from samestep.watch.samples import Size, size_of
 from samestep.watch.stolen import ProcessorClock, is_to_be_read, processor_clock
 from samestep.watch.turns import Turns
+from samestep.watch.uncompiled import uncompiled
 
 _BY_HAND = "by hand"
+_MOST_ENTRIES = 1 << 16
+"""In the log of a step on a device: where it has no end, as a graph's replay, it is read meanwhile."""
 _WITHOUT_QUEUE = ("cpu", "meta")
 """Devices where a thing is over when its code is."""
 
@@ -78,7 +80,13 @@ class ScriptClock(Listener):
         self._replay = Replay(self._log)
         self._notes: Notes | None = None
         """Begun with the first call of a model."""
-        self._turns, self._batches, self._models = Turns(), Batches(self._gave), Models()
+        self._turns, self._models = Turns(), Models(self._before_copy, self._after_copy)
+        self._batches = Batches(self._gave)
+        self._early: deque[tuple[int | None, int]] = deque(maxlen=MOST_BATCHES + 1)
+        """Batches that came before a step was under way."""
+        self._loader: DataLoader[Any] | None = None
+        self._learnt: DataLoader[Any] | None = None
+        """The loader that was begun last; and by the time that something was learnt last."""
         self._last: ref[nn.Module] | None = None
         self._model: Model | None = None
         """What was called last to learn, and what is known of it."""
@@ -86,26 +94,23 @@ class ScriptClock(Listener):
         self._is_begun = self._is_taking = self._is_over = False
         """Whether a step is under way; whether one was taken down; whether no more are."""
         self._has_learnt = self._has_optimizer = self._is_updating = False
-        self._is_loading = self._is_in_backward = self._is_at_end_of_graph = self._is_exchanging = False
-        self._hides = False
-        """Whether a backward of this step hides an exchange."""
-        self._hidden = 0
+        self._is_in_backward = self._is_at_end_of_graph = self._is_exchanging = False
+        self._may_hide = False
+        """Whether a backward of this step exchanges."""
+        self._hiding = 0
         """Steps in which one did."""
         self._sync = self._backend = ""
         self._is_in_memory = False
         """Whether the last gradients that a synchroniser exchanged went through the memory of a host."""
-        self._bucketed: WeakSet[DistributedDataParallel] = WeakSet()
-        """The models whose copies are timed."""
-        self._handles: list[RemovableHandle] = []
-        self._hook: Any = None
-        """Of the graph that backward goes through."""
+        self._graph_end = GraphEnd(self._only_exchange_is_left)
         self._fetching, self._differentiating = Then(self._after_loading), Then(self._after_backward)
 
     @contextmanager
     def attached(self) -> Iterator[None]:
         """Within, the script is clocked."""
         with ExitStack() as stack:
-            stack.callback(self._leave_copies)
+            stack.callback(self._models.leave)
+            stack.enter_context(uncompiled(ScriptClock, Models, size_of))
             stack.enter_context(heard_by(self))
             stack.enter_context(self._batches.attached())
             stack.enter_context(redirected(Optimizer, "__init__", self._make_optimizer))
@@ -130,7 +135,8 @@ class ScriptClock(Listener):
             self._write_header()
         else:
             self._notes.close(waits=not ended.startswith("error"))
-        samples, own = self._samples_per_epoch, self._replay.samples_per_epoch
+        samples = self._samples_per_epoch
+        own = None if self._learnt is None else self._replay.samples_per_epoch(self._learnt)
         if samples is None and own is not None:
             samples = own * self._loaders
         self._file.end(ended, message, device=self._device, made=self._steps, samples_per_epoch=samples)
@@ -142,8 +148,9 @@ class ScriptClock(Listener):
         if learns and not self._has_learnt and getpid() == self.place[0]:
             # The script trains in a thread of its own.
             self.place = getpid(), get_ident()
-            self._is_begun = self._is_loading = self._is_exchanging = False
+            self._is_begun = self._is_exchanging = False
             self._batches.follow()
+            self._early.clear()
             self._log += Did.FOLLOW, None, ()
             return True
         return learns and self._is_within_backward()
@@ -169,14 +176,17 @@ class ScriptClock(Listener):
             self._look(module, given)
             return None
         if self._last is None or self._last() is not module:
-            self._last, self._model = ref(module), self._known(module)
+            self._last, self._model = ref(module), self._models.of(module, on_host=self._device.type == "cpu")
+            if not self._sync or self._sync == _BY_HAND:
+                self._sync = self._model.sync or self._sync
         assert self._model is not None
+        self._learnt = self._loader
         replicas: tuple[Replica, ...] = ()
         for replica in self._model.replicas:
             held = replica.model()
             if held is not None and held.require_backward_grad_sync:
                 replicas += (replica,)
-                self._hides = True
+                self._may_hide = True
         rows, elements = size_of(given)
         self._log += Did.CALL, self._now(), (self._model, self._own(rows), elements, replicas)
         return None
@@ -188,18 +198,6 @@ class ScriptClock(Listener):
         else:
             self._log += Did.LOOK, None, (None if module.training else id(module), None)
 
-    def _known(self, module: nn.Module) -> Model:
-        """Return what is known of a model, and have what it does within backward for its exchange timed."""
-        model = self._models.of(module)
-        if not self._sync or self._sync == _BY_HAND:
-            self._sync = model.sync or self._sync
-        for replica in model.replicas if self._device.type == "cpu" else ():
-            held = replica.model()
-            if held is not None and held not in self._bucketed:
-                self._bucketed.add(held)
-                self._handles += time_copies(held, self._before_copy, self._after_copy)
-        return model
-
     def _before_copy(self, *_: object) -> None:
         if self._is_in_backward:
             self._log += Did.COPY, self._now(), ()
@@ -207,10 +205,6 @@ class ScriptClock(Listener):
     def _after_copy(self, *_: object) -> None:
         if self._is_in_backward:
             self._log += Did.COPIED, self._now(), ()
-
-    def _leave_copies(self) -> None:
-        for handle in self._handles:
-            handle.remove()
 
     def backward(self, losses: Sequence[Tensor]) -> AbstractContextManager[Any] | None:
         """See `Listener.backward`."""
@@ -221,13 +215,14 @@ class ScriptClock(Listener):
             self._begin_on(losses[0].device, learns=True)
         self._log += Did.DIFFERENTIATE, self._now(), ()
         self._is_in_backward, self._is_at_end_of_graph = True, False
-        self._hook = self._at_end_of_graph(losses)
+        self._models.measure()
+        if self._backend or c10d.is_initialized():
+            self._graph_end.follow(losses)
         return self._differentiating
 
     def _after_backward(self) -> None:
         self._is_in_backward = False
-        if self._hook is not None:
-            self._hook.remove()
+        self._graph_end.leave()
         now = self._now()
         self._log += Did.DIFFERENTIATED, now, ()
         if not self._has_optimizer:
@@ -235,9 +230,10 @@ class ScriptClock(Listener):
 
     def loading(self) -> AbstractContextManager[Any] | None:
         """See `Listener.loading`."""
-        if not self._is_begun or self._is_loading or self.place != (getpid(), get_ident()):
+        if not self._is_begun or self.place != (getpid(), get_ident()):
             return None  # a loader may be read by another
-        self._is_loading = True
+        if len(self._log) >= _MOST_ENTRIES:
+            self._shorten_log()
         is_within = self.is_in_call or self._is_in_backward
         self._log += Did.LOAD_WITHIN if is_within else Did.LOAD, self._now(), ()
         return self._fetching
@@ -245,13 +241,15 @@ class ScriptClock(Listener):
     def _after_loading(self) -> None:
         # A thread may have begun to train meanwhile.
         if self._is_begun and self.place == (getpid(), get_ident()):
-            self._is_loading = False
             self._log += Did.LOADED, self._now(), ()
 
     def _gave(self, samples: int | None, data: int) -> None:
-        self._log += Did.GET, None, (samples, data)
-        if self._notes is None:  # else that goes through it, from time to time
-            self._replay.read()
+        if self.place[0] != getpid():
+            return
+        if self._is_begun:
+            self._log += Did.GET, None, (samples, data)
+        else:
+            self._early.append((samples, data))
 
     def before_step(self, optimizer: Optimizer) -> None:
         """See `Listener.before_step`."""
@@ -285,7 +283,14 @@ class ScriptClock(Listener):
         self._processor = None if has_queue else processor_clock()
         self._now, self._steps, self._is_begun = self._instants.now, 0, True
         self._log += Did.BEGIN, self._now(), (self._instants, OPTIMIZER if self._is_updating else OTHER)
+        while self._early:
+            self._log += Did.GET, None, self._early.popleft()
         self._notes = self._notes or Notes(self._file, self._replay, self._write_header)
+        self._notes.of_device = has_queue
+
+    def _shorten_log(self) -> None:
+        if self._instants.of_device and self._notes is not None:
+            self._notes.go_on()
 
     def _told(self) -> Told:
         assert self._processor is not None
@@ -298,11 +303,13 @@ class ScriptClock(Listener):
             self._look_at_group()
         warm_up, wanted = self._clocking.warm_up, self._clocking.steps
         number = self._steps if self._steps >= warm_up else None
-        hides, self._hides = self._hides, False
-        self._hidden += hides
-        tells = self._processor is not None and self._hidden > 0 and is_to_be_read(self._hidden - warm_up)
-        self._log += Did.END_STEP, now, (number, hides, tells)
-        self._now = self._told if tells else self._instants.now
+        self._hiding += self._may_hide
+        self._may_hide = False
+        asks = self._processor is not None and self._hiding > 0 and is_to_be_read(self._hiding - warm_up)
+        self._now = self._told if asks else self._instants.now
+        # What follows begins with what the thread has had by now.
+        end = self._now()._replace(instant=now) if asks and type(now) is not Told else now
+        self._log += Did.END_STEP, end, (number, asks)
         self._steps += 1
         self._is_taking |= number is not None
         if self._instants.of_device and self._notes is not None:
@@ -310,23 +317,6 @@ class ScriptClock(Listener):
         if wanted is not None and self._steps == warm_up + wanted:
             self.end("steps")
             self._stop()
-
-    def _at_end_of_graph(self, losses: Sequence[Tensor]) -> Any:
-        """Note when backward has come to the end of its graph.
-
-        Autograd calls back in the order in which it was asked to: this one asks first, so that what a
-        DistributedDataParallel waits for then comes after it.
-        """
-        if not (self._backend or c10d.is_initialized()):
-            return None
-        for loss in losses:
-            if loss.grad_fn is not None:
-                return loss.grad_fn.register_prehook(self._begun)
-        return None
-
-    def _begun(self, _: Sequence[Tensor]) -> None:
-        engine: Any = torch.autograd.Variable._execution_engine  # noqa: SLF001 - no public spelling
-        engine.queue_callback(self._only_exchange_is_left)
 
     def _only_exchange_is_left(self) -> None:
         if self._is_in_backward:
@@ -344,9 +334,12 @@ class ScriptClock(Listener):
         if self._is_exchanging:
             return make(*args, **kwargs)
         # In memory this thread itself exchanges, and backward stands still.
-        self._hides |= self._is_in_backward and not self._is_at_end_of_graph and what != IN_MEMORY
+        can_hide = what != IN_MEMORY
+        self._may_hide |= can_hide and self._is_in_backward and not self._is_at_end_of_graph
+        if len(self._log) >= _MOST_ENTRIES:
+            self._shorten_log()
         place, self._is_exchanging = self.place, True
-        self._log += Did.EXCHANGE, self._now(), ()
+        self._log += Did.EXCHANGE, self._now(), (can_hide,)
         try:
             return make(*args, **kwargs)
         finally:
@@ -356,12 +349,15 @@ class ScriptClock(Listener):
 
     def _sent(self, synchroniser: Synchroniser) -> None:
         self._is_in_memory = synchroniser.is_in_memory
-        self._log += Did.SEND, None, (synchroniser.gradient_bytes,)
+        if self._is_begun and self.place[0] == getpid():
+            self._log += Did.SEND, None, (synchroniser.gradient_bytes,)
 
     def _move(self, original: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         is_seen = self._is_begun and tensor.is_cpu and not self.is_in_call
         if not is_seen or self.place != (getpid(), get_ident()):
             return original(tensor, *args, **kwargs)
+        if len(self._log) >= _MOST_ENTRIES:
+            self._shorten_log()
         self._log += Did.MOVE, self._now(), ()
         moved = original(tensor, *args, **kwargs)
         if not moved.is_cpu:
@@ -369,7 +365,7 @@ class ScriptClock(Listener):
         return moved
 
     def _iterate(self, original: Callable[..., Any], loader: DataLoader[Any]) -> Any:
-        self._log += Did.ITERATE, None, (loader,)
+        self._loader = loader
         with self.loading() or nullcontext():
             return original(loader)
 

@@ -44,8 +44,6 @@ class Loaded:
         self._samples_seen = self._batches_seen = 0
         self._has_several = False
         """Whether a step reads several data sets, which may have epochs of their own."""
-        self._begun: DataLoader[Any] | None = None
-        self._learnt: DataLoader[Any] | None = None
 
     def gave(self, samples: int | None, data: int) -> None:
         """Note a batch.
@@ -62,13 +60,9 @@ class Loaded:
         """Forget the batches of this step: another thread had them."""
         self._batches, self._used = [], 0
 
-    def begins(self, loader: DataLoader[Any]) -> None:
-        """Note that a loader is begun."""
-        self._begun = loader
-
     def learns(self) -> None:
-        """Note a call of training: what was begun last is what is learnt from."""
-        self._learnt, self._used = self._begun, len(self._batches)
+        """Note a call of training."""
+        self._used = len(self._batches)
 
     def evaluates(self) -> None:
         """Note that what has come since something was learnt was for an evaluation."""
@@ -83,11 +77,10 @@ class Loaded:
         self._has_several |= len({data for _, data in batches}) > 1
         return sum(known) if len(known) == len(batches) else None
 
-    @property
-    def samples_per_epoch(self) -> int | None:
-        """Samples of an epoch of the loader that is learnt from; None where that is not known."""
-        loader, batches = self._learnt, self._batches_seen
-        if loader is None or self._has_several:
+    def samples_per_epoch(self, loader: DataLoader[Any]) -> int | None:
+        """Return the samples of an epoch of the loader that is learnt from; None where that is not known."""
+        batches = self._batches_seen
+        if self._has_several:
             return None
         try:
             if type(loader.batch_sampler) is BatchSampler:

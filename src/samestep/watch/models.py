@@ -1,22 +1,30 @@
 """What is known of a model that a script calls: what exchanges its gradients, and how large those are."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from samestep.replicas.compress import message_bytes
+from samestep.watch.bucketed import time_copies
 
 
-@dataclass(slots=True, frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Replica:
     """A `DistributedDataParallel`: it overlaps its exchange with backward."""
 
     model: ref[DistributedDataParallel]
-    gradient_bytes: int | None
-    """As they travel; None where they travel as something else."""
+    gradient_bytes: int | None = None
+    """As they travel, once they are measured; None where they travel as something else."""
+
+    def measure(self) -> None:
+        """Find out how large its gradients are."""
+        held = self.model()
+        self.gradient_bytes = None if held is None else _gradient_bytes(held)
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -32,14 +40,47 @@ class Model:
 
 
 class Models:
-    """Finds out about each model once: what is called may be a compiled one, or hold one as a part."""
+    """Finds out about each model once: what is called may be a compiled one, or hold one as a part.
 
-    def __init__(self) -> None:
+    Args:
+        before_copy: called before what exchanges a model's gradients copies one, see `time_copies`.
+        after_copy: called after.
+    """
+
+    def __init__(self, before_copy: Callable[..., None], after_copy: Callable[..., None]) -> None:
+        self._before_copy, self._after_copy = before_copy, after_copy
         self._known: WeakKeyDictionary[nn.Module, Model] = WeakKeyDictionary()
         self._replicas: WeakKeyDictionary[nn.Module, Replica] = WeakKeyDictionary()
+        self._unmeasured: list[Replica] = []
+        self._timed: WeakSet[nn.Module] = WeakSet()
+        self._handles: list[RemovableHandle] = []
 
-    def of(self, module: nn.Module) -> Model:
-        """Return what is known of a model."""
+    def of(self, module: nn.Module, *, on_host: bool) -> Model:
+        """Return what is known of a model.
+
+        Args:
+            module: it is.
+            on_host: whether its copies are to be timed: on an accelerator that is queued.
+        """
+        found = self._find(module)
+        for replica in found.replicas if on_host else ():
+            held = replica.model()
+            if held is not None and held not in self._timed:
+                self._timed.add(held)
+                self._handles += time_copies(held, self._before_copy, self._after_copy)
+        return found
+
+    def measure(self) -> None:
+        """Find out how large the gradients are: not before a backward, as a hook may say how they travel."""
+        while self._unmeasured:
+            self._unmeasured.pop().measure()
+
+    def leave(self) -> None:
+        """Time no more copies."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _find(self, module: nn.Module) -> Model:
         found = self._known.get(module)
         if found is None:
             parts = list(module.modules())
@@ -53,7 +94,8 @@ class Models:
     def _replica(self, model: DistributedDataParallel) -> Replica:
         found = self._replicas.get(model)
         if found is None:
-            found = self._replicas[model] = Replica(ref(model), _gradient_bytes(model))
+            found = self._replicas[model] = Replica(ref(model))
+            self._unmeasured.append(found)
         return found
 
 

@@ -15,7 +15,7 @@ from samestep.watch.phases import Clocked
 from samestep.watch.replay import Replay
 from samestep.watch.stolen import Stolen
 
-INTERVAL_S = 5.0
+INTERVAL_S = 2.0
 """Between two looks at what the script did meanwhile, each of which may hold it up for some ms."""
 
 
@@ -35,7 +35,9 @@ class Notes:
         """Of the steps that were read."""
         self._stolen = Stolen()
         self._has_begun = False
-        self._reading = threading.Lock()
+        self.of_device = False
+        """Whether the script's own thread calls `read`, and this one only writes."""
+        self._reading, self._writing = threading.Lock(), threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._write_on, name="samestep-clock", daemon=True)
         self._thread.start()
@@ -44,13 +46,16 @@ class Notes:
         """Have a step written."""
         self._steps.append(step)
 
+    def go_on(self) -> None:
+        """Go through what was noted meanwhile."""
+        with self._reading:
+            self._go_on()
+
     def read(self) -> None:
-        """Ask what the steps took that have passed; not while a graph is captured."""
-        if self._reading.acquire(blocking=False):  # else by the end of the next step
-            try:
-                self._read()
-            finally:
-                self._reading.release()
+        """Go on, and ask what the steps took that have passed; not while a graph is captured."""
+        with self._reading:
+            self._go_on()
+            self._read()
 
     def close(self, *, waits: bool) -> None:
         """Return once all of them are.
@@ -73,9 +78,10 @@ class Notes:
             if step is not None:
                 self.add(step)
                 continue
-            self._steps.clear()
-            self._lines.clear()
-            self._file.forget_steps()
+            with self._writing:
+                self._steps.clear()
+                self._lines.clear()
+                self._file.forget_steps()
 
     def _read(self) -> None:
         instants = self._replay.instants
@@ -85,16 +91,17 @@ class Notes:
     def _write_on(self) -> None:
         while not self._over.wait(INTERVAL_S):
             with self._reading:
-                self._go_on()
-                if not self._replay.instants.of_device:
+                if not self.of_device:
+                    self._go_on()
                     self._read()
             if self._lines:
                 self._write()
 
     def _write(self) -> None:
-        if not self._has_begun:
-            self._has_begun = True
-            self._begin()
-        lines = [self._lines.popleft() for _ in range(len(self._lines))]
-        if lines:
-            self._file.write(lines)
+        with self._writing:
+            if not self._has_begun:
+                self._has_begun = True
+                self._begin()
+            lines = [self._lines.popleft() for _ in range(len(self._lines))]
+            if lines:
+                self._file.write(lines)

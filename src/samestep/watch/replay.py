@@ -7,8 +7,10 @@ found out here, beside the script::
     what, when, details, what, when, details, ..
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, TypeAlias
+
+from torch.utils.data import DataLoader
 
 from samestep.base.phases import BACKWARD, DATA, EXCHANGE, FORWARD, OPTIMIZER, OTHER, TO_DEVICE
 from samestep.measure.instants import HostInstants, Instants
@@ -45,11 +47,9 @@ class Did:
     """An optimizer steps."""
     UPDATED = "updated"
     END_STEP = "end step"
-    """Its number if it is taken down, whether it hid an exchange, whether the next has `Told`."""
+    """Its number if it is taken down, and whether the next has `Told`."""
     FORGET = "forget"
     """All steps so far: they were parts of turns."""
-    ITERATE = "iterate"
-    """A loader."""
     LOAD = "load"
     """A batch."""
     LOAD_WITHIN = "load within"
@@ -58,9 +58,10 @@ class Did:
     """A batch: its samples, and the data set's id."""
     LOADED = "loaded"
     EXCHANGE = "exchange"
+    """Anything; whether it goes on beside this thread, and backward can hide it."""
     EXCHANGED = "exchanged"
     SEND = "send"
-    """Gradients: bytes, and None where nobody knows."""
+    """Gradients: their bytes; None where nobody knows."""
     MOVE = "move"
     """A tensor of the processor."""
     MOVED = "moved"
@@ -90,7 +91,9 @@ class Replay:
         self._rest = self._loading_from = self._updating_from = OTHER
         """The phase of what is none of the others; and those that a loader, an optimizer's step came into."""
         self._exchanging_from: list[str] = []
-        self._is_in_backward = self._is_copying = False
+        self._loads: list[bool] = []
+        """Of the batches that are asked for, one from within the other: whether each changed the phase."""
+        self._is_in_backward = self._is_copying = self._hides = False
         self._samples, self._loaded, self._sent = Samples(), Loaded(), Sent()
         self._steps: list[Clocked[Any] | None] = []
         self._ways: dict[str, Callable[..., None]] = {
@@ -107,7 +110,6 @@ class Replay:
             Did.UPDATED: self._updated,
             Did.END_STEP: self._end_step,
             Did.FORGET: self._forget,
-            Did.ITERATE: self._loaded.begins,
             Did.LOAD: self._load,
             Did.LOAD_WITHIN: self._load_within,
             Did.GET: self._loaded.gave,
@@ -119,10 +121,9 @@ class Replay:
             Did.MOVED: self._moved,
         }
 
-    @property
-    def samples_per_epoch(self) -> int | None:
+    def samples_per_epoch(self, loader: DataLoader[Any]) -> int | None:
         """See `Loaded.samples_per_epoch`."""
-        return self._loaded.samples_per_epoch
+        return self._loaded.samples_per_epoch(loader)
 
     def read(self) -> list[Clocked[Any] | None]:
         """Return the steps that have ended since; None where all before it are to be forgotten."""
@@ -143,10 +144,12 @@ class Replay:
     def _begin(self, instants: Instants[Any], rest: str) -> None:
         self.instants, self._rest = instants, rest
         self._phases = self._new_phases()
-        self._exchanging_from, self._is_in_backward = [], False
+        self._exchanging_from, self._loads = [], []
+        self._is_in_backward = False
 
-    def _call(self, model: Model, samples: int, elements: int, replicas: Iterable[Replica]) -> None:
-        """Forward goes on until backward begins."""
+    def _call(self, model: Model, samples: int, elements: int, replicas: Collection[Replica]) -> None:
+        """Forward goes on until backward begins, which will hide the exchange of replicas."""
+        self._hides |= bool(replicas)
         self._samples.learns_from(model, Size(samples, elements))
         self._loaded.learns()
         self._sent.called(replicas)
@@ -189,9 +192,8 @@ class Replay:
         self._rest = OTHER
         self._phases.switch(self._updating_from)
 
-    def _end_step(self, number: int | None, *more: Any) -> None:
-        hides, has_told = more
-        marks, readings = self._phases.cut(), self._phases.take_readings(then=has_told)
+    def _end_step(self, number: int | None, *asks: bool) -> None:
+        marks, readings = self._phases.cut(), self._phases.take_readings(then=all(asks))
         samples, sent, loaded = self._samples, self._sent.take(), self._loaded.next_step()
         if number is not None:
             step: Clocked[Any] = Clocked(
@@ -200,13 +202,14 @@ class Replay:
                 samples.count,
                 samples.evaluated,
                 sent,
-                hides,
+                self._hides,
                 readings,
                 loaded=loaded,
                 elements=samples.elements,
             )
             self._steps.append(step)
         samples.next_step()
+        self._hides = False
 
     def _forget(self) -> None:
         self._steps.append(None)
@@ -218,15 +221,20 @@ class Replay:
         self._ask(is_within=True)
 
     def _ask(self, *, is_within: bool) -> None:
+        self._loads.append(self._phases.phase != DATA)
+        if not self._loads[-1]:
+            return
         if self._samples.loading():
             self._loaded.evaluates()
         before = self._phases.switch(DATA)
         self._loading_from = before if is_within else self._rest
 
     def _has_loaded(self) -> None:
-        self._phases.switch(self._loading_from)
+        if self._loads and self._loads.pop():
+            self._phases.switch(self._loading_from)
 
-    def _exchange(self) -> None:
+    def _exchange(self, *can_hide: bool) -> None:
+        self._hides |= all(can_hide) and self._phases.phase == BACKWARD
         self._exchanging_from.append(self._phases.switch(EXCHANGE))
 
     def _exchanged(self) -> None:

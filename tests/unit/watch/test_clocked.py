@@ -2,6 +2,7 @@
 
 import json
 import os
+from weakref import ref
 
 import pytest
 import torch
@@ -46,6 +47,36 @@ def test_what_a_loader_does_with_another_is_loading_too(clock):
     _, lines, _ = clock(script, warm_up=1)
     phases = {"data": 1, "forward": 1, "backward": 1, "optimizer": 1, "other": 3}
     assert [spent(line) for line in lines] == [phases, phases]
+
+
+def test_what_is_loaded_while_a_loader_is_asked_is_loading_before_and_after_a_model_is_called(clock):
+    class Looked(IterableDataset):
+        def __iter__(self):
+            for _ in range(3):
+                for (batch,) in loader():
+                    nn.Linear(3, 1)(batch)
+                yield batch
+
+    def script():
+        train(*plain(), ((batch,) for batch in DataLoader(Looked(), batch_size=None)))
+
+    _, lines, _ = clock(script, warm_up=1)
+    phases = {"data": 4, "forward": 4, "backward": 1, "optimizer": 1, "other": 2}
+    assert [spent(line) for line in lines] == [phases, phases]
+
+
+def test_a_loader_that_the_script_lets_go_is_not_kept(clock):
+    gone = []
+
+    def script():
+        model, optimizer = plain()
+        for _ in range(4):
+            batches = loader()
+            gone.append(ref(batches.dataset))
+            train(model, optimizer, batches)
+
+    clock(script)
+    assert [one() is None for one in gone] == [True, True, True, False]
 
 
 def test_whoever_knows_the_samples_of_an_epoch_says_so(clock):

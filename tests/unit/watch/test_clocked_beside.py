@@ -6,6 +6,9 @@ from threading import Thread
 import torch
 from torch.utils.data import DataLoader, default_collate
 
+from samestep.base.place import Place
+from samestep.measure.clock_file import ClockFile, Clocking
+from samestep.watch.clocked import ScriptClock
 from support.clocked_scripts import loader, plain, spent, train
 
 
@@ -90,3 +93,17 @@ def test_a_fork_that_goes_to_the_end_of_the_script_writes_nothing(clock):
             os._exit(0)
     assert [line["step"] for line in lines] == list(range(6))
     assert last["made"] == 6
+
+
+def test_what_a_fork_loads_is_noted_nowhere(tmp_path):
+    clocking = Clocking(folder=tmp_path)
+    clock = ScriptClock(ClockFile(clocking, Place(), "serial"), clocking, stop=lambda: None)
+    with clock.attached():
+        train(*plain(), loader())
+        before = len(clock._log)
+        child = os.fork()
+        if not child:
+            list(loader())
+            os._exit(len(clock._log) - before)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    clock.end("end")

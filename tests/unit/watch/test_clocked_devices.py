@@ -18,6 +18,7 @@ from samestep.measure.clock_file import STEP_PHASES, ClockFile, Clocking
 from samestep.measure.instants import DeviceInstants, HostInstants
 from samestep.watch import clocked, notes
 from samestep.watch.clocked import ScriptClock
+from support.clocked_scripts import loader
 
 DEVICE = "meta"
 """Stands for an accelerator here: models can be trained on it."""
@@ -147,6 +148,22 @@ def test_what_a_device_says_is_asked_on_the_scripts_own_thread(tmp_path, monkeyp
     assert asked == {threading.get_ident()}
 
 
+@pytest.mark.usefixtures("accelerator")
+def test_a_step_that_has_no_end_takes_no_more_room_than_others(tmp_path, monkeypatch):
+    """As where a graph's replay is the step, which nobody sees."""
+    monkeypatch.setattr(clocked, "_MOST_ENTRIES", 30)
+    file = ClockFile(Clocking(folder=tmp_path), Place(), "serial")
+    clock = ScriptClock(file, Clocking(folder=tmp_path), stop=lambda: None)
+    longest = 0
+    with clock.attached():
+        train(nn.Linear(3, 1, device=DEVICE), device=DEVICE)
+        for _ in range(20):
+            list(loader())
+            longest = max(longest, len(clock._log))
+    clock.end("end")
+    assert 30 <= longest < 90
+
+
 class Standing(Queue):
     """Stands still after the first step: whoever waited for it would wait for ever."""
 
@@ -178,12 +195,11 @@ class Refusing(Standing):
 def test_after_an_error_only_what_the_device_has_told_is_written(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(clocked, "_WITHOUT_QUEUE", ("cpu",))
     monkeypatch.setattr(clocked, "DeviceInstants", kind)
-    monkeypatch.setattr(notes, "INTERVAL_S", 0.001)
     clocking = Clocking(folder=Path(tmp_path), warm_up=0)
     file = ClockFile(clocking, Place(), "serial")
     clock = ScriptClock(file, clocking, stop=lambda: None)
     with clock.attached():
-        train(nn.Linear(3, 1, device=DEVICE), device=DEVICE, before=lambda _: time.sleep(0.02))
+        train(nn.Linear(3, 1, device=DEVICE), device=DEVICE)
     monkeypatch.setattr(Refusing, "is_broken", True)
     clock.end("error: AcceleratorError", "device-side assert triggered")
     _, *lines, last = map(json.loads, file.path.read_text().splitlines())

@@ -36,12 +36,11 @@ def read():
     def read(loader, *others):
         loaded = Loaded()
         with Batches(loaded.gave).attached():
-            loaded.begins(loader)
             steps = []
             for _ in zip(loader, *others, strict=True):
                 loaded.learns()
                 steps.append(loaded.next_step())
-        return steps, loaded.samples_per_epoch
+        return steps, loaded.samples_per_epoch(loader)
 
     return read
 
@@ -144,11 +143,10 @@ def test_batches_of_an_evaluation_are_of_no_step_and_no_epoch():
     loaded = Loaded()
     with Batches(loaded.gave).attached():
         train = loader()
-        loaded.begins(train)
         for _ in train:
             loaded.learns()
             loaded.next_step()
         list(loader(batch_size=2))
         loaded.evaluates()
         assert loaded.next_step() == 0
-    assert loaded.samples_per_epoch == 10
+    assert loaded.samples_per_epoch(train) == 10

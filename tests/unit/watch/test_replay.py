@@ -24,11 +24,11 @@ STEP = (
     (Did.LOADED, ()),
     (Did.CALL, (MODEL, 4, 12, ())),
     (Did.DIFFERENTIATE, ()),
-    (Did.EXCHANGE, ()),
+    (Did.EXCHANGE, (True,)),
     (Did.EXCHANGED, ()),
     (Did.DIFFERENTIATED, ()),
     (Did.UPDATE, ()),
-    (Did.END_STEP, (None, False, False)),
+    (Did.END_STEP, (None, False)),
     (Did.UPDATED, ()),
 )
 
@@ -65,11 +65,11 @@ def test_it_does_not_matter_when_it_is_gone_through(pieces):
 def test_of_a_step_that_is_told_of_each_moment_has_the_processor():
     log = [one for entry in noted(1) for one in entry]
     log[2] = HostInstants(), "other"
-    log += Did.END_STEP, 20.0, (1, True, True)
+    log += Did.END_STEP, 20.0, (1, True)
     for now, what in enumerate((Did.CALL, Did.DIFFERENTIATE, Did.DIFFERENTIATED), start=21):
         details = (MODEL, 4, 12, ()) if what == Did.CALL else ()
         log += what, Told(float(now), Processor(now / 10, 0.5)), details
-    log += Did.END_STEP, Told(24.0, Processor(2.4, 0.5)), (2, True, False)
+    log += Did.END_STEP, Told(24.0, Processor(2.4, 0.5)), (2, False)
     *_, last = Replay(log).read()
     assert isinstance(last, Clocked)
     assert last.marks == ["other", 20.0, "other", 21.0, "forward", 22.0, "backward", 23.0, "other", 24.0]
@@ -79,7 +79,7 @@ def test_of_a_step_that_is_told_of_each_moment_has_the_processor():
 
 def test_what_ends_and_began_before_anything_was_noted_is_nothing():
     log = [Did.BEGIN, 0.0, (HostInstants(), "other"), Did.EXCHANGED, 1.0, ()]
-    log += Did.END_STEP, 2.0, (0, False, False)
+    log += Did.END_STEP, 2.0, (0, False)
     (step,) = Replay(log).read()
     assert step is not None
     assert step.marks == ["other", 0.0, "other", 2.0]
@@ -102,11 +102,12 @@ def test_the_thread_that_goes_through_it_takes_nothing_away_from_the_script(tmp_
     assert (last["made"], last["samples_per_epoch"]) == (300, 1200)
 
 
-def test_what_is_loaded_before_any_model_is_called_takes_no_room(tmp_path, monkeypatch):
-    monkeypatch.setattr(clocked, "Notes", None)  # nothing reads beside
-    clocking = Clocking(folder=tmp_path)
-    clock = ScriptClock(ClockFile(clocking, Place(), "serial"), clocking, stop=lambda: None)
-    with clock.attached():
-        for _ in range(10):
-            list(loader())
-    assert clock._log == []
+def test_what_is_loaded_before_any_model_is_called_takes_no_room_and_is_of_the_first_step(clock, monkeypatch):
+    monkeypatch.setattr(clocked, "MOST_BATCHES", 1)
+
+    def script():
+        batch, _ = list(loader(samples=8))
+        train(*plain(), [batch])
+
+    _, (line,), _ = clock(script)
+    assert line["loaded"] == 8

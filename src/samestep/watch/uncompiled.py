@@ -1,0 +1,45 @@
+"""Functions that torch's compiler leaves alone, though what it compiles calls them.
+
+It would compile each with guards on all that the function reads, and anew where that has changed: in each
+step, for what notes steps.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from samestep.watch.events import remade
+
+
+@contextmanager
+def uncompiled(*owners: Callable[..., Any]) -> Iterator[None]:
+    """Within, functions and the methods of classes are not compiled by what is compiled from now on."""
+    functions = [
+        one
+        for owner in owners
+        for one in (vars(owner).values() if isinstance(owner, type) else [owner])
+        if isinstance(one, FunctionType)
+    ]
+
+    def marking(compiling: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            _mark(functions)
+            return compiling(*args, **kwargs)
+
+        return call
+
+    if "torch._dynamo" in sys.modules:  # importing it takes more than a second
+        _mark(functions)
+    with remade(torch, "compile", marking):
+        yield
+
+
+def _mark(functions: list[FunctionType]) -> None:
+    from torch._dynamo.decorators import skip  # the public spelling gives another function
+
+    for one in functions:
+        skip(one)

@@ -1,0 +1,42 @@
+"""What is compiled under the clock is not compiled anew because of what the clock notes."""
+
+import pytest
+import torch
+from torch import nn
+
+from samestep.watch import notes
+from support.clocked_scripts import loader
+
+_STEPS = 40
+
+
+@pytest.fixture(autouse=True)
+def _afresh():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_compiled_function_that_calls_a_model_is_compiled_once(clock, monkeypatch, whole):
+    monkeypatch.setattr(notes, "INTERVAL_S", 0.001)  # the log that is added to gets shorter, too
+
+    def script():
+        model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        called = torch.compile(model, backend="eager") if whole else model
+
+        def loss_of(batch):
+            return called(torch.sin(batch)).square().mean()
+
+        compiled = loss_of if whole else torch.compile(loss_of, backend="eager")
+        for number, (batch,) in enumerate(loader(samples=4 * _STEPS)):
+            with torch._dynamo.config.patch(error_on_recompile=number > 4):
+                compiled(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    _, lines, _ = clock(script, warm_up=5)
+    assert [line["samples"] for line in lines] == [4] * (_STEPS - 5)
+    assert all(line["forward"] > 0 for line in lines)
