@@ -38,8 +38,6 @@ from samestep.watch.turns import Turns
 from samestep.watch.uncompiled import uncompiled
 
 _BY_HAND = "by hand"
-_MOST_ENTRIES = 1 << 16
-"""In the log of a step on a device: where it has no end, as a graph's replay, it is read meanwhile."""
 _WITHOUT_QUEUE = ("cpu", "meta")
 """Devices where a thing is over when its code is."""
 
@@ -83,7 +81,7 @@ class ScriptClock(Listener):
         self._turns, self._models = Turns(), Models(self._before_copy, self._after_copy)
         self._batches = Batches(self._gave)
         self._early: deque[tuple[int | None, int]] = deque(maxlen=MOST_BATCHES + 1)
-        """Batches that came before a step was under way."""
+        """Batches that came before a step was under way; by one too many `Loaded` knows of more."""
         self._loader: DataLoader[Any] | None = None
         self._learnt: DataLoader[Any] | None = None
         """The loader that was begun last; and by the time that something was learnt last."""
@@ -96,7 +94,7 @@ class ScriptClock(Listener):
         self._has_learnt = self._has_optimizer = self._is_updating = False
         self._is_in_backward = self._is_at_end_of_graph = self._is_exchanging = False
         self._may_hide = False
-        """Whether a backward of this step exchanges."""
+        """Whether a backward of this step exchanges; `Replay` says whether it hid that."""
         self._hiding = 0
         """Steps in which one did."""
         self._sync = self._backend = ""
@@ -110,7 +108,7 @@ class ScriptClock(Listener):
         """Within, the script is clocked."""
         with ExitStack() as stack:
             stack.callback(self._models.leave)
-            stack.enter_context(uncompiled(ScriptClock, Models, size_of))
+            stack.enter_context(uncompiled(ScriptClock))
             stack.enter_context(heard_by(self))
             stack.enter_context(self._batches.attached())
             stack.enter_context(redirected(Optimizer, "__init__", self._make_optimizer))
@@ -213,9 +211,9 @@ class ScriptClock(Listener):
             return None
         if losses and not self._is_taking:
             self._begin_on(losses[0].device, learns=True)
+        self._models.measure()
         self._log += Did.DIFFERENTIATE, self._now(), ()
         self._is_in_backward, self._is_at_end_of_graph = True, False
-        self._models.measure()
         if self._backend or c10d.is_initialized():
             self._graph_end.follow(losses)
         return self._differentiating
@@ -232,8 +230,6 @@ class ScriptClock(Listener):
         """See `Listener.loading`."""
         if not self._is_begun or self.place != (getpid(), get_ident()):
             return None  # a loader may be read by another
-        if len(self._log) >= _MOST_ENTRIES:
-            self._shorten_log()
         is_within = self.is_in_call or self._is_in_backward
         self._log += Did.LOAD_WITHIN if is_within else Did.LOAD, self._now(), ()
         return self._fetching
@@ -282,15 +278,11 @@ class ScriptClock(Listener):
             self._device, self._instants = device, DeviceInstants(device)
         self._processor = None if has_queue else processor_clock()
         self._now, self._steps, self._is_begun = self._instants.now, 0, True
+        self._notes = self._notes or Notes(self._file, self._replay, self._write_header)
+        self._notes.of_device = has_queue
         self._log += Did.BEGIN, self._now(), (self._instants, OPTIMIZER if self._is_updating else OTHER)
         while self._early:
             self._log += Did.GET, None, self._early.popleft()
-        self._notes = self._notes or Notes(self._file, self._replay, self._write_header)
-        self._notes.of_device = has_queue
-
-    def _shorten_log(self) -> None:
-        if self._instants.of_device and self._notes is not None:
-            self._notes.go_on()
 
     def _told(self) -> Told:
         assert self._processor is not None
@@ -306,13 +298,14 @@ class ScriptClock(Listener):
         self._hiding += self._may_hide
         self._may_hide = False
         asks = self._processor is not None and self._hiding > 0 and is_to_be_read(self._hiding - warm_up)
+        self._log += Did.END_STEP, now, (number,)
         self._now = self._told if asks else self._instants.now
-        # What follows begins with what the thread has had by now.
-        end = self._now()._replace(instant=now) if asks and type(now) is not Told else now
-        self._log += Did.END_STEP, end, (number, asks)
+        if asks:
+            self._log += Did.TELL, self._now(), ()
         self._steps += 1
         self._is_taking |= number is not None
-        if self._instants.of_device and self._notes is not None:
+        if self._instants.of_device:
+            assert self._notes is not None
             self._notes.read()
         if wanted is not None and self._steps == warm_up + wanted:
             self.end("steps")
@@ -333,13 +326,10 @@ class ScriptClock(Listener):
             self._sync = _BY_HAND
         if self._is_exchanging:
             return make(*args, **kwargs)
-        # In memory this thread itself exchanges, and backward stands still.
-        can_hide = what != IN_MEMORY
-        self._may_hide |= can_hide and self._is_in_backward and not self._is_at_end_of_graph
-        if len(self._log) >= _MOST_ENTRIES:
-            self._shorten_log()
+        is_here = what == IN_MEMORY
+        self._may_hide |= self._is_in_backward and not (self._is_at_end_of_graph or is_here)
         place, self._is_exchanging = self.place, True
-        self._log += Did.EXCHANGE, self._now(), (can_hide,)
+        self._log += Did.EXCHANGE_HERE if is_here else Did.EXCHANGE, self._now(), ()
         try:
             return make(*args, **kwargs)
         finally:
@@ -356,8 +346,6 @@ class ScriptClock(Listener):
         is_seen = self._is_begun and tensor.is_cpu and not self.is_in_call
         if not is_seen or self.place != (getpid(), get_ident()):
             return original(tensor, *args, **kwargs)
-        if len(self._log) >= _MOST_ENTRIES:
-            self._shorten_log()
         self._log += Did.MOVE, self._now(), ()
         moved = original(tensor, *args, **kwargs)
         if not moved.is_cpu:

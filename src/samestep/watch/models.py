@@ -32,7 +32,7 @@ class Model:
     """A model that is called."""
 
     ids: frozenset[int]
-    """Its own, and where it is a wrapper that of what is in it."""
+    """Its own, and that of its `module`, which a wrapper has."""
     sync: str
     """How the outermost wrapper that it is or has in it exchanges gradients; empty without one."""
     replicas: tuple[Replica, ...]

@@ -36,7 +36,9 @@ class Notes:
         self._stolen = Stolen()
         self._has_begun = False
         self.of_device = False
-        """Whether the script's own thread calls `read`, and this one only writes."""
+        """Whether the script's own thread calls `read`, as nobody else may ask what steps took."""
+        self._error: Exception | None = None
+        """Of the thread."""
         self._reading, self._writing = threading.Lock(), threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._write_on, name="samestep-clock", daemon=True)
@@ -45,11 +47,6 @@ class Notes:
     def add(self, step: Clocked[Any]) -> None:
         """Have a step written."""
         self._steps.append(step)
-
-    def go_on(self) -> None:
-        """Go through what was noted meanwhile."""
-        with self._reading:
-            self._go_on()
 
     def read(self) -> None:
         """Go on, and ask what the steps took that have passed; not while a graph is captured."""
@@ -63,9 +60,14 @@ class Notes:
         Args:
             waits: for a device to come to their ends. After an error it may never do so, or refuse whatever
                 it is asked: the steps that it has not told of are left out.
+
+        Raises:
+            Exception: that of the thread, if it had one.
         """
         self._over.set()
         self._thread.join()
+        if self._error is not None:
+            raise self._error
         self._go_on()
         with suppress(RuntimeError):
             if waits and self._steps:
@@ -90,18 +92,24 @@ class Notes:
 
     def _write_on(self) -> None:
         while not self._over.wait(INTERVAL_S):
+            self._look()
+
+    def _look(self) -> None:
+        try:
             with self._reading:
+                self._go_on()
                 if not self.of_device:
-                    self._go_on()
                     self._read()
             if self._lines:
                 self._write()
+        except Exception as error:  # noqa: BLE001 - told at the end: until then the log must not grow
+            self._error = self._error or error
 
     def _write(self) -> None:
         with self._writing:
             if not self._has_begun:
-                self._has_begun = True
                 self._begin()
+                self._has_begun = True
             lines = [self._lines.popleft() for _ in range(len(self._lines))]
             if lines:
                 self._file.write(lines)

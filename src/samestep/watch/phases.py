@@ -79,7 +79,7 @@ class Phases(Generic[Instant]):
 
 
 class Then:
-    """A context that does something at its end; made once, and never entered twice at a time.
+    """A context that does something at its end, and keeps nothing: it may be entered again within itself.
 
     Args:
         then: does it.

@@ -47,7 +47,9 @@ class Did:
     """An optimizer steps."""
     UPDATED = "updated"
     END_STEP = "end step"
-    """Its number if it is taken down, and whether the next has `Told`."""
+    """Its number if it is taken down."""
+    TELL = "tell"
+    """What the thread has of its processor: each moment of the step that begins is `Told`."""
     FORGET = "forget"
     """All steps so far: they were parts of turns."""
     LOAD = "load"
@@ -58,7 +60,8 @@ class Did:
     """A batch: its samples, and the data set's id."""
     LOADED = "loaded"
     EXCHANGE = "exchange"
-    """Anything; whether it goes on beside this thread, and backward can hide it."""
+    EXCHANGE_HERE = "exchange here"
+    """By this thread itself, in memory: backward stands still."""
     EXCHANGED = "exchanged"
     SEND = "send"
     """Gradients: their bytes; None where nobody knows."""
@@ -88,11 +91,11 @@ class Replay:
         self._had = Processor()
         self.instants: Instants[Any] = HostInstants()
         self._phases = self._new_phases()
-        self._rest = self._loading_from = self._updating_from = OTHER
-        """The phase of what is none of the others; and those that a loader, an optimizer's step came into."""
+        self._rest = self._updating_from = OTHER
+        """The phase of what is none of the others; and that which an optimizer's step came into."""
         self._exchanging_from: list[str] = []
-        self._loads: list[bool] = []
-        """Of the batches that are asked for, one from within the other: whether each changed the phase."""
+        self._loading_from: list[str] = []
+        """The phases that loaders came into, one from within the other."""
         self._is_in_backward = self._is_copying = self._hides = False
         self._samples, self._loaded, self._sent = Samples(), Loaded(), Sent()
         self._steps: list[Clocked[Any] | None] = []
@@ -109,12 +112,14 @@ class Replay:
             Did.UPDATE: self._update,
             Did.UPDATED: self._updated,
             Did.END_STEP: self._end_step,
+            Did.TELL: self._tell,
             Did.FORGET: self._forget,
             Did.LOAD: self._load,
             Did.LOAD_WITHIN: self._load_within,
             Did.GET: self._loaded.gave,
             Did.LOADED: self._has_loaded,
             Did.EXCHANGE: self._exchange,
+            Did.EXCHANGE_HERE: self._exchange_here,
             Did.EXCHANGED: self._exchanged,
             Did.SEND: self._sent.finished,
             Did.MOVE: self._move,
@@ -144,7 +149,7 @@ class Replay:
     def _begin(self, instants: Instants[Any], rest: str) -> None:
         self.instants, self._rest = instants, rest
         self._phases = self._new_phases()
-        self._exchanging_from, self._loads = [], []
+        self._exchanging_from, self._loading_from = [], []
         self._is_in_backward = False
 
     def _call(self, model: Model, samples: int, elements: int, replicas: Collection[Replica]) -> None:
@@ -192,8 +197,8 @@ class Replay:
         self._rest = OTHER
         self._phases.switch(self._updating_from)
 
-    def _end_step(self, number: int | None, *asks: bool) -> None:
-        marks, readings = self._phases.cut(), self._phases.take_readings(then=all(asks))
+    def _end_step(self, number: int | None) -> None:
+        marks, readings = self._phases.cut(), self._phases.take_readings(then=False)
         samples, sent, loaded = self._samples, self._sent.take(), self._loaded.next_step()
         if number is not None:
             step: Clocked[Any] = Clocked(
@@ -211,6 +216,9 @@ class Replay:
         samples.next_step()
         self._hides = False
 
+    def _tell(self) -> None:
+        self._phases.take_readings(then=True)
+
     def _forget(self) -> None:
         self._steps.append(None)
 
@@ -221,20 +229,20 @@ class Replay:
         self._ask(is_within=True)
 
     def _ask(self, *, is_within: bool) -> None:
-        self._loads.append(self._phases.phase != DATA)
-        if not self._loads[-1]:
-            return
-        if self._samples.loading():
-            self._loaded.evaluates()
         before = self._phases.switch(DATA)
-        self._loading_from = before if is_within else self._rest
+        self._loading_from.append(before if is_within or before == DATA else self._rest)
+        if before != DATA and self._samples.loading():
+            self._loaded.evaluates()
 
     def _has_loaded(self) -> None:
-        if self._loads and self._loads.pop():
-            self._phases.switch(self._loading_from)
+        if self._loading_from:
+            self._phases.switch(self._loading_from.pop())
 
-    def _exchange(self, *can_hide: bool) -> None:
-        self._hides |= all(can_hide) and self._phases.phase == BACKWARD
+    def _exchange(self) -> None:
+        self._hides |= self._phases.phase == BACKWARD
+        self._exchange_here()
+
+    def _exchange_here(self) -> None:
         self._exchanging_from.append(self._phases.switch(EXCHANGE))
 
     def _exchanged(self) -> None:

@@ -17,7 +17,7 @@ from samestep.watch.events import remade
 
 @contextmanager
 def uncompiled(*owners: Callable[..., Any]) -> Iterator[None]:
-    """Within, functions and the methods of classes are not compiled by what is compiled from now on."""
+    """Have functions and the methods of classes left alone by whatever is compiled within."""
     functions = [
         one
         for owner in owners
@@ -39,7 +39,13 @@ def uncompiled(*owners: Callable[..., Any]) -> Iterator[None]:
 
 
 def _mark(functions: list[FunctionType]) -> None:
-    from torch._dynamo.decorators import skip  # the public spelling gives another function
+    # The public spelling gives another function.
+    from torch._dynamo import decorators, eval_frame
+
+    dynamo: Any = eval_frame
 
     for one in functions:
-        skip(one)
+        decorators.skip(one)
+        if hasattr(dynamo, "FrameExecStrategy"):  # else what these call is compiled
+            skip = dynamo.FrameAction.SKIP
+            dynamo.set_code_exec_strategy(one.__code__, dynamo.FrameExecStrategy(skip, skip))

@@ -19,10 +19,10 @@ class Stopped(BaseException):
 def clock(tmp_path, monkeypatch):
     """Runs a script with a clock that is a second later at each change of phase; returns what is written."""
 
-    def run(script, *, steps=None, warm_up=0, **how):
+    def run(script, *, steps=None, warm_up=0, folder="clock", **how):
         ticks = iter(range(10_000))
         monkeypatch.setattr(replay, "Phases", lambda _, *more: Phases(lambda: float(next(ticks)), *more))
-        clocking = Clocking(folder=tmp_path, steps=steps, warm_up=warm_up)
+        clocking = Clocking(folder=tmp_path / folder, steps=steps, warm_up=warm_up)
         file = ClockFile(clocking, Place(), "serial")
         script_clock = ScriptClock(file, clocking, stop=stop, **how)
         with script_clock.attached():

@@ -1,5 +1,7 @@
 """What is compiled under the clock is not compiled anew because of what the clock notes."""
 
+import logging
+
 import pytest
 import torch
 from torch import nn
@@ -40,3 +42,38 @@ def test_a_compiled_function_that_calls_a_model_is_compiled_once(clock, monkeypa
     _, lines, _ = clock(script, warm_up=5)
     assert [line["samples"] for line in lines] == [4] * (_STEPS - 5)
     assert all(line["forward"] > 0 for line in lines)
+
+
+class Named(nn.Module):
+    """Is called with a dictionary."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, batch):
+        return self.layer(batch["inputs"])
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+def test_nothing_that_the_hooks_call_is_compiled(clock, caplog):
+    caplog.set_level(logging.INFO, "torch._dynamo")
+
+    def script():
+        model = Named()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        @torch.compile(backend="eager")
+        def loss_of(batch):
+            return model({"inputs": torch.sin(batch)}).square().mean()
+
+        for (batch,) in loader(samples=20):
+            loss_of(batch).backward()
+            optimizer.step()
+
+    _, lines, _ = clock(script)
+    assert len(lines) == 5
+    compiled = [one.getMessage() for one in caplog.records if "start tracing" in one.getMessage()]
+    ours = [line for line in compiled if "/samestep/" in line]
+    assert len(compiled) > len(ours) > 0
+    assert all("/samestep/watch/events.py" in line for line in ours)  # which models are called through
