@@ -201,31 +201,25 @@ class Averaging(torch.optim.SGD):
         return super().step(closure)
 
 
-def in_steps_within_backward(world, folder):
-    model = network()
-    optimizers = {one: Averaging([one], lr=0.1) for one in model.parameters()}
-    for one, optimizer in optimizers.items():
-        one.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
+def step_within_backward(world, folder, model, optimizer):
+    optimizers = {one: optimizer([one], lr=0.1) for one in model.parameters()}
+    for one, its in optimizers.items():
+        one.register_post_accumulate_grad_hook(lambda _, its=its: its.step())
 
     def script():
         for _ in range(STEPS):
             model(torch.ones(4, 3)).square().mean().backward()
 
     clocked(world.place, folder, script, hides=None)
+
+
+def in_steps_within_backward(world, folder):
+    step_within_backward(world, folder, network(), Averaging)
     return {step.hides for step in KEPT}
 
 
 def with_steps_within_backward(world, folder):
-    model = DistributedDataParallel(nn.Linear(3, 1))
-    optimizers = {one: torch.optim.SGD([one], lr=0.1) for one in model.parameters()}
-    for one, optimizer in optimizers.items():
-        one.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
-
-    def script():
-        for _ in range(STEPS):
-            model(torch.ones(4, 3)).square().mean().backward()
-
-    clocked(world.place, folder, script, hides=None)
+    step_within_backward(world, folder, DistributedDataParallel(nn.Linear(3, 1)), torch.optim.SGD)
     told = [dict(zip(step.readings[::2], step.readings[1::2], strict=True)) for step in KEPT if step.readings]
     return [reading.ran > 0 for readings in told for reading in readings.values()]
 
