@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet, ref
+from weakref import WeakKeyDictionary, ref
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -20,6 +20,8 @@ class Replica:
     model: ref[DistributedDataParallel]
     gradient_bytes: int | None = None
     """As they travel, once they are measured; None where they travel as something else."""
+    is_timed: bool = False
+    """Whether its copies are."""
 
     def measure(self) -> None:
         """Find out how large its gradients are."""
@@ -52,7 +54,6 @@ class Models:
         self._known: WeakKeyDictionary[nn.Module, Model] = WeakKeyDictionary()
         self._replicas: WeakKeyDictionary[nn.Module, Replica] = WeakKeyDictionary()
         self._unmeasured: list[Replica] = []
-        self._timed: WeakSet[nn.Module] = WeakSet()
         self._handles: list[RemovableHandle] = []
 
     def of(self, module: nn.Module, *, on_host: bool) -> Model:
@@ -65,8 +66,8 @@ class Models:
         found = self._find(module)
         for replica in found.replicas if on_host else ():
             held = replica.model()
-            if held is not None and held not in self._timed:
-                self._timed.add(held)
+            if held is not None and not replica.is_timed:
+                replica.is_timed = True
                 self._handles += time_copies(held, self._before_copy, self._after_copy)
         return found
 

@@ -68,13 +68,13 @@ class Phases(Generic[Instant]):
         self._marks, self.phase = marks[-2:], OTHER
         return marks
 
-    def take_readings(self, *, then: bool) -> Readings | None:
-        """Return those of the processor since this was called last; None where it was not read.
+    def begin_readings(self) -> None:
+        """Read the processor from now on."""
+        self._readings = []
 
-        Args:
-            then: whether it is read from now on.
-        """
-        found, self._readings = self._readings, [] if then else None
+    def take_readings(self) -> Readings | None:
+        """Read it no more, and return what was read; None where it was not."""
+        found, self._readings = self._readings, None
         return found
 
 

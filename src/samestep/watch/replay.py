@@ -112,7 +112,7 @@ class Replay:
             Did.UPDATE: self._update,
             Did.UPDATED: self._updated,
             Did.END_STEP: self._end_step,
-            Did.TELL: self._tell,
+            Did.TELL: self._begin_readings,
             Did.FORGET: self._forget,
             Did.LOAD: self._load,
             Did.LOAD_WITHIN: self._load_within,
@@ -198,7 +198,7 @@ class Replay:
         self._phases.switch(self._updating_from)
 
     def _end_step(self, number: int | None) -> None:
-        marks, readings = self._phases.cut(), self._phases.take_readings(then=False)
+        marks, readings = self._phases.cut(), self._phases.take_readings()
         samples, sent, loaded = self._samples, self._sent.take(), self._loaded.next_step()
         if number is not None:
             step: Clocked[Any] = Clocked(
@@ -216,8 +216,8 @@ class Replay:
         samples.next_step()
         self._hides = False
 
-    def _tell(self) -> None:
-        self._phases.take_readings(then=True)
+    def _begin_readings(self) -> None:
+        self._phases.begin_readings()
 
     def _forget(self) -> None:
         self._steps.append(None)

@@ -100,19 +100,21 @@ def test_of_each_phase_that_computes_what_it_had_of_the_processor_is_told_once()
     phases = Phases(lambda: 0.0, lambda: next(told))
     phases.switch(FORWARD)
     phases.switch(OTHER)
-    assert phases.take_readings(then=True) is None
+    assert phases.take_readings() is None
+    phases.begin_readings()
     for phase in (FORWARD, BACKWARD, EXCHANGE, OPTIMIZER):
         phases.switch(phase)
-    assert module.had(phases.take_readings(then=True)) == had((2.0, 0.5), (1.0, 0.0))
-    assert module.had(phases.take_readings(then=False)) == had((0.0, 0.0), (0.0, 0.0))
-    assert phases.take_readings(then=False) is None
+    assert module.had(phases.take_readings()) == had((2.0, 0.5), (1.0, 0.0))
+    phases.begin_readings()
+    assert module.had(phases.take_readings()) == had((0.0, 0.0), (0.0, 0.0))
+    assert phases.take_readings() is None
 
 
 def test_what_a_thread_waits_for_its_processor_within_an_exchange_is_told_once():
     had_by = {0.0: (0, 0), 5.0: (5, 0), 10.0: (10, 0), 15.0: (11, 4)}
     now = 0.0
     phases = Phases(lambda: now, lambda: Processor(*had_by[now]))
-    phases.take_readings(then=True)
+    phases.begin_readings()
     phases.switch(FORWARD)
     now = 5.0
     phases.switch(BACKWARD)
@@ -121,7 +123,7 @@ def test_what_a_thread_waits_for_its_processor_within_an_exchange_is_told_once()
     now = 15.0
     phases.switch(BACKWARD)
     phases.switch(OTHER)
-    marks, read = phases.cut(), phases.take_readings(then=False)
+    marks, read = phases.cut(), phases.take_readings()
     step = Clocked(0, marks, 8, evaluated=False, hides=True, readings=read)
     line = step.line(HostInstants(lambda: now), Stolen())
     assert (line["forward"], line["backward"], line["exposed_sync"], line["seconds"]) == (5, 5, 5, 15)
@@ -130,11 +132,11 @@ def test_what_a_thread_waits_for_its_processor_within_an_exchange_is_told_once()
 def test_readings_of_a_step_without_an_end_are_dropped(monkeypatch):
     monkeypatch.setattr(phases_module, "MOST_MARKS", 20)
     phases = Phases(lambda: 0.0, Processor)
-    phases.take_readings(then=True)
+    phases.begin_readings()
     for _ in range(100):
         phases.switch(FORWARD)
         phases.switch(OTHER)
-    assert len(phases.take_readings(then=False)) <= 22
+    assert len(phases.take_readings()) <= 22
 
 
 def test_a_step_that_was_not_asked_for_has_the_share_of_those_that_were():
