@@ -47,6 +47,8 @@ class Account:
     """What is otherwise than on one worker, because the user wants it so."""
     loading: dict[tuple[str, int], Told] = field(default_factory=dict)
     """What each worker loads, by where batches are read, and by which loader of those read there."""
+    printing: set[str] = field(default_factory=set)
+    """Split modules that print when they are called."""
     backwards: int = 0
     """Backwards that the script has run."""
 
@@ -59,6 +61,21 @@ class Account:
         """Note, once, what is otherwise than on one worker."""
         if text not in self.exceptions:
             self.exceptions.append(text)
+
+    def note_prints(self, what: str, *, main: bool) -> None:
+        """Report, once and as soon as it happens, that a split module prints: it prints of a slice.
+
+        Args:
+            what: the module and where it is called.
+            main: whether this is the rank that prints.
+        """
+        if what not in self.printing:
+            self.printing.add(what)
+            if main:
+                sys.stderr.write(
+                    f"samestep: note: {what} prints in forward; in a split call it prints for worker 0's "
+                    "slice of the batch\n"
+                )
 
     def check_shared(self, size: int) -> None:
         """Raise UsageError if nothing was shared out so far: `size` workers have each done all of it."""

@@ -1,7 +1,8 @@
 """The outermost calls of modules with parameters, shared out among the ranks."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -12,7 +13,11 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from samestep.autopilot.account import Account, calling_site
-from samestep.autopilot.conditions import (
+from samestep.autopilot.cut import Cut
+from samestep.autopilot.equivalence_check import FEWER, EquivalenceCheck
+from samestep.autopilot.forward_reductions import watching_reductions
+from samestep.autopilot.gradients import Gradients, leaves_of
+from samestep.autopilot.guards import (
     Attributes,
     changed,
     hooked,
@@ -20,16 +25,15 @@ from samestep.autopilot.conditions import (
     plain_attributes,
     without,
 )
-from samestep.autopilot.cut import Cut
-from samestep.autopilot.gradients import Gradients, leaves_of
 from samestep.autopilot.memory import never_tried_again
 from samestep.autopilot.norms import normalises
 from samestep.autopilot.options import DEFAULTS, Options
 from samestep.autopilot.plans import Given, SplitPlan
 from samestep.autopilot.recomputed import is_within_slice
+from samestep.autopilot.sample_check import CheckSchedule, SampleCheck
 from samestep.autopilot.sides import cut_again, leave, outcome, put_together
+from samestep.autopilot.slice_call import Forward, call_slice, draws_by
 from samestep.autopilot.slicing import Slicing
-from samestep.autopilot.trial import FEWER, Forward, Trial, split
 from samestep.base.errors import OutOfStep, UsageError
 from samestep.sharding.share import share
 from samestep.watch.drawn import Drawn
@@ -41,10 +45,11 @@ _calls: ContextVar["Calls | None"] = ContextVar("samestep_calls", default=None)
 
 
 STATES = 8
-"""Conditions under which calls of one kind are proved: flags, numbers, texts, of arguments and module."""
+"""Values of the guards of one signature that are all checked; past them, each that doubles their number."""
 
+OTHER_SIZE = "calls of other sizes could not be split"
 TRIALS = 3
-"""Sizes of calls of one kind that are tried before the kind stays whole for good."""
+"""Sizes of calls of one signature that are checked before the signature stays unsplit for good."""
 
 
 class Calls:
@@ -76,6 +81,8 @@ class Calls:
         self._states: WeakKeyDictionary[nn.Module, dict[Kind, list[Any]]] = WeakKeyDictionary()
         self._counted: WeakKeyDictionary[nn.Module, set[tuple[int, str]]] = WeakKeyDictionary()
         self._tried: WeakKeyDictionary[nn.Module, dict[Kind, set[Any]]] = WeakKeyDictionary()
+        self._new_states: WeakKeyDictionary[nn.Module, Counter[Kind]] = WeakKeyDictionary()
+        self._schedule = CheckSchedule(world.place.size, options.check_every)
 
     def __call__(
         self, forward: Forward, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -103,39 +110,51 @@ class Calls:
             self._account.note_whole(what, FEWER)
             return forward(module, *given.args, **given.kwargs)
         self._follow(module, given)
-        if plans.get(kind) is None and self._may_try(module, kind, given):
-            trial = Trial(forward, module, given, self._world)
-            verdict = trial.run()
+        plan = plans.get(kind)
+        is_new = plan is None or given.total(plan.dims) is None
+        if is_new and self._may_try(module, kind, given):
+            check = EquivalenceCheck(forward, module, given, self._world)
+            verdict = check.run()
             kind = self._without_own(module, given, plain, kind)
             plans[kind] = verdict.plan
             if verdict.plan is None:
                 self._account.reasons[what] = verdict.why
-            elif self._options.are_serial:
-                self._account.split[what] += 1
-                return self._followed(verdict.outputs, given)
-            else:  # proved as it would be on one worker, and then made as the user wants it
-                trial.take_back()
+            else:
+                if verdict.printed:
+                    self._account.note_prints(what, main=self._world.place.is_main)
+                if self._options.are_serial:
+                    self._account.split[what] += 1
+                    return self._followed(verdict.outputs, given)
+                # It was checked as it is on one worker; it is computed as the user wants it.
+                check.restore()
                 return self._followed(self._made(forward, module, given, verdict.plan, what), given)
         plan = plans.get(kind)
         hook = hooked(module)
-        if plan is not None and hook is not None:  # it was put there after the trial
+        if plan is not None and hook is not None:  # it was put there after the check
             plan, self._account.reasons[what] = None, f"a hook on {hook} would see slices"
         if plan is None:
-            self._account.note_whole(what, self._account.reasons.get(what, ""))
+            self._account.note_whole(what, self._account.reasons.get(what, OTHER_SIZE))
             return forward(module, *given.args, **given.kwargs)
         return self._made(forward, module, given, plan, what)
 
     def _kind(self, module: nn.Module, given: Given, plain: Attributes) -> Kind:
-        """Return what a call is of, and under which conditions; past some, as under the last, or whole."""
+        """Return the signature of a call, with the values of its guards.
+
+        Past some values, one that is new is taken for the last, if all so far could be split; and checked
+        where the number of new ones has doubled.
+        """
         form = (module.training, torch.is_grad_enabled(), _autocast(self._world.device), given.form())
         state = (plain_arguments(given), without(plain, self._counted.get(module, ())))
         known = self._states.setdefault(module, {}).setdefault(form, [])
-        if state not in known:
-            if len(known) < STATES:
-                known.append(state)
-            else:
-                plans = self._plans.get(module, {})
-                state = next((one for one in known if plans.get((form, one)) is None), known[-1])
+        if state in known:
+            return form, state
+        counts = self._new_states.setdefault(module, Counter())
+        counts[form] += 1
+        if counts[form] <= STATES or counts[form].bit_count() == 1:
+            known.append(state)
+        else:
+            plans = self._plans.get(module, {})
+            state = next((one for one in known if plans.get((form, one)) is None), known[-1])
         return form, state
 
     def _without_own(self, module: nn.Module, given: Given, plain: Attributes, kind: Kind) -> Kind:
@@ -163,18 +182,35 @@ class Calls:
         return self._split(forward, module, given, plan, Cut(self._world, total))
 
     def _split(self, forward: Forward, module: nn.Module, given: Given, plan: SplitPlan, cut: Cut) -> Any:
-        before = None if plan.draws else Drawn.now(self._world.device)
+        name = type(module).__name__
+        before = None if plan.draws is not None else Drawn.now(self._world.device)
+        check = None
+        if self._options.are_serial and self._schedule.is_due(module, grad=torch.is_grad_enabled()):
+            check = SampleCheck(forward, module, given, self._world, draws=plan.draws is not None)
         if plan.sides:
             cut_again(module, plan.joints, plan.sides, cut)
-        outputs, _ = split(forward, module, given, cut, plan.dims, draws=plan.draws, options=self._options)
-        if before is not None and not before.same(Drawn.now(self._world.device)):
-            raise OutOfStep(
-                f"{type(module).__name__} drew random numbers, as it had not in its first call of this kind: "
-                "the workers' streams have gone apart."
-            )
-        value = outcome(module, outputs, plan.sides)
-        result, left = put_together(value, plan.joints, cut, what=type(module).__name__)
+        draws = draws_by(plan.draws, cut)
+        with watching_reductions(when=plan.watches_reductions) as watching:
+            with watching or nullcontext():
+                outputs = call_slice(
+                    forward, module, given, cut, plan.dims, draws=draws, options=self._options
+                )
+            if before is not None and not before.same(Drawn.now(self._world.device)):
+                raise OutOfStep(
+                    f"{name} drew random numbers, and had drawn none in its equivalence check: the workers' "
+                    "random streams differ now. Keep its calls unsplit: samestep.split(model, dim=None)."
+                )
+            if draws is not None and draws.untold:
+                raise OutOfStep(
+                    f"{name} drew random numbers otherwise than in its equivalence check "
+                    f"({'; '.join(sorted(draws.untold))}). Keep its calls unsplit: "
+                    "samestep.split(model, dim=None)."
+                )
+            value = outcome(module, outputs, plan.sides)
+            result, left = put_together(value, plan.joints, cut, what=name)
         leave(module, left)
+        if check is not None:
+            check.compare(result, plan, cut)
         return result
 
     def _follow(self, module: nn.Module, given: Given) -> None:

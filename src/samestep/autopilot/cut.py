@@ -55,9 +55,18 @@ class Cut:
         result: Tensor = _Slice.apply(whole, self, dim, every)  # type: ignore[no-untyped-call]
         return result
 
-    def gathered(self, part: Tensor, dim: int, *, every: int = 1) -> Tensor:
-        """Return the ranks' slices put together along `dim`."""
-        result: Tensor = _Gather.apply(part, self, dim, every)  # type: ignore[no-untyped-call]
+    def gathered(
+        self, part: Tensor, dim: int, *, every: int = 1, order: tuple[int, ...] | None = None
+    ) -> Tensor:
+        """Return the ranks' slices concatenated along `dim`.
+
+        Args:
+            part: this rank's, with `every` places along `dim` for each sample.
+            dim: which dimension counts samples.
+            every: places for each sample.
+            order: the dimensions of the result, outermost in memory first; their own order if None.
+        """
+        result: Tensor = _Gather.apply(part, self, dim, every, order)  # type: ignore[no-untyped-call]
         return result
 
     def added(self, part: Tensor, weight: float = 1.0) -> Tensor:
@@ -65,9 +74,15 @@ class Cut:
         result: Tensor = _Add.apply(part, self.world, weight)  # type: ignore[no-untyped-call]
         return result
 
-    def put_together(self, part: Tensor, dim: int, every: int) -> Tensor:
+    def put_together(
+        self, part: Tensor, dim: int, every: int, order: tuple[int, ...] | None = None
+    ) -> Tensor:
         """As `gathered`, without autograd."""
-        return gather(self.world, part, dim, [count * every for count in self.counts])
+        lengths = [count * every for count in self.counts]
+        if order is None:
+            return gather(self.world, part, dim, lengths).contiguous()
+        whole = gather(self.world, part.permute(order), order.index(dim), lengths)
+        return whole.contiguous().permute(inverse(order))
 
 
 class _Slice(torch.autograd.Function):
@@ -83,20 +98,26 @@ class _Slice(torch.autograd.Function):
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, part: Tensor, cut: Cut, dim: int, every: int) -> Tensor:
+    def forward(
+        ctx: Any, part: Tensor, cut: Cut, dim: int, every: int, order: tuple[int, ...] | None
+    ) -> Tensor:
         ctx.cut, ctx.dim, ctx.every = cut, dim, every
-        return cut.put_together(part, dim, every)
+        return cut.put_together(part, dim, every, order)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.cut.sliced(grad, ctx.dim, every=ctx.every) * ctx.cut.world.place.size, None, None, None
+        own = ctx.cut.sliced(grad, ctx.dim, every=ctx.every)
+        return own * ctx.cut.world.place.size, None, None, None, None
 
 
 class _Add(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, world: World, weight: float) -> Tensor:
         ctx.factor = weight * world.place.size
-        total = torch.zeros_like(part) if weight == 0 else part.detach() * weight
+        if weight == 0:
+            total = torch.zeros_like(part)
+        else:
+            total = part.detach().clone() if weight == 1 else part.detach() * weight
         world.all_reduce(total)
         return total
 
@@ -121,6 +142,16 @@ def gather(world: World, part: Tensor, dim: int, lengths: Sequence[int]) -> Tens
         for one, length in zip(parts, lengths, strict=True)
     ]
     return torch.cat(rows).movedim(0, dim)
+
+
+def memory_order(tensor: Tensor) -> list[int]:
+    """Return the dimensions of a tensor, outermost in memory first."""
+    return sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+
+
+def inverse(order: Sequence[int]) -> list[int]:
+    """Return the permutation that undoes `order`."""
+    return sorted(range(len(order)), key=order.__getitem__)
 
 
 def _numel(shape: Sequence[int]) -> int:

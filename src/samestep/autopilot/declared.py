@@ -12,11 +12,11 @@ from samestep.base.errors import UsageError
 from samestep.watch.tree import Path
 
 M = TypeVar("M", bound=nn.Module)
-Declared: TypeAlias = int | Mapping[str, int]
+Declared: TypeAlias = int | Mapping[str, int] | None
 _declared: WeakKeyDictionary[nn.Module, Declared] = WeakKeyDictionary()
 
 
-def split(model: M, *, dim: int | Mapping[str, int]) -> M:
+def split(model: M, *, dim: int | Mapping[str, int] | None) -> M:
     """Say along which dimension the inputs of a model's calls hold the samples.
 
     For a serial script under ``samestep run -n N``, where this could not be told: it is the one way that is
@@ -25,7 +25,8 @@ def split(model: M, *, dim: int | Mapping[str, int]) -> M:
     Args:
         model: a module that the script calls.
         dim: of all tensors it is called with, but for those that have no such dimension or another size
-            there; or of some arguments of its `forward`, by name: others are not cut.
+            there; or of some arguments of its `forward`, by name: others are not split. None keeps the
+            model's calls unsplit: every worker computes all of them.
 
     Returns:
         The model.
@@ -37,7 +38,7 @@ def split(model: M, *, dim: int | Mapping[str, int]) -> M:
         >>> model = split(nn.LSTM(3, 4), dim={"input": 1, "hx": 1})
     """
     names = list(inspect.signature(model.forward).parameters)
-    unknown = [] if isinstance(dim, int) else [name for name in dim if name not in names]
+    unknown = [] if dim is None or isinstance(dim, int) else [name for name in dim if name not in names]
     if unknown:
         raise UsageError(
             f"samestep.split: {type(model).__name__}.forward has no argument {unknown[0]!r}. "
@@ -47,14 +48,20 @@ def split(model: M, *, dim: int | Mapping[str, int]) -> M:
     return model
 
 
+def stays_unsplit(module: nn.Module) -> bool:
+    """Return whether the script says that calls of a module are not split."""
+    owner = _declaring(module)
+    return owner is not None and _declared[owner] is None
+
+
 def declared_dims(module: nn.Module, given: Given) -> Dims | None:
-    """Return how the script says that a call is to be cut; None where it says nothing."""
-    # What is called may be a wrapper: DataParallel, a compiled module.
-    inner = [module, getattr(module, "module", None), getattr(module, "_orig_mod", None)]
-    said = next((one for one in inner if isinstance(one, nn.Module) and one in _declared), None)
+    """Return how the script says that a call is split; None where it says nothing."""
+    said = _declaring(module)
     if said is None:
         return None
     dim = _declared[said]
+    if dim is None:
+        return None
     if not isinstance(dim, int):
         names = list(inspect.signature(said.forward).parameters)
         by_path = {path: dim.get(_argument(path, names)) for path, _ in given.tensors()}
@@ -62,6 +69,12 @@ def declared_dims(module: nn.Module, given: Given) -> Dims | None:
     sizes = {path: tensor.size(dim) for path, tensor in given.tensors() if tensor.dim() > dim}
     total = next(iter(sizes.values()), None)
     return {path: dim for path, size in sizes.items() if size == total}
+
+
+def _declaring(module: nn.Module) -> nn.Module | None:
+    """Return the module of which the script has declared something: the one called, or the one it wraps."""
+    inner = [module, getattr(module, "module", None), getattr(module, "_orig_mod", None)]
+    return next((one for one in inner if isinstance(one, nn.Module) and one in _declared), None)
 
 
 def _argument(path: Path, names: list[str]) -> str:

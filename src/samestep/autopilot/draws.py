@@ -19,37 +19,119 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from samestep.autopilot.coins import are_torchs, bits, heads
-from samestep.autopilot.cut import Cut
+from samestep.autopilot.cut import Cut, inverse, memory_order
 
 aten = torch.ops.aten
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001 - no public spelling
 Draw: TypeAlias = Callable[["WidenedDraws", Any, Sequence[Any], Mapping[str, Any]], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Widened:
-    """A shape as it would be for the whole batch, and where this rank's part of it lies."""
+    """A shape as it would be for the whole batch, and where this rank's part of it lies.
+
+    Args:
+        shape: for the whole batch.
+        dim: the dimension of the samples.
+        start: the first sample of this rank.
+        length: samples of this rank.
+        every: places along `dim` for each sample.
+        inner: whether the samples change faster than their places.
+    """
 
     shape: tuple[int, ...]
     dim: int
     start: int
     length: int
+    every: int = 1
+    inner: bool = False
 
     def own(self, whole: Tensor) -> Tensor:
         """Return this rank's part."""
-        return whole.narrow(self.dim, self.start, self.length)
+        if not self.inner:
+            return whole.narrow(self.dim, self.start * self.every, self.length * self.every)
+        rows: Tensor = torch.unflatten(whole, self.dim, (self.every, -1))
+        return rows.narrow(self.dim + 1, self.start, self.length).flatten(self.dim, self.dim + 1)
+
+    def set_own(self, whole: Tensor, part: Tensor) -> None:
+        """Write this rank's part."""
+        if not self.inner:
+            self.own(whole).copy_(part)
+            return
+        rows: Tensor = torch.unflatten(whole, self.dim, (self.every, -1))
+        own: Tensor = torch.unflatten(part, self.dim, (self.every, self.length))
+        rows.narrow(self.dim + 1, self.start, self.length).copy_(own)
 
     def laid_out(self, new: Callable[[Sequence[int]], Tensor], like: Tensor) -> Tensor:
         """Return what `new` makes in the whole shape, its dimensions in memory ordered as those of `like`.
 
         Numbers are drawn in the order of the memory.
         """
-        order = sorted(range(like.dim()), key=like.stride, reverse=True)
-        inverse = sorted(range(like.dim()), key=order.__getitem__)
-        return new([self.shape[dim] for dim in order]).permute(inverse)
+        order = memory_order(like)
+        return new([self.shape[dim] for dim in order]).permute(inverse(order))
 
     def empty(self, like: Tensor) -> Tensor:
         """Return a tensor of the whole shape, laid out and of the type as `like`."""
         return self.laid_out(like.new_empty, like)
+
+
+@dataclass(frozen=True, slots=True)
+class OneDraw:
+    """One draw of a call: the operation, and how many dimensions it has.
+
+    Args:
+        operation: its name.
+        rank: the number of dimensions.
+    """
+
+    operation: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrawPlan:
+    """Which dimension of each draw of a call counts samples, as it was found in an equivalence check.
+
+    Args:
+        draws: in the order in which they were made.
+        dims: the dimension of each, None where it draws nothing for samples.
+        inner: whether samples change faster than their places, where a dimension counts both.
+    """
+
+    draws: tuple[OneDraw, ...] = ()
+    dims: tuple[int | None, ...] = ()
+    inner: bool = False
+
+    def dim(self, draw: OneDraw, number: int) -> tuple[bool, int | None]:
+        """Return whether the dimension is known of the draw with this number, and the dimension."""
+        found = {dim for one, dim in zip(self.draws, self.dims, strict=True) if one == draw}
+        if len(found) == 1:
+            return True, found.pop()
+        if number < len(self.draws) and self.draws[number] == draw:
+            return True, self.dims[number]
+        return False, None
+
+
+class RecordedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A context that records the shape of each draw: those of a call of the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.shapes: list[tuple[OneDraw, tuple[int, ...]]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run one operation."""
+        if _is_composite(func):
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            value = result[0] if isinstance(result, tuple) else result
+            shape = tuple(value.shape) if isinstance(value, Tensor) else ()
+            self.shapes.append((_named(func, shape), shape))
+        return result
 
 
 class WidenedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -58,7 +140,9 @@ class WidenedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.untold: set[str] = set()
-        """Operations that draw in a way that depends on what they are given: theirs cannot be put right."""
+        """Draws of which the part of a slice is not known, such as those that depend on values."""
+        self.number = 0
+        """Draws so far, the one under way included."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -67,14 +151,18 @@ class WidenedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
+        if _is_composite(func):
+            with self:
+                return func.decompose(*args, **kwargs)
+        self.number += 1
         draw = _DRAWS.get(func.overloadpacket)
         if draw is None:
             self.untold.add(str(func.overloadpacket))
             return func(*args, **kwargs)
         return draw(self, func, args, kwargs)
 
-    def widened(self, shape: Sequence[int]) -> Widened | None:
-        """Return the shape for more samples; None where no dimension is the samples'."""
+    def widened(self, func: Any, shape: Sequence[int]) -> Widened | None:
+        """Return the shape for more samples; None where no dimension counts samples."""
         raise NotImplementedError
 
 
@@ -83,21 +171,100 @@ class GlobalDraws(WidenedDraws):  # type: ignore[no-untyped-call]
 
     Args:
         cut: the slice.
+        plan: which dimensions count samples; None where that follows from the sizes.
+        number: draws of the call before the first one here.
     """
 
-    def __init__(self, cut: Cut) -> None:
+    def __init__(self, cut: Cut, plan: DrawPlan | None = None, number: int = 0) -> None:
         super().__init__()
-        self._cut = cut
+        self._cut, self.known = cut, plan
+        self.number = number
 
-    def widened(self, shape: Sequence[int]) -> Widened | None:
-        """Return the shape for the whole batch; None where no dimension is the samples'."""
+    def widened(self, func: Any, shape: Sequence[int]) -> Widened | None:
+        """Return the shape for the whole batch; None where no dimension counts samples."""
         cut = self._cut
         place = sample_dim(shape, cut.local)
-        if place is None:
+        inner = False
+        if self.known is not None:
+            draw = _named(func, shape)
+            is_known, dim = self.known.dim(draw, self.number - 1)
+            if not is_known:
+                dim = _only_dim(shape, cut.local)
+            if (not is_known and dim is None) or (dim is not None and shape[dim] % cut.local):
+                self.untold.add(f"{draw.operation} in another shape than in the check, {list(shape)}")
+                return None
+            place = None if dim is None else (dim, shape[dim] // cut.local)
+            inner = self.known.inner
+        return None if place is None else widened_to(shape, place, cut, inner=inner)
+
+
+class FoundDraws(GlobalDraws):  # type: ignore[no-untyped-call]
+    """A context that finds the dimension of each draw: where a slice's shape is not that of the whole batch.
+
+    Args:
+        cut: the slice.
+        shapes: the draws of the call of the whole batch.
+        inner: whether samples change faster than their places, where a dimension counts both.
+    """
+
+    def __init__(
+        self, cut: Cut, shapes: Sequence[tuple[OneDraw, tuple[int, ...]]], *, inner: bool = False
+    ) -> None:
+        super().__init__(cut)
+        self._shapes, self._inner = shapes, inner
+        self._dims: dict[int, int | None] = {}
+        """By the number of the draw."""
+        self.has_flattened = False
+        """Whether a dimension counts samples and something else."""
+
+    def widened(self, func: Any, shape: Sequence[int]) -> Widened | None:
+        """Return the shape for the whole batch; None where no dimension counts samples."""
+        number = self.number - 1
+        draw = _named(func, shape)
+        known = self._shapes[number] if number < len(self._shapes) else None
+        if known is None or known[0] != draw:
+            self.untold.add(f"{draw.operation} in another order than for the whole batch")
             return None
-        dim, every = place
-        whole = (*shape[:dim], cut.total * every, *shape[dim + 1 :])
-        return Widened(whole, dim, cut.start * every, cut.local * every)
+        differing = [dim for dim, size in enumerate(shape) if size != known[1][dim]]
+        if not differing:
+            self._dims[number] = None
+            return None
+        dim = differing[0]
+        if len(differing) > 1 or shape[dim] * self._cut.total != known[1][dim] * self._cut.local:
+            self.untold.add(f"{draw.operation} of {list(shape)}, and {list(known[1])} for the whole batch")
+            return None
+        self._dims[number] = dim
+        every = shape[dim] // self._cut.local
+        self.has_flattened = self.has_flattened or every > 1
+        return widened_to(shape, (dim, every), self._cut, inner=self._inner)
+
+    def plan(self) -> DrawPlan:
+        """Return what was found."""
+        draws = tuple(draw for draw, _ in self._shapes)
+        dims = tuple(self._dims.get(number) for number in range(len(draws)))
+        return DrawPlan(draws, dims, self._inner)
+
+
+def widened_to(shape: Sequence[int], place: tuple[int, int], cut: Cut, *, inner: bool) -> Widened:
+    """Return the shape for the whole batch of a slice's; `place` is the samples' dimension and places."""
+    dim, every = place
+    whole = (*shape[:dim], cut.total * every, *shape[dim + 1 :])
+    return Widened(whole, dim, cut.start, cut.local, every, inner and every > 1)
+
+
+def _named(func: Any, shape: Sequence[int]) -> OneDraw:
+    return OneDraw(str(func.overloadpacket), len(shape))
+
+
+def _is_composite(func: Any) -> bool:
+    """Return whether an operation draws by others, which arrive here themselves but in inference mode."""
+    return torch.Tag.nondeterministic_seeded in func.tags and func.has_kernel_for_dispatch_key(_COMPOSITE)
+
+
+def _only_dim(shape: Sequence[int], samples: int) -> int | None:
+    """Return the dimension that counts so many samples, if it can be only one."""
+    multiples = [dim for dim, size in enumerate(shape) if size % samples == 0]
+    return multiples[0] if len(multiples) == 1 and shape[multiples[0]] == samples else None
 
 
 def sample_dim(shape: Sequence[int], samples: int) -> tuple[int, int] | None:
@@ -114,8 +281,11 @@ def sample_dim(shape: Sequence[int], samples: int) -> tuple[int, int] | None:
 
 def _fill(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """``x.uniform_()`` and the like, which overwrite `x`; probabilities may be given for each element."""
+    return _filled(mode.widened(func, args[0].shape), func, args, kwargs)
+
+
+def _filled(wide: Widened | None, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     target, *rest = args
-    wide = mode.widened(target.shape)
     if wide is None:
         return func(*args, **kwargs)
     whole = wide.empty(target)
@@ -128,9 +298,9 @@ def _coins(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[s
     """``x.bernoulli_(p)``: what dropout draws on the CPU, and for large activations most of its time."""
     target, *rest = args
     probability = rest[0] if rest else kwargs.get("p", 0.5)
-    wide = mode.widened(target.shape)
+    wide = mode.widened(func, target.shape)
     if wide is None or target.device.type != "cpu" or isinstance(probability, Tensor) or not are_torchs():
-        return _fill(mode, func, args, kwargs)
+        return _filled(wide, func, args, kwargs)
     whole = wide.laid_out(functools.partial(bits, generator=kwargs.get("generator")), target)
     target.copy_(heads(wide.own(whole), probability))
     return target
@@ -139,7 +309,7 @@ def _coins(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[s
 def _like(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """``rand_like(x)`` and the like, which take the form of `x` alone."""
     model, *rest = args
-    wide = mode.widened(model.shape)
+    wide = mode.widened(func, model.shape)
     if wide is None:
         return func(*args, **kwargs)
     return wide.own(func(wide.empty(model), *rest, **kwargs)).clone()
@@ -154,7 +324,7 @@ def _of_size(position: int) -> Draw:
         else:
             here = next((i for i, one in enumerate(args) if isinstance(one, list | tuple)), position)
             size = args[here]
-        wide = mode.widened(size)
+        wide = mode.widened(func, size)
         if wide is None:
             return func(*args, **kwargs)
         shape = list(wide.shape)
@@ -170,7 +340,7 @@ def _of_values(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mappi
     model = next((one for one in args if isinstance(one, Tensor)), None)
     if model is None:
         return _of_size(2)(mode, func, args, kwargs)
-    wide = mode.widened(model.shape)
+    wide = mode.widened(func, model.shape)
     if wide is None:
         return func(*args, **kwargs)
     return wide.own(func(*(_among_others(one, model.shape, wide) for one in args), **kwargs)).clone()
@@ -179,7 +349,7 @@ def _of_values(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mappi
 def _native_dropout(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Dropout in one kernel, as on accelerators: returns what is left, and which."""
     values, probability, train = args
-    wide = mode.widened(values.shape)
+    wide = mode.widened(func, values.shape)
     if wide is None or not train:
         return func(*args, **kwargs)
     _, kept = func(wide.empty(values), probability, train, **kwargs)
@@ -198,7 +368,7 @@ def _among_others(value: Any, shape: Sequence[int], wide: Widened) -> Any:
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
     whole = wide.empty(value).fill_(0.5)
-    wide.own(whole).copy_(value.expand(list(shape)))
+    wide.set_own(whole, value.expand(list(shape)))
     return whole
 
 

@@ -28,6 +28,8 @@ class Options:
         device: ``cpu`` for a script that names another one, whatever it names.
         scratch: where all that the copies write goes instead of their files; None for a run that is meant.
         seed: of what nobody seeds; None draws one.
+        check_every: split calls between two that are computed unsplit too and compared; 0 for never, None for
+            exponentially rarer ones.
     """
 
     explain: bool = False
@@ -40,6 +42,7 @@ class Options:
     all_output: bool = False
     scratch: Path | None = None
     seed: int | None = None
+    check_every: int | None = None
 
     @property
     def are_serial(self) -> bool:

@@ -2,20 +2,21 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from samestep.autopilot.cut import Cut
-from samestep.autopilot.reduction import Reduction, reduction_of
+from samestep.autopilot.cut import Cut, memory_order
+from samestep.autopilot.draws import DrawPlan
+from samestep.autopilot.forward_reductions import read_reduction
+from samestep.autopilot.reduction import READINGS, Reading, Reduction
 from samestep.autopilot.state import Side
 from samestep.base.errors import UsageError
 from samestep.watch.tree import Path, leaves, mapped
 
 Dims: TypeAlias = Mapping[Path, int]
 """Of each input that is cut, the dimension that counts samples."""
-By: TypeAlias = Literal["graph", "samples", "sum"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,49 +30,59 @@ class Alike:
 
 @dataclass(frozen=True, slots=True)
 class Concatenated:
-    """An output with a row, or several, for each sample."""
+    """An output with a row, or several, for each sample.
+
+    Args:
+        dim: the dimension of the rows.
+        order: its dimensions, outermost in memory first, as on one worker.
+        inner: whether the samples change faster than their rows, as where sequences come first.
+    """
 
     dim: int
+    order: tuple[int, ...]
     inner: bool = False
-    """Whether the samples change faster than their rows, as where sequences come first."""
 
     def put_together(self, part: Tensor, cut: Cut) -> Tensor:
         """Return the rows of all samples."""
         every = part.size(self.dim) // cut.local
         if not self.inner:
-            return cut.gathered(part, self.dim, every=every)
+            return cut.gathered(part, self.dim, every=every, order=self.order)
         rows: Tensor = torch.unflatten(part, self.dim, (every, cut.local))
         return cut.gathered(rows, self.dim + 1).flatten(self.dim, self.dim + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """An output that is a sum or a mean over the samples."""
+    """An output that is a sum or a mean over the samples, as the way it was computed tells."""
 
-    by: By
+    reading: Reading
 
     def put_together(self, part: Tensor, cut: Cut) -> Tensor:
         """Return the sum or the mean over all samples.
 
         Raises:
-            UsageError: the graph does not tell what the mean was divided by, as it did when this was learnt.
+            UsageError: it is computed in another way than when this was proved.
         """
-        found = self.of(part, cut)
+        found = read_reduction(part, self.reading)
         if found is None:
             raise UsageError(
-                "a loss that a model computes was reduced in a way that could be told before and cannot now. "
-                "Have forward return scores and compute the loss outside, or run with --mode native."
+                "a model computes its loss in another way than in its first call, and the weight of a "
+                "slice's loss is not known. Return scores from forward and compute the loss outside, or keep "
+                "the model's calls unsplit: samestep.split(model, dim=None)."
             )
         if found.kind == "sum":
             return cut.added(part)
-        total = cut.world.sum(found.weight)
+        own = torch.tensor([found.weight, *found.others], dtype=torch.float64, device=cut.world.device)
+        totals = own.clone()
+        cut.world.all_reduce(totals)
+        total = float(totals[0])
+        if found.others and not torch.allclose(own * total, totals * found.weight, rtol=1e-9, atol=0):
+            raise UsageError(
+                "a model adds losses that are means over different numbers of elements, which are not "
+                "proportional on all workers. Return them one by one, or keep the model's calls unsplit: "
+                "samestep.split(model, dim=None)."
+            )
         return cut.added(part, found.weight / total if total else 1 / cut.world.place.size)
-
-    def of(self, part: Tensor, cut: Cut) -> Reduction | None:
-        """Return how this rank's part was reduced."""
-        if self.by == "graph":
-            return reduction_of(part)
-        return Reduction("sum") if self.by == "sum" else Reduction("mean", float(cut.local))
 
 
 Joint: TypeAlias = Alike | Concatenated | Reduced
@@ -86,8 +97,10 @@ class SplitPlan:
     """Of each output; see `sides.outcome`."""
     sides: tuple[Side, ...]
     """The attributes in which the module leaves tensors."""
-    draws: bool
-    """Whether the module draws random numbers."""
+    draws: DrawPlan | None
+    """The random numbers that the module draws; None for none."""
+    watches_reductions: bool = False
+    """Whether some output is reduced over samples without an autograd graph to tell how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,22 +172,29 @@ def _sample_dim(tensor: Tensor, total: int) -> int | None:
 
 
 def joints_for(whole: Tensor, part: Tensor, cut: Cut) -> Iterator[Joint]:
-    """Yield the ways in which parts of this shape may make an output of that one, likeliest first."""
+    """Yield the ways in which parts of this shape may make an output of that one, safest first.
+
+    A value that was reduced over samples is never taken for one that does not depend on them, where the way
+    it was computed tells: the mean of equal values is that value.
+    """
     if whole.shape == part.shape:
+        known: list[Reduction] = []
+        for reading in READINGS:
+            found = read_reduction(part, reading)
+            if found is not None and found not in known:
+                known.append(found)
+                if found.kind == "sum" or whole.is_floating_point() or whole.is_complex():
+                    yield Reduced(reading)
         yield Alike()
-        if whole.is_floating_point() or whole.is_complex():
-            if reduction_of(part) is not None:
-                yield Reduced("graph")
-            yield Reduced("samples")
-            yield Reduced("sum")
     if whole.dim() != part.dim():
         return
+    order = tuple(memory_order(whole))
     for dim, size in enumerate(whole.shape):
         if size % cut.total or part.size(dim) * cut.total != size * cut.local:
             continue
         others = [at for at in range(whole.dim()) if at != dim]
         if any(whole.size(at) != part.size(at) for at in others):
             continue
-        yield Concatenated(dim)
+        yield Concatenated(dim, order)
         if size > cut.total:
-            yield Concatenated(dim, inner=True)
+            yield Concatenated(dim, order, inner=True)

@@ -1,50 +1,71 @@
-"""Activation checkpoints within split calls: what backward computes again is the same slice again."""
+"""Activation checkpoints within split calls: backward recomputes the same slice."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 from unittest.mock import patch
 
 import torch.utils.checkpoint
 
-AsSlice: TypeAlias = Callable[[], AbstractContextManager[Any]]
-_as_slice: ContextVar[AsSlice | None] = ContextVar("samestep_as_slice", default=None)
+from samestep.autopilot.cut import Cut
+
+
+@dataclass(frozen=True, slots=True)
+class SliceContext:
+    """The slice that is being computed.
+
+    Args:
+        cut: how the batch is sharded.
+        again: returns the context in which a part of it is computed again, given the draws before that part.
+        draws: returns how many random draws the call has made so far.
+    """
+
+    cut: Cut
+    again: Callable[[int], AbstractContextManager[Any]]
+    draws: Callable[[], int]
+
+
+_slice: ContextVar[SliceContext | None] = ContextVar("samestep_slice", default=None)
 
 
 def is_within_slice() -> bool:
     """Return whether the caller computes a slice of a split call, for the first time or again."""
-    return _as_slice.get() is not None
+    return _slice.get() is not None
+
+
+def current_cut() -> Cut | None:
+    """Return how the batch is sharded of which the caller computes a slice; None outside of split calls."""
+    context = _slice.get()
+    return None if context is None else context.cut
 
 
 @contextmanager
-def within_slice(again: AsSlice) -> Iterator[None]:
-    """Within, a slice is computed.
-
-    Args:
-        again: returns what it is computed within, for who computes a part of it again.
-    """
-    token = _as_slice.set(again)
+def within_slice(context: SliceContext) -> Iterator[None]:
+    """Within, a slice is computed."""
+    token = _slice.set(context)
     try:
         yield
     finally:
-        _as_slice.reset(token)
+        _slice.reset(token)
 
 
 @contextmanager
 def checkpoints_of_slices() -> Iterator[None]:
-    """Have activation checkpoints remember which slice they are of."""
+    """Let activation checkpoints recompute the slice that they were made in."""
     original: Callable[..., Any] = torch.utils.checkpoint.checkpoint
 
     def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        again = _as_slice.get()
-        if again is None:
+        context = _slice.get()
+        if context is None:
             return original(function, *args, **kwargs)
+        draws_before = context.draws()
 
         def of_slice(*own: Any, **named: Any) -> Any:
             if is_within_slice():
                 return function(*own, **named)
-            with again():
+            with context.again(draws_before):
                 return function(*own, **named)
 
         return original(of_slice, *args, **kwargs)

@@ -1,113 +1,239 @@
-"""What a loss that a model computes itself is: a sum over its slice, or a mean, and of how much.
+"""How a scalar that a model computes depends on its samples: a sum over them, or a mean, and of how much.
 
-A slice's mean is not the batch's: labels may be ignored, classes may weigh. The node of the autograd graph
-that made it knows what it was divided by::
+The mean of a slice is not the mean of the batch: labels may be ignored, classes may have weights. The
+operation that reduced the samples tells what it divided by::
 
-    cross entropy, nll        _saved_total_weight: the weights of the labels that count
-    mse, l1, huber, bce       the elements of its input
-    x.mean()                  the elements of x
+    cross entropy, nll        the total weight of the labels that count
+    mse, l1, huber, bce       the number of elements
+    x.mean()                  the number of elements
     x.sum() / n               n
+    x.sum() * (1 / n)         n
 
-Behind it are often factors, sums of losses and views; they are passed through, as long as all that is added
-up was divided by the same.
+Factors, sums of losses and views of them follow; they are passed through, as long as all terms are weighted
+alike. `reduction_of` reads the autograd graph; `samestep.autopilot.forward_reductions` watches the operations
+where there is no graph. What neither can tell is None: a weight is never assumed.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
 _MEAN, _SUM = 1, 2  # torch's numbers for `reduction=`
+ELEMENTS = "elements"
+"""The source of a weight that counts elements, and does not depend on labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """What a value was reduced by."""
+    """How a value was reduced over samples.
+
+    Args:
+        kind: a sum, or a sum that was divided by `weight`.
+        weight: what the sum of a mean was divided by.
+        source: what the weight depends on; terms of different sources have no common weight.
+        others: the weights of further terms of a sum of means; they must be proportional to `weight` on all
+            ranks.
+    """
 
     kind: Literal["sum", "mean"]
     weight: float = 1.0
-    """Of a mean: what the sum was divided by."""
+    source: Hashable = ELEMENTS
+    others: tuple[float, ...] = ()
 
 
-Reader: TypeAlias = Callable[[Any], Reduction | None]
+class Independent:
+    """The reading of a scalar that no sample enters, such as a learnable scale."""
 
 
-def reduction_of(value: Tensor) -> Reduction | None:
-    """Return how `value` was reduced; None where its graph does not tell, or there is none."""
-    return _read(value.grad_fn, depth=40)
+INDEPENDENT = Independent()
+Term: TypeAlias = Reduction | Independent | None
+"""What is known of one scalar; None where it may depend on samples in a way that cannot be read."""
 
 
-def _read(node: Any, depth: int) -> Reduction | None:
-    if node is None or not depth:
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The assumptions under which a scalar is read; the equivalence check refutes the wrong ones.
+
+    Args:
+        divided: a sum that is divided by a number is a mean over that number, not a sum with a factor.
+        multiplied: so is one that is multiplied by a number: by the reciprocal.
+        sums_independent: a sum that is added to a mean does not depend on the samples: a penalty on weights.
+    """
+
+    divided: bool = True
+    multiplied: bool = False
+    sums_independent: bool = False
+
+
+PLAIN = Reading()
+READINGS = tuple(
+    Reading(divided, multiplied, sums_independent)
+    for sums_independent in (False, True)
+    for divided, multiplied in ((True, False), (True, True), (False, False))
+)
+
+
+def added(terms: Iterable[Term], reading: Reading) -> Term:
+    """Return the reading of a sum of terms."""
+    found: list[Reduction] = []
+    for term in terms:
+        if term is None:
+            return None
+        if isinstance(term, Reduction):
+            found.append(term)
+    if not found:
+        return INDEPENDENT
+    means = [one for one in found if one.kind == "mean"]
+    if not means:
+        return found[0]
+    if len(means) < len(found) and not reading.sums_independent:
         return None
-    name = type(node).__name__.rstrip("0123456789")
-    if name in _PASSED:
-        return _read_any(node, depth - 1)
-    if name == "DivBackward":
-        return _divided(node, depth - 1)
-    reader = _READERS.get(name)
-    return None if reader is None else reader(node)
+    first = means[0]
+    if any(one.source != first.source for one in means):
+        return None
+    weights = [weight for one in means for weight in (one.weight, *one.others)]
+    others = tuple(dict.fromkeys(weight for weight in weights if weight != first.weight))
+    return replace(first, others=others)
 
 
-def _read_any(node: Any, depth: int) -> Reduction | None:
-    """Read all inputs that have a graph; None unless they agree."""
-    inputs = [one for one, _ in node.next_functions if one is not None]
-    found = [_read(one, depth) for one in inputs]
-    return found[0] if found and all(one == found[0] for one in found) else None
+def scaled(term: Term, factor: float, *, applies: bool) -> Term:
+    """Return the reading of a term times a number.
+
+    Args:
+        term: what is known of the term.
+        factor: the number.
+        applies: whether a sum times this number is read as a mean.
+    """
+    if not isinstance(term, Reduction) or not applies or not factor:
+        return term
+    if term.kind == "sum":
+        return Reduction("mean", 1 / factor, source="divided")
+    # A mean that was made by dividing goes on: of (a / n) * 0.5 the weight is 2 n.
+    return replace(term, weight=term.weight / factor) if term.source == "divided" else term
 
 
-def _divided(node: Any, depth: int) -> Reduction | None:
-    found = _read_any(node, depth)
-    divisor = getattr(node, "_saved_other", None)
-    if found is None or found.kind == "mean" or not isinstance(divisor, Tensor) or divisor.numel() != 1:
-        return found  # a mean over a number, or a sum over one that is the same for all ranks
-    return Reduction("mean", float(divisor))
+def multiplied(terms: Iterable[Term]) -> Term:
+    """Return the reading of a product: of at most one reduction, by what does not depend on samples."""
+    found = list(terms)
+    reductions = [term for term in found if isinstance(term, Reduction)]
+    if None in found or len(reductions) > 1:
+        return None
+    return reductions[0] if reductions else INDEPENDENT
 
 
-def _by_labels(node: Any) -> Reduction | None:
-    if node._saved_reduction != _MEAN:  # noqa: SLF001 - the graph's own public way to its saved values
-        return _sum_or_nothing(node)
-    return Reduction("mean", float(node._saved_total_weight))  # noqa: SLF001
+def by_labels(reduction: int, total_weight: float, labels: Hashable) -> Term:
+    """Return the reading of a loss over labels, some of which may be ignored, or weigh more."""
+    if reduction == _SUM:
+        return Reduction("sum")
+    return Reduction("mean", total_weight, ("labels", labels)) if reduction == _MEAN else None
 
 
-def _by_elements(node: Any) -> Reduction | None:
-    if node._saved_reduction != _MEAN:  # noqa: SLF001
-        return _sum_or_nothing(node)
-    return Reduction("mean", float(node._saved_self.numel()))  # noqa: SLF001
+def by_elements(reduction: int, count: int) -> Term:
+    """Return the reading of a loss over all elements of a tensor."""
+    if reduction == _SUM:
+        return Reduction("sum")
+    return Reduction("mean", float(count)) if reduction == _MEAN else None
 
 
-def _sum_or_nothing(node: Any) -> Reduction | None:
-    return Reduction("sum") if node._saved_reduction == _SUM else None  # noqa: SLF001
+def reduction_of(value: Tensor, reading: Reading = PLAIN) -> Reduction | None:
+    """Return how `value` was reduced over samples; None where its graph does not tell, or there is none."""
+    found = _Graph(reading).read(value.grad_fn, depth=60)
+    return found if isinstance(found, Reduction) else None
+
+
+class _Graph:
+    """Reads one graph.
+
+    Args:
+        reading: the assumptions.
+    """
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+
+    def read(self, node: Any, depth: int) -> Term:
+        if node is None or not depth:
+            return None
+        name = type(node).__name__.rstrip("0123456789")
+        found: Term = None
+        if name == "AccumulateGrad":
+            found = INDEPENDENT if node.variable.numel() == 1 else None
+        elif name in _LINEAR:
+            found = added(self._inputs(node, depth), self._reading)
+        elif name in ("MulBackward", "DivBackward"):
+            found = self._product(node, depth, divides=name == "DivBackward")
+        elif name in ("MeanBackward", "SumBackward"):
+            found = self._reduced(node, depth, name)
+        elif name in _ELEMENTWISE:
+            inside = self._inputs(node, depth)
+            found = INDEPENDENT if inside and all(one is INDEPENDENT for one in inside) else None
+        elif (reader := _READERS.get(name)) is not None:
+            found = reader(node)
+        return found
+
+    def _inputs(self, node: Any, depth: int) -> list[Term]:
+        return [self.read(one, depth - 1) for one, _ in node.next_functions if one is not None]
+
+    def _product(self, node: Any, depth: int, *, divides: bool) -> Term:
+        found = multiplied(self._inputs(node, depth))
+        has_graph = [one is not None for one, _ in node.next_functions]
+        if all(has_graph):
+            return found
+        factor = node._saved_other if has_graph[0] else node._saved_self  # noqa: SLF001 - the graph's own way
+        if not isinstance(factor, Tensor) or factor.numel() != 1 or (divides and not has_graph[0]):
+            return found if not isinstance(factor, Tensor) else None
+        value = float(factor)
+        if divides:
+            return scaled(found, 1 / value if value else 0.0, applies=self._reading.divided)
+        return scaled(found, value, applies=self._reading.multiplied)
+
+    def _reduced(self, node: Any, depth: int, name: str) -> Term:
+        """Read a mean or a sum: of samples, or of scalars that were reduced before and put together."""
+        operand = next((one for one, _ in node.next_functions), None)
+        if type(operand).__name__.rstrip("0123456789") in ("StackBackward", "CatBackward"):
+            inside = self.read(operand, depth - 1)
+            if isinstance(inside, Reduction):
+                return inside
+        return Reduction("sum") if name == "SumBackward" else _mean(node)
+
+
+def _labels(node: Any) -> Term:
+    try:
+        target = node._saved_target  # noqa: SLF001 - the graph's own way to its saved values
+    except RuntimeError:  # it was written to since
+        return None
+    labels = (target.data_ptr(), node._saved_ignore_index, node._saved_weight is None)  # noqa: SLF001
+    return by_labels(node._saved_reduction, float(node._saved_total_weight), labels)  # noqa: SLF001
+
+
+def _elements(node: Any) -> Term:
+    return by_elements(node._saved_reduction, node._saved_self.numel())  # noqa: SLF001
 
 
 def _mean(node: Any) -> Reduction | None:
-    count = getattr(node, "_saved_self_sym_numel", None)
-    if count is None:
-        sizes = getattr(node, "_saved_self_sym_sizes", None)
-        if sizes is None:
-            return None
-        count = 1
-        for size in sizes:
-            count *= int(size)
+    sizes = getattr(node, "_saved_self_sym_sizes", None)
+    if sizes is None:
+        return None
+    count = 1
+    for size in sizes:
+        count *= int(size)
     return Reduction("mean", float(count))
 
 
-_READERS: Mapping[str, Reader] = {
-    "NllLossBackward": _by_labels,
-    "NllLoss2DBackward": _by_labels,
-    "MseLossBackward": _by_elements,
-    "SmoothL1LossBackward": _by_elements,
-    "HuberLossBackward": _by_elements,
-    "BinaryCrossEntropyBackward": _by_elements,
-    "BinaryCrossEntropyWithLogitsBackward": _by_elements,
-    "SoftMarginLossBackward": _by_elements,
-    "MeanBackward": _mean,
-    "SumBackward": lambda _: Reduction("sum"),
+_READERS: Mapping[str, Callable[[Any], Term]] = {
+    "NllLossBackward": _labels,
+    "NllLoss2DBackward": _labels,
+    "MseLossBackward": _elements,
+    "SmoothL1LossBackward": _elements,
+    "HuberLossBackward": _elements,
+    "BinaryCrossEntropyBackward": _elements,
+    "BinaryCrossEntropyWithLogitsBackward": _elements,
+    "SoftMarginLossBackward": _elements,
 }
-_PASSED = frozenset(
+_LINEAR = frozenset(
     {
-        "MulBackward",
         "NegBackward",
         "AddBackward",
         "SubBackward",
@@ -119,5 +245,8 @@ _PASSED = frozenset(
         "ReshapeAliasBackward",
         "SqueezeBackward",
         "UnsqueezeBackward",
+        "StackBackward",
+        "CatBackward",
     }
 )
+_ELEMENTWISE = frozenset({"ExpBackward", "LogBackward", "SoftplusBackward", "SigmoidBackward", "PowBackward"})

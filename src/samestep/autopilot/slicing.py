@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from samestep.autopilot.account import Account, calling_site
 from samestep.autopilot.cut import Cut
+from samestep.autopilot.draws import GlobalDraws
 from samestep.autopilot.options import Options
 from samestep.autopilot.reduction import Reduction, reduction_of
-from samestep.autopilot.trial import Forward, as_slice
+from samestep.autopilot.slice_call import Forward, as_slice
 from samestep.base.errors import UsageError
 from samestep.world.world import World
 
@@ -88,7 +89,8 @@ class Slicing:
         self._account.split[f"{type(module).__name__} at {calling_site()}"] += 1
         is_known = module in self._draws
         draws = self._draws.get(module, True)
-        with as_slice(self.cut, draws=draws, options=self._options) as mode:
+        mode = GlobalDraws(self.cut) if draws else None
+        with as_slice(self.cut, mode, self._options):
             outputs = forward(module, *args, **kwargs)
         if mode is not None and mode.untold:
             raise UsageError(
@@ -133,7 +135,7 @@ class Slicing:
 
     def _reduction(self, root: Tensor) -> Reduction:
         found = reduction_of(root) if root.numel() == 1 else None
-        if found is None:
+        if found is None or found.others:
             raise UsageError(
                 f"--split loader cannot tell from the graph of the loss at {calling_site()} how it was "
                 f"reduced over the samples, and so not what it is over all of them. {_INSTEAD}"

@@ -1,12 +1,15 @@
-"""What a call of a module may change, so that it can be tried and taken back."""
+"""What a call of a module may change, so that it can be computed for a comparison, and taken back."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from copy import copy
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from samestep.autopilot.reached import PLAIN, globals_of, is_record, reached
 from samestep.watch.tree import leaves
 
 Side: TypeAlias = tuple[str, str]
@@ -14,7 +17,7 @@ Side: TypeAlias = tuple[str, str]
 
 
 class Changeable:
-    """The attributes and buffers of a module and all within it, as they were.
+    """The attributes, buffers and globals that calls of a module may change, as they were.
 
     Args:
         module: whose.
@@ -26,9 +29,31 @@ class Changeable:
             (one, dict(vars(one)), dict(one._buffers), dict(one._parameters))  # noqa: SLF001
             for one in module.modules()
         ]
-        self._values = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+        found = list(reached(module))
+        self._globals = [(names, name, names[name]) for names, name in globals_of(module) if name in names]
         kept = [value for _, _, value in _own_attributes(module)]
-        self._containers = [(one, copy(one)) for one in kept if isinstance(one, list | dict | set)]
+        self._containers = [
+            (one, copy(one))
+            for one in _distinct([*kept, *(value for _, value in found)])
+            if isinstance(one, list | dict | set | deque)
+        ]
+        self._records = [
+            (one, dict(vars(one)))
+            for one in _distinct(value for _, value in found)
+            if not isinstance(one, PLAIN) and is_record(one)
+        ]
+        self._arrays = [
+            (one, one.copy()) for one in _distinct(value for _, value in found) if isinstance(one, np.ndarray)
+        ]
+        own = {f"{name} of {place}": value for (place, name), value in found if type(value) is Tensor}
+        buffers = {id(buffer) for buffer in module.buffers()}
+        self._named = {**dict(module.named_buffers()), **own}
+        """Buffers, and tensors that are none and may be written to in place."""
+        self._values = [
+            # Batch norm writes to its buffers without counting it.
+            (tensor, tensor.detach().clone(), None if id(tensor) in buffers else tensor._version)  # noqa: SLF001
+            for tensor in _distinct(self._named.values())
+        ]
         self._tensors = {(name, key): _ids(value) for name, key, value in _own_attributes(module)}
 
     def restore(self) -> None:
@@ -39,15 +64,24 @@ class Changeable:
                 continue  # its tensors stay the same objects: there is nothing to put back but their values
             _refill(module._buffers, buffers)  # noqa: SLF001
             _refill(module._parameters, parameters)  # noqa: SLF001
+        for names, name, value in self._globals:
+            names[name] = value
+        for record, attributes in self._records:
+            _refill(vars(record), attributes)
         for container, contents in self._containers:
             refill(container, contents)
+        for array, values in self._arrays:
+            if array.flags.writeable:
+                array[...] = values
         with torch.no_grad():
-            for buffer, value in self._values:
-                buffer.copy_(value)
+            for tensor, value, version in self._values:
+                if tensor._version != version:  # noqa: SLF001
+                    tensor.detach().copy_(value)
 
     def buffers(self) -> dict[str, Tensor]:
-        """Return copies of the buffers as they are now."""
-        return {name: buffer.detach().clone() for name, buffer in self._module.named_buffers()}
+        """Return copies of the tensors that may be written to in place, as they are now."""
+        now = {**self._named, **dict(self._module.named_buffers())}
+        return {name: tensor.detach().clone() for name, tensor in now.items()}
 
     def left(self) -> dict[Side, Any]:
         """Return the attributes in which there are tensors that were not there before."""
@@ -59,9 +93,18 @@ class Changeable:
 
 
 def refill(container: Any, contents: Any) -> None:
-    """Give a list, a dict or a set other contents."""
+    """Give a list, a deque, a dict or a set other contents."""
     container.clear()
-    container.extend(contents) if isinstance(container, list) else container.update(contents)
+    container.extend(contents) if isinstance(container, list | deque) else container.update(contents)
+
+
+def _distinct(values: Any) -> Iterator[Any]:
+    """Yield each object once."""
+    seen: set[int] = set()
+    for value in values:
+        if id(value) not in seen:
+            seen.add(id(value))
+            yield value
 
 
 def _own_attributes(module: nn.Module) -> Iterator[tuple[str, str, Any]]:

@@ -30,6 +30,7 @@ from samestep.autopilot.network import asked_once
 from samestep.autopilot.norms import batch_norm_of_slices
 from samestep.autopilot.options import DEFAULTS, Options
 from samestep.autopilot.output import silenced
+from samestep.autopilot.packed_sequences import sequences_of_slices
 from samestep.autopilot.recomputed import checkpoints_of_slices
 from samestep.autopilot.seeds import seeded_alike
 from samestep.autopilot.shadow_calls import noted, shadowed, writing_to
@@ -140,6 +141,7 @@ def steering(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
         stack.enter_context(outermost_calls())
         stack.enter_context(batch_norm_of_slices())
         stack.enter_context(checkpoints_of_slices())
+        stack.enter_context(sequences_of_slices())
         stack.enter_context(averaging_grad(current_gradients))
         slicing = Slicing(world, account, options) if options.split == "loader" else None
         if slicing is not None:

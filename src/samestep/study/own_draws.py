@@ -8,7 +8,7 @@ are, so that the order of its data is what it was: a fault in that order is none
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
@@ -74,11 +74,14 @@ class _Batches(Listener):
 class _Table(Widened):
     """A shape with the rows of a table instead of samples, and which row each sample takes."""
 
-    rows: Tensor
+    rows: Tensor = field(kw_only=True)
 
     def own(self, whole: Tensor) -> Tensor:
         """Return the samples' rows."""
         return whole.index_select(self.dim, self.rows.to(whole.device))
+
+    def set_own(self, whole: Tensor, part: Tensor) -> None:
+        """Leave the table alone: its rows are no sample's."""
 
 
 class _SamplesDraws(WidenedDraws):  # type: ignore[no-untyped-call]
@@ -117,7 +120,7 @@ class _SamplesDraws(WidenedDraws):  # type: ignore[no-untyped-call]
             before.restore()
         return drawn
 
-    def widened(self, shape: Sequence[int]) -> Widened | None:
+    def widened(self, func: Any, shape: Sequence[int]) -> Widened | None:  # noqa: ARG002 - of the interface
         """Return the shape of a table, to be drawn alike by all; None where no dimension is the samples'."""
         place = sample_dim(shape, len(self.samples))
         if place is None:
@@ -128,11 +131,11 @@ class _SamplesDraws(WidenedDraws):  # type: ignore[no-untyped-call]
         rows = torch.tensor([sample % _ROWS for sample in self.samples])
         each = rows.mul(every)[:, None] + torch.arange(every)
         whole = (*shape[:dim], _ROWS * every, *shape[dim + 1 :])
-        return _Table(whole, dim, 0, shape[dim], each.flatten())
+        return _Table(whole, dim, 0, shape[dim], rows=each.flatten())
 
     def noise(self, model: Tensor, fill: Callable[[Tensor], Tensor]) -> Tensor:
         """Return numbers of the form of a tensor, from a table that `fill` fills."""
-        wide = self.widened(model.shape)
+        wide = self.widened(None, model.shape)
         return fill(torch.empty_like(model)) if wide is None else wide.own(fill(wide.empty(model)))
 
 

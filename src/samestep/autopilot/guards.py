@@ -1,51 +1,68 @@
-"""What a call depends on, and leaves, beside tensors: flags, numbers, texts; and hooks that see slices.
+"""The guards of a proof: flags, numbers and texts that a call depends on; and hooks that would see slices.
 
-A proof holds under its conditions: a model that is told its epoch may do something else in the next one.
+A proof holds under its guards: a model that is given its epoch may do something else in the next one.
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+import numpy as np
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.rnn import RNNBase
 
 from samestep.autopilot.plans import Given
+from samestep.autopilot.reached import LISTS, PLAIN, Key, modules_of, reached
 from samestep.watch.tree import Path, parts_of, text
 
-Attributes: TypeAlias = Mapping[tuple[int, str], Any]
+Attributes: TypeAlias = Mapping[Key, Any]
 """Values by the place of their module among those in the one called, and their name."""
 
-_PLAIN = (bool, int, float, str, type(None))
-_TORCHS = frozenset(vars(nn.Module()))
+_DRAWING: tuple[tuple[type[nn.Module], str], ...] = (
+    (_DropoutNd, "p"),
+    (nn.MultiheadAttention, "dropout"),
+    (RNNBase, "dropout"),
+)
+"""torch's own layers whose calls depend on a number, and its attribute."""
+_MOST_ELEMENTS = 1 << 16
 
 
 def plain_arguments(given: Given) -> tuple[Any, ...]:
     """Return the flags, numbers and texts among a call's arguments."""
     named = [*enumerate(given.args), *given.kwargs.items()]
-    return tuple((key, value) for key, value in named if isinstance(value, _PLAIN))
+    return tuple((key, value) for key, value in named if isinstance(value, PLAIN))
 
 
 def plain_attributes(module: nn.Module) -> Attributes:
-    """Return the flags, numbers and texts that classes of the script keep in a module and those in it.
+    """Return the flags, numbers and texts that a module's forward may depend on.
 
-    torch's own layers are left out: none compares samples because of one.
+    They are those that the script's classes keep, the globals that their functions name, the probability of
+    each dropout, which modules are in training, and how many parameters learn.
     """
-    return {
-        (place, key): value
-        for place, one in enumerate(_modules(module))
-        if not _is_torchs(type(one))
-        for key, value in vars(one).items()
-        if isinstance(value, _PLAIN) and key not in _TORCHS
-    }
+    found: dict[Key, Any] = {key: value for key, value in reached(module) if isinstance(value, PLAIN)}
+    training = 0
+    for place, one in enumerate(modules_of(module)):
+        training = training << 1 | one.training
+        for kind, name in _DRAWING:
+            if isinstance(one, kind):
+                found[place, name] = getattr(one, name)
+    found[0, "training of all"] = training
+    found[0, "requires_grad of all"] = _learning(module)
+    return found
 
 
 def left_behind(module: nn.Module) -> Attributes:
-    """Return `plain_attributes`, and the last of each list, with the length."""
+    """Return what a call may leave beside tensors: `plain_attributes`, and the ends of lists, and arrays."""
     found = dict(plain_attributes(module))
-    for place, one in enumerate(_modules(module)):
-        for key, value in vars(one).items():
-            if type(value) is list and key not in _TORCHS:
-                last = value[-1] if value and isinstance(value[-1], _PLAIN) else None
-                found[place, key] = (len(value), last)
+    for key, value in reached(module):
+        if isinstance(value, LISTS):
+            last = value[-1] if value and isinstance(value[-1], PLAIN) else None
+            found[key] = (len(value), last)
+        elif isinstance(value, (dict, set)):
+            found[key] = (len(value), None)
+        elif isinstance(value, np.ndarray) and value.size <= _MOST_ELEMENTS and value.dtype != object:
+            found[key] = hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()
     return found
 
 
@@ -54,7 +71,7 @@ def changed(before: Attributes, after: Attributes) -> Attributes:
     return {key: value for key, value in after.items() if key not in before or not _same(before[key], value)}
 
 
-def told_of_slice(whole: Attributes, part: Attributes, total: int) -> str | None:
+def kept_of_slice(whole: Attributes, part: Attributes, total: int) -> str | None:
     """Return the name of what a call has left that is not known to be the whole batch's, if there is any.
 
     Args:
@@ -66,7 +83,7 @@ def told_of_slice(whole: Attributes, part: Attributes, total: int) -> str | None
         one = whole.get(key)
         number = one[1] if isinstance(one, tuple) else one
         if key not in whole or key not in part or not _same(one, part[key]) or _is_share(number, total):
-            return key[1]
+            return key[1] if key[0] >= 0 else f"global {key[1]}"
     return None
 
 
@@ -88,14 +105,14 @@ def returned_number(whole: Any, part: Any, total: int) -> str | None:
 def _is_share(value: Any, total: int) -> bool:
     """Return whether a number may be the share of samples of which something holds, an accuracy.
 
-    It may be the same in a slice by chance, and then tells nothing of the next batch.
+    It may be the same in a slice by chance, which proves nothing for the next batch.
     """
     return isinstance(value, float) and (value * total).is_integer()
 
 
 def hooked(module: nn.Module) -> str | None:
     """Return the name of a module or a parameter of which a hook would see a slice, if there is one."""
-    for one in _modules(module):
+    for one in modules_of(module):
         if one._forward_hooks or one._backward_hooks or one._backward_pre_hooks:  # noqa: SLF001
             return next(name for name, other in module.named_modules() if other is one) or "it"
         for parameter in one._parameters.values():  # noqa: SLF001 - named_parameters takes ten times as long
@@ -104,23 +121,17 @@ def hooked(module: nn.Module) -> str | None:
     return None
 
 
-def _modules(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield a module and those in it, as often as they are there: `modules` takes several times as long."""
-    yield module
-    waiting = [module]
-    while waiting:
-        for one in waiting.pop()._modules.values():  # noqa: SLF001
-            if one is not None:
-                yield one
-                waiting.append(one)
-
-
-def _is_torchs(kind: type[nn.Module]) -> bool:
-    return kind.__module__.startswith("torch.")
+def _learning(module: nn.Module) -> int:
+    return sum(
+        parameter.requires_grad
+        for one in modules_of(module)
+        for parameter in one._parameters.values()  # noqa: SLF001
+        if parameter is not None
+    )
 
 
 def _is_hooked(parameter: nn.Parameter) -> bool:
-    if parameter._backward_hooks:  # noqa: SLF001 - nothing else tells
+    if parameter._backward_hooks:  # noqa: SLF001 - there is no public spelling
         return True
     after = getattr(parameter, "_post_accumulate_grad_hooks", None)
     return after is not None and not all(map(_is_ours, after.values()))
@@ -142,7 +153,7 @@ def _same(one: Any, other: Any) -> bool:
     return bool(type(one) is type(other) and (one == other or repr(one) == repr(other) == "nan"))
 
 
-def without(attributes: Attributes, keys: Iterable[tuple[int, str]]) -> tuple[Any, ...]:
+def without(attributes: Attributes, keys: Iterable[Key]) -> tuple[Any, ...]:
     """Return attributes but for some, to be looked up by."""
     own = set(keys)
     return tuple((key, value) for key, value in attributes.items() if key not in own)

@@ -1,0 +1,180 @@
+"""Other weights and other samples for an equivalence check, in double precision.
+
+What is equal on one batch with fresh weights may be so by chance: a head that begins as zeros hides what
+stands before it, slices with as many labels have equal means, a gate of 1e-5 is below rounding. So a call is
+checked on disturbed weights, on samples that differ between slices, in slices of unequal size, and in double
+precision, where rounding hides nothing. All ranks disturb alike: the numbers come from a generator that is
+seeded here, and the streams of the script are left alone.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from samestep.autopilot.plans import Dims, Given
+from samestep.watch.tree import Path, mapped
+
+aten = torch.ops.aten
+_LOWER = (torch.float32, torch.float16, torch.bfloat16)
+_MADE_OF_NUMBERS = (aten.lift_fresh, aten.scalar_tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """What a check changes; a model may not take all of it.
+
+    Args:
+        samples: how many samples the batch of the check has; None for as many as the call's.
+        inputs: whether values are changed, or the batch's samples are only chosen anew.
+        buffers: whether buffers of floating-point numbers are changed too.
+        double: whether all is computed in double precision.
+    """
+
+    samples: int | None = None
+    inputs: bool = True
+    buffers: bool = True
+    double: bool = True
+
+
+def disturbances(size: int, total: int) -> Sequence[Disturbance]:
+    """Return the disturbances to try until the model takes one.
+
+    The first have few samples, in slices of unequal size.
+
+    Args:
+        size: the number of ranks.
+        total: the samples of the call.
+    """
+    few = 2 * size + 1
+    uneven = total if total % size else None
+    return (
+        Disturbance(few),
+        Disturbance(few, buffers=False),
+        Disturbance(few, inputs=False, buffers=False),
+        Disturbance(uneven, buffers=False),
+        Disturbance(uneven, inputs=False, buffers=False),
+        Disturbance(few, buffers=False, double=False),
+        Disturbance(few, inputs=False, buffers=False, double=False),
+        Disturbance(uneven, inputs=False, buffers=False, double=False),
+    )
+
+
+@contextmanager
+def disturbed_weights(module: nn.Module, how: Disturbance) -> Iterator[None]:
+    """Within, the parameters of a module hold other numbers, and its buffers too if `how` says so."""
+    own = torch.Generator().manual_seed(1)
+    tensors = [*module.parameters()]
+    buffers = {id(one) for one in module.buffers()}
+    before = [(tensor, tensor.data) for tensor in [*tensors, *module.buffers()]]
+    try:
+        with torch.inference_mode(mode=False):
+            for tensor, data in before:
+                if not data.is_floating_point():
+                    continue
+                values = data.double()
+                if id(tensor) not in buffers:
+                    values = values + _weight_noise(values, own)
+                elif how.buffers:
+                    values = values * (1 + 0.3 * _uniform(values, own)) + 0.1 * _uniform(values, own)
+                tensor.data = values if how.double else values.to(data.dtype)
+        yield
+    finally:
+        for tensor, data in before:
+            tensor.data = data
+
+
+def disturbed_inputs(given: Given, dims: Dims, total: int, how: Disturbance) -> Given:
+    """Return a call with other samples, chosen from its own and, if `how` says so, with other values."""
+    own = torch.Generator().manual_seed(2)
+    count = total if how.samples is None else how.samples
+    # In their order, which may be one by length; more than once, so that slices differ.
+    chosen = torch.randint(0, total, (count,), generator=own).sort().values
+
+    def change(path: Path, tensor: Tensor) -> Tensor:
+        value = tensor.detach()
+        if path in dims:
+            value = value.index_select(dims[path], chosen.to(tensor.device))
+            if how.inputs:
+                value = _other_values(value, own)
+        if how.double and value.is_floating_point():
+            value = value.double()
+        return value.clone().requires_grad_(tensor.requires_grad)
+
+    args, kwargs = mapped((given.args, dict(given.kwargs)), change)
+    return Given(args, kwargs)
+
+
+class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A context in which what is made or cast in lower precision is made in double precision instead."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run one operation."""
+        kwargs = dict(kwargs or {})
+        if kwargs.get("dtype") in _LOWER:
+            kwargs["dtype"] = torch.float64
+        result = func(*args, **kwargs)
+        is_made = func.overloadpacket in _MADE_OF_NUMBERS or not any(isinstance(one, Tensor) for one in args)
+        if is_made and isinstance(result, Tensor) and result.dtype in _LOWER:
+            return result.double()
+        return result
+
+
+def _weight_noise(values: Tensor, own: torch.Generator) -> Tensor:
+    """Return noise of the size of the weights; where they are next to nothing, of that of usual weights."""
+    if not values.numel():
+        return values
+    root_mean_square = float(values.square().mean().sqrt())
+    inputs = 1.0 if values.dim() < 2 else values.numel() / max(values.shape[0], 1)
+    return _normal(values, own).mul_(0.3 * max(root_mean_square, inputs**-0.5))
+
+
+def _other_values(value: Tensor, own: torch.Generator) -> Tensor:
+    """Return other values of the kind and within the range of those that are there."""
+    if not value.numel():
+        return value
+    if value.dtype == torch.bool:
+        return value ^ (_uniform(value, own) < 0.15)
+    is_binary = value.dim() > 1 and not value.is_complex() and bool(((value == 0) | (value == 1)).all())
+    if is_binary:
+        return value * (_uniform(value, own) > 0.2).to(value.dtype)
+    if value.is_floating_point():
+        finite = torch.isfinite(value)
+        largest = float(value[finite].abs().max()) if bool(finite.any()) else 0.0
+        scale = 0.5 + 0.4 * _uniform(value, own)
+        moved = value.double() * scale + 0.05 * (largest or 1.0) * _uniform(value, own)
+        return torch.where(finite, moved.to(value.dtype), value)
+    if value.is_complex():
+        return value
+    return _other_integers(value, own)
+
+
+def _other_integers(value: Tensor, own: torch.Generator) -> Tensor:
+    """Return some integers nearer to 1, which are labels, tokens, positions or lengths as well.
+
+    Lengths that begin with the longest still do.
+    """
+    lower = 1 + (_uniform(value, own) * (value - 1).clamp(min=1)).to(value.dtype)
+    other = torch.where((_uniform(value, own) < 0.3) & (value > 1), lower, value)
+    if value.dim() == 1 and len(value) > 1 and bool((value[1:] <= value[:-1]).all()):
+        return other.sort(descending=True).values
+    if value.dim() > 1:  # padding and ignored labels are the least of what is there
+        return torch.where(_uniform(value, own) < 0.1, value.min(), other)
+    return other
+
+
+def _uniform(like: Tensor, own: torch.Generator) -> Tensor:
+    return torch.rand(like.shape, generator=own, dtype=torch.float64).to(like.device)
+
+
+def _normal(like: Tensor, own: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=own, dtype=torch.float64).to(like.device)

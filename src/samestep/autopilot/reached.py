@@ -1,0 +1,164 @@
+"""Walks along what a module's forward can read and change beside its parameters and arguments.
+
+That is what its classes keep in attributes, also within dicts and plain objects, and the globals that its
+functions name::
+
+    class Net(nn.Module):
+        def __init__(self, config):
+            self.epoch = 0                     attribute
+            self.config = config               its fields
+            self.stats = {"seen": 0}           its values
+        def forward(self, x):
+            if WARM_UP: ...                    global
+            return helper(x)                   and the globals that it names
+"""
+
+import dis
+import sys
+from argparse import Namespace
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from functools import cache, lru_cache
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
+from typing import Any, TypeAlias
+
+import numpy as np
+from torch import Tensor, nn
+
+from samestep.autopilot.account import is_users
+
+Key: TypeAlias = tuple[int, str]
+"""The place of a module among those in the one called, -1 for a global; and the name in it."""
+PLAIN = (bool, int, float, str, type(None))
+LISTS = (list, deque)
+_DEPTH, _MOST_KEYS = 3, 64
+_COMPILED = "_torchdynamo_orig_callable"
+"""The attribute by which a compiled function is known."""
+_TORCHS = frozenset(vars(nn.Module()))
+
+
+def modules_of(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield a module and those in it, as often as they are there: `modules` takes several times as long."""
+    yield module
+    waiting = [module]
+    while waiting:
+        for one in waiting.pop()._modules.values():  # noqa: SLF001
+            if one is not None:
+                yield one
+                waiting.append(one)
+
+
+def reached(module: nn.Module) -> Iterator[tuple[Key, Any]]:
+    """Yield all that the forward of a module reaches, each with its place; containers before their parts."""
+    seen: set[int] = set()
+    kinds: set[Any] = set()
+    for place, one in enumerate(modules_of(module)):
+        kind = type(one)
+        if kind.__module__.startswith("torch."):
+            continue
+        kinds.add(kind)
+        for key, value in vars(one).items():
+            if key not in _TORCHS:
+                yield from _walk((place, key), value, _DEPTH, seen)
+    for kind in kinds:
+        for names, name in _globals_of(kind):
+            if name in names:
+                yield from _walk((-1, name), names[name], _DEPTH, seen)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether a call of a module runs code of `torch.compile`."""
+    if "torch._dynamo" not in sys.modules:
+        return False
+    for one in modules_of(module):
+        if "_orig_mod" in one._modules or one._compiled_call_impl is not None:  # noqa: SLF001
+            return True
+        if hasattr(one.forward, _COMPILED):
+            return True
+    return any(hasattr(names.get(name), _COMPILED) for names, name in globals_of(module))
+
+
+def globals_of(module: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the globals that the functions of a module's classes name, as their dict and their name."""
+    kinds: set[Any] = {type(one) for one in modules_of(module)}
+    for kind in kinds:
+        if not kind.__module__.startswith("torch."):
+            yield from _globals_of(kind)
+
+
+def _walk(key: Key, value: Any, depth: int, seen: set[int]) -> Iterator[tuple[Key, Any]]:
+    yield key, value
+    if isinstance(value, PLAIN) or not depth:
+        return
+    if isinstance(value, dict):
+        parts: Any = value.items() if len(value) <= _MOST_KEYS else ()
+    elif isinstance(value, tuple):
+        parts = enumerate(value) if len(value) <= _MOST_KEYS else ()
+    elif is_record(value):
+        parts = vars(value).items()
+    else:
+        return
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    for name, part in list(parts):
+        yield from _walk((key[0], f"{key[1]}.{name}"), part, depth - 1, seen)
+
+
+def is_record(value: Any) -> bool:
+    """Return whether a value is an object of the script's whose fields are looked at."""
+    if isinstance(value, (nn.Module, Tensor, np.ndarray, ModuleType, type)) or not hasattr(value, "__dict__"):
+        return False
+    if isinstance(value, (Namespace, SimpleNamespace)) or is_dataclass(value):
+        return True
+    kind: Any = type(value)
+    return bool(_is_of_users(kind))
+
+
+@cache
+def _is_of_users(kind: Any) -> bool:
+    """Return whether the script defines a class."""
+    functions = [one for one in vars(kind).values() if isinstance(one, FunctionType)]
+    return any(is_users(one.__code__.co_filename) and _is_scripts(one.__code__) for one in functions)
+
+
+@lru_cache(maxsize=256)
+def _globals_of(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
+    """Return the globals that the script's functions of a class name, and those that these call name."""
+    functions = [
+        one
+        for owner in kind.__mro__
+        for one in vars(owner).values()
+        if isinstance(one, FunctionType) and _is_scripts(one.__code__)
+    ]
+    found: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
+    seen: set[CodeType] = set()
+    while functions:
+        function = functions.pop()
+        names = function.__globals__
+        for name in _named(function.__code__, seen):
+            value = names.get(name)
+            if isinstance(value, FunctionType):
+                if value.__code__ not in seen and _is_scripts(value.__code__):
+                    functions.append(value)
+            elif not isinstance(value, (ModuleType, type)):
+                found[id(names), name] = names, name
+    return tuple(found.values())
+
+
+def _named(code: CodeType, seen: set[CodeType]) -> Iterator[str]:
+    if code in seen:
+        return
+    seen.add(code)
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME"):
+            yield step.argval
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from _named(part, seen)
+
+
+def _is_scripts(code: CodeType) -> bool:
+    """Return whether code is the script's, not a library's."""
+    return is_users(code.co_filename) and "-packages" not in code.co_filename

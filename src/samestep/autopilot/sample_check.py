@@ -1,0 +1,105 @@
+"""Sample checks during a run: now and then a split call is computed unsplit too, and compared.
+
+The equivalence check holds for what it has seen. A model that counts its calls, or that treats a rare kind of
+sample otherwise, may do something else later; a difference ends the run before its result is used.
+"""
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from samestep.autopilot.cut import Cut
+from samestep.autopilot.plans import Given, SplitPlan
+from samestep.autopilot.sides import outcome
+from samestep.autopilot.slice_call import Forward
+from samestep.autopilot.whole_call import ModuleRun, close, differing_buffer
+from samestep.base.errors import OutOfStep
+from samestep.watch.drawn import Drawn
+from samestep.watch.tree import leaves, text
+from samestep.world.world import World
+
+_FIRST_TRAINING, _FIRST_EVALUATION = 32, 100
+"""Calls for each rank before the first check. An unsplit forward takes as long as those of all ranks; a
+training step takes three forwards, so that checks take about 1 % of the time."""
+
+
+class CheckSchedule:
+    """Decides which split calls are checked; alike on all ranks.
+
+    Args:
+        size: the number of ranks.
+        every: calls between two checks; 0 for never, None for exponentially rarer ones.
+    """
+
+    def __init__(self, size: int, every: int | None) -> None:
+        self._size, self._every = size, every
+        self._calls: WeakKeyDictionary[nn.Module, dict[bool, int]] = WeakKeyDictionary()
+
+    def is_due(self, module: nn.Module, *, grad: bool) -> bool:
+        """Count a split call of a module, and return whether it is checked."""
+        counts = self._calls.setdefault(module, {})
+        counts[grad] = count = counts.get(grad, 0) + 1
+        if self._every is not None:
+            return self._every > 0 and count % self._every == 0
+        number, rest = divmod(count, self._size * (_FIRST_TRAINING if grad else _FIRST_EVALUATION))
+        return rest == 0 and number.bit_count() == 1
+
+
+class SampleCheck:
+    """One split call, computed unsplit first.
+
+    Args:
+        forward: runs the module.
+        module: the module; its state, and that of the generators, are as before afterwards.
+        given: the call's arguments.
+        world: the ranks.
+        draws: whether the call draws random numbers.
+    """
+
+    def __init__(
+        self, forward: Forward, module: nn.Module, given: Given, world: World, *, draws: bool
+    ) -> None:
+        self._module, self._world = module, world
+        self._run = ModuleRun(forward, module, world.device)
+        self._whole = self._run.whole(given, records=draws)
+        self._run.restore()
+
+    def compare(self, result: Any, plan: SplitPlan, cut: Cut) -> None:
+        """Compare the split call with the unsplit one.
+
+        Raises:
+            OutOfStep: they differ, on this rank or another.
+        """
+        why = self._difference(result, plan)
+        reasons = self._world.all_gather_objects(why)
+        found = next((one for one in reasons if one), "")
+        if found:
+            raise OutOfStep(
+                f"{type(self._module).__name__} gives another result when its batch of {cut.total} is split: "
+                f"{found}. It did not in its equivalence check, so it depends on something that has changed "
+                "since. Keep its calls unsplit: samestep.split(model, dim=None)."
+            )
+
+    def _difference(self, result: Any, plan: SplitPlan) -> str:
+        whole = self._whole
+        parts = dict(leaves(outcome(self._module, result, plan.sides)))
+        if parts.keys() != whole.outputs.keys():
+            return "its outputs have another structure"
+        for path, tensor in whole.outputs.items():
+            if not close(parts[path], tensor, scale=whole.scale):
+                apart = _apart(parts[path], tensor)
+                return f"its output{text(path[1:])} differs{apart}"
+        if (name := differing_buffer(self._run.before.buffers(), whole.buffers)) is not None:
+            return f"its buffer {name} differs"
+        if not Drawn.now(self._world.device).same(whole.drawn):
+            return "it draws other random numbers"
+        return ""
+
+
+def _apart(one: torch.Tensor, other: torch.Tensor) -> str:
+    if one.shape != other.shape:
+        return f": it is {list(one.shape)}, and {list(other.shape)} unsplit"
+    difference = (one.detach().double() - other.double()).abs().nan_to_num(float("inf")).max()
+    return f" by up to {float(difference):.2g}"

@@ -1,0 +1,75 @@
+"""Runs a module on this rank's slice of a batch, as a part of the whole batch."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from samestep.autopilot.cut import Cut
+from samestep.autopilot.draws import DrawPlan, FoundDraws, GlobalDraws
+from samestep.autopilot.norms import over_all_ranks, over_each_slice
+from samestep.autopilot.options import DEFAULTS, Options
+from samestep.autopilot.plans import Dims, Given
+from samestep.autopilot.recomputed import SliceContext, within_slice
+from samestep.autopilot.streams import own_stream
+
+Forward: TypeAlias = Callable[..., Any]
+
+
+@contextmanager
+def as_slice(cut: Cut, draws: GlobalDraws | None, options: Options = DEFAULTS) -> Iterator[None]:
+    """Within, what is normalized and drawn is part of a whole batch.
+
+    Args:
+        cut: how the batch is sharded.
+        draws: the context that draws for the whole batch; None where nothing is drawn.
+        options: the user's choices.
+    """
+    norms = over_all_ranks(cut.world) if options.batch_norm == "global" else over_each_slice(cut)
+    is_own = draws is not None and options.random == "per-worker"
+
+    def again(number: int) -> Any:
+        if draws is None:
+            return as_slice(cut, None, options)
+        plan = draws.plan() if isinstance(draws, FoundDraws) else draws.known
+        return as_slice(cut, GlobalDraws(cut, plan, number), options)
+
+    with (
+        within_slice(SliceContext(cut, again, lambda: 0 if draws is None else draws.number)),
+        norms,
+        own_stream(cut.world) if is_own else nullcontext(),
+        nullcontext() if draws is None or is_own else draws,
+    ):
+        yield
+
+
+def call_slice(
+    forward: Forward,
+    module: nn.Module,
+    given: Given,
+    cut: Cut,
+    dims: Dims,
+    *,
+    draws: GlobalDraws | None,
+    options: Options = DEFAULTS,
+) -> Any:
+    """Return the outputs of this rank's slice, before they are gathered.
+
+    Args:
+        forward: runs the module.
+        module: the module.
+        given: the arguments of the call of the whole batch.
+        cut: how the batch is sharded.
+        dims: the dimension of each input that counts samples.
+        draws: the context that draws for the whole batch; None where nothing is drawn.
+        options: the user's choices.
+    """
+    own = given.cut(cut, dims)
+    with as_slice(cut, draws, options):
+        return forward(module, *own.args, **own.kwargs)
+
+
+def draws_by(plan: DrawPlan | None, cut: Cut) -> GlobalDraws | None:
+    """Return the context that draws as `plan` says."""
+    return None if plan is None else GlobalDraws(cut, plan)

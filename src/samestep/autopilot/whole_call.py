@@ -1,0 +1,177 @@
+"""Runs a call of the whole batch for comparison, on every rank, and takes back what it changed."""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from samestep.autopilot.draws import OneDraw, RecordedDraws
+from samestep.autopilot.guards import Attributes, changed, left_behind
+from samestep.autopilot.plans import Given
+from samestep.autopilot.reached import is_compiled
+from samestep.autopilot.sides import outcome
+from samestep.autopilot.slice_call import Forward
+from samestep.autopilot.state import Changeable, Side
+from samestep.watch.drawn import Drawn
+from samestep.watch.tree import Path, leaves
+
+RELATIVE = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+"""The largest difference that rounding makes, of the largest value. Single precision: 1e-4."""
+_OF_SCALE = {torch.float64: 1e-11, torch.complex128: 1e-11, torch.float16: 1e-3, torch.bfloat16: 1e-2}
+"""The same, of the scale of what it was computed from: values may cancel. Single precision: 1e-6."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeCall:
+    """The results of a call of the whole batch.
+
+    Args:
+        outputs: copies of the tensors that it returned, and left in attributes.
+        tensors: the same with their graphs; none where gradients were off.
+        sides: the attributes in which it left tensors.
+        buffers: the buffers after it.
+        drawn: the state of the random generators after it.
+        returned: the outputs as they were given.
+        left: what it left beside tensors.
+        draws: the random draws it made.
+        wrote_inputs: whether it wrote into its arguments.
+        printed: whether it printed.
+        scale: the largest value among outputs, inputs and parameters: what rounding is compared with.
+    """
+
+    outputs: Mapping[Path, Tensor]
+    tensors: Mapping[Path, Tensor]
+    sides: tuple[Side, ...]
+    buffers: Mapping[str, Tensor]
+    drawn: Drawn
+    returned: Any
+    left: Attributes
+    draws: Sequence[tuple[OneDraw, tuple[int, ...]]]
+    wrote_inputs: bool
+    printed: bool
+    scale: float
+
+
+class ModuleRun:
+    """Runs calls of one module, each from the same state of module and generators.
+
+    Args:
+        forward: runs the module.
+        module: the module.
+        device: of this rank.
+    """
+
+    def __init__(self, forward: Forward, module: nn.Module, device: torch.device) -> None:
+        self._forward, self.module, self._device = forward, module, device
+        self.before = Changeable(module)
+        self.drawn = Drawn.now(device)
+        self.left = left_behind(module)
+
+    def restore(self) -> None:
+        """Leave the module and the generators as they were at first."""
+        self.before.restore()
+        self.drawn.restore()
+
+    def whole(self, given: Given, *, grad: bool = False, records: bool = False) -> WholeCall:
+        """Return the results of a call of the whole batch; the module stays as it leaves it.
+
+        Args:
+            given: its arguments; they are not changed.
+            grad: whether a graph is made.
+            records: whether the shapes of random draws are recorded; compiled code is run eagerly then.
+        """
+        recorder = RecordedDraws() if records else None
+        own = given if grad else given.copied()
+        with (
+            torch.set_grad_enabled(grad),
+            _quiet() as printed,
+            eagerly(self.module, when=records),
+            recorder or nullcontext(),
+        ):
+            returned = self._forward(self.module, *own.args, **own.kwargs)
+        sides = tuple(self.before.left())
+        found = dict(leaves(outcome(self.module, returned, sides)))
+        return WholeCall(
+            outputs={path: tensor.detach().clone() for path, tensor in found.items()},
+            tensors=found if grad else {},
+            sides=sides,
+            buffers=self.before.buffers(),
+            drawn=Drawn.now(self._device),
+            returned=returned,
+            left=changed(self.left, left_behind(self.module)),
+            draws=() if recorder is None else tuple(recorder.shapes),
+            wrote_inputs=not grad and not own.same(given),
+            printed=bool(printed.getvalue()),
+            scale=largest(
+                *found.values(), *(tensor for _, tensor in given.tensors()), *self.module.parameters()
+            ),
+        )
+
+
+def close(one: Tensor, other: Tensor, *, scale: float = 0.0) -> bool:
+    """Return whether two tensors are equal but for rounding.
+
+    Args:
+        one: a tensor.
+        other: what it should be.
+        scale: the size of the values that they were computed from, which may have cancelled.
+    """
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not one.numel():
+        return True
+    if not (one.is_floating_point() or one.is_complex()):
+        return torch.equal(one, other)
+    a, b = one.detach(), other.detach()
+    relative = RELATIVE.get(one.dtype, 1e-4)
+    least = max(relative * largest(b), _OF_SCALE.get(one.dtype, 1e-6) * scale)
+    return torch.allclose(a, b, rtol=relative, atol=least, equal_nan=True)
+
+
+def largest(*tensors: Tensor) -> float:
+    """Return the largest finite absolute value of floating-point tensors; 0 if there is none."""
+    found = 0.0
+    for tensor in tensors:
+        if tensor.is_floating_point() or tensor.is_complex():
+            absolute = tensor.detach().abs()
+            finite = absolute[torch.isfinite(absolute)]
+            found = max(found, float(finite.max()) if finite.numel() else 0.0)
+    return found
+
+
+def differing_buffer(kept: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> str | None:
+    """Return the name of a buffer that differs by more than rounding, if there is one.
+
+    A running mean that is zero but for rounding is compared with the spread of what it is the mean of.
+    """
+    for name, value in whole.items():
+        owner = name.rpartition(".")[0]
+        variance = whole.get(f"{owner}.running_var" if owner else "running_var")
+        scale = largest(variance) ** 0.5 if variance is not None else 0.0
+        if name not in kept or not close(kept[name], value, scale=scale):
+            return name
+    return None
+
+
+@contextmanager
+def _quiet() -> Iterator[StringIO]:
+    """Let nothing be printed or warned of: the split call does that, if it is so there too."""
+    printed = StringIO()
+    with redirect_stdout(printed), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield printed
+
+
+@contextmanager
+def eagerly(module: nn.Module, *, when: bool) -> Iterator[None]:
+    """Let compiled code of a module run as if it were not compiled."""
+    if not (when and is_compiled(module)):
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
