@@ -10,7 +10,7 @@ from torch import Tensor
 from samestep.autopilot.cut import Cut, memory_order
 from samestep.autopilot.draws import DrawPlan
 from samestep.autopilot.forward_reductions import read_reduction
-from samestep.autopilot.reduction import READINGS, Reading, Reduction
+from samestep.autopilot.reduction import READINGS, Reading, Reduction, without_gradient
 from samestep.autopilot.state import Side
 from samestep.base.errors import UsageError
 from samestep.watch.tree import Path, leaves, mapped
@@ -82,6 +82,8 @@ class Reduced:
                 "proportional on all workers. Return them one by one, or keep the model's calls unsplit: "
                 "samestep.split(model, dim=None)."
             )
+        if total and not found.weight:
+            without_gradient(part)
         return cut.added(part, found.weight / total if total else 1 / cut.world.place.size)
 
 

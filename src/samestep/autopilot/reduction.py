@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+import torch
 from torch import Tensor
 
 _MEAN, _SUM = 1, 2  # torch's numbers for `reduction=`
@@ -141,6 +142,27 @@ def reduction_of(value: Tensor, reading: Reading = PLAIN) -> Reduction | None:
     """Return how `value` was reduced over samples; None where its graph does not tell, or there is none."""
     found = _Graph(reading).read(value.grad_fn, depth=60)
     return found if isinstance(found, Reduction) else None
+
+
+def without_gradient(value: Tensor) -> None:
+    """Have the gradient of a reduced value be zero where it was reduced, whatever it was divided by.
+
+    For a slice of which nothing counts: its value is 0 / 0, and so would be its gradient.
+    """
+    waiting: list[Any] = [value.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        name = type(node).__name__.rstrip("0123456789")
+        if name in _LINEAR or name in ("MulBackward", "DivBackward"):
+            waiting += [one for one, _ in node.next_functions]
+        else:
+            node.register_prehook(_zeros)
+
+
+def _zeros(gradients: Iterable[Tensor | None]) -> tuple[Tensor | None, ...]:
+    return tuple(None if one is None else torch.zeros_like(one) for one in gradients)
 
 
 class _Graph:
