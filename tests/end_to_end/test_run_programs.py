@@ -427,3 +427,34 @@ def test_a_group_made_with_a_store_has_met(script):
         """
     )
     assert commands.samestep("run", "-n", 2, prog).code == 0
+
+
+ENDS_APART = """\
+    import atexit, os, sys, torch
+    from torch.distributed import distributed_c10d as c10d
+    rank = c10d._world.default_pg.rank()
+    model = torch.nn.Linear(1, 1)
+    model(torch.ones(4, 1)).sum().backward()
+    def drift():
+        model.weight.data.add_(rank)
+    print("trained", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("drift()", 1),
+        ("drift(); sys.exit(0)", 1),
+        ("drift(); os._exit(0)", 1),
+        ("atexit.register(drift)", 1),
+        ("model.half(); os._exit(0)", 0),
+        ("if os.fork() == 0: drift(); sys.exit(0)\n    os.wait()", 0),
+        ("drift(); sys.exit(3)", 3),
+    ],
+)
+def test_ranks_that_differ_at_the_end_of_a_script_fail_the_run(script, end, code):
+    done = samestep("run", "-n", 2, script(ENDS_APART + f"    {end}\n"))
+
+    assert (done.code, done.out) == (code, "trained\n"), done.err
+    assert ("Linear.weight" in done.err) == (code == 1)

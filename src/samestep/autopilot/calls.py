@@ -186,7 +186,8 @@ class Calls:
                 isinstance(one, BatchNorm) for one in module.modules()
             )
             exchanging = exchanging or any(tensor.requires_grad for _, tensor in given.tensors())
-            self._gradients.follow(module.parameters(), may_overlap=not exchanging)
+            named = dict(module.named_parameters(prefix=type(module).__name__))
+            self._gradients.follow(named.values(), may_overlap=not exchanging, names=list(named))
 
     def own(self, total: int) -> int:
         """Return how many of the samples that the script calls a model with are this rank's."""

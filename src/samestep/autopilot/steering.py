@@ -20,6 +20,7 @@ from samestep.autopilot.alone import as_if_alone, do_what_was_left_for_the_exit
 from samestep.autopilot.calls import Calls, current_gradients, outermost_calls, sharing_out
 from samestep.autopilot.common import common_folder
 from samestep.autopilot.devices import own_device
+from samestep.autopilot.end_check import EndCheck, checked_exits
 from samestep.autopilot.explain import Stop, explaining
 from samestep.autopilot.files import Journal, Shadow
 from samestep.autopilot.gradients import Gradients, averaging_grad
@@ -61,6 +62,8 @@ class Ended(Protocol):
 E = TypeVar("E", bound=Ended)
 _under_way: list[ExitStack] = []
 """What each steering of this process has put in place."""
+_inherited: list[ExitStack] = []
+"""In a process that the script forked: its parent's; kept, because freeing it would close it."""
 
 
 def steered(run: Callable[[], E], *, guarded: bool = True, options: Options = DEFAULTS) -> E:
@@ -73,20 +76,32 @@ def steered(run: Callable[[], E], *, guarded: bool = True, options: Options = DE
 
     Raises:
         UsageError: so it was; each worker has done all of it.
+        OutOfStep: the ranks differ at the end of the script.
     """
     process = os.getpid()
     with own_device(options) as device, join(device=device, cpu_tensors=True) as world:
         with steering(world, options) as account:
-            ended = run()
-            do_what_was_left_for_the_exit()
+            check = _end_check(world, account, options)
+            with nullcontext() if check is None else checked_exits(check):
+                ended = run()
+                do_what_was_left_for_the_exit()
+            if check is not None:
+                check.run(ended.exit_code)
+        if os.getpid() != process:  # forked by the script: the rest is its parent's
+            return ended
         if world.place.size > 1 and guarded and not ended.exit_code:
             account.check_shared(world.place.size)
         if world.place.is_main:
             sys.stderr.write("".join(f"samestep: {line}\n" for line in account.lines()))
-        is_fork = os.getpid() != process  # which has its parent's connection to the store
-        if world.place.size > 1 and not is_fork:
+        if world.place.size > 1:
             _let_main_write(world, waits=ended.was_asked_for)
     return ended
+
+
+def _end_check(world: World, account: Account, options: Options) -> EndCheck | None:
+    """Return what compares the ranks at the end of the script, if there are several."""
+    gradients = current_gradients()
+    return None if gradients is None or options.explain else EndCheck(world, gradients, account)
 
 
 def _let_main_write(world: World, *, waits: bool) -> None:
@@ -151,8 +166,11 @@ def steering(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
         stack.enter_context(_after_some_steps(account, stop))
         _under_way.append(stack)
         stack.callback(_under_way.remove, stack)
+        process = os.getpid()
         yield account
-        if options.explain:
+        if os.getpid() != process:  # what is to be removed is its parent's
+            _inherited.append(stack.pop_all())
+        elif options.explain:
             stop(account)
 
 
