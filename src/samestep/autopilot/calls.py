@@ -43,6 +43,10 @@ _calls: ContextVar["Calls | None"] = ContextVar("samestep_calls", default=None)
 STATES = 8
 """Conditions under which calls of one kind are proved: flags, numbers, texts, of arguments and module."""
 
+FAILED = "its first call of this kind raised an error"
+"""Why a call is unsplit that has no verdict."""
+NO_TENSORS = "it is called without dense tensors that have dimensions"
+
 TRIALS = 3
 """Sizes of calls of one kind that are tried before the kind stays whole for good."""
 
@@ -72,6 +76,7 @@ class Calls:
         self._world, self._gradients, self._account, self._options = world, gradients, account, options
         self._inside = False
         self._plans: WeakKeyDictionary[nn.Module, dict[Kind, SplitPlan | None]] = WeakKeyDictionary()
+        self._whys: WeakKeyDictionary[nn.Module, dict[Kind, str]] = WeakKeyDictionary()
         self._looked: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
         self._states: WeakKeyDictionary[nn.Module, dict[Kind, list[Any]]] = WeakKeyDictionary()
         self._counted: WeakKeyDictionary[nn.Module, set[tuple[int, str]]] = WeakKeyDictionary()
@@ -100,7 +105,7 @@ class Calls:
         plans = self._plans.setdefault(module, {})
         what = f"{type(module).__name__} at {calling_site()}"
         if not any(max(tensor.shape[:2]) >= self._world.place.size for _, tensor in given.tensors()):
-            self._account.note_whole(what, FEWER)
+            self._account.note_whole(what, FEWER if given.tensors() else NO_TENSORS)
             return forward(module, *given.args, **given.kwargs)
         self._follow(module, given)
         if plans.get(kind) is None and self._may_try(module, kind, given):
@@ -109,7 +114,7 @@ class Calls:
             kind = self._without_own(module, given, plain, kind)
             plans[kind] = verdict.plan
             if verdict.plan is None:
-                self._account.reasons[what] = verdict.why
+                self._whys.setdefault(module, {})[kind] = verdict.why
             elif self._options.are_serial:
                 self._account.split[what] += 1
                 return self._followed(verdict.outputs, given)
@@ -118,10 +123,11 @@ class Calls:
                 return self._followed(self._made(forward, module, given, verdict.plan, what), given)
         plan = plans.get(kind)
         hook = hooked(module)
+        why = self._whys.get(module, {}).get(kind, FAILED)
         if plan is not None and hook is not None:  # it was put there after the trial
-            plan, self._account.reasons[what] = None, f"a hook on {hook} would see slices"
+            plan, why = None, f"a hook on {hook} would see slices"
         if plan is None:
-            self._account.note_whole(what, self._account.reasons.get(what, ""))
+            self._account.note_whole(what, why)
             return forward(module, *given.args, **given.kwargs)
         return self._made(forward, module, given, plan, what)
 

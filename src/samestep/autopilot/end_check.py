@@ -1,9 +1,8 @@
 """Compares the ranks of a replicated script that has ended, before any of them reports success.
 
 Parameters are compared during training every so many gradient all-reduces; a drift after the last of these
-comparisons, or in a shorter run, is found here. The ranks first wait for each other at the store, and not in a
-collective: a rank that leaves for a reason of its own never arrives, and the collective that it is in meanwhile
-may be another one.
+comparisons, or in a shorter run, is found here. The ranks first wait for each other at the store, and not in
+a collective: a rank that leaves for a reason of its own never arrives, and may be in another collective.
 """
 
 import os
