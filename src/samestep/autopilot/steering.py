@@ -24,6 +24,7 @@ from samestep.autopilot.end_check import EndCheck, checked_exits
 from samestep.autopilot.explain import Stop, explaining
 from samestep.autopilot.files import Journal, Shadow
 from samestep.autopilot.gradients import Gradients, averaging_grad
+from samestep.autopilot.hash_seed import equal_hashes
 from samestep.autopilot.loaders import loaders_in_shares, reading_in_shares
 from samestep.autopilot.loading import Loading
 from samestep.autopilot.memory import never_tried_again
@@ -144,6 +145,7 @@ def steering(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
         gradients = Gradients(_carrier(world, options))
         stack.callback(gradients.detach)
         stack.enter_context(as_if_alone(world))
+        stack.enter_context(equal_hashes(world))
         common = stack.enter_context(common_folder(world))
         stack.enter_context(asked_once(world, common))
         if options.explain:
