@@ -5,6 +5,7 @@ import re
 import sys
 import sysconfig
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -16,6 +17,7 @@ from samestep.base.errors import UsageError
 
 _PASSED_BY = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", "<")
 """Code of samestep and of torch, and code that has no file."""
+NO_CALLS = "it calls no module with parameters"
 _SHARED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _INSTALLED = re.compile("|".join(map(re.escape, _SHARED)))
 _STANDARD = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib")})
@@ -60,7 +62,9 @@ class Account:
     loading: dict[tuple[str, int], Told] = field(default_factory=dict)
     """What each worker loads, by where batches are read, and by which loader of those read there."""
     backwards: int = 0
-    """Backwards that the script has run."""
+    """Backward passes that the script has run."""
+    plain_weights: list[str] = field(default_factory=list)
+    """Shapes of the tensors with gradients that are no parameters, in a first backward pass without calls."""
 
     def note_whole(self, what: str, why: str) -> None:
         """Record a call that every rank computed in full, and why."""
@@ -73,15 +77,23 @@ class Account:
         if text not in self.exceptions:
             self.exceptions.append(text)
 
-    def check_shared(self, size: int) -> None:
-        """Raise UsageError if nothing was shared out so far: `size` workers have each done all of it."""
+    def check_shared(self, size: int, advice: Callable[["Account"], str] = lambda _: NO_CALLS) -> None:
+        """Check that anything was split across ranks so far.
+
+        Args:
+            size: the ranks.
+            advice: says what a script does that calls no module.
+
+        Raises:
+            UsageError: nothing was; each rank has computed all of it.
+        """
         if self.split:
             return
-        told = "; ".join(f"{what} stays whole: {why}" for what, why in self.reasons.items())
-        told = told or "it calls no module with parameters"
+        found = [f"{what} is unsplit: {why}" for what, counts in self.counts.items() for why in counts]
         raise UsageError(
-            f"nothing of what this script does could be shared out ({told}): {size} workers would be {size} "
-            "silent copies of one run. Run it with -n 1, or with --mode native if it shares out its work."
+            f"nothing of what this script does could be shared out ({'; '.join(found) or advice(self)}). "
+            f"Each of {size} workers would compute all of it: {size} silent copies of one run. "
+            "Run it with -n 1, or with --mode native if it splits its work itself."
         )
 
     def lines(self) -> list[str]:

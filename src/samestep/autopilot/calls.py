@@ -12,6 +12,14 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from samestep.autopilot.account import Account, calling_site
+from samestep.autopilot.bypassed import (
+    FUNCTIONAL,
+    TRANSFORMED,
+    functional_calls,
+    is_functional,
+    is_transformed,
+    note_direct_forward,
+)
 from samestep.autopilot.conditions import (
     Attributes,
     changed,
@@ -86,8 +94,10 @@ class Calls:
         self, forward: Forward, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Call a module, and share the call out if it is worth it."""
-        if self._inside or next(module.parameters(), None) is None or _is_transformed() or _is_recomputed():
+        if self._inside or next(module.parameters(), None) is None or _is_recomputed():
             return forward(module, *args, **kwargs)
+        if is_functional() or is_transformed():
+            return self._unsplit(forward, module, Given(args, kwargs))
         self._before()
         self._inside = True
         try:
@@ -96,6 +106,16 @@ class Calls:
                     self._follow(module, Given(args, kwargs))
                     return self._slicing.call(forward, module, args, kwargs)
                 return self._shared(forward, module, Given(args, kwargs))
+        finally:
+            self._inside = False
+
+    def _unsplit(self, forward: Forward, module: nn.Module, given: Given) -> Any:
+        """Call a module that is not called as itself: on all ranks in full, with all that it calls."""
+        why = FUNCTIONAL if is_functional() else TRANSFORMED
+        self._account.note_whole(f"{type(module).__name__} at {calling_site()}", why)
+        self._inside = True
+        try:
+            return forward(module, *given.args, **given.kwargs)
         finally:
             self._inside = False
 
@@ -109,6 +129,7 @@ class Calls:
             return forward(module, *given.args, **given.kwargs)
         self._follow(module, given)
         if plans.get(kind) is None and self._may_try(module, kind, given):
+            note_direct_forward(self._account, module)
             trial = Trial(forward, module, given, self._world)
             verdict = trial.run()
             kind = self._without_own(module, given, plain, kind)
@@ -253,7 +274,8 @@ def outermost_calls() -> Iterator[None]:
     nn.Module.__call__ = call  # type: ignore[method-assign]
     Tensor.register_hook = register_hook  # type: ignore[method-assign]
     try:
-        yield
+        with functional_calls():
+            yield
     finally:
         nn.Module.__call__ = original  # type: ignore[method-assign]
         Tensor.register_hook = hook_on  # type: ignore[method-assign]
@@ -288,9 +310,3 @@ def _autocast(device: torch.device) -> tuple[bool, ...]:
 def _is_recomputed() -> bool:
     """Return whether a backward calls: for what a checkpoint has not kept, of a slice or of a whole call."""
     return is_within_slice() or torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public spelling
-
-
-def _is_transformed() -> bool:
-    """Return whether something other than the script itself calls: a trace, a transform, a compiler."""
-    level: Any = torch._C._functorch.maybe_current_level()  # noqa: SLF001 - no public spelling
-    return level is not None or bool(torch._C._get_tracing_state())  # noqa: SLF001

@@ -54,8 +54,8 @@ class Gradients:
         new: dict[int, Tensor] = {}
         named: dict[str, Tensor] = {}
         for tensor, name in zip_longest(list(tensors), names, fillvalue=""):
-            if not isinstance(tensor, Tensor) or not _can_learn(tensor):
-                continue
+            if not isinstance(tensor, Tensor) or not _can_learn(tensor) or not tensor.is_leaf:
+                continue  # what a tensor is computed from is followed once a call has shown it
             if id(tensor) not in self._followed and id(tensor) not in new:
                 number = len(self._followed) + len(new)
                 unique = name and name not in self._names and name not in named

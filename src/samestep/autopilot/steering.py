@@ -17,6 +17,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from samestep.autopilot.account import Account
 from samestep.autopilot.agreed_signals import signals_agreed
 from samestep.autopilot.alone import as_if_alone, do_what_was_left_for_the_exit
+from samestep.autopilot.bypassed import advice, plain_weights
 from samestep.autopilot.calls import Calls, current_gradients, outermost_calls, sharing_out
 from samestep.autopilot.common import common_folder
 from samestep.autopilot.devices import own_device
@@ -91,7 +92,7 @@ def steered(run: Callable[[], E], *, guarded: bool = True, options: Options = DE
         if os.getpid() != process:  # forked by the script: the rest is its parent's
             return ended
         if world.place.size > 1 and guarded and not ended.exit_code:
-            account.check_shared(world.place.size)
+            account.check_shared(world.place.size, advice)
         if world.place.is_main:
             sys.stderr.write("".join(f"samestep: {line}\n" for line in account.lines()))
         if world.place.size > 1:
@@ -152,7 +153,7 @@ def steering(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
             stop = stack.enter_context(explaining(world, leave_steering))
         else:
             stack.enter_context(_writing_once(world, options, common.path))
-            stop = partial(Account.check_shared, size=world.place.size)
+            stop = partial(Account.check_shared, size=world.place.size, advice=advice)
         stack.enter_context(seeded_alike(world, options.seed))
         stack.enter_context(outermost_calls())
         stack.enter_context(batch_norm_of_slices())
@@ -202,6 +203,8 @@ def _after_some_steps(account: Account, then: Stop) -> Iterator[None]:
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> None:
+        if not account.backwards and not account.split:
+            account.plain_weights = plain_weights(args[0] if args else kwargs["tensors"])
         with never_tried_again("backward"):
             original(*args, **kwargs)
         account.backwards += 1
