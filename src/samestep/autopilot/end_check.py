@@ -20,12 +20,6 @@ from samestep.autopilot.gradients import Gradients
 from samestep.base.errors import Error, OutOfStep, PeerLost
 from samestep.world.world import World
 
-TIMEOUT_S = 600.0
-"""How long a rank that has ended waits for the others: as long as in a collective.
-
-Not --hang-timeout: rank 0 alone writes files, and a last checkpoint on a slow file system takes its time. A
-rank that waits in a collective for one that has ended is found by --hang-timeout as ever.
-"""
 _POLL_S = 0.05
 _ENDED, _ALL_ENDED, _FAILED = "samestep/ended", "samestep/all-ended", "samestep/failed"
 
@@ -50,12 +44,12 @@ class EndCheck:
         world: the ranks.
         gradients: their parameters are compared.
         account: its number of backward passes is compared.
-        timeout_s: how long to wait for the other ranks.
+        timeout_s: how long to wait for the other ranks: as long as in a collective, and not --hang-timeout,
+            because rank 0 alone writes files, and a last checkpoint on a slow file system takes its time. A
+            rank that waits in a collective for one that has ended is found by --hang-timeout as ever.
     """
 
-    def __init__(
-        self, world: World, gradients: Gradients, account: Account, *, timeout_s: float = TIMEOUT_S
-    ) -> None:
+    def __init__(self, world: World, gradients: Gradients, account: Account, *, timeout_s: float) -> None:
         self._world, self._gradients, self._account = world, gradients, account
         self._timeout_s = timeout_s
         self._process = os.getpid()

@@ -43,7 +43,12 @@ from samestep.world.join import join
 from samestep.world.world import World
 
 ENOUGH = 3
-"""Backwards after which it is known whether anything of a script can be shared out."""
+"""Backward passes after which a script of which nothing was split is refused.
+
+Not after the first: a GAN calls its generator in the second, a first batch may be smaller than the number of
+ranks, and a model may be trained in another way once it has warmed up. What such a script has printed and
+written by then is right, because unsplit calls compute what one rank computes.
+"""
 _PATIENCE_S = 30.0
 """How long a copy that leaves with a code waits for rank 0, which may wait for it in turn."""
 _WRITTEN = "samestep/written"
@@ -103,7 +108,11 @@ def steered(run: Callable[[], E], *, guarded: bool = True, options: Options = DE
 def _end_check(world: World, account: Account, options: Options) -> EndCheck | None:
     """Return what compares the ranks at the end of the script, if there are several."""
     gradients = current_gradients()
-    return None if gradients is None or options.explain else EndCheck(world, gradients, account)
+    return (
+        None
+        if gradients is None or options.explain
+        else EndCheck(world, gradients, account, timeout_s=world.timeout_s)
+    )
 
 
 def _let_main_write(world: World, *, waits: bool) -> None:
