@@ -108,11 +108,9 @@ def steered(run: Callable[[], E], *, guarded: bool = True, options: Options = DE
 def _end_check(world: World, account: Account, options: Options) -> EndCheck | None:
     """Return what compares the ranks at the end of the script, if there are several."""
     gradients = current_gradients()
-    return (
-        None
-        if gradients is None or options.explain
-        else EndCheck(world, gradients, account, timeout_s=world.timeout_s)
-    )
+    if gradients is None or options.explain:
+        return None
+    return EndCheck(world, gradients, account, timeout_s=world.timeout_s)
 
 
 def _let_main_write(world: World, *, waits: bool) -> None:
