@@ -427,3 +427,57 @@ def test_a_group_made_with_a_store_has_met(script):
         """
     )
     assert commands.samestep("run", "-n", 2, prog).code == 0
+
+
+ENDS_APART = """\
+    import atexit, os, sys, torch
+    from torch.distributed import distributed_c10d as c10d
+    rank = c10d._world.default_pg.rank()
+    model = torch.nn.Linear(1, 1)
+    model(torch.ones(4, 1)).sum().backward()
+    def drift():
+        model.weight.data.add_(rank)
+    print("trained", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("drift()", 1),
+        ("drift(); sys.exit(0)", 1),
+        ("drift(); os._exit(0)", 1),
+        ("atexit.register(drift)", 1),
+        ("model.half(); os._exit(0)", 0),
+        ("if os.fork() == 0: drift(); sys.exit(0)\n    os.wait()", 0),
+        ("drift(); sys.exit(3)", 3),
+    ],
+)
+def test_ranks_that_differ_at_the_end_of_a_script_fail_the_run(script, end, code):
+    done = samestep("run", "-n", 2, script(ENDS_APART + f"    {end}\n"))
+
+    assert (done.code, done.out) == (code, "trained\n"), done.err
+    assert ("Linear.weight" in done.err) == (code == 1)
+
+
+def test_ranks_that_drift_from_the_first_step_on_end_before_a_wrong_loss_is_printed(script):
+    prog = script(
+        """\
+        import torch
+        from torch.distributed import distributed_c10d as c10d
+        rank = c10d._world.default_pg.rank()
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * (1 + rank))
+        for step in range(40):
+            optimizer.zero_grad()
+            loss = model(torch.randn(8, 3)).square().mean()
+            loss.backward()
+            optimizer.step()
+            print(step, flush=True)
+        """
+    )
+    done = samestep("run", "-n", 2, prog)
+
+    assert (done.code, done.out) == (1, "0\n")
+    assert "Linear.weight" in done.err

@@ -13,6 +13,14 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from samestep.autopilot.account import Account, calling_site
+from samestep.autopilot.bypassed import (
+    FUNCTIONAL,
+    TRANSFORMED,
+    functional_calls,
+    is_functional,
+    is_transformed,
+    note_direct_forward,
+)
 from samestep.autopilot.cut import Cut
 from samestep.autopilot.equivalence_check import FEWER, EquivalenceCheck
 from samestep.autopilot.forward_reductions import watching_reductions
@@ -47,7 +55,10 @@ _calls: ContextVar["Calls | None"] = ContextVar("samestep_calls", default=None)
 STATES = 8
 """Values of the guards of one signature that are all checked; past them, each that doubles their number."""
 
-OTHER_SIZE = "calls of other sizes could not be split"
+FAILED = "its first call of this kind raised an error"
+"""Why a call is unsplit that has no verdict."""
+NO_TENSORS = "it is called without dense tensors that have dimensions"
+
 TRIALS = 3
 """Sizes of calls of one signature that are checked before the signature stays unsplit for good."""
 
@@ -77,6 +88,7 @@ class Calls:
         self._world, self._gradients, self._account, self._options = world, gradients, account, options
         self._inside = False
         self._plans: WeakKeyDictionary[nn.Module, dict[Kind, SplitPlan | None]] = WeakKeyDictionary()
+        self._whys: WeakKeyDictionary[nn.Module, dict[Kind, str]] = WeakKeyDictionary()
         self._looked: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
         self._states: WeakKeyDictionary[nn.Module, dict[Kind, list[Any]]] = WeakKeyDictionary()
         self._counted: WeakKeyDictionary[nn.Module, set[tuple[int, str]]] = WeakKeyDictionary()
@@ -88,8 +100,10 @@ class Calls:
         self, forward: Forward, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Call a module, and share the call out if it is worth it."""
-        if self._inside or next(module.parameters(), None) is None or _is_transformed() or _is_recomputed():
+        if self._inside or next(module.parameters(), None) is None or _is_recomputed():
             return forward(module, *args, **kwargs)
+        if is_functional() or is_transformed():
+            return self._unsplit(forward, module, Given(args, kwargs))
         self._before()
         self._inside = True
         try:
@@ -101,24 +115,35 @@ class Calls:
         finally:
             self._inside = False
 
+    def _unsplit(self, forward: Forward, module: nn.Module, given: Given) -> Any:
+        """Call a module that is not called as itself: on all ranks in full, with all that it calls."""
+        why = FUNCTIONAL if is_functional() else TRANSFORMED
+        self._account.note_whole(f"{type(module).__name__} at {calling_site()}", why)
+        self._inside = True
+        try:
+            return forward(module, *given.args, **given.kwargs)
+        finally:
+            self._inside = False
+
     def _shared(self, forward: Forward, module: nn.Module, given: Given) -> Any:
         plain = plain_attributes(module)
         kind = self._kind(module, given, plain)
         plans = self._plans.setdefault(module, {})
         what = f"{type(module).__name__} at {calling_site()}"
         if not any(max(tensor.shape[:2]) >= self._world.place.size for _, tensor in given.tensors()):
-            self._account.note_whole(what, FEWER)
+            self._account.note_whole(what, FEWER if given.tensors() else NO_TENSORS)
             return forward(module, *given.args, **given.kwargs)
         self._follow(module, given)
         plan = plans.get(kind)
         is_new = plan is None or given.total(plan.dims) is None
         if is_new and self._may_try(module, kind, given):
+            note_direct_forward(self._account, module)
             check = EquivalenceCheck(forward, module, given, self._world)
             verdict = check.run()
             kind = self._without_own(module, given, plain, kind)
             plans[kind] = verdict.plan
             if verdict.plan is None:
-                self._account.reasons[what] = verdict.why
+                self._whys.setdefault(module, {})[kind] = verdict.why
             else:
                 if verdict.printed:
                     self._account.note_prints(what, main=self._world.place.is_main)
@@ -130,10 +155,11 @@ class Calls:
                 return self._followed(self._made(forward, module, given, verdict.plan, what), given)
         plan = plans.get(kind)
         hook = hooked(module)
+        why = self._whys.get(module, {}).get(kind, FAILED)
         if plan is not None and hook is not None:  # it was put there after the check
-            plan, self._account.reasons[what] = None, f"a hook on {hook} would see slices"
+            plan, why = None, f"a hook on {hook} would see slices"
         if plan is None:
-            self._account.note_whole(what, self._account.reasons.get(what, OTHER_SIZE))
+            self._account.note_whole(what, why)
             return forward(module, *given.args, **given.kwargs)
         return self._made(forward, module, given, plan, what)
 
@@ -222,7 +248,8 @@ class Calls:
                 isinstance(one, BatchNorm) for one in module.modules()
             )
             exchanging = exchanging or any(tensor.requires_grad for _, tensor in given.tensors())
-            self._gradients.follow(module.parameters(), may_overlap=not exchanging)
+            named = dict(module.named_parameters(prefix=type(module).__name__))
+            self._gradients.follow(named.values(), may_overlap=not exchanging, names=list(named))
 
     def own(self, total: int) -> int:
         """Return how many of the samples that the script calls a model with are this rank's."""
@@ -282,7 +309,8 @@ def outermost_calls() -> Iterator[None]:
     nn.Module.__call__ = call  # type: ignore[method-assign]
     Tensor.register_hook = register_hook  # type: ignore[method-assign]
     try:
-        yield
+        with functional_calls():
+            yield
     finally:
         nn.Module.__call__ = original  # type: ignore[method-assign]
         Tensor.register_hook = hook_on  # type: ignore[method-assign]
@@ -317,9 +345,3 @@ def _autocast(device: torch.device) -> tuple[bool, ...]:
 def _is_recomputed() -> bool:
     """Return whether a backward calls: for what a checkpoint has not kept, of a slice or of a whole call."""
     return is_within_slice() or torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public spelling
-
-
-def _is_transformed() -> bool:
-    """Return whether something other than the script itself calls: a trace, a transform, a compiler."""
-    level: Any = torch._C._functorch.maybe_current_level()  # noqa: SLF001 - no public spelling
-    return level is not None or bool(torch._C._get_tracing_state())  # noqa: SLF001

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from samestep.autopilot.account import is_users
+from samestep.autopilot.account import is_passed_by
 from samestep.autopilot.cuda_stand_ins import STAND_INS, TENSOR_TYPES, TOLD
 
 _NAME = re.compile(r"cuda(:\d+)?")
@@ -146,7 +146,7 @@ def _told(original: Callable[..., Any], value: Any) -> Callable[..., Any]:
     @functools.wraps(original)
     def told(*args: Any, **kwargs: Any) -> Any:
         file = sys._getframe(1).f_code.co_filename  # noqa: SLF001 - the public way copies the whole stack
-        if is_users(file) and "-packages" not in file:
+        if not is_passed_by(file) and "-packages" not in file:
             return value
         return original(*args, **kwargs)
 

@@ -120,7 +120,7 @@ def is_record(value: Any) -> bool:
 def _is_of_users(kind: Any) -> bool:
     """Return whether the script defines a class."""
     functions = [one for one in vars(kind).values() if isinstance(one, FunctionType)]
-    return any(is_users(one.__code__.co_filename) and _is_scripts(one.__code__) for one in functions)
+    return any(is_users(one.__code__.co_filename) for one in functions)
 
 
 @lru_cache(maxsize=256)
@@ -130,7 +130,7 @@ def _globals_of(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
         one
         for owner in kind.__mro__
         for one in vars(owner).values()
-        if isinstance(one, FunctionType) and _is_scripts(one.__code__)
+        if isinstance(one, FunctionType) and is_users(one.__code__.co_filename)
     ]
     found: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
     seen: set[CodeType] = set()
@@ -140,7 +140,7 @@ def _globals_of(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
         for name in _named(function.__code__, seen):
             value = names.get(name)
             if isinstance(value, FunctionType):
-                if value.__code__ not in seen and _is_scripts(value.__code__):
+                if value.__code__ not in seen and is_users(value.__code__.co_filename):
                     functions.append(value)
             elif not isinstance(value, (ModuleType, type)):
                 found[id(names), name] = names, name
@@ -157,8 +157,3 @@ def _named(code: CodeType, seen: set[CodeType]) -> Iterator[str]:
     for part in code.co_consts:
         if isinstance(part, CodeType):
             yield from _named(part, seen)
-
-
-def _is_scripts(code: CodeType) -> bool:
-    """Return whether code is the script's, not a library's."""
-    return is_users(code.co_filename) and "-packages" not in code.co_filename

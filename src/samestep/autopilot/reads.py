@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samestep.autopilot.account import is_users
+from samestep.autopilot.account import is_passed_by
 
 _MOST = 2000
 """Objects that are looked at."""
@@ -81,7 +81,7 @@ def _parts(one: Any) -> Iterator[Any]:
 
 def _named(function: FunctionType) -> Iterator[Any]:
     """Yield what a function of the script's has in its closure, and the globals that it names."""
-    if not is_users(function.__code__.co_filename):
+    if is_passed_by(function.__code__.co_filename):
         return
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # not filled yet

@@ -17,12 +17,15 @@ from torch.distributed.distributed_c10d import _get_default_store
 from samestep.autopilot.account import Account
 from samestep.autopilot.agreed_signals import signals_agreed
 from samestep.autopilot.alone import as_if_alone, do_what_was_left_for_the_exit
+from samestep.autopilot.bypassed import advice, plain_weights
 from samestep.autopilot.calls import Calls, current_gradients, outermost_calls, sharing_out
 from samestep.autopilot.common import common_folder
 from samestep.autopilot.devices import own_device
+from samestep.autopilot.end_check import EndCheck, checked_exits
 from samestep.autopilot.explain import Stop, explaining
 from samestep.autopilot.files import Journal, Shadow
 from samestep.autopilot.gradients import Gradients, averaging_grad
+from samestep.autopilot.hash_seed import equal_hashes
 from samestep.autopilot.loaders import loaders_in_shares, reading_in_shares
 from samestep.autopilot.loading import Loading
 from samestep.autopilot.memory import never_tried_again
@@ -41,7 +44,12 @@ from samestep.world.join import join
 from samestep.world.world import World
 
 ENOUGH = 3
-"""Backwards after which it is known whether anything of a script can be shared out."""
+"""Backward passes after which a script of which nothing was split is refused.
+
+Not after the first: a GAN calls its generator in the second, a first batch may be smaller than the number of
+ranks, and a model may be trained in another way once it has warmed up. What such a script has printed and
+written by then is right, because unsplit calls compute what one rank computes.
+"""
 _PATIENCE_S = 30.0
 """How long a copy that leaves with a code waits for rank 0, which may wait for it in turn."""
 _WRITTEN = "samestep/written"
@@ -62,6 +70,8 @@ class Ended(Protocol):
 E = TypeVar("E", bound=Ended)
 _under_way: list[ExitStack] = []
 """What each steering of this process has put in place."""
+_inherited: list[ExitStack] = []
+"""In a process that the script forked: its parent's; kept, because freeing it would close it."""
 
 
 def steered(run: Callable[[], E], *, guarded: bool = True, options: Options = DEFAULTS) -> E:
@@ -74,20 +84,34 @@ def steered(run: Callable[[], E], *, guarded: bool = True, options: Options = DE
 
     Raises:
         UsageError: so it was; each worker has done all of it.
+        OutOfStep: the ranks differ at the end of the script.
     """
     process = os.getpid()
     with own_device(options) as device, join(device=device, cpu_tensors=True) as world:
         with steering(world, options) as account:
-            ended = run()
-            do_what_was_left_for_the_exit()
+            check = _end_check(world, account, options)
+            with nullcontext() if check is None else checked_exits(check):
+                ended = run()
+                do_what_was_left_for_the_exit()
+            if check is not None:
+                check.run(ended.exit_code)
+        if os.getpid() != process:  # forked by the script: the rest is its parent's
+            return ended
         if world.place.size > 1 and guarded and not ended.exit_code:
-            account.check_shared(world.place.size)
+            account.check_shared(world.place.size, advice)
         if world.place.is_main:
             sys.stderr.write("".join(f"samestep: {line}\n" for line in account.lines()))
-        is_fork = os.getpid() != process  # which has its parent's connection to the store
-        if world.place.size > 1 and not is_fork:
+        if world.place.size > 1:
             _let_main_write(world, waits=ended.was_asked_for)
     return ended
+
+
+def _end_check(world: World, account: Account, options: Options) -> EndCheck | None:
+    """Return what compares the ranks at the end of the script, if there are several."""
+    gradients = current_gradients()
+    if gradients is None or options.explain:
+        return None
+    return EndCheck(world, gradients, account, timeout_s=world.timeout_s)
 
 
 def _let_main_write(world: World, *, waits: bool) -> None:
@@ -130,13 +154,14 @@ def steering(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
         gradients = Gradients(_carrier(world, options))
         stack.callback(gradients.detach)
         stack.enter_context(as_if_alone(world))
+        stack.enter_context(equal_hashes(world))
         common = stack.enter_context(common_folder(world))
         stack.enter_context(asked_once(world, common))
         if options.explain:
             stop = stack.enter_context(explaining(world, leave_steering))
         else:
             stack.enter_context(_writing_once(world, options, common.path))
-            stop = partial(Account.check_shared, size=world.place.size)
+            stop = partial(Account.check_shared, size=world.place.size, advice=advice)
         stack.enter_context(seeded_alike(world, options.seed))
         stack.enter_context(outermost_calls())
         stack.enter_context(batch_norm_of_slices())
@@ -153,8 +178,11 @@ def steering(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
         stack.enter_context(_after_some_steps(account, stop))
         _under_way.append(stack)
         stack.callback(_under_way.remove, stack)
+        process = os.getpid()
         yield account
-        if options.explain:
+        if os.getpid() != process:  # what is to be removed is its parent's
+            _inherited.append(stack.pop_all())
+        elif options.explain:
             stop(account)
 
 
@@ -184,6 +212,8 @@ def _after_some_steps(account: Account, then: Stop) -> Iterator[None]:
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> None:
+        if not account.backwards and not account.split:
+            account.plain_weights = plain_weights(args[0] if args else kwargs["tensors"])
         with never_tried_again("backward"):
             original(*args, **kwargs)
         account.backwards += 1

@@ -13,6 +13,10 @@ from samestep.base.errors import DetectionError
 
 Environment: TypeAlias = Mapping[str, str]
 
+HASH_SEED = "PYTHONHASHSEED"
+FIXED_HASH_SEED: Environment = {HASH_SEED: "0"}
+"""The hash seed of processes that need the same one, where the user has set none."""
+
 
 def snapshot() -> dict[str, str]:
     """Return a copy of this process's environment."""

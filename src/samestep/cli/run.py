@@ -9,6 +9,7 @@ import typer
 from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.cli import job_flags
+from samestep.cli.hash_seed import fix_hash_seed
 from samestep.cli.job_flags import Meeting
 from samestep.cli.outside import went_in
 from samestep.cli.running import act, banner, decide, tell, watched
@@ -255,9 +256,12 @@ def run(
     )
     if went_in(job, dry_run=dry_run):
         return
+    mode = _checked(mode)
+    if not dry_run:
+        fix_hash_seed(job, mode)
     decision = decide(
         job,
-        mode=_checked(mode),
+        mode=mode,
         threads=threads,
         master=job_flags.master(meeting),
         environment=env.snapshot(),

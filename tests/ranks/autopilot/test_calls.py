@@ -458,3 +458,48 @@ def test_parameters_that_come_later_and_tensors_that_are_none_learn_too():
     for found in run_ranks(on_each_rank, 2):
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_calls_of_one_kind_from_several_lines_have_the_reason_of_their_proof():
+    """A kind is proved once, and other lines that call it must not be without a reason."""
+
+    class Compares(Plain):
+        def forward(self, x):
+            return super().forward(x - x.flip(0))
+
+    def on_each_rank(world):
+        with shared(world) as account:
+            model = weighted(Compares())
+            for _ in range(2):
+                model(drawn(6, 5))
+            model(drawn(6, 5))
+        return account
+
+    for account in run_ranks(on_each_rank, 2):
+        assert len(account.counts) == 2
+        reasons = {why for counts in account.counts.values() for why in counts}
+        assert len(reasons) == 1
+        assert all(reasons)
+
+
+def test_a_call_whose_first_one_raised_and_one_without_tensors_have_a_reason():
+    class Raises(nn.Linear):
+        def forward(self, x=None):
+            if x is None:
+                return self.weight.sum()
+            if self.training:
+                raise ValueError
+            return super().forward(x)
+
+    def on_each_rank(world):
+        with shared(world) as account:
+            model = weighted(Raises(5, 4))
+            for _ in range(2):
+                with pytest.raises(ValueError):  # noqa: PT011 - the script's own
+                    model(drawn(6, 5))
+            model()
+        return account
+
+    for account in run_ranks(on_each_rank, 2):
+        assert all(why for counts in account.counts.values() for why in counts)
+        assert len(account.counts) == 2

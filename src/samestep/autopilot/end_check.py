@@ -1,0 +1,135 @@
+"""Compares the ranks of a replicated script that has ended, before any of them reports success.
+
+Parameters are compared during training every so many gradient all-reduces; a drift after the last of these
+comparisons, or in a shorter run, is found here. The ranks first wait for each other at the store, and not in
+a collective: a rank that leaves for a reason of its own never arrives, and may be in another collective.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NoReturn, Protocol
+from unittest.mock import patch
+
+from torch.distributed.distributed_c10d import _get_default_store
+
+from samestep.autopilot.account import Account
+from samestep.autopilot.gradients import Gradients
+from samestep.base.errors import Error, OutOfStep, PeerLost
+from samestep.world.world import World
+
+_POLL_S = 0.05
+_ENDED, _ALL_ENDED, _FAILED = "samestep/ended", "samestep/all-ended", "samestep/failed"
+
+
+class Store(Protocol):
+    """The part of torch's stores that is used here."""
+
+    def set(self, key: str, value: str) -> None:
+        """Store a value."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number and return the sum."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all keys are there."""
+
+
+class EndCheck:
+    """Compares this rank with the others when its script has ended.
+
+    Args:
+        world: the ranks.
+        gradients: their parameters are compared.
+        account: its number of backward passes is compared.
+        timeout_s: how long to wait for the other ranks: as long as in a collective, and not --hang-timeout,
+            because rank 0 alone writes files, and a last checkpoint on a slow file system takes its time. A
+            rank that waits in a collective for one that has ended is found by --hang-timeout as ever.
+    """
+
+    def __init__(self, world: World, gradients: Gradients, account: Account, *, timeout_s: float) -> None:
+        self._world, self._gradients, self._account = world, gradients, account
+        self._timeout_s = timeout_s
+        self._process = os.getpid()
+
+    def run(self, exit_code: int) -> None:
+        """Compare the ranks if this one has ended without an error; nothing is done in a forked child.
+
+        Where any rank has failed there is nothing to compare: its own error is that of the run.
+
+        Args:
+            exit_code: what the script ended with.
+
+        Raises:
+            OutOfStep: the ranks differ, or some did not reach the end in time.
+            PeerLost: rank 0 has left, and the store with it.
+        """
+        if os.getpid() != self._process:  # it shares its parent's connection to the store
+            return
+        store: Store = _get_default_store()
+        if exit_code:
+            with suppress(RuntimeError):
+                store.set(_FAILED, "")
+        elif self._all_have_ended(store):
+            self._compare()
+
+    def _all_have_ended(self, store: Store) -> bool:
+        """Wait for all ranks; return False if one of them has failed."""
+        place, deadline = self._world.place, time.monotonic() + self._timeout_s
+        try:
+            store.set(f"{_ENDED}/{place.rank}", "")
+            if store.add(_ENDED, 1) == place.size:
+                store.set(_ALL_ENDED, "")
+            pause = 0.001
+            while not store.check([_ALL_ENDED]):
+                if store.check([_FAILED]):
+                    return False
+                if time.monotonic() > deadline:
+                    missing = [r for r in range(place.size) if not store.check([f"{_ENDED}/{r}"])]
+                    raise OutOfStep(_missing(missing, self._timeout_s))
+                time.sleep(pause)
+                pause = min(2 * pause, _POLL_S)
+        except RuntimeError as error:
+            raise PeerLost(
+                "rank 0 left before the ranks were compared at the end of the script; see its own output."
+            ) from error
+        return True
+
+    def _compare(self) -> None:
+        counts = self._world.all_gather_objects(self._account.backwards)
+        if len(set(counts)) > 1:
+            text = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(counts))
+            raise OutOfStep(
+                f"the ranks ran different numbers of backward passes ({text}). A branch of the script "
+                "depends on something that differs between ranks, such as time or a process number."
+            )
+        self._gradients.check()
+
+
+@contextmanager
+def checked_exits(check: EndCheck) -> Iterator[None]:
+    """Within, `os._exit` of the script's main thread compares the ranks first, as its normal end does."""
+    process, leave = os.getpid(), os._exit
+
+    def leave_checked(code: int) -> NoReturn:
+        if os.getpid() == process and threading.current_thread() is threading.main_thread():
+            try:
+                check.run(code)
+            except Error as error:
+                with suppress(OSError):
+                    os.write(2, f"samestep: error: {' '.join(str(error).split())}\n".encode())
+                code = error.exit_code
+        leave(code)
+
+    with patch.object(os, "_exit", leave_checked):
+        yield
+
+
+def _missing(ranks: list[int], seconds: float) -> str:
+    who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    return (
+        f"{who} did not reach the end of the script within {seconds:g} s of this one. Look for a branch that "
+        "depends on something that differs between ranks, such as time or a process number."
+    )

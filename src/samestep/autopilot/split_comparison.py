@@ -1,0 +1,208 @@
+"""Splits one call across the ranks, and compares what comes of it with the unsplit call."""
+
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path as FilePath
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from samestep.autopilot.account import is_users
+from samestep.autopilot.cut import Cut
+from samestep.autopilot.draws import DrawPlan, FoundDraws
+from samestep.autopilot.forward_reductions import watching_reductions
+from samestep.autopilot.guards import changed, kept_of_slice, left_behind, returned_number
+from samestep.autopilot.plans import Concatenated, Dims, Given, Joint, joints_for
+from samestep.autopilot.sides import leave, outcome
+from samestep.autopilot.slice_call import Forward, call_slice
+from samestep.autopilot.whole_call import ModuleRun, WholeCall, close, differing_buffer, eagerly
+from samestep.watch.drawn import Drawn
+from samestep.watch.tree import Path, leaves, mapped, text
+from samestep.world.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class SplitResult:
+    """What came of a call that was split, if it is what the unsplit call gave.
+
+    Args:
+        joints: how its outputs are put together.
+        outputs: its outputs.
+        draws: its random draws.
+    """
+
+    joints: Mapping[Path, Joint]
+    outputs: Any
+    draws: DrawPlan | None
+
+
+class SplitComparison:
+    """Compares split calls of one module with unsplit ones; all ranks come to the same result.
+
+    Args:
+        forward: runs the module.
+        module: the module.
+        world: the ranks.
+    """
+
+    def __init__(self, forward: Forward, module: nn.Module, world: World) -> None:
+        self._forward, self._module, self._world = forward, module, world
+        self._joints: dict[Path, Sequence[Joint]] | None = None
+        """The ways to put outputs together that earlier comparisons have left; None for all."""
+
+    def forget(self) -> None:
+        """Allow all ways to put outputs together again."""
+        self._joints = None
+
+    def split(
+        self,
+        run: ModuleRun,
+        given: Given,
+        dims: Dims,
+        whole: WholeCall,
+        *,
+        grad: bool | None = None,
+        keeps: bool = False,
+    ) -> SplitResult | str:
+        """Return what came of the split call if it is the unsplit one, else what is wrong with it.
+
+        Args:
+            run: runs the unsplit call.
+            given: the arguments.
+            dims: the way.
+            whole: the results of the unsplit call.
+            grad: whether a graph is made; None for as the script has it.
+            keeps: whether the ways to put outputs together that are left are kept for the next check.
+        """
+        total = given.total(dims)
+        assert total is not None
+        cut = Cut(self._world, total)
+        draws = not run.drawn.same(whole.drawn)
+        why: str | SplitResult = ""
+        for inner in (False, True):
+            mode = FoundDraws(cut, whole.draws, inner=inner) if draws else None
+            with torch.set_grad_enabled(torch.is_grad_enabled() if grad is None else grad):
+                why = self._one_split(run, given, dims, whole, cut, mode, keeps=keeps)
+            if isinstance(why, SplitResult) or mode is None or not mode.has_flattened:
+                break
+            run.restore()
+        return why
+
+    def _one_split(
+        self,
+        run: ModuleRun,
+        given: Given,
+        dims: Dims,
+        whole: WholeCall,
+        cut: Cut,
+        mode: FoundDraws | None,
+        *,
+        keeps: bool,
+    ) -> SplitResult | str:
+        failure, outputs = "", None
+        watches = any(_may_be_reduced(tensor, cut.total) for tensor in whole.outputs.values())
+        with watching_reductions(when=watches) as watching:
+            try:
+                with eagerly(self._module, when=keeps), watching or nullcontext():
+                    outputs = call_slice(self._forward, self._module, given, cut, dims, draws=mode)
+            except Exception as error:  # noqa: BLE001 - a slice may be anything to a module
+                failure = in_one_line(error)
+            if not self.agreed(not failure):
+                return failure or "another worker's slice failed"
+            found = self._compared(run, whole, outputs, cut, keeps=keeps)
+        if isinstance(found, str):
+            untold = "" if mode is None or not mode.untold else f" ({'; '.join(sorted(mode.untold))})"
+            return found + untold
+        joints, result = found
+        return SplitResult(joints, result, None if mode is None else mode.plan())
+
+    def _compared(
+        self, run: ModuleRun, whole: WholeCall, outputs: Any, cut: Cut, *, keeps: bool
+    ) -> tuple[Mapping[Path, Joint], Any] | str:
+        value = outcome(self._module, outputs, whole.sides)
+        parts = dict(leaves(value))
+        if not self.agreed(
+            parts.keys() == whole.outputs.keys() and run.before.left().keys() <= set(whole.sides)
+        ):
+            return "its outputs have another structure"
+        number = self._number_of_slice(run, whole, outputs, cut.total)
+        if number:
+            return number
+        joints: dict[Path, Joint] = {}
+        together: dict[Path, Tensor] = {}
+        left: dict[Path, Sequence[Joint]] = {}
+        for path, part in parts.items():
+            found = self._joints_of(path, whole.outputs[path], part, cut, whole.scale, all_of_them=keeps)
+            if not found:
+                return f"its output{text(path[1:])} is not made of those of the slices"
+            left[path] = [joint for joint, _ in found]
+            joints[path], together[path] = found[0]
+        buffer = differing_buffer(run.before.buffers(), whole.buffers)
+        if not self.agreed(buffer is None):
+            return f"its buffers differ: it keeps statistics of its slice ({buffer or 'on another worker'})"
+        if not self.agreed(Drawn.now(self._world.device).same(whole.drawn)):
+            return "it draws random numbers in a way that cannot be split"
+        if keeps:
+            self._joints = left
+        result, kept = mapped(value, lambda path, _: together[path])
+        leave(self._module, kept)
+        return joints, result
+
+    def _number_of_slice(self, run: ModuleRun, whole: WholeCall, outputs: Any, total: int) -> str:
+        """Return which number beside the tensors may be a slice's, on any rank; nothing if none may."""
+        place = returned_number(whole.returned, outputs, total)
+        if not self.agreed(place is None):
+            return f"its output{place or ''} is a number, which a slice may make otherwise"
+        name = kept_of_slice(whole.left, changed(run.left, left_behind(self._module)), total)
+        if not self.agreed(name is None):
+            return f"it keeps a number, which a slice may make otherwise ({name or 'on another worker'})"
+        return ""
+
+    def _joints_of(
+        self, path: Path, whole: Tensor, part: Tensor, cut: Cut, scale: float, *, all_of_them: bool
+    ) -> list[tuple[Joint, Tensor]]:
+        """Return the ways to put an output together that give the unsplit one: the first, or all."""
+        possible = list(joints_for(whole, part, cut))
+        if self._joints is not None:
+            allowed = self._joints.get(path, ())
+            possible = [one for one in possible if _kind(one) in map(_kind, allowed)]
+        if not self._agreed_on([_kind(one) for one in possible]):
+            return []
+        right: list[tuple[Joint, Tensor]] = []
+        for joint in possible:
+            together = joint.put_together(part, cut)
+            if self.agreed(close(together, whole, scale=scale)):
+                right.append((joint, together))
+                if not all_of_them:
+                    break
+        return right
+
+    def agreed(self, here: bool) -> bool:  # noqa: FBT001 - it is what all ranks are asked for
+        """Return whether something holds on all ranks; each says whether it does `here`."""
+        flag = torch.tensor([float(here)], dtype=torch.float64, device=self._world.device)
+        self._world.all_reduce(flag, op="min")
+        return bool(flag.item())
+
+    def _agreed_on(self, value: Any) -> bool:
+        return self.agreed(value == self._world.broadcast_object(value))
+
+
+def _may_be_reduced(tensor: Tensor, total: int) -> bool:
+    """Return whether an output may be a sum or a mean over samples."""
+    return not any(size % total == 0 for size in tensor.shape)
+
+
+def _kind(joint: Joint) -> Any:
+    """Return a way to put outputs together without what depends on a batch's layout in memory."""
+    return replace(joint, order=()) if isinstance(joint, Concatenated) else joint
+
+
+def in_one_line(error: Exception) -> str:
+    """Return an error with the user's line that it was raised in."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = next((one for one in reversed(frames) if is_users(one.filename)), None)
+    at = "" if where is None else f" ({FilePath(where.filename).name}:{where.lineno})"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{at}"

@@ -1,0 +1,115 @@
+"""Scripts that use weights without calling a module: right on all ranks, or refused with what to do."""
+
+from textwrap import dedent
+
+import pytest
+
+from support.hosted import run_script
+
+HEAD = """\
+import torch
+from torch import nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn import functional as F
+torch.manual_seed(0)
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 1))
+
+    def forward(self, x):
+        return x @ self.weight
+
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(3, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.two(torch.relu(self.one(x)))
+
+def data():
+    return torch.randn(8, 3)
+"""
+SPLIT = "nn.Linear(3, 1)(data()).sum().backward()\n"
+FORWARD = """\
+model = {model}()
+for _ in range(4):
+    loss = model.forward(data()).square().mean()
+    loss.backward()
+    print(f"{{loss.item():.5f}}", f"{{next(model.parameters()).grad.sum().item():.5f}}")
+"""
+NEW_LEAVES = """\
+model = nn.Linear(3, 1)
+weights = {name: one.detach().clone().requires_grad_() for name, one in model.named_parameters()}
+for _ in range(4):
+    loss = functional_call(model, weights, data()).square().mean()
+    found = torch.autograd.grad(loss, list(weights.values()))
+    print(f"{loss.item():.5f}")
+    weights = {n: (w - 0.1 * g).detach().requires_grad_() for (n, w), g in zip(weights.items(), found)}
+"""
+COMPUTED = """\
+model = nn.Linear(3, 1)
+weights = {name: one.detach().clone().requires_grad_() for name, one in model.named_parameters()}
+for _ in range(4):
+    loss = functional_call(model, {n: w * 2 for n, w in weights.items()}, data()).square().mean()
+    loss.backward()
+    print(f"{loss.item():.5f}", *(f"{w.grad.sum().item():.5f}" for w in weights.values()))
+"""
+TRANSFORMED = """\
+model = Layers()
+weights = {name: one.detach() for name, one in model.named_parameters()}
+for _ in range(4):
+    found, loss = grad_and_value(lambda w, x: functional_call(model, w, x).square().mean())(weights, data())
+    print(f"{loss.item():.5f}")
+    weights = {n: w - 0.1 * found[n] for n, w in weights.items()}
+    print(vmap(model)(data()).sum().item())
+"""
+PLAIN = """\
+weight = torch.randn(1, 3, requires_grad=True)
+for _ in range(4):
+    F.linear(data(), weight).square().mean().backward()
+"""
+
+
+def run(world, script, folder):
+    return run_script(world, script, [], folder)
+
+
+def results(processes, tmp_path, text, size=2):
+    script = tmp_path / "prog.py"
+    script.write_text(HEAD + dedent(text))
+    return processes.run(run, size, script, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [SPLIT + NEW_LEAVES, SPLIT + COMPUTED, SPLIT + TRANSFORMED, SPLIT + FORWARD.format(model="Layers")],
+)
+def test_what_bypasses_a_modules_call_is_computed_as_on_one_rank(processes, tmp_path, text):
+    ((serial, _, failed),) = results(processes, tmp_path, text, 1)
+    assert not failed
+    for printed, _, trace in results(processes, tmp_path, text):
+        assert not trace
+        assert printed == serial
+
+
+def test_a_forward_that_is_called_directly_is_named_once_with_its_line(processes, tmp_path):
+    for _, lines, _ in results(processes, tmp_path, FORWARD.format(model="Layers")):
+        assert [line.split(" is called")[0] for line in lines if "directly" in line] == ["Layers.forward"]
+        assert any("directly at prog.py:27" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (FORWARD.format(model="Own"), "model.forward(...) at prog.py:27"),
+        (COMPUTED, "functional_call"),
+        (PLAIN, "[1, 3]"),
+    ],
+)
+def test_a_refusal_says_what_was_seen(processes, tmp_path, text, found):
+    for _, lines, trace in results(processes, tmp_path, text):
+        assert found in trace
+        assert "()" not in "".join(lines)

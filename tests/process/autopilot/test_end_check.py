@@ -1,0 +1,89 @@
+"""Ranks are compared when the script has ended; a rank that failed or never arrives ends the wait."""
+
+import time
+
+import pytest
+import torch
+from torch.distributed.distributed_c10d import _get_default_store
+
+from samestep.autopilot.account import Account
+from samestep.autopilot.end_check import _ALL_ENDED, _ENDED, _FAILED, EndCheck
+from samestep.autopilot.gradients import Gradients
+from samestep.base.errors import OutOfStep
+
+
+def changed(model, account, kind):
+    """Make one rank's state another one."""
+    if kind == "bits":
+        model.weight.data[0, 1] += 1e-7
+    elif kind == "type":
+        model.bias.data = model.bias.data.double()
+    elif kind == "shape":
+        model.bias.data = model.bias.data[:1].clone()
+    elif kind == "memory":
+        model.weight.data.untyped_storage().resize_(0)
+    elif kind == "backward passes":
+        account.backwards += 1
+
+
+def ended(world, kind, on=1, timeout_s=60.0, code=0):
+    """End a script whose state differs on rank `on`; return the error and how long it took."""
+    account, gradients = Account(backwards=4), Gradients(world)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    gradients.follow(model.parameters(), names=["Net.weight", "Net.bias"])
+    found, began = "", time.monotonic()
+    try:
+        if on in (world.place.rank, None):
+            changed(model, account, kind)
+        if not (kind == "absent" and world.place.rank == on):
+            check = EndCheck(world, gradients, account, timeout_s=timeout_s)
+            check.run(code if world.place.rank == on else 0)
+    except OutOfStep as error:
+        found = str(error)
+    took = time.monotonic() - began
+    gradients.detach()
+    world.barrier()
+    if world.place.is_main:
+        store = _get_default_store()
+        for key in (_ENDED, _ALL_ENDED, _FAILED, *(f"{_ENDED}/{rank}" for rank in range(world.place.size))):
+            store.delete_key(key)
+    world.barrier()
+    return found, took
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        ("bits", "Net.weight"),
+        ("type", "float64"),
+        ("shape", "[1]"),
+        ("memory", "Net.weight"),
+        ("backward passes", "rank 1: 5"),
+    ],
+)
+def test_a_rank_that_differs_at_the_end_is_an_error_on_all(processes, kind, named):
+    for found, _ in processes.run(ended, 2, kind):
+        assert named in found
+        assert "rank 1" in found
+
+
+@pytest.mark.parametrize("kind", ["nothing", "type", "shape", "memory"])
+def test_what_changed_alike_on_all_ranks_is_no_difference(processes, kind):
+    assert [found for found, _ in processes.run(ended, 2, kind, None)] == ["", ""]
+
+
+def test_a_rank_that_never_arrives_is_named_after_a_deadline(processes):
+    (found, took), (nothing, _) = processes.run(ended, 2, "absent", 1, 0.2)
+
+    assert "rank 1 did not reach the end" in found
+    assert took < 10
+    assert nothing == ""
+
+
+def test_a_rank_that_failed_ends_the_wait_of_the_others_without_an_error(processes):
+    """Its own error is that of the run."""
+    ranks = processes.run(ended, 2, "bits", 1, 60.0, 3)
+
+    assert [found for found, _ in ranks] == ["", ""]
+    assert max(took for _, took in ranks) < 10
