@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup train test check format docs bench exact chaos clean
+.PHONY: help setup train test check format docs bench exact chaos random clean
 
 help:
 	@echo "make setup   environment in $(VENV), from requirements.lock"
@@ -14,6 +14,7 @@ help:
 	@echo "make docs    build the documentation, warnings are errors"
 	@echo "make exact   equal weights at any number of workers, by the commands that a user types; some minutes"
 	@echo "make chaos   a training under 30 faults; it has to end with the undisturbed weights"
+	@echo "make random  compare 2,000 random scripts on 1, 2 and 3 ranks; about 20 minutes"
 	@echo "make bench   measure against the peers on a quiet machine; DATA_DIR=DIR holds mnist, cifar10"
 
 setup: $(READY)
@@ -73,6 +74,9 @@ exact: $(READY)
 
 chaos: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m support.chaos --faults 30
+
+random: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m support.random_scripts --count 2000
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache site

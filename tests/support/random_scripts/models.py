@@ -1,0 +1,226 @@
+"""The model of a script: a stem, layers, a head, and what `forward` takes and returns."""
+
+from dataclasses import dataclass
+from random import Random
+from textwrap import indent
+
+from support.random_scripts.data import SEQUENCES, Data
+from support.random_scripts.layers import IMAGE_PARTS, POOLS, SEQUENCE_PARTS, VECTOR_PARTS, WRAPPERS
+from support.random_scripts.losses import EXTRAS, source
+from support.random_scripts.parts import Part, chance, choose, lines_of
+
+PER_STEP = ("tags", "next")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model's source, and how it is called.
+
+    Attributes:
+        name: its parts, in words.
+        definition: the source of its class.
+        inputs: the names in a batch that it takes.
+        style: of a call: by position, by name, the batch itself, or its keys.
+        returned: the names that `forward` returns.
+        form: in which it does: alone, tuple, dict or dataclass.
+        extra: where what is added to the loss is: returned, an attribute, in the loss, or nowhere.
+        has_loss: whether it computes the loss.
+        can_leave_out: whether it can be called without targets.
+    """
+
+    name: str
+    definition: str
+    inputs: tuple[str, ...]
+    style: str
+    returned: tuple[str, ...]
+    form: str
+    extra: str
+    has_loss: bool
+    can_leave_out: bool
+
+    def called(self, data: Data, *, model="model", with_loss=True):
+        """Return the lines that call it for a batch, and assign what it returns."""
+        names = (
+            self.inputs if with_loss else [name for name in self.inputs if name in ("x", "lengths", "mask")]
+        )
+        arguments = {
+            "position": ", ".join(names),
+            "name": ", ".join(f"{name}={name}" if name != "x" else name for name in names),
+            "batch": "batch",
+            "keys": "**batch",
+        }[self.style]
+        call = f"{model}({arguments})"
+        if self.form == "alone" or (self.has_loss and not with_loss):
+            return f"{self.returned[0] if with_loss else 'out'} = {call}"
+        if self.form == "tuple":
+            return f"{', '.join(self.returned)} = {call}"
+        read = '["{0}"]' if self.form == "dict" else ".{0}"
+        return lines_of(
+            f"result = {call}", *(f"{name} = result{read.format(name)}" for name in self.returned)
+        )
+
+
+def make_model(rng: Random, data: Data, loss, *, inside):
+    """Return a model for this data, which computes the loss itself if it is `inside`."""
+    stem, middle, vectors = _stem(rng, data), [], []
+    is_sequence, per_step = data.kind in SEQUENCES, data.target in PER_STEP
+    if is_sequence:
+        middle = _chosen(rng, SEQUENCE_PARTS, rng.choice((1, 1, 2, 3)), data)
+        if not per_step:
+            middle.append(choose(rng, POOLS))
+    elif data.kind == "images":
+        middle = [*_chosen(rng, IMAGE_PARTS, rng.choice((1, 2, 3)), data, wrapped=False), _after_images(rng)]
+    if not per_step:
+        vectors = _chosen(rng, VECTOR_PARTS, rng.choice((0, 1, 2) if middle else (1, 2, 2, 3)), data)
+    head = _head(rng, data)
+    parts = [part.at(index) for index, part in enumerate([stem, *middle, *vectors, head])]
+    extra = choose(rng, EXTRAS) if chance(rng, 0.25) else None
+    where = rng.choice(("returned", "attribute", *(("in the loss",) if inside else ()))) if extra else ""
+    style = rng.choice(("position", "position", "name", "batch", *(("keys",) if data.form == "dict" else ())))
+    returned = _returned(rng, inside=inside, where=where)
+    form = "alone" if len(returned) == 1 else rng.choice(("tuple", "dict", "dataclass"))
+    inputs = tuple(name for name in data.fields if inside or name in ("x", "lengths", "mask"))
+    can_leave_out = inside and style in ("position", "name")
+    ending = lines_of(
+        f"{'self.aux' if where == 'attribute' else 'aux'} = {extra.expression}" if extra else "",
+        "if y is None:\n    return out" if can_leave_out else "",
+        source(loss, data.layout) if inside else "",
+        "loss = loss + 0.1 * aux.mean()" if where == "in the loss" else "",
+        f"return {_result(returned, form)}",
+    )
+    forward = lines_of(
+        data.unpacked() if style == "batch" else "",
+        "lengths = mask.sum(1)" if "mask" in data.fields else "",
+        *(part.forward for part in parts),
+        ending,
+    )
+    names = ", ".join(part.name for part in parts)
+    added = f", {extra.name} {where}" if extra else ""
+    return Model(
+        name=f"{names}{added}",
+        definition=data.layout.applied(_class(parts, forward, inputs, returned, form, style)),
+        inputs=inputs,
+        style=style,
+        returned=returned,
+        form=form,
+        extra=where,
+        has_loss=inside,
+        can_leave_out=can_leave_out,
+    )
+
+
+def _chosen(rng, parts, count, data, *, wrapped=True):
+    """Return parts in wrappers, none of which needs larger batches than there are."""
+    possible = [part for part in parts if part.smallest <= data.smallest]
+    return [
+        choose(rng, WRAPPERS).around(choose(rng, possible)) if wrapped else choose(rng, possible)
+        for _ in range(count)
+    ]
+
+
+def _stem(rng, data):
+    if data.kind == "tokens":
+        padding = rng.choice(("", ", padding_idx=0"))
+        return Part("embedding", f"self.embed = nn.Embedding(V, D{padding})", "h = self.embed(x)")
+    if data.kind == "images":
+        return Part(
+            "convolution", "self.stem = nn.Conv2d(2, 4, 3, padding=1)", "h = torch.relu(self.stem(x))"
+        )
+    size = {"vectors": 5, "sequences": 3}[data.kind]
+    return Part("linear", f"self.stem = nn.Linear({size}, D)", "h = torch.tanh(self.stem(x))")
+
+
+def _after_images(rng):
+    return rng.choice(
+        (
+            Part(
+                "mean over places", "self.join = nn.Linear(4, D)", "h = torch.tanh(self.join(h.mean((2, 3))))"
+            ),
+            Part(
+                "flattened",
+                "self.join = nn.Linear(36, D)",
+                "h = torch.tanh(self.join(F.avg_pool2d(h, 2).flatten(1)))",
+            ),
+        )
+    )
+
+
+def _head(rng, data):
+    choices = [
+        Part("linear head", "self.head = nn.Linear(D, K)", "out = self.head(h)", weight=4),
+        Part(
+            "head of zeros",
+            "self.head = nn.Linear(D, K)\nnn.init.zeros_(self.head.weight)\nnn.init.zeros_(self.head.bias)",
+            "out = self.head(h)",
+        ),
+        Part(
+            "head of two layers, dropout between",
+            "self.head = nn.Sequential(nn.Linear(D, 8), nn.ReLU(), nn.Dropout(P), nn.Linear(8, K))",
+            "out = self.head(h)",
+        ),
+    ]
+    if data.target == "next":
+        choices.append(Part("tied head", "", "out = h @ self.embed.weight.t()", weight=4))
+        choices.append(
+            Part(
+                "tied linear head",
+                "self.head = nn.Linear(D, K)\nself.head.weight = self.embed.weight",
+                "out = self.head(h)",
+                weight=4,
+            )
+        )
+    return choose(rng, choices)
+
+
+def _returned(rng, *, inside, where):
+    first = ("loss",) if inside and chance(rng, 0.3) else ("out", "loss") if inside else ("out",)
+    more = ("aux",) if where == "returned" else ("h",) if chance(rng, 0.15) and first != ("loss",) else ()
+    return (*first, *more)
+
+
+def _result(returned, form):
+    if form == "alone":
+        return returned[0]
+    if form == "tuple":
+        return ", ".join(returned)
+    if form == "dict":
+        return "{" + ", ".join(f'"{name}": {name}' for name in returned) + "}"
+    return f"Result({', '.join(returned)})"
+
+
+def _class(parts, forward, inputs, returned, form, style):
+    fields = "\n".join(f"    {name}: torch.Tensor" for name in returned)
+    needed = [name for name in inputs if name != "y"]
+    arguments = {
+        "batch": "batch",
+        "keys": ", ".join((*inputs, "**others")),
+    }.get(
+        style,
+        ", ".join((*(needed if "y" not in inputs else needed[: needed.index("x") + 1]), *_optional(inputs))),
+    )
+    init = lines_of(*(part.init for part in parts))
+    state = lines_of(
+        "self.epoch = 0" if "self.epoch" in forward else "",
+        "self.factor = 0.0" if "self.factor" in forward else "",
+        "self.calls = 0" if "self.calls" in forward else "",
+        'self.register_buffer("steps", torch.zeros(()))' if "self.steps" in forward else "",
+    )
+    counting = lines_of(
+        "self.calls += 1" if "self.calls" in forward else "",
+        "self.steps += 1" if "self.steps" in forward else "",
+    )
+    return lines_of(
+        f"\n\n@dataclass\nclass Result:\n{fields}" if form == "dataclass" else "",
+        "\n\nclass Net(nn.Module):",
+        "    def __init__(self):",
+        "        super().__init__()",
+        indent(lines_of(init, state), "        "),
+        f"\n    def forward(self, {arguments}):",
+        indent(lines_of(counting, forward), "        "),
+        "",
+    )
+
+
+def _optional(inputs):
+    """Return the arguments after `x` of a model that is called with targets, or without."""
+    return [f"{name}=None" for name in inputs if name != "x"] if "y" in inputs else []

@@ -1,0 +1,141 @@
+"""Runs a script on one and several ranks, and compares what it prints and writes."""
+
+import io
+import re
+import shutil
+import sys
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.hosted import difference, run_script
+from support.process_pool import RankFailed
+from support.random_scripts.scripts import make_script
+from support.written_files import files, same_contents
+
+EQUAL, UNSPLIT, REFUSED, DIFFERENT = CLASSES = "equal", "unsplit", "refused", "different"
+_REFUSED = "samestep: error: "
+_BY_ALL = f"{_REFUSED}nothing of what this script does"
+"""The error that all ranks raise at the same call."""
+_APART = ("the ranks are not in one collective", "the replicas have drifted apart")
+"""Errors by which ranks notice that they do different things: no reason to refuse a script."""
+_PLACES = re.compile(r" \((?:[^()]*/)?[\w.]+:\d+\)$")
+_NAMES = re.compile(r"\b\w+ at script\.py:\d+ ")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a script on several ranks compares with itself on one.
+
+    Attributes:
+        seed: of the script.
+        size: ranks.
+        found: one of `CLASSES`.
+        reasons: why calls were computed on every rank, why the script was refused, or what differs.
+    """
+
+    seed: int
+    size: int
+    found: str
+    reasons: tuple[str, ...] = ()
+
+    def __str__(self):
+        return f"seed {self.seed} on {self.size} ranks: {self.found}" + "".join(
+            f"\n    {one}" for one in self.reasons
+        )
+
+
+class SerialRunFailed(AssertionError):
+    """A script failed on one rank: a fault of the generator."""
+
+
+def compare(processes, seed, folder, sizes=(2, 3)):
+    """Run the script of a seed on one rank and on `sizes` ranks, in new folders in `folder`."""
+    return compare_source(processes, make_script(seed), seed, folder, sizes)
+
+
+def compare_source(processes, source, seed, folder, sizes=(2, 3)):
+    """Run a script on one rank and on `sizes` ranks, in new folders in `folder`."""
+    folder = Path(folder) / str(seed)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    script = folder / "script.py"
+    script.write_text(source)
+    ((printed, _, trace),) = _run(processes, script, 1)
+    if trace or "nan" in printed:
+        raise SerialRunFailed(f"seed {seed}: {trace or 'it prints nan'}")
+    return [_compared(processes, seed, script, size, printed) for size in sizes]
+
+
+def _run(processes, script, size):
+    folder = script.parent / str(size)
+    folder.mkdir()
+    return processes.run(_run_quietly, size, str(script), folder)
+
+
+class ScriptFailed(Exception):
+    """A script failed on a rank, maybe on no other; holds the traceback."""
+
+
+def _run_quietly(world, script, folder):
+    """Run a script on a rank; its traceback is returned, where torch's hook would print it.
+
+    Raises:
+        ScriptFailed: other ranks may wait for this one; the pool ends them, as a launcher does.
+    """
+    hook, sys.excepthook = sys.excepthook, sys.__excepthook__
+    try:
+        with redirect_stderr(io.StringIO()):
+            printed, account, trace = run_script(world, script, (), folder)
+    finally:
+        sys.excepthook = hook
+    if trace and world.place.size > 1 and not trace.startswith(_BY_ALL):
+        raise ScriptFailed(trace)
+    return printed, account, trace
+
+
+def _compared(processes, seed, script, size, serial):
+    try:
+        ranks = _run(processes, script, size)
+    except ScriptFailed as error:
+        return _failed(seed, size, [str(error)])
+    except RankFailed as error:
+        return Comparison(seed, size, DIFFERENT, (f"no answer: {str(error).splitlines()[0]}",))
+    printed, account, _ = ranks[0]
+    traces = [trace for _, _, trace in ranks if trace]
+    if traces:
+        return _failed(seed, size, traces)
+    lines = difference(serial, printed)
+    if lines is not None:
+        return Comparison(seed, size, DIFFERENT, (f"serial: {lines[0]}", f"here:   {lines[1]}", *account))
+    unlike = _unlike(script.parent / "1", script.parent / str(size))
+    if unlike:
+        return Comparison(seed, size, DIFFERENT, (f"files: {', '.join(unlike)}", *account))
+    unsplit = [line for line in account if " calls whole (" in line or " calls unsplit (" in line]
+    if unsplit:
+        return Comparison(seed, size, UNSPLIT, tuple(map(_reason, unsplit)))
+    return Comparison(seed, size, EQUAL)
+
+
+def _failed(seed, size, traces):
+    """Classify a script that ended with an error: refused where that is one line with a reason."""
+    text = _PLACES.sub("", traces[0].removeprefix(_REFUSED).strip())
+    is_line = all(trace.startswith(_REFUSED) and len(trace.splitlines()) == 1 for trace in traces)
+    if is_line and not text.startswith(_APART):
+        return Comparison(seed, size, REFUSED, (_NAMES.sub("", text),))
+    *frames, last = traces[0].strip().splitlines()
+    return Comparison(seed, size, DIFFERENT, (f"failed: {last}", *frames[-6:]))
+
+
+def _unlike(one, other):
+    """Return the names of the files that only one folder has, or that differ."""
+    first, second = set(files(one)), set(files(other))
+    shared = first & second
+    return sorted(first ^ second) + [
+        name for name in sorted(shared) if not same_contents(one / name, other / name)
+    ]
+
+
+def _reason(line):
+    """Return why calls were computed on every rank, without places and numbers."""
+    return line[line.index("(") + 1 : -1]

@@ -1,0 +1,67 @@
+"""Whole scripts, each composed of random parts that follow from its seed."""
+
+from random import Random
+
+from support.random_scripts.data import make_data
+from support.random_scripts.loops import make_loop
+from support.random_scripts.losses import CONTRASTS, LOSSES
+from support.random_scripts.models import make_model
+from support.random_scripts.pairs import PAIRS
+from support.random_scripts.parts import chance, choose, lines_of
+
+KINDS = {
+    "vectors": ("class", "values", "binary"),
+    "images": ("class", "values", "binary"),
+    "sequences": ("class", "class", "values", "tags"),
+    "tokens": ("class", "class", "tags", "next"),
+}
+OUTPUTS = {"class": "4", "values": "2", "binary": "2", "tags": "4", "next": "11"}
+"""How many numbers a model gives for each kind of targets; of the next token, one for each token."""
+
+_HEADER = '''"""SEED: NAME."""
+import copy
+import json
+import math
+import random
+from collections import namedtuple
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(SEED)
+random.seed(SEED)
+np.random.seed(SEED)'''
+
+
+def make_script(seed):
+    """Return the source of a complete serial script, which needs a second or less."""
+    rng = Random(seed)
+    if chance(rng, 0.06):
+        name, body = rng.choice(PAIRS)(rng)
+    else:
+        name, body = _supervised(rng)
+    header = _HEADER.replace("SEED", str(seed)).replace("NAME", name)
+    return f"{header}\n\n{body.strip()}\n".replace("\n\n\n\n", "\n\n\n")
+
+
+def _supervised(rng):
+    kind = rng.choice(tuple(KINDS))
+    target = rng.choice(KINDS[kind])
+    losses = LOSSES["tags" if target == "next" else target]
+    inside = chance(rng, 0.45)
+    loss = choose(rng, losses)
+    if target == "class" and chance(rng, 0.06):
+        loss = choose(rng, CONTRASTS)
+    data = make_data(rng, needs=loss.needs, ignores=loss.ignores, kind=kind, target=target)
+    model = make_model(rng, data, loss, inside=inside)
+    loop = make_loop(rng, data, model, loss)
+    sizes = f"K, D, P = {OUTPUTS[target]}, 6, {rng.choice(('0.0', '0.2', '0.5'))}"
+    place = "inside" if inside else "outside"
+    name = f"{data.name}; {model.name}; {loss.name} {place}; {loop.name}"
+    return name, lines_of(sizes, data.definition, model.definition, loop.source)
