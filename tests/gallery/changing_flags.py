@@ -1,4 +1,4 @@
-"""Flags out of sight: in a nested configuration, in a global, in a closure, in a counter of calls."""
+"""Flags out of sight: in a nested configuration, a dict, a list, a counter of calls, a buffer."""
 from types import SimpleNamespace
 
 import torch
@@ -7,8 +7,6 @@ import torch.nn.functional as F
 
 torch.set_default_dtype(torch.float64)
 torch.manual_seed(16)
-CENTER = False
-calls = 0
 
 
 class Base(nn.Module):
@@ -53,18 +51,15 @@ class InList(Base):
         return self.flags[1] > 0
 
 
-class Global(Base):
-    def centered(self):
-        return CENTER
 
 
-class Closure(Base):
-    def __init__(self, flag):
+class InNames(Base):
+    def __init__(self):
         super().__init__()
-        self.flag = flag
+        self.names = {"linear"}
 
     def centered(self):
-        return self.flag()
+        return "center" in self.names
 
 
 class Counting(Base):
@@ -91,18 +86,11 @@ class CountingTensor(Base):
         return bool(self.step > 7)
 
 
-class GlobalCount(Base):
-    def centered(self):
-        global calls
-        calls += 1
-        return calls > 7
 
-
-box = {"on": False}
 x = torch.randn(48, 4)
 y = (x[:, 0] > x[:, 1]).long() + (x[:, 2] > 0).long()
 
-for model in (Base(), Nested(), InDict(), InList(), Global(), Closure(lambda: box["on"]), Counting(), CountingTensor(), GlobalCount()):
+for model in (Base(), Nested(), InDict(), InList(), InNames(), Counting(), CountingTensor()):
     opt = torch.optim.SGD(model.parameters(), lr=0.2)
     generator = torch.Generator().manual_seed(1)
     for epoch in range(3):
@@ -113,12 +101,11 @@ for model in (Base(), Nested(), InDict(), InList(), Global(), Closure(lambda: bo
                 model.options["norm"]["center"] = True
             elif isinstance(model, InList):
                 model.flags[1] = 1
-            CENTER = isinstance(model, Global)
-            box["on"] = isinstance(model, Closure)
+            elif isinstance(model, InNames):
+                model.names.add("center")
         for rows in torch.randperm(48, generator=generator).split(11):
             loss = F.cross_entropy(model(x[rows]), y[rows])
             opt.zero_grad()
             loss.backward()
             opt.step()
         print(f"{type(model).__name__} epoch {epoch}: {loss.item():.10f}")
-print(calls, model.fc2.bias.detach().sum().item() > -100)

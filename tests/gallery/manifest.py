@@ -114,11 +114,13 @@ SCRIPTS = [
     Script("small_router.py"),
     Script("changing_layers.py"),
     Script("changing_flags.py"),
+    Script("changing_globals.py"),
     Script("inverted_residuals.py", ("statistics.npz",)),
     Script("strides.py", ("strides.npy",)),
     Script("compiled_dropout.py"),
     Script("forward_by_name.py"),
     Script("called_otherwise.py"),
     Script("state_in_containers.py", ("states.npz",)),
+    Script("state_in_globals.py"),
     Script("prints_in_forward.py", ("activations.txt",)),
 ]

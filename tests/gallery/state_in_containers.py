@@ -122,34 +122,10 @@ class InNumber(Base):
         return super().forward(x) * self.scale
 
 
-class InClosure(Base):
-    def __init__(self):
-        super().__init__()
-        seen = []
-        self.see, self.seen = seen.append, lambda: sum(seen)
-
-    def keep(self, h):
-        self.see(h[:, 0].sum().item())
-
-    def state(self):
-        return self.seen()
-
-
-LOG = {}
-
-
-class InGlobal(Base):
-    def keep(self, h):
-        LOG.setdefault("rows", []).extend(h[:, 1].tolist())
-
-    def state(self):
-        return float(np.sum(LOG["rows"])) + len(LOG["rows"])
-
-
 x = torch.randn(50, 4)
 y = x[:, :3].argmax(1)
 kept = {}
-for model in (Base(), InDict(), InList(), InMeter(), InDeque(), InArray(), InNumber(), InClosure(), InGlobal()):
+for model in (Base(), InDict(), InList(), InMeter(), InDeque(), InArray(), InNumber()):
     opt = torch.optim.SGD(model.parameters(), lr=0.2)
     for epoch in range(2):
         for rows in torch.randperm(50).split(12):
