@@ -123,4 +123,7 @@ SCRIPTS = [
     Script("state_in_containers.py", ("states.npz",)),
     Script("state_in_globals.py"),
     Script("prints_in_forward.py", ("activations.txt",)),
+    Script("noisy_weights.py"),
+    Script("rare_layers.py", ("layers.npz",)),
+    Script("batch_memories.py"),
 ]

@@ -18,6 +18,7 @@ One compares the samples of a batch in `forward`, one never calls a module with 
 """
 
 UNSPLIT = {
+    "batch_memories.py": ("Queue", "Codebook", "Hardest"),
     "faint_coupling.py": ("Gated", "Repelled", "Nudged", "NoisyNorm"),
     "small_router.py": ("SwitchLoss", "SoftLoss", "InOne", "Capacity"),
 }
