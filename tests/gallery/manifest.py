@@ -124,6 +124,7 @@ SCRIPTS = [
     Script("state_in_globals.py"),
     Script("prints_in_forward.py", ("activations.txt",)),
     Script("noisy_weights.py"),
+    Script("folder_of_files.py", tuple(f"data/{number}.npy" for number in range(24))),
     Script("rare_layers.py", ("layers.npz",)),
     Script("batch_memories.py"),
 ]
