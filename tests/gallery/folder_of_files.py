@@ -31,17 +31,17 @@ class Folder(Dataset):
 
 
 listings = {
+    "sorted": sorted(os.listdir("data")),
     "listdir": os.listdir("data"),
     "glob": [os.path.basename(path) for path in glob.glob("data/*.npy")],
     "iterdir": [path.name for path in Path("data").iterdir()],
     "rglob": [path.name for path in Path(".").rglob("*.npy")],
     "walk": [name for _, _, names in os.walk("data") for name in names],
     "scandir": [entry.name for entry in os.scandir("data") if entry.is_file()],
-    "sorted": sorted(os.listdir("data")),
 }
+model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+opt = torch.optim.SGD(model.parameters(), lr=0.05)
 for how, names in listings.items():
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-    opt = torch.optim.SGD(model.parameters(), lr=0.2)
     loader = DataLoader(Folder(names), batch_size=5, shuffle=how != "listdir")
     for epoch in range(2):
         for x, y in loader:
