@@ -1,0 +1,73 @@
+"""Forward prints, as one does while looking for a mistake, and writes to a log of its own."""
+import logging
+import sys
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(13)
+logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(levelname)s %(message)s")
+
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def tell(self, x, h):
+        pass
+
+    def forward(self, x):
+        h = self.fc1(x).relu()
+        self.tell(x, h)
+        return self.fc2(h)
+
+
+class Shapes(Base):
+    def tell(self, x, h):
+        print("\tIn Model: input size", x.size(), "output size", h.size())
+
+
+class Once(Base):
+    """Prints in its third call only."""
+
+    calls = 0
+
+    def tell(self, x, h):
+        Once.calls += 1
+        if Once.calls == 3:
+            print("third call:", len(x), f"dead units {(h == 0).all(0).sum().item()} mean {h.mean().item():.10f}")
+
+
+class Logs(Base):
+    def tell(self, x, h):
+        logging.info("activations %.10f", h.mean().item())
+
+
+class Writes(Base):
+    def tell(self, x, h):
+        with open("activations.txt", "a") as file:
+            file.write(f"{len(x)} {h.norm().item():.10f}\n")
+
+
+class Alarm(Base):
+    """Prints when something is large, which the first batches are not."""
+
+    def tell(self, x, h):
+        if x.abs().max() > 5:
+            print(f"large input {x.abs().max().item():.10f} in row {x.abs().max(1).values.argmax().item()}")
+
+
+x = torch.randn(48, 4)
+x[40] *= 10
+y = x[:, :3].argmax(1)
+for model in (Base(), Shapes(), Once(), Logs(), Writes(), Alarm()):
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    for rows in torch.arange(48).split(11):
+        loss = F.cross_entropy(model(x[rows]), y[rows])
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    print(f"{type(model).__name__}: loss {loss.item():.10f}")
