@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from samestep.autopilot.coins import are_torchs, bits, heads
 from samestep.autopilot.cut import Cut, inverse, memory_order
+from samestep.watch.drawn import Drawn
 
 aten = torch.ops.aten
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001 - no public spelling
@@ -37,6 +38,7 @@ class Widened:
         length: samples of this rank.
         every: places along `dim` for each sample.
         inner: whether the samples change faster than their places.
+        order: the dimensions of the whole batch's draw, outermost in memory first; None if not known.
     """
 
     shape: tuple[int, ...]
@@ -45,6 +47,7 @@ class Widened:
     length: int
     every: int = 1
     inner: bool = False
+    order: tuple[int, ...] | None = None
 
     def own(self, whole: Tensor) -> Tensor:
         """Return this rank's part."""
@@ -65,9 +68,11 @@ class Widened:
     def laid_out(self, new: Callable[[Sequence[int]], Tensor], like: Tensor) -> Tensor:
         """Return what `new` makes in the whole shape, its dimensions in memory ordered as those of `like`.
 
-        Numbers are drawn in the order of the memory.
+        Numbers are drawn in the order of the memory. A dimension of size 1, such as that of a slice of one
+        sample, does not tell where it lies.
         """
-        order = memory_order(like)
+        is_told = self.order is None or 1 not in like.shape
+        order = memory_order(like) if is_told or self.order is None else list(self.order)
         return new([self.shape[dim] for dim in order]).permute(inverse(order))
 
     def empty(self, like: Tensor) -> Tensor:
@@ -89,27 +94,52 @@ class OneDraw:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedDraw:
+    """One draw of a call of the whole batch.
+
+    Args:
+        draw: the operation.
+        shape: what it drew.
+        order: its dimensions, outermost in memory first.
+    """
+
+    draw: OneDraw
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DrawPlan:
     """Which dimension of each draw of a call counts samples, as it was found in an equivalence check.
 
     Args:
         draws: in the order in which they were made.
         dims: the dimension of each, None where it draws nothing for samples.
+        orders: the dimensions of each, outermost in memory first.
         inner: whether samples change faster than their places, where a dimension counts both.
     """
 
     draws: tuple[OneDraw, ...] = ()
     dims: tuple[int | None, ...] = ()
+    orders: tuple[tuple[int, ...], ...] = ()
     inner: bool = False
 
-    def dim(self, draw: OneDraw, number: int) -> tuple[bool, int | None]:
-        """Return whether the dimension is known of the draw with this number, and the dimension."""
-        found = {dim for one, dim in zip(self.draws, self.dims, strict=True) if one == draw}
-        if len(found) == 1:
-            return True, found.pop()
+    def find(self, draw: OneDraw, number: int) -> tuple[int | None, tuple[int, ...]] | None:
+        """Return the dimension of the draw with this number, and its order; None if it is not known.
+
+        Where all draws of the same operation agree, their number does not matter: a loop over time steps makes
+        more of them, or fewer.
+        """
+        found = [
+            (dim, order)
+            for one, dim, order in zip(self.draws, self.dims, self.orders, strict=True)
+            if one == draw
+        ]
+        if found and all(one == found[0] for one in found):
+            return found[0]
         if number < len(self.draws) and self.draws[number] == draw:
-            return True, self.dims[number]
-        return False, None
+            return self.dims[number], self.orders[number]
+        return None
 
 
 class RecordedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -117,7 +147,7 @@ class RecordedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.shapes: list[tuple[OneDraw, tuple[int, ...]]] = []
+        self.shapes: list[RecordedDraw] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -130,7 +160,8 @@ class RecordedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.Tag.nondeterministic_seeded in func.tags:
             value = result[0] if isinstance(result, tuple) else result
             shape = tuple(value.shape) if isinstance(value, Tensor) else ()
-            self.shapes.append((_named(func, shape), shape))
+            order = tuple(memory_order(value)) if isinstance(value, Tensor) else ()
+            self.shapes.append(RecordedDraw(_named(func, shape), shape, order))
         return result
 
 
@@ -156,10 +187,13 @@ class WidenedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func.decompose(*args, **kwargs)
         self.number += 1
         draw = _DRAWS.get(func.overloadpacket)
-        if draw is None:
+        if draw is not None:
+            return draw(self, func, args, kwargs)
+        before = Drawn.now(_device(args))
+        result = func(*args, **kwargs)
+        if not before.same(Drawn.now(_device(args))):  # attention without dropout draws nothing
             self.untold.add(str(func.overloadpacket))
-            return func(*args, **kwargs)
-        return draw(self, func, args, kwargs)
+        return result
 
     def widened(self, func: Any, shape: Sequence[int]) -> Widened | None:
         """Return the shape for more samples; None where no dimension counts samples."""
@@ -184,18 +218,17 @@ class GlobalDraws(WidenedDraws):  # type: ignore[no-untyped-call]
         """Return the shape for the whole batch; None where no dimension counts samples."""
         cut = self._cut
         place = sample_dim(shape, cut.local)
-        inner = False
+        inner, order = False, None
         if self.known is not None:
             draw = _named(func, shape)
-            is_known, dim = self.known.dim(draw, self.number - 1)
-            if not is_known:
-                dim = _only_dim(shape, cut.local)
-            if (not is_known and dim is None) or (dim is not None and shape[dim] % cut.local):
+            found = self.known.find(draw, self.number - 1)
+            dim, order = (_only_dim(shape, cut.local), None) if found is None else found
+            if (found is None and dim is None) or (dim is not None and shape[dim] % cut.local):
                 self.untold.add(f"{draw.operation} in another shape than in the check, {list(shape)}")
                 return None
             place = None if dim is None else (dim, shape[dim] // cut.local)
             inner = self.known.inner
-        return None if place is None else widened_to(shape, place, cut, inner=inner)
+        return None if place is None else widened_to(shape, place, cut, inner=inner, order=order)
 
 
 class FoundDraws(GlobalDraws):  # type: ignore[no-untyped-call]
@@ -207,9 +240,7 @@ class FoundDraws(GlobalDraws):  # type: ignore[no-untyped-call]
         inner: whether samples change faster than their places, where a dimension counts both.
     """
 
-    def __init__(
-        self, cut: Cut, shapes: Sequence[tuple[OneDraw, tuple[int, ...]]], *, inner: bool = False
-    ) -> None:
+    def __init__(self, cut: Cut, shapes: Sequence[RecordedDraw], *, inner: bool = False) -> None:
         super().__init__(cut)
         self._shapes, self._inner = shapes, inner
         self._dims: dict[int, int | None] = {}
@@ -222,34 +253,45 @@ class FoundDraws(GlobalDraws):  # type: ignore[no-untyped-call]
         number = self.number - 1
         draw = _named(func, shape)
         known = self._shapes[number] if number < len(self._shapes) else None
-        if known is None or known[0] != draw:
+        if known is None or known.draw != draw:
             self.untold.add(f"{draw.operation} in another order than for the whole batch")
             return None
-        differing = [dim for dim, size in enumerate(shape) if size != known[1][dim]]
+        differing = [dim for dim, size in enumerate(shape) if size != known.shape[dim]]
         if not differing:
             self._dims[number] = None
             return None
         dim = differing[0]
-        if len(differing) > 1 or shape[dim] * self._cut.total != known[1][dim] * self._cut.local:
-            self.untold.add(f"{draw.operation} of {list(shape)}, and {list(known[1])} for the whole batch")
+        if len(differing) > 1 or shape[dim] * self._cut.total != known.shape[dim] * self._cut.local:
+            self.untold.add(f"{draw.operation} of {list(shape)}, and {list(known.shape)} for the whole batch")
             return None
         self._dims[number] = dim
         every = shape[dim] // self._cut.local
         self.has_flattened = self.has_flattened or every > 1
-        return widened_to(shape, (dim, every), self._cut, inner=self._inner)
+        return widened_to(shape, (dim, every), self._cut, inner=self._inner, order=known.order)
 
     def plan(self) -> DrawPlan:
         """Return what was found."""
-        draws = tuple(draw for draw, _ in self._shapes)
+        draws = tuple(one.draw for one in self._shapes)
         dims = tuple(self._dims.get(number) for number in range(len(draws)))
-        return DrawPlan(draws, dims, self._inner)
+        return DrawPlan(draws, dims, tuple(one.order for one in self._shapes), self._inner)
 
 
-def widened_to(shape: Sequence[int], place: tuple[int, int], cut: Cut, *, inner: bool) -> Widened:
+def widened_to(
+    shape: Sequence[int],
+    place: tuple[int, int],
+    cut: Cut,
+    *,
+    inner: bool,
+    order: tuple[int, ...] | None = None,
+) -> Widened:
     """Return the shape for the whole batch of a slice's; `place` is the samples' dimension and places."""
     dim, every = place
     whole = (*shape[:dim], cut.total * every, *shape[dim + 1 :])
-    return Widened(whole, dim, cut.start, cut.local, every, inner and every > 1)
+    return Widened(whole, dim, cut.start, cut.local, every, inner and every > 1, order)
+
+
+def _device(args: Sequence[Any]) -> torch.device:
+    return next((one.device for one in args if isinstance(one, Tensor)), torch.device("cpu"))
 
 
 def _named(func: Any, shape: Sequence[int]) -> OneDraw:

@@ -191,13 +191,11 @@ class EquivalenceCheck:
             return _Failed(failure or "another worker's failed")
         assert whole is not None
         run.restore()
+        found = self._comparison.split(run, given, dims, whole, grad=grad, precise=precise)
+        if isinstance(found, str):
+            return found
         with precise:
-            found = self._comparison.split(run, given, dims, whole, grad=grad, keeps=True)
-            if isinstance(found, str):
-                return found
-            if grad:
-                return self._other_gradients(found, given, whole.sides, expected)
-        return ""
+            return self._other_gradients(found, given, whole.sides, expected) if grad else ""
 
     def _gradients(self, tensors: Mapping[Path, Tensor], given: Given) -> Sequence[Tensor | None]:
         """Return gradients of a sum of all outputs, by random weights, of parameters and inputs."""

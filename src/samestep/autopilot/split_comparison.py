@@ -2,7 +2,7 @@
 
 import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Any
@@ -65,7 +65,7 @@ class SplitComparison:
         whole: WholeCall,
         *,
         grad: bool | None = None,
-        keeps: bool = False,
+        precise: AbstractContextManager[Any] | None = None,
     ) -> SplitResult | str:
         """Return what came of the split call if it is the unsplit one, else what is wrong with it.
 
@@ -75,7 +75,8 @@ class SplitComparison:
             dims: the way.
             whole: the results of the unsplit call.
             grad: whether a graph is made; None for as the script has it.
-            keeps: whether the ways to put outputs together that are left are kept for the next check.
+            precise: the context that computes it in another precision, for a disturbed call; the ways to put
+                outputs together that are right there are the only ones for the next comparison.
         """
         total = given.total(dims)
         assert total is not None
@@ -85,7 +86,7 @@ class SplitComparison:
         for inner in (False, True):
             mode = FoundDraws(cut, whole.draws, inner=inner) if draws else None
             with torch.set_grad_enabled(torch.is_grad_enabled() if grad is None else grad):
-                why = self._one_split(run, given, dims, whole, cut, mode, keeps=keeps)
+                why = self._one_split(run, given, dims, whole, cut, mode, precise)
             if isinstance(why, SplitResult) or mode is None or not mode.has_flattened:
                 break
             run.restore()
@@ -99,20 +100,23 @@ class SplitComparison:
         whole: WholeCall,
         cut: Cut,
         mode: FoundDraws | None,
-        *,
-        keeps: bool,
+        precise: AbstractContextManager[Any] | None,
     ) -> SplitResult | str:
         failure, outputs = "", None
         watches = any(_may_be_reduced(tensor, cut.total) for tensor in whole.outputs.values())
         with watching_reductions(when=watches) as watching:
             try:
-                with eagerly(self._module, when=keeps), watching or nullcontext():
+                with (
+                    eagerly(self._module, when=precise is not None),
+                    precise or nullcontext(),
+                    watching or nullcontext(),
+                ):
                     outputs = call_slice(self._forward, self._module, given, cut, dims, draws=mode)
             except Exception as error:  # noqa: BLE001 - a slice may be anything to a module
                 failure = in_one_line(error)
             if not self.agreed(not failure):
                 return failure or "another worker's slice failed"
-            found = self._compared(run, whole, outputs, cut, keeps=keeps)
+            found = self._compared(run, whole, outputs, cut, keeps=precise is not None)
         if isinstance(found, str):
             untold = "" if mode is None or not mode.untold else f" ({'; '.join(sorted(mode.untold))})"
             return found + untold

@@ -51,7 +51,7 @@ class Changeable:
         """Buffers, and tensors that are none and may be written to in place."""
         self._values = [
             # Batch norm writes to its buffers without counting it.
-            (tensor, tensor.detach().clone(), None if id(tensor) in buffers else tensor._version)  # noqa: SLF001
+            (tensor, tensor.detach().clone(), None if id(tensor) in buffers else _version(tensor))
             for tensor in _distinct(self._named.values())
         ]
         self._tensors = {(name, key): _ids(value) for name, key, value in _own_attributes(module)}
@@ -75,7 +75,7 @@ class Changeable:
                 array[...] = values
         with torch.no_grad():
             for tensor, value, version in self._values:
-                if tensor._version != version:  # noqa: SLF001
+                if version is None or _version(tensor) != version:
                     tensor.detach().copy_(value)
 
     def buffers(self) -> dict[str, Tensor]:
@@ -96,6 +96,11 @@ def refill(container: Any, contents: Any) -> None:
     """Give a list, a deque, a dict or a set other contents."""
     container.clear()
     container.extend(contents) if isinstance(container, list | deque) else container.update(contents)
+
+
+def _version(tensor: Tensor) -> int | None:
+    """Return how often a tensor was written to; None where torch does not count it."""
+    return None if tensor.is_inference() else tensor._version  # noqa: SLF001
 
 
 def _distinct(values: Any) -> Iterator[Any]:

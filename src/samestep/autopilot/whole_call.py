@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.draws import OneDraw, RecordedDraws
+from samestep.autopilot.draws import RecordedDraw, RecordedDraws
 from samestep.autopilot.guards import Attributes, changed, left_behind
 from samestep.autopilot.plans import Given
 from samestep.autopilot.reached import is_compiled
@@ -51,7 +51,7 @@ class WholeCall:
     drawn: Drawn
     returned: Any
     left: Attributes
-    draws: Sequence[tuple[OneDraw, tuple[int, ...]]]
+    draws: Sequence[RecordedDraw]
     wrote_inputs: bool
     printed: bool
     scale: float
