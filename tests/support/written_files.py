@@ -36,5 +36,5 @@ def tensors_of(path):
 
 
 def close(one, other):
-    """Return whether weights are equal but for rounding, which a line search makes larger than any other loop."""
+    """Return whether weights are equal but for rounding, which a line search magnifies."""
     return one.shape == other.shape and np.allclose(np.asarray(one), np.asarray(other), rtol=1e-6, atol=1e-8)

@@ -88,8 +88,8 @@ _LOADERS = {
     ),
     "tensors": ("loader = DataLoader(TensorDataset(DATA), batch_size=B, shuffle=SHUFFLED)", "loader"),
     "own generator": (
-        "loader = DataLoader(range(N), batch_size=B, shuffle=SHUFFLED, collate_fn=make_batch,\n"
-        "                    generator=torch.Generator().manual_seed(5))",
+        "own = torch.Generator().manual_seed(5)\n\
+loader = DataLoader(range(N), batch_size=B, shuffle=SHUFFLED, collate_fn=make_batch, generator=own)",
         "loader",
     ),
 }
@@ -132,14 +132,17 @@ def make_data(rng: Random, *, needs, ignores, kind, target):
     form = rng.choice(("tuple", "tuple", "dict", "namedtuple"))
     if loader == "tensors":
         loader, form = ("loader", form) if is_sequence else (loader, "tuple")
-    shuffled = chance(rng, 0.5)
+    is_late = ignores and chance(rng, 0.4)
+    shuffled = not is_late and needs != "m" and chance(rng, 0.6)
     made = lines_of(
         f"N, TESTED, B, V, SHUFFLED = {count}, {tested}, {size}, 11, {shuffled}",
         _lengths(rng, size, tested) if is_sequence else "",
         _INPUTS[kind],
         _TARGETS[target],
-        _late(target) if ignores and chance(rng, 0.4) else "",
-        "M = (torch.rand(N + TESTED) < 0.6).double()\nM[:B] = M[::3] = 1" if needs == "m" else "",
+        _late(target) if is_late else "",
+        "M = (torch.rand(N + TESTED) < 0.6).double()\nM[:B] = M[:N:3] = M[N - 1::2] = 1"
+        if needs == "m"
+        else "",
         "W = 0.5 + torch.rand(N + TESTED)" if needs == "w" else "",
         'Batch = namedtuple("Batch", "' + " ".join(fields) + '")' if form == "namedtuple" else "",
         _make_batch(kind, target, fields, form, layout),
@@ -180,7 +183,11 @@ def _late(target):
     """Return the lines that have labels ignored, though none of the first batch, nor all of any."""
     if target in ("tags", "next"):
         return "for one in Y[B:]:\n    one[1:][torch.rand(len(one) - 1) < 0.4] = -100"
-    return "ignored = torch.rand(N + TESTED) < 0.4\nignored[:B] = ignored[::3] = False\nY[ignored] = -100"
+    return lines_of(
+        "ignored = torch.rand(N + TESTED) < 0.4",
+        "ignored[:B] = ignored[:N:3] = ignored[N - 1::2] = False",
+        "Y[ignored] = -100",
+    )
 
 
 def _make_batch(kind, target, fields, form, layout):

@@ -142,7 +142,7 @@ SEQUENCE_PARTS = (
     Part("LSTM", "self.rnn_N = nn.LSTM(D, D, batch_first=BATCH_FIRST)", "h, _ = self.rnn_N(h)"),
     Part(
         "bidirectional GRU with dropout",
-        "self.rnn_N = nn.GRU(D, D // 2, num_layers=2, dropout=P, bidirectional=True, batch_first=BATCH_FIRST)",
+        "self.rnn_N = nn.GRU(D, 3, num_layers=2, dropout=P, bidirectional=True, batch_first=BATCH_FIRST)",
         "h, _ = self.rnn_N(h)",
     ),
     Part(
@@ -159,7 +159,8 @@ SEQUENCE_PARTS = (
         "self.rnn_N = nn.LSTM(D, D, batch_first=BATCH_FIRST)",
         """
         packed_N = pack_padded_sequence(h, lengths, batch_first=BATCH_FIRST, enforce_sorted=False)
-        h, _ = pad_packed_sequence(self.rnn_N(packed_N)[0], batch_first=BATCH_FIRST, total_length=h.size(TIME))
+        packed_N, length = self.rnn_N(packed_N)[0], h.size(TIME)
+        h, _ = pad_packed_sequence(packed_N, batch_first=BATCH_FIRST, total_length=length)
         """,
     ),
     Part(
@@ -303,7 +304,10 @@ IMAGE_PARTS = (
     Part(
         "each flipped at random",
         "",
-        "h = torch.where((torch.rand(h.size(0)) < 0.5)[:, None, None, None], h.flip(-1), h) if self.training else h",
+        """
+        if self.training:
+            h = torch.where((torch.rand(h.size(0)) < 0.5)[:, None, None, None], h.flip(-1), h)
+        """,
     ),
 )
 

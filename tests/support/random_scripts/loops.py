@@ -1,10 +1,11 @@
-"""The training loop of a script: its optimizer, schedule, evaluation, files, and what it changes on the way."""
+"""The training loop of a script: its optimizer, schedule, evaluation, and what it changes on the way."""
 
 from dataclasses import dataclass
 from random import Random
 from textwrap import indent
 
 from support.random_scripts.data import Data
+from support.random_scripts.files import FILES
 from support.random_scripts.losses import source
 from support.random_scripts.models import PER_STEP, Model
 from support.random_scripts.parts import Part, chance, choose, lines_of
@@ -63,7 +64,7 @@ FREEZES = (
 )
 
 MODES = (
-    "for one in model.modules():\n    if isinstance(one, nn.modules.batchnorm._BatchNorm):\n        one.eval()",
+    "for one in model.modules():\n    if isinstance(one, nn.BatchNorm1d):\n        one.eval()",
     "for one in model.modules():\n    if isinstance(one, nn.Dropout) and epoch == 1:\n        one.eval()",
     "if epoch == 1:\n    list(model.children())[len(list(model.children())) // 2].eval()",
 )
@@ -85,7 +86,7 @@ def make_loop(rng: Random, data: Data, model: Model, loss):
     made, by_step, by_epoch = SCHEDULES[schedule]
     twin = rng.choice(("", "", "", "", "twice", "teacher", "average")) if not is_search else ""
     is_accumulated = not is_search and chance(rng, 0.12)
-    files = _files(rng)
+    files = rng.choice(FILES)
     evaluation = _evaluation(rng, data, model, loss)
     penalty = rng.choices(PENALTIES, [one[2] for one in PENALTIES])[0]
     if "out" not in model.returned and "out" in penalty[1]:
@@ -254,58 +255,3 @@ def _changes(rng, model):
         lines += ["model.train()", rng.choice(MODES)]
         names.append("modes")
     return lines_of(*lines), names
-
-
-@dataclass(frozen=True)
-class _Files:
-    name: str = ""
-    first: str = ""
-    by_step: str = ""
-    by_epoch: str = ""
-    last: str = ""
-
-
-def _files(rng):
-    """Return the lines that write and read files."""
-    return rng.choice(
-        (
-            _Files(),
-            _Files(),
-            _Files(
-                "best checkpoint",
-                by_epoch='if total < best:\n    torch.save(model.state_dict(), "best.pt")',
-                last='model.load_state_dict(torch.load("best.pt"))\nprint(f"best {evaluate(model):.10f}")',
-            ),
-            _Files(
-                "best weights in memory",
-                first="kept = None",
-                by_epoch="if total < best:\n    kept = copy.deepcopy(model.state_dict())",
-                last='model.load_state_dict(kept)\nprint(f"best {evaluate(model):.10f}")',
-            ),
-            _Files(
-                "log appended",
-                by_step='with open("log.txt", "a") as log:\n    log.write(f"{epoch} {step} {loss.item():.10f}\\n")',
-                last='with open("log.txt") as log:\n    print("lines", len(log.readlines()))',
-            ),
-            _Files(
-                "log kept open",
-                first='log = open("log.csv", "w")',
-                by_epoch='log.write(f"{epoch},{total:.10f},{score:.10f}\\n")\nlog.flush()',
-                last="log.close()",
-            ),
-            _Files(
-                "history",
-                first="history = []",
-                by_step="history.append(loss.item())",
-                last='np.save("history.npy", np.array(history))\n'
-                'with open("history.json", "w") as file:\n    json.dump([round(one, 9) for one in history], file)\n'
-                'print("read", np.load("history.npy").sum().round(10))',
-            ),
-            _Files(
-                "resumed in each epoch",
-                by_epoch='torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "last.pt")\n'
-                'loaded = torch.load("last.pt")\n'
-                'model.load_state_dict(loaded["model"])\noptimizer.load_state_dict(loaded["optimizer"])',
-            ),
-        )
-    )

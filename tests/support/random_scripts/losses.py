@@ -90,7 +90,8 @@ LOSSES = {
         Loss("binary cross entropy", "loss = F.binary_cross_entropy_with_logits(out, y)", weight=3),
         Loss(
             "weighted binary cross entropy",
-            "loss = F.binary_cross_entropy_with_logits(out, y, weight=w[:, None], pos_weight=torch.full((K,), 2.0))",
+            "twice = torch.full((K,), 2.0)\n"
+            "loss = F.binary_cross_entropy_with_logits(out, y, weight=w[:, None], pos_weight=twice)",
             "w",
         ),
         Loss("of probabilities", "loss = F.binary_cross_entropy(torch.sigmoid(out), y)"),
@@ -138,7 +139,7 @@ LOSSES = {
         ),
     ),
 }
-"""By the kind of targets: a class, some values, or some zeros and ones for each sample; a tag for each step."""
+"""By the kind of targets: of each sample a class, values, or zeros and ones; of each step a tag."""
 
 
 @dataclass(frozen=True)

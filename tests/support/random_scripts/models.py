@@ -138,8 +138,8 @@ def _after_images(rng):
             ),
             Part(
                 "flattened",
-                "self.join = nn.Linear(64, D)",
-                "h = torch.tanh(self.join(F.avg_pool2d(h, 2, ceil_mode=True).flatten(1).repeat(1, 2)[:, :64]))",
+                "self.join = nn.Linear(36, D)",
+                "h = torch.tanh(self.join(F.avg_pool2d(h, 2).flatten(1)))",
             ),
         )
     )

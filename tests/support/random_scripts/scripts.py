@@ -6,8 +6,8 @@ from support.random_scripts.data import make_data
 from support.random_scripts.loops import make_loop
 from support.random_scripts.losses import CONTRASTS, LOSSES
 from support.random_scripts.models import make_model
-from support.random_scripts.parts import chance, choose, lines_of
 from support.random_scripts.pairs import PAIRS
+from support.random_scripts.parts import chance, choose, lines_of
 
 KINDS = {
     "vectors": ("class", "values", "binary"),
