@@ -14,10 +14,11 @@ from pathlib import Path
 
 from support.process_pool import ProcessPool
 from support.random_scripts.runs import CLASSES, DIFFERENT, SerialRunFailed, compare
+from support.random_scripts.scripts import make_script
 
 FRESH_AFTER = 250
 """Scripts after which the ranks are started anew: a process that has run many keeps some of their memory."""
-TIMEOUT_S = 30.0
+TIMEOUT_S = 15.0
 
 
 def main():
@@ -30,7 +31,7 @@ def main():
     began = time.monotonic()
     pool = ProcessPool(timeout_s=TIMEOUT_S)
     try:
-        for done, seed in enumerate(seeds, 1):
+        for done, seed in enumerate((seed for seed in seeds if _is_wanted(seed, options.without)), 1):
             if done % FRESH_AFTER == 0:
                 pool.close()
             _count(pool, seed, folder, sizes, counts, reasons, failed)
@@ -59,11 +60,19 @@ def _options():
         "--seeds", type=lambda text: list(map(int, text.split(","))), help="compare these seeds only"
     )
     parser.add_argument("--sizes", default="2,3", help="numbers of ranks (default: 2,3)")
+    parser.add_argument(
+        "--without", default="", help="leave out scripts with these parts: their names, separated by /"
+    )
     parser.add_argument("--keep", help="keep scripts and files of all seeds in this folder")
     parser.add_argument(
         "--every", type=int, default=50, help="scripts between lines of progress (default: 50)"
     )
     return parser.parse_args()
+
+
+def _is_wanted(seed, without):
+    """Return whether a script has none of the parts that are left out, which its first line names."""
+    return not any(part in make_script(seed).split("\n", 1)[0] for part in without.split("/") if part)
 
 
 def _count(pool, seed, folder, sizes, counts, reasons, failed):

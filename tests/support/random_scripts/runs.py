@@ -15,6 +15,10 @@ from support.written_files import files, same_contents
 
 EQUAL, UNSPLIT, REFUSED, DIFFERENT = CLASSES = "equal", "unsplit", "refused", "different"
 _REFUSED = "samestep: error: "
+_BY_ALL = f"{_REFUSED}nothing of what this script does"
+"""The error that all ranks raise at the same call."""
+_APART = ("the ranks are not in one collective", "the replicas have drifted apart")
+"""Errors by which ranks notice that they do different things: no reason to refuse a script."""
 _PLACES = re.compile(r" \((?:[^()]*/)?[\w.]+:\d+\)$")
 _NAMES = re.compile(r"\b\w+ at script\.py:\d+ ")
 
@@ -69,19 +73,32 @@ def _run(processes, script, size):
     return processes.run(_run_quietly, size, str(script), folder)
 
 
+class ScriptFailed(Exception):
+    """A script failed on a rank, maybe on no other; holds the traceback."""
+
+
 def _run_quietly(world, script, folder):
-    """Run a script on a rank; its traceback is returned, where torch's hook would print it."""
+    """Run a script on a rank; its traceback is returned, where torch's hook would print it.
+
+    Raises:
+        ScriptFailed: other ranks may wait for this one; the pool ends them, as a launcher does.
+    """
     hook, sys.excepthook = sys.excepthook, sys.__excepthook__
     try:
         with redirect_stderr(io.StringIO()):
-            return run_script(world, script, (), folder)
+            printed, account, trace = run_script(world, script, (), folder)
     finally:
         sys.excepthook = hook
+    if trace and world.place.size > 1 and not trace.startswith(_BY_ALL):
+        raise ScriptFailed(trace)
+    return printed, account, trace
 
 
 def _compared(processes, seed, script, size, serial):
     try:
         ranks = _run(processes, script, size)
+    except ScriptFailed as error:
+        return _failed(seed, size, [str(error)])
     except RankFailed as error:
         return Comparison(seed, size, DIFFERENT, (f"no answer: {str(error).splitlines()[0]}",))
     printed, account, _ = ranks[0]
@@ -101,9 +118,10 @@ def _compared(processes, seed, script, size, serial):
 
 
 def _failed(seed, size, traces):
-    """Classify a script that ended with an error: refused where each rank says so in one line."""
-    if all(trace.startswith(_REFUSED) and len(trace.splitlines()) == 1 for trace in traces):
-        text = _PLACES.sub("", traces[0].removeprefix(_REFUSED).strip())
+    """Classify a script that ended with an error: refused where that is one line with a reason."""
+    text = _PLACES.sub("", traces[0].removeprefix(_REFUSED).strip())
+    is_line = all(trace.startswith(_REFUSED) and len(trace.splitlines()) == 1 for trace in traces)
+    if is_line and not text.startswith(_APART):
         return Comparison(seed, size, REFUSED, (_NAMES.sub("", text),))
     *frames, last = traces[0].strip().splitlines()
     return Comparison(seed, size, DIFFERENT, (f"failed: {last}", *frames[-6:]))
