@@ -70,7 +70,8 @@ def difference(one, other, *, leave_out=(), digits=9):
         if _NUMBER.sub("#", a) != _NUMBER.sub("#", b):
             return a, b
         for p, q in zip(_NUMBER.findall(a), _NUMBER.findall(b), strict=True):
-            if p != q and abs(float(p) - float(q)) > 10.0**-digits * max(1.0, abs(float(p))):
+            # Written so that nan is unlike any number.
+            if p != q and not abs(float(p) - float(q)) <= 10.0**-digits * max(1.0, abs(float(p))):
                 return a, b
     return None if len(left) == len(right) else (f"{len(left)} lines", f"{len(right)} lines")
 
