@@ -14,7 +14,7 @@ help:
 	@echo "make docs    build the documentation, warnings are errors"
 	@echo "make exact   equal weights at any number of workers, by the commands that a user types; some minutes"
 	@echo "make chaos   a training under 30 faults; it has to end with the undisturbed weights"
-	@echo "make random  compare 2,000 random scripts on 1, 2 and 3 ranks; about 20 minutes"
+	@echo "make random  compare 2,000 random scripts on 1, 2 and 3 ranks; about 30 minutes"
 	@echo "make bench   measure against the peers on a quiet machine; DATA_DIR=DIR holds mnist, cifar10"
 
 setup: $(READY)

@@ -2,14 +2,12 @@
 
 import functools
 
-import numpy as np
 import pytest
-import torch
 
 from gallery.manifest import SCRIPTS
 from samestep.autopilot.options import Load, Options
-from samestep.watch.tree import leaves
 from support.hosted import difference, run_script
+from support.written_files import files, same_contents
 
 REFUSED = {"simclr_inside.py", "forward_by_name.py"}
 """Scripts of which nothing can be split, which is an error.
@@ -92,32 +90,3 @@ def test_it_does_so_where_each_worker_loads_its_share(processes, alone, script, 
     assert bool(exceptions) == (script.name in DRAW_IN_LOADING), account
     if script.deterministic and not exceptions:
         assert difference(serial, printed, leave_out=script.timing_patterns) is None
-
-
-def files(folder):
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
-def same_contents(one, other):
-    if one.suffix in (".npy", ".npz"):
-        return all(close(a, b) for a, b in zip(arrays(one), arrays(other), strict=True))
-    try:
-        first, second = (dict(tensors_of(path)) for path in (one, other))
-    except Exception:
-        return difference(one.read_text(), other.read_text()) is None
-    return first.keys() == second.keys() and all(close(first[path], second[path]) for path in first)
-
-
-def arrays(path):
-    loaded = np.load(path)
-    return list(loaded.values()) if path.suffix == ".npz" else [loaded]
-
-
-def tensors_of(path):
-    value = torch.load(path, weights_only=False)
-    return leaves(value.state_dict() if isinstance(value, torch.nn.Module) else value)
-
-
-def close(one, other):
-    """Whether weights are equal but for rounding, which a line search makes larger than any other loop."""
-    return one.shape == other.shape and np.allclose(np.asarray(one), np.asarray(other), rtol=1e-6, atol=1e-8)

@@ -58,8 +58,8 @@ PENALTIES = (
 )
 
 FREEZES = (
-    "for p in list(model.parameters())[:2]:\n    p.requires_grad_(epoch != 0)",
-    "for p in list(model.parameters())[:2]:\n    p.requires_grad_(epoch != 1)",
+    "for p in list(model.parameters())[:-2][:2]:\n    p.requires_grad_(epoch != 0)",
+    "for p in list(model.parameters())[:-2][:2]:\n    p.requires_grad_(epoch != 1)",
     "for p in list(model.parameters())[:-2]:\n    p.requires_grad_(epoch > 0)",
 )
 

@@ -19,6 +19,7 @@ _BY_ALL = f"{_REFUSED}nothing of what this script does"
 """The error that all ranks raise at the same call."""
 _APART = ("the ranks are not in one collective", "the replicas have drifted apart")
 """Errors by which ranks notice that they do different things: no reason to refuse a script."""
+_UNSPLIT = re.compile(r" calls? (whole|unsplit|computed on every rank) \(")
 _PLACES = re.compile(r" \((?:[^()]*/)?[\w.]+:\d+\)$")
 _NAMES = re.compile(r"\b\w+ at script\.py:\d+ ")
 
@@ -111,7 +112,7 @@ def _compared(processes, seed, script, size, serial):
     unlike = _unlike(script.parent / "1", script.parent / str(size))
     if unlike:
         return Comparison(seed, size, DIFFERENT, (f"files: {', '.join(unlike)}", *account))
-    unsplit = [line for line in account if " calls whole (" in line or " calls unsplit (" in line]
+    unsplit = [line for line in account if _UNSPLIT.search(line)]
     if unsplit:
         return Comparison(seed, size, UNSPLIT, tuple(map(_reason, unsplit)))
     return Comparison(seed, size, EQUAL)
