@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import is_lazy
 
 from samestep.autopilot.account import Account, calling_site
 from samestep.autopilot.bypassed import (
@@ -39,7 +40,7 @@ from samestep.autopilot.options import DEFAULTS, Options
 from samestep.autopilot.plans import Given, SplitPlan
 from samestep.autopilot.recomputed import is_within_slice
 from samestep.autopilot.sample_check import CheckSchedule, SampleCheck
-from samestep.autopilot.sides import cut_again, leave, outcome, put_together
+from samestep.autopilot.sides import continues, cut_again, leave, outcome, put_together
 from samestep.autopilot.slice_call import Forward, call_slice, draws_by
 from samestep.autopilot.slicing import Slicing
 from samestep.base.errors import OutOfStep, UsageError
@@ -59,8 +60,12 @@ FAILED = "its first call of this kind raised an error"
 """Why a call is unsplit that has no verdict."""
 NO_TENSORS = "it is called without dense tensors that have dimensions"
 
+LAZY = "its parameters have no shapes before its first call"
+OTHER_STATE = "it goes on from the state of a batch of another size"
 TRIALS = 3
 """Sizes of calls of one signature that are checked before the signature stays unsplit for good."""
+SIZES = 4
+"""Sizes of calls that can be split, of one signature, that are all checked; past them, as with `STATES`."""
 
 
 class Calls:
@@ -133,10 +138,12 @@ class Calls:
         if not any(max(tensor.shape[:2]) >= self._world.place.size for _, tensor in given.tensors()):
             self._account.note_whole(what, FEWER if given.tensors() else NO_TENSORS)
             return forward(module, *given.args, **given.kwargs)
-        self._follow(module, given)
-        plan = plans.get(kind)
-        is_new = plan is None or given.total(plan.dims) is None
-        if is_new and self._may_try(module, kind, given):
+        if any(is_lazy(parameter) for parameter in module.parameters()):
+            self._account.note_whole(what, LAZY)
+            return forward(module, *given.args, **given.kwargs)
+        with torch.inference_mode(mode=False):  # what is made for gradients is used outside of it
+            self._follow(module, given)
+        if self._is_checked(module, kind, given, plans.get(kind)):
             note_direct_forward(self._account, module)
             check = EquivalenceCheck(forward, module, given, self._world)
             verdict = check.run()
@@ -169,7 +176,8 @@ class Calls:
         Past some values, one that is new is taken for the last, if all so far could be split; and checked
         where the number of new ones has doubled.
         """
-        form = (module.training, torch.is_grad_enabled(), _autocast(self._world.device), given.form())
+        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _autocast(self._world.device)
+        form = (module.training, *modes, given.form())
         state = (plain_arguments(given), without(plain, self._counted.get(module, ())))
         known = self._states.setdefault(module, {}).setdefault(form, [])
         if state in known:
@@ -199,6 +207,9 @@ class Calls:
         if total is None or total < size or (is_local and total < 2 * size):
             few = total is None or total < size
             self._account.note_whole(what, FEWER if few else "batch norm over a slice of one sample")
+            return forward(module, *given.args, **given.kwargs)
+        if not continues(module, plan.joints, plan.sides, total):
+            self._account.note_whole(what, OTHER_STATE)
             return forward(module, *given.args, **given.kwargs)
         self._account.split[what] += 1
         if is_local:
@@ -258,14 +269,23 @@ class Calls:
             return total  # the script has its slice alone
         return len(share(total, place.rank, place.size))
 
-    def _may_try(self, module: nn.Module, kind: Kind, given: Given) -> bool:
-        """Return whether a trial may find what those before did not: for calls of another size, a few."""
-        sizes = tuple(tensor.shape[:2] for _, tensor in given.tensors())
+    def _is_checked(self, module: nn.Module, kind: Kind, given: Given, plan: SplitPlan | None) -> bool:
+        """Return whether a call is checked: one of a new size, which may tell more than those before.
+
+        A model may branch on a size; and sizes that were equal by chance may have hidden which dimension is
+        which.
+        """
+        sizes = tuple(tensor.shape for _, tensor in given.tensors())
         tried = self._tried.setdefault(module, {}).setdefault(kind, set())
-        if sizes in tried or len(tried) >= TRIALS:
+        if sizes in tried:
+            return False
+        if plan is None:
+            if len(tried) >= TRIALS:
+                return False
+        elif (given.total(plan.dims) or 0) < self._world.place.size:
             return False
         tried.add(sizes)
-        return True
+        return plan is None or len(tried) <= SIZES or len(tried).bit_count() == 1
 
     def _followed(self, outputs: Any, given: Given) -> Any:
         """Follow what the module computes with beside its parameters, such as tensors of the script."""

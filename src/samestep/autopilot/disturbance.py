@@ -33,12 +33,14 @@ class Disturbance:
         inputs: whether values are changed, or the batch's samples are only chosen anew.
         buffers: whether buffers of floating-point numbers are changed too.
         double: whether all is computed in double precision.
+        empties: whether masks are zero for the last samples, all of the last slice.
     """
 
     samples: int | None = None
     inputs: bool = True
     buffers: bool = True
     double: bool = True
+    empties: bool = False
 
 
 def disturbances(size: int, total: int) -> Sequence[Disturbance]:
@@ -101,12 +103,19 @@ def disturbed_inputs(given: Given, dims: Dims, total: int, how: Disturbance) -> 
             value = value.index_select(dims[path], chosen.to(tensor.device))
             if how.inputs:
                 value = _other_values(value, own)
+            if how.empties and _is_mask(tensor):
+                value.narrow(dims[path], count - count // 2, count // 2).zero_()
         if how.double and value.is_floating_point():
             value = value.double()
         return value.clone().requires_grad_(tensor.requires_grad)
 
     args, kwargs = mapped((given.args, dict(given.kwargs)), change)
     return Given(args, kwargs)
+
+
+def has_masks(given: Given, dims: Dims) -> bool:
+    """Return whether some input that is split may say which samples, or parts of samples, count."""
+    return any(path in dims and _is_mask(tensor) for path, tensor in given.tensors())
 
 
 class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -144,8 +153,7 @@ def _other_values(value: Tensor, own: torch.Generator) -> Tensor:
         return value
     if value.dtype == torch.bool:
         return value ^ (_uniform(value, own) < 0.15)
-    is_binary = value.dim() > 1 and not value.is_complex() and bool(((value == 0) | (value == 1)).all())
-    if is_binary:
+    if value.dim() > 1 and _is_mask(value):
         return value * (_uniform(value, own) > 0.2).to(value.dtype)
     if value.is_floating_point():
         finite = torch.isfinite(value)
@@ -156,6 +164,14 @@ def _other_values(value: Tensor, own: torch.Generator) -> Tensor:
     if value.is_complex():
         return value
     return _other_integers(value, own)
+
+
+def _is_mask(value: Tensor) -> bool:
+    """Return whether a tensor may be a mask: it holds zeros and ones, and is no vector of labels."""
+    if value.dtype == torch.bool:
+        return True
+    is_label = value.dim() == 1 and not value.is_floating_point()
+    return not is_label and not value.is_complex() and bool(((value == 0) | (value == 1)).all())
 
 
 def _other_integers(value: Tensor, own: torch.Generator) -> Tensor:

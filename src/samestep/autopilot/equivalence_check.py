@@ -13,12 +13,11 @@ unsplit: every rank computes all of them, which is slower and right.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from samestep.autopilot.declared import declared_dims, stays_unsplit
 from samestep.autopilot.disturbance import (
@@ -27,6 +26,7 @@ from samestep.autopilot.disturbance import (
     disturbances,
     disturbed_inputs,
     disturbed_weights,
+    has_masks,
 )
 from samestep.autopilot.guards import hooked
 from samestep.autopilot.plans import Dims, Given, Reduced, SplitPlan, candidates
@@ -40,6 +40,7 @@ from samestep.watch.tree import Path, leaves
 from samestep.world.world import World
 
 FEWER = "fewer samples than workers"
+UNLIKE_DRAWS = "it draws other random numbers each time it is called"
 COMPILED_DRAWS = (
     "torch.compile draws its dropout itself, for a slice otherwise than for the whole batch: without "
     "torch.compile it can be split"
@@ -85,35 +86,28 @@ class EquivalenceCheck:
         self._forward, self._module, self._given, self._world = forward, module, given, world
         self._gradient = gradient
         self._run = ModuleRun(forward, module, world.device)
-        self._draws = False
-        """Whether the call draws random numbers."""
         self._comparison = SplitComparison(forward, module, world)
 
     def run(self) -> Verdict:
         """Check all ways; leave the module and the generators as the way that is right does, or as before."""
         if (why := self._refusal()) is not None:
             return Verdict(None, why=why)
-        whole = self._run.whole(self._given)
-        if whole.wrote_inputs:
-            self.restore()
-            return Verdict(None, why="it writes into what it is given")
-        if not self._run.drawn.same(whole.drawn):
-            self.restore()
-            recorded = self._run.whole(self._given, records=True)
-            if not self._comparison.agreed(recorded.drawn.same(whole.drawn)):
-                self.restore()
-                return Verdict(None, why=COMPILED_DRAWS if is_compiled(self._module) else _DRAWS)
-            whole = recorded
-        self._draws = not self._run.drawn.same(whole.drawn)
+        whole: WholeCall | None = None
         reasons = []
         for dims in self._ways():
-            self.restore()
             why = self._refuted(dims)
-            if not why:
+            if not why and whole is None:
+                whole = self._run.recorded(self._given)
                 self.restore()
+                if whole is None:
+                    return Verdict(None, why=COMPILED_DRAWS if is_compiled(self._module) else UNLIKE_DRAWS)
+                if whole.writes:
+                    return Verdict(None, why=whole.writes)
+            if not why and whole is not None:
                 found = self._comparison.split(self._run, self._given, dims, whole)
                 if isinstance(found, SplitResult):
                     return Verdict(self._plan(dims, whole, found), found.outputs, printed=whole.printed)
+                self.restore()
                 why = found
             reasons.append(why)
         self.restore()
@@ -129,8 +123,6 @@ class EquivalenceCheck:
         """Return why this module is not split at all, if that can be said before it is called."""
         if stays_unsplit(self._module):
             return "samestep.split(..., dim=None) keeps it so"
-        if any(is_lazy(parameter) for parameter in self._module.parameters()):
-            return "its parameters have no shapes before its first call"
         hook = hooked(self._module)
         return None if hook is None else f"a hook on {hook} would see slices"
 
@@ -161,19 +153,28 @@ class EquivalenceCheck:
         assert total is not None
         failure = ""
         for how in disturbances(self._world.place.size, total):
-            try:
-                with disturbed_weights(self._module, how):
-                    found = self._disturbed(dims, total, how)
-            finally:
-                self.restore()
-            if not isinstance(found, _Failed):
-                return found
+            found = self._disturbed(dims, total, how)
+            if isinstance(found, str):
+                return found or self._refuted_when_emptied(dims, total, how)
             failure = failure or found.why
         return f"it cannot be checked with other weights and samples: {failure}"
 
+    def _refuted_when_emptied(self, dims: Dims, total: int, how: Disturbance) -> str:
+        """Return what is wrong with a way where masks leave nothing of one slice."""
+        if not has_masks(self._given, dims):
+            return ""
+        found = self._disturbed(dims, total, replace(how, inputs=True, empties=True))
+        return found if isinstance(found, str) else ""
+
     def _disturbed(self, dims: Dims, total: int, how: Disturbance) -> "str | _Failed":
-        """Check a way on a disturbed call."""
-        given = disturbed_inputs(self._given, dims, total, how)
+        """Check a way on a disturbed call; leave the module and the generators as they were before."""
+        try:
+            with disturbed_weights(self._module, how):
+                return self._compared(disturbed_inputs(self._given, dims, total, how), dims, how)
+        finally:
+            self.restore()
+
+    def _compared(self, given: Given, dims: Dims, how: Disturbance) -> "str | _Failed":
         run = ModuleRun(self._forward, self._module, self._world.device)
         precise = DoublePrecision() if how.double else nullcontext()
         # A full batch with a graph may take more memory than there is.
@@ -181,15 +182,16 @@ class EquivalenceCheck:
         failure, whole, expected = "", None, None
         try:
             with precise, eagerly(self._module, when=True):
-                whole = run.whole(given, grad=grad, records=self._draws)
-                expected = self._gradients(whole.tensors, given) if grad else None
-            if not all(bool(torch.isfinite(one).any()) for one in whole.outputs.values() if one.numel()):
-                failure = "its outputs are not finite"
+                whole = run.recorded(given, grad=grad)
+                expected = self._gradients(whole.tensors, given) if grad and whole is not None else None
+            failure = UNLIKE_DRAWS if whole is None else whole.flaw
         except Exception as error:  # noqa: BLE001 - a model may not take other samples; then others are tried
             failure = in_one_line(error)
         if not self._comparison.agreed(not failure):
             return _Failed(failure or "another worker's failed")
         assert whole is not None
+        if whole.writes:
+            return whole.writes
         run.restore()
         found = self._comparison.split(run, given, dims, whole, grad=grad, precise=precise)
         if isinstance(found, str):
@@ -248,6 +250,3 @@ class _Failed:
     """
 
     why: str
-
-
-_DRAWS = "it draws other random numbers each time it is called"

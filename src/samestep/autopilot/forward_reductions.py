@@ -4,6 +4,7 @@ Losses in evaluation, accuracies and what was detached have no graph. This mode 
 call, and remembers for each reduced tensor what `samestep.autopilot.reduction` would read from its graph.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -162,7 +163,7 @@ def _by_number(term: Term, factor: Any, factors_term: Term, reading: Reading, *,
     if factors_term is not INDEPENDENT and not applies:
         return None
     value = float(factor.detach() if isinstance(factor, Tensor) else factor)
-    return scaled(term, (1 / value if value else 0.0) if divides else value, applies=applies)
+    return scaled(term, (1 / value if value else math.inf) if divides else value, applies=applies)
 
 
 _READERS: Mapping[Any, Callable[..., Term]] = {

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from samestep.autopilot.cut import Cut
+from samestep.autopilot.failing_together import before_collective
 from samestep.replicas.batch_norm import global_forward, uses_batch_statistics
 from samestep.world.world import World
 
@@ -77,6 +78,7 @@ def batch_norm_of_slices() -> Iterator[None]:
         if not uses_batch_statistics(module):
             return original(module, batch)
         if world is not None:
+            before_collective()
             return global_forward(module, batch, world=world)
         if seen is not None:
             seen[id(module)] = module

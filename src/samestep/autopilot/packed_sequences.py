@@ -8,6 +8,7 @@ from unittest.mock import patch
 import torch
 from torch.nn.utils import rnn
 
+from samestep.autopilot.failing_together import before_collective
 from samestep.autopilot.recomputed import current_cut
 
 
@@ -28,6 +29,7 @@ def sequences_of_slices() -> Iterator[None]:
         cut = current_cut()
         if cut is not None and total_length is None:
             longest = torch.tensor([float(len(sequence.batch_sizes))], device=cut.world.device)
+            before_collective()
             cut.world.all_reduce(longest, op="max")
             total_length = int(longest)
         return original(sequence, batch_first, padding_value, total_length)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from samestep.autopilot.cut import Cut, memory_order
-from samestep.autopilot.draws import DrawPlan
+from samestep.autopilot.draw_plans import DrawPlan
 from samestep.autopilot.forward_reductions import read_reduction
 from samestep.autopilot.reduction import READINGS, Reading, Reduction, without_gradient
 from samestep.autopilot.state import Side

@@ -14,6 +14,7 @@ alike. `reduction_of` reads the autograd graph; `samestep.autopilot.forward_redu
 where there is no graph. What neither can tell is None: a weight is never assumed.
 """
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -107,8 +108,10 @@ def scaled(term: Term, factor: float, *, applies: bool) -> Term:
         factor: the number.
         applies: whether a sum times this number is read as a mean.
     """
-    if not isinstance(term, Reduction) or not applies or not factor:
+    if not isinstance(term, Reduction) or not applies:
         return term
+    if not factor:
+        return None
     if term.kind == "sum":
         return Reduction("mean", 1 / factor, source="divided")
     # A mean that was made by dividing goes on: of (a / n) * 0.5 the weight is 2 n.
@@ -208,7 +211,7 @@ class _Graph:
             return found if not isinstance(factor, Tensor) else None
         value = float(factor)
         if divides:
-            return scaled(found, 1 / value if value else 0.0, applies=self._reading.divided)
+            return scaled(found, 1 / value if value else math.inf, applies=self._reading.divided)
         return scaled(found, value, applies=self._reading.multiplied)
 
     def _reduced(self, node: Any, depth: int, name: str) -> Term:

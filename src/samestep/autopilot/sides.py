@@ -12,7 +12,7 @@ from samestep.autopilot.cut import Cut
 from samestep.autopilot.plans import Concatenated, Joint
 from samestep.autopilot.state import Side, refill
 from samestep.base.errors import UsageError
-from samestep.watch.tree import Path, mapped
+from samestep.watch.tree import Path, leaves, mapped
 
 
 def outcome(module: nn.Module, outputs: Any, sides: Iterable[Side]) -> tuple[Any, dict[Side, Any]]:
@@ -44,6 +44,16 @@ def cut_again(module: nn.Module, joints: Mapping[Path, Joint], sides: Iterable[S
     _, left = outcome(module, None, sides)
     _, own_left = mapped((None, left), own)
     leave(module, own_left)
+
+
+def continues(module: nn.Module, joints: Mapping[Path, Joint], sides: Iterable[Side], total: int) -> bool:
+    """Return whether a call of `total` samples can go on from slices of what an earlier call has left."""
+    _, left = outcome(module, None, sides)
+    for path, tensor in leaves((None, left)):
+        joint = joints.get(path)
+        if isinstance(joint, Concatenated) and tensor.dim() > joint.dim and tensor.size(joint.dim) % total:
+            return False
+    return True
 
 
 def put_together(value: Any, joints: Mapping[Path, Joint], cut: Cut, *, what: str) -> Any:

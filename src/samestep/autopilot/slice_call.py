@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from samestep.autopilot.cut import Cut
-from samestep.autopilot.draws import DrawPlan, FoundDraws, GlobalDraws
+from samestep.autopilot.draw_plans import DrawPlan
+from samestep.autopilot.draws import FoundDraws, GlobalDraws
 from samestep.autopilot.norms import over_all_ranks, over_each_slice
 from samestep.autopilot.options import DEFAULTS, Options
 from samestep.autopilot.plans import Dims, Given

@@ -12,13 +12,16 @@ from torch import Tensor, nn
 
 from samestep.autopilot.account import is_users
 from samestep.autopilot.cut import Cut
-from samestep.autopilot.draws import DrawPlan, FoundDraws
-from samestep.autopilot.forward_reductions import watching_reductions
+from samestep.autopilot.draw_plans import DrawPlan
+from samestep.autopilot.draws import FoundDraws
+from samestep.autopilot.failing_together import OtherRankFailedError, failing_together
+from samestep.autopilot.forward_reductions import read_reduction, watching_reductions
 from samestep.autopilot.guards import changed, kept_of_slice, left_behind, returned_number
-from samestep.autopilot.plans import Concatenated, Dims, Given, Joint, joints_for
+from samestep.autopilot.plans import Alike, Concatenated, Dims, Given, Joint, Reduced, joints_for
 from samestep.autopilot.sides import leave, outcome
 from samestep.autopilot.slice_call import Forward, call_slice
 from samestep.autopilot.whole_call import ModuleRun, WholeCall, close, differing_buffer, eagerly
+from samestep.base.errors import UsageError
 from samestep.watch.drawn import Drawn
 from samestep.watch.tree import Path, leaves, mapped, text
 from samestep.world.world import World
@@ -102,20 +105,21 @@ class SplitComparison:
         mode: FoundDraws | None,
         precise: AbstractContextManager[Any] | None,
     ) -> SplitResult | str:
-        failure, outputs = "", None
+        outputs = None
         watches = any(_may_be_reduced(tensor, cut.total) for tensor in whole.outputs.values())
         with watching_reductions(when=watches) as watching:
             try:
                 with (
+                    failing_together(self.agreed),
                     eagerly(self._module, when=precise is not None),
                     precise or nullcontext(),
                     watching or nullcontext(),
                 ):
                     outputs = call_slice(self._forward, self._module, given, cut, dims, draws=mode)
+            except OtherRankFailedError:
+                return "another worker's slice failed"
             except Exception as error:  # noqa: BLE001 - a slice may be anything to a module
-                failure = in_one_line(error)
-            if not self.agreed(not failure):
-                return failure or "another worker's slice failed"
+                return in_one_line(error)
             found = self._compared(run, whole, outputs, cut, keeps=precise is not None)
         if isinstance(found, str):
             untold = "" if mode is None or not mode.untold else f" ({'; '.join(sorted(mode.untold))})"
@@ -144,16 +148,24 @@ class SplitComparison:
                 return f"its output{text(path[1:])} is not made of those of the slices"
             left[path] = [joint for joint, _ in found]
             joints[path], together[path] = found[0]
-        buffer = differing_buffer(run.before.buffers(), whole.buffers)
-        if not self.agreed(buffer is None):
-            return f"its buffers differ: it keeps statistics of its slice ({buffer or 'on another worker'})"
-        if not self.agreed(Drawn.now(self._world.device).same(whole.drawn)):
-            return "it draws random numbers in a way that cannot be split"
+        if parts and all(isinstance(joint, Alike) for joint in joints.values()):
+            return "its outputs do not depend on these inputs"
+        if why := self._state_of_slice(run, whole):
+            return why
         if keeps:
             self._joints = left
         result, kept = mapped(value, lambda path, _: together[path])
         leave(self._module, kept)
         return joints, result
+
+    def _state_of_slice(self, run: ModuleRun, whole: WholeCall) -> str:
+        """Return what is wrong with buffers and generators after a split call; nothing if they are right."""
+        buffer = differing_buffer(run.before.buffers(), whole.buffers)
+        if not self.agreed(buffer is None):
+            return f"its buffers differ: it keeps statistics of its slice ({buffer or 'on another worker'})"
+        if not self.agreed(Drawn.now(self._world.device).same(whole.drawn)):
+            return "it draws random numbers in a way that cannot be split"
+        return ""
 
     def _number_of_slice(self, run: ModuleRun, whole: WholeCall, outputs: Any, total: int) -> str:
         """Return which number beside the tensors may be a slice's, on any rank; nothing if none may."""
@@ -173,12 +185,16 @@ class SplitComparison:
         if self._joints is not None:
             allowed = self._joints.get(path, ())
             possible = [one for one in possible if _kind(one) in map(_kind, allowed)]
-        if not self._agreed_on([_kind(one) for one in possible]):
+        if not self._agreed_on([(_kind(one), _form(one, part)) for one in possible]):
             return []
         right: list[tuple[Joint, Tensor]] = []
         for joint in possible:
-            together = joint.put_together(part, cut)
-            if self.agreed(close(together, whole, scale=scale)):
+            try:
+                together = joint.put_together(part, cut)
+            except UsageError:  # on this rank alone, once the others have what it sends
+                together = None
+            if self.agreed(together is not None and close(together, whole, scale=scale)):
+                assert together is not None
                 right.append((joint, together))
                 if not all_of_them:
                     break
@@ -202,6 +218,12 @@ def _may_be_reduced(tensor: Tensor, total: int) -> bool:
 def _kind(joint: Joint) -> Any:
     """Return a way to put outputs together without what depends on a batch's layout in memory."""
     return replace(joint, order=()) if isinstance(joint, Concatenated) else joint
+
+
+def _form(joint: Joint, part: Tensor) -> Any:
+    """Return what of a reduction must be the same on all ranks, for them to exchange it."""
+    found = read_reduction(part, joint.reading) if isinstance(joint, Reduced) else None
+    return None if found is None else (found.kind, len(found.others))
 
 
 def in_one_line(error: Exception) -> str:

@@ -1,7 +1,7 @@
 """What a call of a module may change, so that it can be computed for a comparison, and taken back."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any, TypeAlias
 
@@ -54,6 +54,7 @@ class Changeable:
             (tensor, tensor.detach().clone(), None if id(tensor) in buffers else _version(tensor))
             for tensor in _distinct(self._named.values())
         ]
+        self._saved = {id(tensor): value for tensor, value, _ in self._values}
         self._tensors = {(name, key): _ids(value) for name, key, value in _own_attributes(module)}
 
     def restore(self) -> None:
@@ -83,6 +84,23 @@ class Changeable:
         now = {**self._named, **dict(self._module.named_buffers())}
         return {name: tensor.detach().clone() for name, tensor in now.items()}
 
+    def versions(self) -> list[int | None]:
+        """Return how often each tensor was written to."""
+        return [_version(tensor) for tensor in self._named.values()]
+
+    def rewritten(self, since: Sequence[int | None]) -> str | None:
+        """Return the name of a tensor that was written to and holds what it held, if there is one.
+
+        A running maximum that the check did not reach says nothing of the batches that will.
+
+        Args:
+            since: `versions` before.
+        """
+        for (name, tensor), version in zip(self._named.items(), since, strict=True):
+            if _version(tensor) != version and _equal(tensor, self._saved[id(tensor)]):
+                return name
+        return None
+
     def left(self) -> dict[Side, Any]:
         """Return the attributes in which there are tensors that were not there before."""
         return {
@@ -101,6 +119,10 @@ def refill(container: Any, contents: Any) -> None:
 def _version(tensor: Tensor) -> int | None:
     """Return how often a tensor was written to; None where torch does not count it."""
     return None if tensor.is_inference() else tensor._version  # noqa: SLF001
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one.detach(), other)
 
 
 def _distinct(values: Any) -> Iterator[Any]:

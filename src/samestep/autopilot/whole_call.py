@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.draws import RecordedDraw, RecordedDraws
+from samestep.autopilot.draw_plans import RecordedDraw
+from samestep.autopilot.draws import RecordedDraws
 from samestep.autopilot.guards import Attributes, changed, left_behind
 from samestep.autopilot.plans import Given
 from samestep.autopilot.reached import is_compiled
@@ -39,7 +40,8 @@ class WholeCall:
         returned: the outputs as they were given.
         left: what it left beside tensors.
         draws: the random draws it made.
-        wrote_inputs: whether it wrote into its arguments.
+        writes: why it cannot be split, if it writes into its arguments, into its parameters, or into buffers
+            without an effect that could be compared.
         printed: whether it printed.
         scale: the largest value among outputs, inputs and parameters: what rounding is compared with.
     """
@@ -52,9 +54,15 @@ class WholeCall:
     returned: Any
     left: Attributes
     draws: Sequence[RecordedDraw]
-    wrote_inputs: bool
+    writes: str
     printed: bool
     scale: float
+
+    @property
+    def flaw(self) -> str:
+        """Why nothing can be compared with these results; empty where something can."""
+        finite = (bool(torch.isfinite(one).any()) for one in self.outputs.values() if one.numel())
+        return "" if all(finite) else "its outputs are not finite"
 
 
 class ModuleRun:
@@ -77,6 +85,29 @@ class ModuleRun:
         self.before.restore()
         self.drawn.restore()
 
+    def recorded(self, given: Given, *, grad: bool = False) -> WholeCall | None:
+        """As `whole`, with the shapes of random draws; None if it draws others when they are recorded."""
+        whole = self.whole(given, grad=grad)
+        if self.drawn.same(whole.drawn):
+            return whole
+        self.restore()
+        again = self.whole(given, grad=grad, records=True)
+        return again if again.drawn.same(whole.drawn) else None
+
+    def _writes(
+        self,
+        *,
+        is_same: bool,
+        parameters: Sequence[float],
+        versions: Sequence[int | None],
+    ) -> str:
+        if not is_same:
+            return "it writes into what it is given"
+        if _sums(self.module) != parameters:
+            return "it writes into its parameters"
+        name = self.before.rewritten(versions)
+        return "" if name is None else f"it writes to {name}, and what it writes could not be compared"
+
     def whole(self, given: Given, *, grad: bool = False, records: bool = False) -> WholeCall:
         """Return the results of a call of the whole batch; the module stays as it leaves it.
 
@@ -86,7 +117,9 @@ class ModuleRun:
             records: whether the shapes of random draws are recorded; compiled code is run eagerly then.
         """
         recorder = RecordedDraws() if records else None
-        own = given if grad else given.copied()
+        copied = given.copied()
+        own = given if grad else copied
+        parameters, versions = _sums(self.module), self.before.versions()
         with (
             torch.set_grad_enabled(grad),
             _quiet() as printed,
@@ -105,12 +138,22 @@ class ModuleRun:
             returned=returned,
             left=changed(self.left, left_behind(self.module)),
             draws=() if recorder is None else tuple(recorder.shapes),
-            wrote_inputs=not grad and not own.same(given),
+            writes=self._writes(is_same=copied.same(given), parameters=parameters, versions=versions),
             printed=bool(printed.getvalue()),
             scale=largest(
                 *found.values(), *(tensor for _, tensor in given.tensors()), *self.module.parameters()
             ),
         )
+
+
+def _sums(module: nn.Module) -> list[float]:
+    """Return two sums over each parameter, to find out whether it is written to."""
+    found = []
+    for one in module.parameters():
+        if one.numel():
+            values = one.detach()
+            found += [float(values.sum().abs()), float(values.abs().sum())]
+    return found
 
 
 def close(one: Tensor, other: Tensor, *, scale: float = 0.0) -> bool:

@@ -259,7 +259,8 @@ class SharedMemory:
         if views is None:
             if len(self._views) >= _MOST_VIEWS:
                 self._views.clear()
-            views = self._views[key] = _Views(self._slots[:, :, begin:], *key[:2])
+            with torch.inference_mode(mode=False):  # they are written to outside of it too
+                views = self._views[key] = _Views(self._slots[:, :, begin:], *key[:2])
         return views
 
     def _begin(self, name: str, tensor: Tensor, call: str | None = None) -> Progress:
