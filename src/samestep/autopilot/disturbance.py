@@ -17,10 +17,15 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from samestep.autopilot.plans import Dims, Given
+from samestep.autopilot.reached import Key, globals_of, modules_of
 from samestep.watch.tree import Path, mapped
 
 aten = torch.ops.aten
 _LOWER = (torch.float32, torch.float16, torch.bfloat16)
+_CYCLE = 2520
+"""Divisible by all numbers to 10: what happens in every so many calls happens here."""
+COUNTERS = (400 * _CYCLE - 1, 400 * _CYCLE)
+"""What a counter of calls holds in checks: much more, and just before and at a multiple."""
 _MADE_OF_NUMBERS = (aten.lift_fresh, aten.scalar_tensor)
 
 
@@ -33,6 +38,8 @@ class Disturbance:
         inputs: whether values are changed, or the batch's samples are only chosen anew.
         buffers: whether buffers of floating-point numbers are changed too.
         double: whether all is computed in double precision.
+        seed: of the choice of samples and values.
+        counters: which of `COUNTERS` the integers hold that the model counts in; None for as they are.
         empties: whether masks are zero for the last samples, all of the last slice.
     """
 
@@ -40,6 +47,8 @@ class Disturbance:
     inputs: bool = True
     buffers: bool = True
     double: bool = True
+    seed: int = 1
+    counters: int | None = None
     empties: bool = False
 
 
@@ -69,7 +78,7 @@ def disturbances(size: int, total: int) -> Sequence[Disturbance]:
 @contextmanager
 def disturbed_weights(module: nn.Module, how: Disturbance) -> Iterator[None]:
     """Within, the parameters of a module hold other numbers, and its buffers too if `how` says so."""
-    own = torch.Generator().manual_seed(1)
+    own = torch.Generator().manual_seed(how.seed)
     tensors = [*module.parameters()]
     buffers = {id(one) for one in module.buffers()}
     before = [(tensor, tensor.data) for tensor in [*tensors, *module.buffers()]]
@@ -92,7 +101,7 @@ def disturbed_weights(module: nn.Module, how: Disturbance) -> Iterator[None]:
 
 def disturbed_inputs(given: Given, dims: Dims, total: int, how: Disturbance) -> Given:
     """Return a call with other samples, chosen from its own and, if `how` says so, with other values."""
-    own = torch.Generator().manual_seed(2)
+    own = torch.Generator().manual_seed(1000 + how.seed)
     count = total if how.samples is None else how.samples
     # In their order, which may be one by length; more than once, so that slices differ.
     chosen = torch.randint(0, total, (count,), generator=own).sort().values
@@ -111,6 +120,18 @@ def disturbed_inputs(given: Given, dims: Dims, total: int, how: Disturbance) -> 
 
     args, kwargs = mapped((given.args, dict(given.kwargs)), change)
     return Given(args, kwargs)
+
+
+def set_counters(module: nn.Module, keys: Sequence[Key], number: int) -> None:
+    """Set what a model counts in to a number."""
+    modules = list(modules_of(module))
+    for place, name in keys:
+        if place >= 0:
+            setattr(modules[place], name, number)
+        else:
+            for names, known in globals_of(module):
+                if known == name:
+                    names[name] = number
 
 
 def has_masks(given: Given, dims: Dims) -> bool:
@@ -180,7 +201,8 @@ def _other_integers(value: Tensor, own: torch.Generator) -> Tensor:
     Lengths that begin with the longest still do.
     """
     lower = 1 + (_uniform(value, own) * (value - 1).clamp(min=1)).to(value.dtype)
-    other = torch.where((_uniform(value, own) < 0.3) & (value > 1), lower, value)
+    share = 0.6 if value.dim() == 1 else 0.3
+    other = torch.where((_uniform(value, own) < share) & (value > 1), lower, value)
     if value.dim() == 1 and len(value) > 1 and bool((value[1:] <= value[:-1]).all()):
         return other.sort(descending=True).values
     if value.dim() > 1:  # padding and ignored labels are the least of what is there

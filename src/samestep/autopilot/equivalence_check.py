@@ -21,16 +21,18 @@ from torch import Tensor, nn
 
 from samestep.autopilot.declared import declared_dims, stays_unsplit
 from samestep.autopilot.disturbance import (
+    COUNTERS,
     Disturbance,
     DoublePrecision,
     disturbances,
     disturbed_inputs,
     disturbed_weights,
     has_masks,
+    set_counters,
 )
-from samestep.autopilot.guards import hooked
+from samestep.autopilot.guards import counters, hooked
 from samestep.autopilot.plans import Dims, Given, Reduced, SplitPlan, candidates
-from samestep.autopilot.reached import is_compiled
+from samestep.autopilot.reached import Key, is_compiled
 from samestep.autopilot.sides import outcome
 from samestep.autopilot.slice_call import Forward
 from samestep.autopilot.split_comparison import SplitComparison, SplitResult, in_one_line
@@ -86,6 +88,8 @@ class EquivalenceCheck:
         self._forward, self._module, self._given, self._world = forward, module, given, world
         self._gradient = gradient
         self._run = ModuleRun(forward, module, world.device)
+        self._counters: list[Key] = []
+        """The integers in which the module counts its calls."""
         self._comparison = SplitComparison(forward, module, world)
 
     def run(self) -> Verdict:
@@ -155,21 +159,34 @@ class EquivalenceCheck:
         for how in disturbances(self._world.place.size, total):
             found = self._disturbed(dims, total, how)
             if isinstance(found, str):
-                return found or self._refuted_when_emptied(dims, total, how)
+                return found or self._refuted_again(dims, total, how)
             failure = failure or found.why
         return f"it cannot be checked with other weights and samples: {failure}"
 
-    def _refuted_when_emptied(self, dims: Dims, total: int, how: Disturbance) -> str:
-        """Return what is wrong with a way where masks leave nothing of one slice."""
-        if not has_masks(self._given, dims):
-            return ""
-        found = self._disturbed(dims, total, replace(how, inputs=True, empties=True))
-        return found if isinstance(found, str) else ""
+    def _refuted_again(self, dims: Dims, total: int, how: Disturbance) -> str:
+        """Return what is wrong with a way on more disturbed calls, as far as the model takes them.
+
+        They are another batch, since one may agree by chance; one of which masks leave nothing in a slice;
+        and calls with counters that stand elsewhere.
+        """
+        more = None if how.samples is None else 2 * how.samples + 1
+        others = [replace(how, samples=more, seed=2)]
+        if has_masks(self._given, dims):
+            others.append(replace(how, inputs=True, empties=True))
+        if self._counters:
+            others += [replace(how, counters=number) for number in COUNTERS]
+        for other in others:
+            found = self._disturbed(dims, total, other)
+            if found and isinstance(found, str):
+                return found
+        return ""
 
     def _disturbed(self, dims: Dims, total: int, how: Disturbance) -> "str | _Failed":
         """Check a way on a disturbed call; leave the module and the generators as they were before."""
         try:
             with disturbed_weights(self._module, how):
+                if how.counters is not None:
+                    set_counters(self._module, self._counters, how.counters)
                 return self._compared(disturbed_inputs(self._given, dims, total, how), dims, how)
         finally:
             self.restore()
@@ -192,6 +209,7 @@ class EquivalenceCheck:
         assert whole is not None
         if whole.writes:
             return whole.writes
+        self._counters = counters(run.left, whole.left)
         run.restore()
         found = self._comparison.split(run, given, dims, whole, grad=grad, precise=precise)
         if isinstance(found, str):

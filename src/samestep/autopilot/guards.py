@@ -4,11 +4,12 @@ A proof holds under its guards: a model that is given its epoch may do something
 """
 
 import hashlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.rnn import RNNBase
 
@@ -25,7 +26,7 @@ _DRAWING: tuple[tuple[type[nn.Module], str], ...] = (
     (RNNBase, "dropout"),
 )
 """torch's own layers whose calls depend on a number, and its attribute."""
-_MOST_ELEMENTS = 1 << 16
+_MOST_ELEMENTS, _MOST_OF_LIST = 1 << 16, 16
 
 
 def plain_arguments(given: Given) -> tuple[Any, ...]:
@@ -40,7 +41,14 @@ def plain_attributes(module: nn.Module) -> Attributes:
     They are those that the script's classes keep, the globals that their functions name, the probability of
     each dropout, which modules are in training, and how many parameters learn.
     """
-    found: dict[Key, Any] = {key: value for key, value in reached(module) if isinstance(value, PLAIN)}
+    found: dict[Key, Any] = {}
+    for key, value in reached(module):
+        if isinstance(value, PLAIN):
+            found[key] = value
+        elif isinstance(value, (*LISTS, set)) and len(value) <= _MOST_OF_LIST:
+            parts = tuple(value)
+            if all(isinstance(one, PLAIN) for one in parts):
+                found[key] = tuple(sorted(parts, key=repr)) if isinstance(value, set) else parts
     training = 0
     for place, one in enumerate(modules_of(module)):
         training = training << 1 | one.training
@@ -57,13 +65,32 @@ def left_behind(module: nn.Module) -> Attributes:
     found = dict(plain_attributes(module))
     for key, value in reached(module):
         if isinstance(value, LISTS):
-            last = value[-1] if value and isinstance(value[-1], PLAIN) else None
-            found[key] = (len(value), last)
+            found[key] = (len(value), _end_of(value))
+        elif isinstance(value, Tensor) and key[0] < 0:  # a global: it is not put together
+            found[key] = ("tensor", id(value))
         elif isinstance(value, (dict, set)):
             found[key] = (len(value), None)
         elif isinstance(value, np.ndarray) and value.size <= _MOST_ELEMENTS and value.dtype != object:
             found[key] = hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()
     return found
+
+
+def _end_of(values: Any) -> Any:
+    """Return what is last in a list, or in a deque: of tensors in a deque which they are."""
+    if not values:
+        return None
+    if isinstance(values, deque) and any(isinstance(one, Tensor) for one in values):
+        return tuple(map(id, values))
+    return values[-1] if isinstance(values[-1], PLAIN) else None
+
+
+def counters(before: Attributes, after: Attributes) -> list[Key]:
+    """Return the places of integers that a call has changed."""
+    return [
+        key
+        for key, value in changed(before, after).items()
+        if type(value) is int and type(before.get(key)) is int and "." not in key[1]
+    ]
 
 
 def changed(before: Attributes, after: Attributes) -> Attributes:

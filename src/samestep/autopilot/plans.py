@@ -36,14 +36,23 @@ class Concatenated:
         dim: the dimension of the rows.
         order: its dimensions, outermost in memory first, as on one worker.
         inner: whether the samples change faster than their rows, as where sequences come first.
+        expanded: dimensions along which all is the same memory.
     """
 
     dim: int
     order: tuple[int, ...]
     inner: bool = False
+    expanded: tuple[int, ...] = ()
 
     def put_together(self, part: Tensor, cut: Cut) -> Tensor:
         """Return the rows of all samples."""
+        sizes = [part.size(dim) if dim in self.expanded else -1 for dim in range(part.dim())]
+        for dim in self.expanded:
+            part = part.narrow(dim, 0, 1)
+        whole = self._put_together(part, cut)
+        return whole.expand(sizes) if self.expanded else whole
+
+    def _put_together(self, part: Tensor, cut: Cut) -> Tensor:
         every = part.size(self.dim) // cut.local
         if not self.inner:
             return cut.gathered(part, self.dim, every=every, order=self.order)
@@ -197,6 +206,7 @@ def joints_for(whole: Tensor, part: Tensor, cut: Cut) -> Iterator[Joint]:
         others = [at for at in range(whole.dim()) if at != dim]
         if any(whole.size(at) != part.size(at) for at in others):
             continue
-        yield Concatenated(dim, order)
+        expanded = tuple(at for at in others if whole.stride(at) == 0 and whole.size(at) > 1)
+        yield Concatenated(dim, order, expanded=expanded)
         if size > cut.total:
-            yield Concatenated(dim, order, inner=True)
+            yield Concatenated(dim, order, inner=True, expanded=expanded)

@@ -18,9 +18,10 @@ import sys
 from argparse import Namespace
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import cache, lru_cache
-from types import CodeType, FunctionType, ModuleType, SimpleNamespace
+from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -62,9 +63,19 @@ def reached(module: nn.Module) -> Iterator[tuple[Key, Any]]:
             if key not in _TORCHS:
                 yield from _walk((place, key), value, _DEPTH, seen)
     for kind in kinds:
-        for names, name in _globals_of(kind):
-            if name in names:
-                yield from _walk((-1, name), names[name], _DEPTH, seen)
+        for name, value in _shared_by(kind):
+            yield from _walk((-1, name), value, _DEPTH, seen)
+
+
+def _shared_by(kind: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the globals that functions of a class name, and what the class itself holds."""
+    for names, name in _globals_of(kind):
+        if name in names:
+            yield name, names[name]
+    for owner in scripts_classes(kind):
+        for name, value in vars(owner).items():
+            if not name.startswith("__"):
+                yield f"{owner.__name__}.{name}", value
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -79,6 +90,21 @@ def is_compiled(module: nn.Module) -> bool:
     return any(hasattr(names.get(name), _COMPILED) for names, name in globals_of(module))
 
 
+def scripts_classes(kind: Any) -> list[type]:
+    """Return a class and those it inherits from, as far as the script defines them."""
+    return [owner for owner in kind.__mro__ if _is_of_users(owner)]
+
+
+def cells_of(function: FunctionType) -> list[CellType]:
+    """Return the variables of enclosing functions that a function names, as far as they are set."""
+    found = []
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):
+            cell.cell_contents  # noqa: B018 - it raises where there is nothing
+            found.append(cell)
+    return found
+
+
 def globals_of(module: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the globals that the functions of a module's classes name, as their dict and their name."""
     kinds: set[Any] = {type(one) for one in modules_of(module)}
@@ -91,8 +117,15 @@ def _walk(key: Key, value: Any, depth: int, seen: set[int]) -> Iterator[tuple[Ke
     yield key, value
     if isinstance(value, PLAIN) or not depth:
         return
-    if isinstance(value, dict):
-        parts: Any = value.items() if len(value) <= _MOST_KEYS else ()
+    parts: Any
+    if isinstance(value, FunctionType):
+        if not is_users(value.__code__.co_filename):
+            return
+        names = value.__code__.co_freevars
+        cells = [(names[place], cell.cell_contents) for place, cell in enumerate(cells_of(value))]
+        parts = [*cells, *enumerate(value.__defaults__ or ())]
+    elif isinstance(value, dict):
+        parts = value.items() if len(value) <= _MOST_KEYS else ()
     elif isinstance(value, tuple):
         parts = enumerate(value) if len(value) <= _MOST_KEYS else ()
     elif is_record(value):

@@ -140,7 +140,7 @@ class SplitComparison:
         if number:
             return number
         # A loss that every rank computes of all samples has the right mean, too.
-        if self.agreed(all(close(part, whole.outputs[path]) for path, part in parts.items())):
+        if keeps and self.agreed(all(close(part, whole.outputs[path]) for path, part in parts.items())):
             return "its outputs do not depend on these inputs"
         joints: dict[Path, Joint] = {}
         together: dict[Path, Tensor] = {}
@@ -186,7 +186,7 @@ class SplitComparison:
         if self._joints is not None:
             allowed = self._joints.get(path, ())
             possible = [one for one in possible if _kind(one) in map(_kind, allowed)]
-        if not self._agreed_on([(_kind(one), _form(one, part)) for one in possible]):
+        if not self._agreed_on([(_kind(one), _form(one, part, cut)) for one in possible]):
             return []
         right: list[tuple[Joint, Tensor]] = []
         for joint in possible:
@@ -218,13 +218,17 @@ def _may_be_reduced(tensor: Tensor, total: int) -> bool:
 
 def _kind(joint: Joint) -> Any:
     """Return a way to put outputs together without what depends on a batch's layout in memory."""
-    return replace(joint, order=()) if isinstance(joint, Concatenated) else joint
+    return replace(joint, order=(), expanded=()) if isinstance(joint, Concatenated) else joint
 
 
-def _form(joint: Joint, part: Tensor) -> Any:
+def _form(joint: Joint, part: Tensor, cut: Cut) -> Any:
     """Return what of a reduction must be the same on all ranks, for them to exchange it."""
     found = read_reduction(part, joint.reading) if isinstance(joint, Reduced) else None
-    return None if found is None else (found.kind, len(found.others))
+    if found is None:
+        return None
+    # Several means have one weight only where each is over as many elements for each sample.
+    each = [round(one / cut.local, 9) for one in (found.weight, *found.others)] if found.others else []
+    return found.kind, each
 
 
 def in_one_line(error: Exception) -> str:

@@ -3,13 +3,14 @@
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.reached import PLAIN, globals_of, is_record, reached
+from samestep.autopilot.reached import PLAIN, cells_of, globals_of, is_record, reached, scripts_classes
 from samestep.watch.tree import leaves
 
 Side: TypeAlias = tuple[str, str]
@@ -31,6 +32,20 @@ class Changeable:
         ]
         found = list(reached(module))
         self._globals = [(names, name, names[name]) for names, name in globals_of(module) if name in names]
+        self._cells = [
+            (cell, cell.cell_contents)
+            for _, value in found
+            if isinstance(value, FunctionType)
+            for cell in cells_of(value)
+        ]
+        kinds: set[Any] = {type(one) for one in module.modules()}
+        owners = {owner for kind in kinds for owner in scripts_classes(kind)}
+        self._classes = [
+            (owner, name, value)
+            for owner in owners
+            for name, value in vars(owner).items()
+            if not name.startswith("__") and not callable(value)
+        ]
         kept = [value for _, _, value in _own_attributes(module)]
         self._containers = [
             (one, copy(one))
@@ -65,8 +80,7 @@ class Changeable:
                 continue  # its tensors stay the same objects: there is nothing to put back but their values
             _refill(module._buffers, buffers)  # noqa: SLF001
             _refill(module._parameters, parameters)  # noqa: SLF001
-        for names, name, value in self._globals:
-            names[name] = value
+        self._restore_shared()
         for record, attributes in self._records:
             _refill(vars(record), attributes)
         for container, contents in self._containers:
@@ -78,6 +92,16 @@ class Changeable:
             for tensor, value, version in self._values:
                 if version is None or _version(tensor) != version:
                     tensor.detach().copy_(value)
+
+    def _restore_shared(self) -> None:
+        """Make globals, variables of closures and class attributes as they were."""
+        for names, name, value in self._globals:
+            names[name] = value
+        for cell, value in self._cells:
+            cell.cell_contents = value
+        for owner, name, value in self._classes:
+            if vars(owner).get(name) is not value:
+                setattr(owner, name, value)
 
     def buffers(self) -> dict[str, Tensor]:
         """Return copies of the tensors that may be written to in place, as they are now."""

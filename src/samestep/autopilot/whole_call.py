@@ -130,7 +130,7 @@ class ModuleRun:
         sides = tuple(self.before.left())
         found = dict(leaves(outcome(self.module, returned, sides)))
         return WholeCall(
-            outputs={path: tensor.detach().clone() for path, tensor in found.items()},
+            outputs={path: _copied(tensor) for path, tensor in found.items()},
             tensors=found if grad else {},
             sides=sides,
             buffers=self.before.buffers(),
@@ -144,6 +144,16 @@ class ModuleRun:
                 *found.values(), *(tensor for _, tensor in given.tensors()), *self.module.parameters()
             ),
         )
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """Return a copy, in the layout of the tensor, where that is one without memory of its own."""
+    value = tensor.detach()
+    expanded = [dim for dim in range(value.dim()) if value.stride(dim) == 0 and value.size(dim) > 1]
+    sizes = value.shape
+    for dim in expanded:
+        value = value.narrow(dim, 0, 1)
+    return value.clone().expand(sizes) if expanded else value.clone()
 
 
 def _sums(module: nn.Module) -> list[float]:
