@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from samestep.autopilot.common import common_folder
-from samestep.autopilot.shadow_calls import unwatched
+from samestep.autopilot.file_calls import unredirected
 from samestep.autopilot.steering import steering
 from support.hosted import as_found
 
@@ -16,7 +16,7 @@ def slower_than_rank_0(world, folder):
         if world.place.is_main:
             (folder / "result").write_text("x")
         else:
-            with unwatched():
+            with unredirected():
                 while not (folder / "left").exists():
                     time.sleep(0.001)
         seen = (folder / "result").exists()
