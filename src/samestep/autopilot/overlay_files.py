@@ -203,9 +203,11 @@ class Overlay:
             return
         old, new = self.lookup.spot(one, follow=False), self.lookup.spot(other, follow=False)
         _check_rename(old, new, source, target)
+        if old.path == new.path:
+            return
         if new.is_folder and self._layer.names(self._layer.folder_at(new)):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), source, None, target)
-        if old.path == new.path or _is_same_file(old, new):
+        if _is_same_file(old, new):
             return
         if new.where is not None:
             self._layer.drop(new)
