@@ -141,12 +141,21 @@ class OverlayEntry:
         path: of the entry, as the folder's was given.
         place: that path from the root on.
         status: returns the status of a path, of a link itself if not told to follow it.
+        known: the entry of the file system where it is the same, so that its kind costs nothing.
     """
 
-    __slots__ = ("_place", "_status", "name", "path")
+    __slots__ = ("_known", "_place", "_status", "name", "path")
 
-    def __init__(self, name: Any, path: Any, place: Any, status: Callable[..., os.stat_result]) -> None:
+    def __init__(
+        self,
+        name: Any,
+        path: Any,
+        place: Any,
+        status: Callable[..., os.stat_result],
+        known: "os.DirEntry[str] | None" = None,
+    ) -> None:
         self.name, self.path, self._place, self._status = name, path, place, status
+        self._known = None if known is None or known.is_symlink() else known
 
     def _mode(self, *, follow_symlinks: bool) -> int:
         try:
@@ -156,14 +165,20 @@ class OverlayEntry:
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
         """Return whether this is a folder."""
+        if self._known is not None:
+            return self._known.is_dir(follow_symlinks=False)
         return stat.S_ISDIR(self._mode(follow_symlinks=follow_symlinks))
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
         """Return whether this is a regular file."""
+        if self._known is not None:
+            return self._known.is_file(follow_symlinks=False)
         return stat.S_ISREG(self._mode(follow_symlinks=follow_symlinks))
 
     def is_symlink(self) -> bool:
         """Return whether this is a symbolic link."""
+        if self._known is not None:
+            return False
         return stat.S_ISLNK(self._mode(follow_symlinks=False))
 
     def is_junction(self) -> bool:

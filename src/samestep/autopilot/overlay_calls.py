@@ -188,12 +188,21 @@ class OverlayCalls:
             return original(path)
         names = self.listed(original, folder)
         if isinstance(path, int):
-            return Scan(OverlayEntry(name, name, os.path.join(text, name), self._status) for name in names)
+            return Scan([OverlayEntry(name, name, os.path.join(text, name), self._status) for name in names])
         given = os.fspath(path)
         top = os.fsencode(text) if _is_bytes(path) else text
+        known = self._overlay.unchanged_entries(folder)
         return Scan(
-            OverlayEntry(name, os.path.join(given, name), os.path.join(top, name), self._status)
-            for name in names
+            [
+                OverlayEntry(
+                    name,
+                    os.path.join(given, name),
+                    os.path.join(top, name),
+                    self._status,
+                    known.get(os.fsdecode(name)),
+                )
+                for name in names
+            ]
         )
 
     def copied(self, original: Call, source: Any, target: Any, *, follow_symlinks: bool = True) -> None:

@@ -256,6 +256,18 @@ class Overlay:
             return names
         return self._listings.ordered(folder.path, names)
 
+    def unchanged_entries(self, path: Any) -> "dict[str, os.DirEntry[str]]":
+        """Return the entries of a folder in the file system, by name; none if a rank has changed it."""
+        text = self.lookup.text(path)
+        folder = self.lookup.folder(text) if text is not None else None
+        if folder is None or folder.own is not None or folder.place is None:
+            return {}
+        journal = self.lookup.journal
+        with os.scandir(folder.place) as entries:
+            found = {entry.name: entry for entry in entries}
+        journal.refresh()
+        return {} if folder.base in journal.entries else found
+
     def status(self, path: Any, *, follow_symlinks: bool = True) -> os.stat_result:
         """Return the status of a path."""
         return self.read(path, os.lstat, follow=follow_symlinks)

@@ -90,7 +90,7 @@ class OverlayLookup:
         self.root, self.journal, self.hidden = root, journal, hidden
         self._common: tuple[str, ...] = (*common_paths(), root, *([hidden] if hidden else ()))
         self._changes = os.path.join(root, _CHANGES)
-        self._folders: dict[str, Folder] = {}
+        self._folders: dict[str, tuple[Folder, int]] = {}
         self._known: tuple[int, int] = (-1, -1)
         self.current: str | None = None
         """The working folder, once this rank has changed it."""
@@ -153,7 +153,11 @@ class OverlayLookup:
         state = self.state()
         if state != self._known:
             self._folders, self._known = {}, state
-        return self._spot(text, follow=follow, links=0)
+        try:
+            return self._spot(text, follow=follow, links=0)
+        except OSError as error:  # of the path that was asked for, not of one that a link leads to
+            error.filename = text
+            raise
 
     def folder(self, text: str) -> Folder:
         """Return the folder at an absolute path.
@@ -162,7 +166,7 @@ class OverlayLookup:
             OSError: it is missing, or is none.
         """
         self.spot(text)
-        return self._folder(text, links=0)
+        return self._folder(text, 0)[0]
 
     def entry(self, folder: Folder, name: str) -> Spot:
         """Return what is at a name in a folder."""
@@ -201,49 +205,47 @@ class OverlayLookup:
     def _spot(self, text: str, *, follow: bool, links: int) -> Spot:
         head, name = os.path.split(text.rstrip("/"))
         if name in ("", ".", ".."):
-            folder = self._folder(text, links=links)
+            folder, _ = self._folder(text, links)
             if folder.path == "/":
                 return Spot(folder, "", folder.place, folder.base, stat.S_IFDIR)
-            return self.entry(
-                self._folder(os.path.dirname(folder.path), links=0), os.path.basename(folder.path)
-            )
-        folder = self._folder(head, links=links)
+            above, _ = self._folder(os.path.dirname(folder.path), 0)
+            return self.entry(above, os.path.basename(folder.path))
+        folder, used = self._folder(head, links)
         found = self.entry(folder, name)
         if follow and found.is_link and found.where is not None:
-            if links >= _LINKS:
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), text)
             target = join(folder.path, os.readlink(found.where))
-            return self._spot(target, follow=True, links=links + 1)
+            return self._spot(target, follow=True, links=_one_more(used, text))
         return found
 
-    def _folder(self, text: str, *, links: int) -> Folder:
+    def _folder(self, text: str, links: int) -> tuple[Folder, int]:
+        """Return a folder, and how many symbolic links have led there, after `links` before it."""
         known = self._folders.get(text)
         if known is None:
-            known = self._folders[text] = self._find_folder(text, links)
-        return known
+            folder, used = self._find_folder(text, links)
+            known = self._folders[text] = folder, used - links
+        return known[0], links + known[1]
 
-    def _find_folder(self, text: str, links: int) -> Folder:
+    def _find_folder(self, text: str, links: int) -> tuple[Folder, int]:
         head, name = os.path.split(text.rstrip("/"))
         if not name:
-            return Folder("/", self.root, "/", "/")
-        above = self._folder(head, links=links)
+            return Folder("/", self.root, "/", "/"), links
+        above, used = self._folder(head, links)
         if name == ".":
-            return above
+            return above, used
         if name == "..":
-            return self._folder(os.path.dirname(above.path), links=0)
+            return self._folder(os.path.dirname(above.path), used)
         found = self.entry(above, name)
         if found.where is None:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), text)
         if found.is_link:
-            if links >= _LINKS:
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), text)
-            return self._folder(join(above.path, os.readlink(found.where)), links=links + 1)
+            target = join(above.path, os.readlink(found.where))
+            return self._folder(target, _one_more(used, text))
         if not found.is_folder:
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), text)
         path = join(above.path, name)
         if found.base is not None:
-            return Folder(path, None, found.base, found.where)
-        return Folder(path, found.where, *self._base_of_own(above, name, found.where))
+            return Folder(path, None, found.base, found.where), used
+        return Folder(path, found.where, *self._base_of_own(above, name, found.where)), used
 
     def _base_of_own(self, above: Folder, name: str, own: str) -> tuple[str | None, str | None]:
         mark = join(own, MARK)
@@ -262,6 +264,12 @@ def join(folder: str, name: str) -> str:
     if name.startswith("/"):
         return name
     return f"/{name}" if folder == "/" else f"{folder}/{name}"
+
+
+def _one_more(links: int, path: str) -> int:
+    if links >= _LINKS:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+    return links + 1
 
 
 def _mode(path: str) -> int:
