@@ -62,7 +62,7 @@ def out_of_sight(world, folder, seen_in_working_folder):
     exists = Path.exists
 
     def is_seen(path):
-        here = ".samestep-" in path.name
+        here = ".samestep-" in str(path)
         return exists(path) and (world.place.is_main or (here and seen_in_working_folder))
 
     with (
