@@ -165,7 +165,11 @@ class Program:
         shutil.copy(self.at(source), self.at(target))
 
     def do_copytree(self, source, target):
-        shutil.copytree(self.at(source), self.at(target), symlinks=True)
+        one, other = os.path.realpath(self.at(source)), os.path.realpath(self.at(target))
+        if not f"{other}/".startswith(
+            f"{one}/"
+        ):  # it goes on until the path is too long, which depends on the root
+            shutil.copytree(self.at(source), self.at(target), symlinks=True)
 
     def do_move(self, source, target):
         shutil.move(self.at(source), self.at(target))
