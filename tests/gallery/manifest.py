@@ -72,6 +72,29 @@ SCRIPTS = [
     Script("sliced_tensors.py", ("net.pt",), timing_patterns=(r"^\d+\.\d+ seconds$",)),
     Script("iterable_data.py", arguments=("5",)),
     Script("resume.py", ("checkpoint.pt", "log.csv"), runs=2),
+    Script("config_file.py", ("cfg.json", "runs.csv"), runs=2),
+    Script(
+        "checkpoint_rotation.py",
+        (
+            "best.pt",
+            *(f"checkpoints/{name}.pt" for name in ("oldest", "step09", "step10", "step11")),
+            "last",
+            "second.pt",
+        ),
+        runs=2,
+    ),
+    Script(
+        "folder_of_samples.py",
+        (
+            *(
+                f"samples/{name}.npy"
+                for name in ("train/noise/0", "train/noise/105", "val/noise/0", "val/noise/42")
+            ),
+            "shapes.pt",
+        ),
+        runs=2,
+    ),
+    Script("archive_and_database.py", ("log.db", "log.raw", "log.tar", "scripted.jit"), runs=2),
     Script("per_batch_scheduler.py", ("history.pt",)),
     Script(
         "plateau_scheduler.py",

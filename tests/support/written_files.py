@@ -1,5 +1,9 @@
 """Compares what scripts have written."""
 
+import sqlite3
+import warnings
+from contextlib import closing
+
 import numpy as np
 import torch
 
@@ -14,6 +18,8 @@ def files(folder):
 
 def same_contents(one, other):
     """Return whether two files hold the same numbers, but for rounding."""
+    if one.suffix == ".db":
+        return dumped(one) == dumped(other)
     if one.suffix in (".npy", ".npz"):
         return all(close(a, b) for a, b in zip(arrays(one), arrays(other), strict=True))
     try:
@@ -21,6 +27,12 @@ def same_contents(one, other):
     except Exception:
         return difference(one.read_text(), other.read_text()) is None
     return first.keys() == second.keys() and all(close(first[path], second[path]) for path in first)
+
+
+def dumped(path):
+    """Return the statements that make a database anew."""
+    with closing(sqlite3.connect(path)) as database:
+        return [*database.iterdump()]
 
 
 def arrays(path):
@@ -31,6 +43,10 @@ def arrays(path):
 
 def tensors_of(path):
     """Return the tensors in a file of torch's, each with its place."""
+    if path.suffix == ".jit":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return torch.jit.load(path).state_dict().items()
     value = torch.load(path, weights_only=False)
     return leaves(value.state_dict() if isinstance(value, torch.nn.Module) else value)
 

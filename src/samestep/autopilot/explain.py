@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TypeAlias
 
 from samestep.autopilot.account import Account
-from samestep.autopilot.files import Journal, Shadow
+from samestep.autopilot.journal import Journal
 from samestep.autopilot.output import silenced
-from samestep.autopilot.shadow_calls import shadowed
+from samestep.autopilot.overlay_calls import overlaid
+from samestep.autopilot.overlay_files import Overlay
 from samestep.world.world import World
 
 Stop: TypeAlias = Callable[[Account], None]
-"""Tells what has been seen, and ends this process."""
+"""Prints what has been recorded, and ends this process."""
 
 
 @contextmanager
@@ -27,26 +28,26 @@ def explaining(world: World, leave: Callable[[], object]) -> Iterator[Stop]:
         leave: takes back all that steering has changed and made, this as well.
     """
     scratch = Path(tempfile.mkdtemp(prefix="samestep-"))
-    shadow = Shadow(scratch, Journal(scratch / "journal"))
+    overlay = Overlay(scratch, Journal(scratch / "journal"))
     stderr = os.dup(2)
 
     def stop(account: Account) -> None:
         world.barrier()  # nobody has to wait for one that has left
         if world.place.is_main:
-            lines = account.lines() + [f"{path}: would be written" for path in _told(shadow.made)]
+            lines = account.lines() + [f"{path}: would be written" for path in _shown(overlay.made)]
             os.write(stderr, "".join(f"samestep: {line}\n" for line in lines).encode())
         leave()
         os._exit(0)
 
     try:
-        with silenced(), shadowed(shadow):
+        with silenced(), overlaid(overlay):
             yield stop
     finally:
         os.close(stderr)
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _told(made: list[str]) -> list[str]:
+def _shown(made: list[str]) -> list[str]:
     """Return the paths as the script may have written them, without temporary files."""
     here, temporary = f"{Path.cwd()}/", tempfile.gettempdir()
     mine = [path for path in made if path.startswith(here) or not path.startswith(temporary)]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from samestep.autopilot.common import CommonFolder
-from samestep.autopilot.shadow_calls import unwatched
+from samestep.autopilot.file_calls import unredirected
 
 Ask: TypeAlias = Callable[[IO[bytes]], Any]
 """Asks, writes the body of the answer, and returns the rest of it, which pickles."""
@@ -51,7 +51,7 @@ class Fetched:
         name = hashlib.sha256(f"{number} {question}".encode()).hexdigest()[:32]
         self._thread.asking = True
         try:
-            with unwatched():
+            with unredirected():
                 place = self._folder / name
                 if self._rank == 0:
                     self._drop_what_all_have()

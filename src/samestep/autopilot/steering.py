@@ -19,13 +19,16 @@ from samestep.autopilot.agreed_signals import signals_agreed
 from samestep.autopilot.alone import as_if_alone, do_what_was_left_for_the_exit
 from samestep.autopilot.bypassed import advice, plain_weights
 from samestep.autopilot.calls import Calls, current_gradients, outermost_calls, sharing_out
-from samestep.autopilot.common import common_folder
+from samestep.autopilot.common import CommonFolder, common_folder
 from samestep.autopilot.devices import own_device
 from samestep.autopilot.end_check import EndCheck, checked_exits
 from samestep.autopilot.explain import Stop, explaining
-from samestep.autopilot.files import Journal, Shadow
+from samestep.autopilot.folder_listings import ReplayedListings
 from samestep.autopilot.gradients import Gradients, averaging_grad
 from samestep.autopilot.hash_seed import equal_hashes
+from samestep.autopilot.journal import Journal
+from samestep.autopilot.kept_calls import originals_kept
+from samestep.autopilot.kept_originals import OriginalKeeper
 from samestep.autopilot.loaders import loaders_in_shares, reading_in_shares
 from samestep.autopilot.loading import Loading
 from samestep.autopilot.memory import never_tried_again
@@ -33,10 +36,12 @@ from samestep.autopilot.network import asked_once
 from samestep.autopilot.norms import batch_norm_of_slices
 from samestep.autopilot.options import DEFAULTS, Options
 from samestep.autopilot.output import silenced
+from samestep.autopilot.overlay_calls import overlaid, writing_to
+from samestep.autopilot.overlay_files import Overlay
 from samestep.autopilot.packed_sequences import sequences_of_slices
 from samestep.autopilot.recomputed import checkpoints_of_slices
 from samestep.autopilot.seeds import seeded_alike
-from samestep.autopilot.shadow_calls import noted, shadowed, writing_to
+from samestep.autopilot.sibling_ranks import SiblingRanks
 from samestep.autopilot.slicing import Slicing, losses_of_slices
 from samestep.collectives.by_algorithm import ByAlgorithm, by_algorithm
 from samestep.collectives.one_host import on_one_host
@@ -160,7 +165,7 @@ def steering(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
         if options.explain:
             stop = stack.enter_context(explaining(world, leave_steering))
         else:
-            stack.enter_context(_writing_once(world, options, common.path))
+            stack.enter_context(_writing_once(world, options, common))
             stop = partial(Account.check_shared, size=world.place.size, advice=advice)
         stack.enter_context(seeded_alike(world, options.seed))
         stack.enter_context(outermost_calls())
@@ -228,18 +233,31 @@ def _after_some_steps(account: Account, then: Stop) -> Iterator[None]:
 
 
 @contextmanager
-def _writing_once(world: World, options: Options, common: Path) -> Iterator[None]:
-    """Let rank 0 alone print, unless all are to, and write files for real; or nobody, but into scratch."""
+def _writing_once(world: World, options: Options, common: CommonFolder) -> Iterator[None]:
+    """Let rank 0 alone write files for real, and print unless all are to; with `scratch`, no rank writes."""
+    rank = world.place.rank
     is_shown = world.place.is_main or options.all_output
     if options.scratch is not None:
-        with nullcontext() if is_shown else silenced(), writing_to(options.scratch, world.place.rank):
+        with nullcontext() if is_shown else silenced(), writing_to(options.scratch, rank):
             yield
         return
-    journal = Journal(common / "journal")
+    journal = Journal(common.path / "journal")
+    siblings = SiblingRanks(common.path, rank, common.sharing)
     if world.place.is_main:
-        with noted(journal):
+        with originals_kept(OriginalKeeper(journal, common.path, siblings)):
             yield
         return
+    is_sharing = rank in common.sharing
+    if is_sharing:
+        siblings.register()
     private = tempfile.TemporaryDirectory(prefix="samestep-", ignore_cleanup_errors=True)
-    with private as place, nullcontext() if is_shown else silenced(), shadowed(Shadow(Path(place), journal)):
-        yield
+    with private as place, nullcontext() if is_shown else silenced():
+        overlay = Overlay(
+            Path(place),
+            journal,
+            ReplayedListings(journal) if is_sharing else None,
+            siblings.announce if is_sharing else lambda _: None,
+            hidden=common.path,
+        )
+        with overlaid(overlay):
+            yield

@@ -32,7 +32,7 @@ def with_scratch(decision: "Decision", scratch: Path | None) -> "Decision":
 
 def apart(run: Callable[[], Ending], *, scratch: Path) -> Ending:
     """Run a worker's program, and have all that it writes go into a folder of its own within `scratch`."""
-    from samestep.autopilot.shadow_calls import writing_to
+    from samestep.autopilot.overlay_calls import writing_to
 
     with writing_to(scratch, detect(env.snapshot()).place.rank):
         return run()

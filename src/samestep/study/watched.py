@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeAlias
 
 from samestep.autopilot.options import DEFAULTS, Options
 from samestep.autopilot.output import silenced
+from samestep.autopilot.overlay_calls import writing_to
 from samestep.autopilot.seeds import seed_all, seeded_alike
-from samestep.autopilot.shadow_calls import writing_to
 from samestep.autopilot.steering import leave_steering, steered
 from samestep.base import env
 from samestep.base.errors import Error

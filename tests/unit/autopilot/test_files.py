@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from samestep.autopilot.files import Journal, Shadow
-from samestep.autopilot.shadow_calls import noted, shadowed
+from samestep.autopilot.journal import Journal
+from samestep.autopilot.kept_calls import originals_kept
+from samestep.autopilot.kept_originals import OriginalKeeper
+from samestep.autopilot.overlay_calls import overlaid
+from samestep.autopilot.overlay_files import Overlay
 
 
 @pytest.fixture
@@ -25,7 +28,7 @@ def world(tmp_path, monkeypatch):
     (work / "before.txt").write_text("before")
     monkeypatch.chdir(work)
     journal = Journal(tmp_path / "journal")
-    return journal, Shadow(scratch, Journal(tmp_path / "journal"))
+    return journal, Overlay(scratch, Journal(tmp_path / "journal"))
 
 
 def real_files():
@@ -33,7 +36,7 @@ def real_files():
 
 
 def test_what_a_copy_writes_is_its_own_and_it_reads_it_back(world):
-    with shadowed(world[1]):
+    with overlaid(world[1]):
         os.makedirs("out/deep")
         Path("out/deep/a.txt").write_text("1")
         with open("out/deep/a.txt", "a") as file:
@@ -63,7 +66,7 @@ def test_what_a_copy_writes_is_its_own_and_it_reads_it_back(world):
 
 
 def test_a_descriptor_is_what_it_is(world):
-    with shadowed(world[1]):
+    with overlaid(world[1]):
         read, write = os.pipe()
         with open(write, "w") as file:
             file.write("1")
@@ -72,7 +75,7 @@ def test_a_descriptor_is_what_it_is(world):
 
 
 def test_what_there_was_before_is_read_and_changed_in_a_copy(world):
-    with shadowed(world[1]):
+    with overlaid(world[1]):
         assert Path("before.txt").read_text() == "before"
         with open("before.txt", "r+") as file:
             file.write("BE")
@@ -95,7 +98,7 @@ def test_what_there_was_before_is_read_and_changed_in_a_copy(world):
 def test_a_folder_that_was_removed_is_empty_when_it_is_made_again(world):
     Path("old").mkdir()
     Path("old/x").write_text("x")
-    with shadowed(world[1]):
+    with overlaid(world[1]):
         shutil.rmtree("old")
         assert not os.path.isdir("old")
         os.mkdir("old")
@@ -104,14 +107,14 @@ def test_a_folder_that_was_removed_is_empty_when_it_is_made_again(world):
     assert real_files() == ["before.txt", "old", "old/x"]
 
 
-def test_a_copy_does_not_see_what_rank_0_has_made_since(world):
+def test_a_copy_does_not_see_what_rank_0_has_made_since(world, tmp_path):
     journal, shadow = world
-    with noted(journal):
+    with originals_kept(OriginalKeeper(journal, tmp_path / "common")):
         os.makedirs("out")
         Path("out/model.pt").write_text("rank 0")
         with open("before.txt", "a") as file:
             file.write(" and since")
-    with shadowed(shadow):
+    with overlaid(shadow):
         assert not os.path.exists("out")
         assert os.listdir() == ["before.txt"]
         with pytest.raises(FileNotFoundError):
@@ -129,7 +132,7 @@ def test_a_copy_does_not_see_what_rank_0_has_made_since(world):
 
 
 def test_temporary_files_and_devices_work_as_ever(world):
-    with shadowed(world[1]):
+    with overlaid(world[1]):
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "q").write_text("t")
             assert (Path(folder) / "q").read_text() == "t"
@@ -144,7 +147,7 @@ def test_temporary_files_and_devices_work_as_ever(world):
 
 def test_everything_is_put_back(world):
     before = open, os.stat, os.mkdir, torch.save, shutil.rmtree
-    with shadowed(world[1]):
+    with overlaid(world[1]):
         assert os.stat is not before[1]
     assert (open, os.stat, os.mkdir, torch.save, shutil.rmtree) == before
 
@@ -176,21 +179,21 @@ class Racing(Journal):
     ],
 )
 def test_what_rank_0_makes_while_a_copy_looks_for_it_is_not_there(world, tmp_path, look):
-    shadow = Shadow(tmp_path / "scratch", Racing(tmp_path / "journal", Path("out")))
-    with shadowed(shadow):
+    shadow = Overlay(tmp_path / "scratch", Racing(tmp_path / "journal", Path("out")))
+    with overlaid(shadow):
         assert not look()
         os.mkdir("out")
         assert os.listdir("out") == []
 
 
 def test_what_rank_0_makes_while_a_copy_opens_it_is_not_there(world, tmp_path):
-    shadow = Shadow(tmp_path / "scratch", Racing(tmp_path / "journal", Path("out")))
-    with shadowed(shadow), pytest.raises(FileNotFoundError):
+    shadow = Overlay(tmp_path / "scratch", Racing(tmp_path / "journal", Path("out")))
+    with overlaid(shadow), pytest.raises(FileNotFoundError):
         Path("out/model.pt").read_text()
 
 
 def test_sockets_of_multiprocessing_are_bound_where_they_are_looked_for(world):
-    with shadowed(world[1]):
+    with overlaid(world[1]):
         folder = tempfile.mkdtemp(prefix="pymp-")
         try:
             with Listener(f"{folder}/listener"):

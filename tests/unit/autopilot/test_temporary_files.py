@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from samestep.autopilot.files import Journal, Shadow
-from samestep.autopilot.shadow_calls import shadowed
+from samestep.autopilot.journal import Journal
+from samestep.autopilot.overlay_calls import overlaid
+from samestep.autopilot.overlay_files import Overlay
 
 
 @pytest.fixture
@@ -22,9 +23,9 @@ def temporary(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def shadow(tmp_path, temporary):
+def overlay(tmp_path, temporary):
     (tmp_path / "shadow").mkdir()
-    return Shadow(tmp_path / "shadow", Journal(tmp_path / "journal"))
+    return Overlay(tmp_path / "shadow", Journal(tmp_path / "journal"))
 
 
 def lines_of(path):
@@ -35,8 +36,8 @@ def lines_of(path):
     ).stdout
 
 
-def test_a_program_finds_the_temporary_files_that_it_is_started_on(shadow, temporary):
-    with shadowed(shadow), tempfile.TemporaryDirectory() as folder:
+def test_a_program_finds_the_temporary_files_that_it_is_started_on(overlay, temporary):
+    with overlaid(overlay), tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "deep" / "source.c"
         source.parent.mkdir()
         source.write_text("int main")
@@ -46,15 +47,15 @@ def test_a_program_finds_the_temporary_files_that_it_is_started_on(shadow, tempo
         assert lines_of(source.with_name("other.c")) == "int main"
     assert not list(temporary.iterdir())
 
-    with shadowed(shadow), tempfile.NamedTemporaryFile("w", suffix=".c") as file:
+    with overlaid(overlay), tempfile.NamedTemporaryFile("w", suffix=".c") as file:
         file.write("int main")
         file.flush()
         assert lines_of(Path(file.name)) == "int main"
     assert not list(temporary.iterdir())
 
 
-def test_what_is_made_elsewhere_or_moved_elsewhere_stays_in_the_shadow(shadow, temporary, tmp_path):
-    with shadowed(shadow):
+def test_what_is_made_elsewhere_or_moved_elsewhere_stays_in_the_shadow(overlay, temporary, tmp_path):
+    with overlaid(overlay):
         made = Path(tempfile.mkdtemp(dir=tmp_path))
         with tempfile.NamedTemporaryFile("w", dir=tmp_path, delete=False) as file:
             file.write("weights")

@@ -1,0 +1,135 @@
+"""The journal of a run: what rank 0 has changed of the files that existed before the run.
+
+Rank 0 appends one JSON line before each first change; the other ranks read them. Paths are of two kinds:
+
+- a *base path* names something as it was before the run,
+- a *live path* names something as it is now.
+
+Rank 0 needs the base path of a live path (`base_of`), the others the place of a base path now (`place_of`).
+Both follow from the lines alone, so that processes that a rank has forked agree with it.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+PATIENCE_S = 60.0
+"""Seconds that a rank waits for another one at most."""
+_RENAME_S = 5.0
+"""Seconds that a rename takes at most, between the lines before and after it."""
+
+
+class Journal:
+    """Reads and appends the lines.
+
+    Args:
+        file: on a file system that rank 0 shares with the readers. Where it is missing, nothing has changed.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = str(file)
+        self.size = 0
+        """Bytes read so far."""
+        self.places: dict[str, str | None] = {}
+        """Where base paths are now that are not where they were; None for what did not exist."""
+        self._bases: dict[str, str | None] = {}
+        """The base paths of live paths; None for what rank 0 has made or changed."""
+        self.entries: dict[str, list[str]] = {}
+        """The names in base folders that rank 0 has changed, in the order of the file system."""
+        self.listings: dict[str, list[list[str]]] = {}
+        """What rank 0 has listed, by live path: only folders that the run has changed."""
+        self._is_renaming = False
+
+    def append(self, do: str, **what: Any) -> None:
+        """Append a line, and apply it."""
+        line = json.dumps({"do": do, **what}) + "\n"
+        number = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            os.write(number, line.encode())
+        finally:
+            os.close(number)
+        self._read()
+
+    def refresh(self) -> int:
+        """Apply the lines that are new, wait for a rename under way, and return the size of the journal."""
+        self._read()
+        if self._is_renaming:
+            deadline = time.monotonic() + _RENAME_S
+            while self._is_renaming and time.monotonic() < deadline:
+                time.sleep(0.001)
+                self._read()
+            self._is_renaming = False
+        return self.size
+
+    def base_of(self, live: str) -> str | None:
+        """Return the base path of a live path; None for what rank 0 has made or changed."""
+        return _nearest(self._bases, live)
+
+    def place_of(self, base: str) -> str | None:
+        """Return where a base path is now; None if nothing was there before the run."""
+        return _nearest(self.places, base)
+
+    def _read(self) -> None:
+        try:
+            if os.stat(self._file).st_size == self.size:
+                return
+            with open(self._file, "rb") as file:
+                file.seek(self.size)
+                text = file.read()
+        except OSError:
+            return
+        complete = text[: text.rfind(b"\n") + 1]
+        self.size += len(complete)
+        for line in complete.splitlines():
+            self._apply(json.loads(line))
+
+    def _apply(self, line: dict[str, Any]) -> None:
+        do = line["do"]
+        if do == "made":
+            self._bases[line["live"]] = None
+            if line["base"] is not None:
+                self.places[line["base"]] = None
+        elif do == "kept":
+            self._bases[line["live"]] = None
+            self.places[line["base"]] = line["at"]
+        elif do == "renaming":
+            self._is_renaming = True
+        elif do == "renamed":
+            self._is_renaming = False
+            if line["source"] is not None:
+                self._rename(line["source"], line["target"])
+        elif do == "entries":
+            self.entries[line["base"]] = line["names"]
+        elif do == "listed":
+            listings = self.listings.setdefault(line["live"], [])
+            listings.append(listings[-1] if line["names"] is None else line["names"])
+
+    def _rename(self, source: str, target: str) -> None:
+        moved = {source: self.base_of(source)}
+        for live in [*self._bases]:
+            if live == target or live.startswith(f"{target}/"):
+                del self._bases[live]
+            elif live.startswith(f"{source}/"):
+                moved[live] = self._bases.pop(live)
+        self._bases[source] = None
+        for live, base in moved.items():
+            new = target + live[len(source) :]
+            self._bases[new] = base
+            if base is not None:
+                self.places[base] = new
+
+
+def _nearest(table: dict[str, str | None], path: str) -> str | None:
+    """Return what a table gives for a path, or for the nearest folder above it, with the rest of the path."""
+    head = path
+    while table:
+        if head in table:
+            found = table[head]
+            return None if found is None else found + path[len(head) :]
+        cut = head.rfind("/")
+        if cut < 0 or head == "/":
+            break
+        head = head[:cut] or "/"
+    return path

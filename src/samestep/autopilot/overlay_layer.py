@@ -1,0 +1,180 @@
+"""The layer of an overlay that holds what this rank has changed."""
+
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from samestep.autopilot.folder_listings import ChangedFolders
+from samestep.autopilot.overlay_lookup import BASE, GONE, MARK, Folder, OverlayLookup, Spot, join
+
+
+class Read(Protocol):
+    """Reads a path, again if rank 0 has changed it meanwhile."""
+
+    def __call__(self, path: Any, how: Callable[[Any], object], *, follow: bool) -> object:
+        """Return what `how` gives for where the path is."""
+
+
+class OverlayLayer:
+    """What one rank has made, changed, renamed and removed.
+
+    Args:
+        lookup: finds what a path means to this rank.
+        announce: called with what existed before the run and is not read from there any more.
+        read: reads a path.
+    """
+
+    def __init__(self, lookup: OverlayLookup, announce: Callable[[str], object], read: Read) -> None:
+        self._lookup, self._announce, self._read = lookup, announce, read
+        self.changed = ChangedFolders()
+        self.made: list[str] = []
+        """What this rank has made or written, in that order."""
+
+    def names(self, folder: Folder) -> list[str]:
+        """Return the names in a folder: those from before the run in their order, then the others, sorted."""
+        before, gone, added = self._base_names(folder), set(), []
+        if folder.own is not None:
+            for name in os.listdir(folder.own):
+                found = self._lookup.entry(folder, name)
+                if found.where is None:
+                    gone.add(name)
+                else:
+                    added.append(name)
+        present = {*before}
+        return [
+            *(name for name in before if name not in gone),
+            *sorted(name for name in added if name not in present),
+        ]
+
+    def _base_names(self, folder: Folder) -> list[str]:
+        if folder.base is None:
+            return []
+        recorded = self._lookup.journal.entries.get(folder.base)
+        if recorded is not None:
+            return recorded
+        if folder.place is None:
+            return []
+        places, hidden = self._lookup.journal.places, self._lookup.hidden
+        return [
+            name
+            for name in os.listdir(folder.place)
+            if places.get(join(folder.base, name), "") is not None and join(folder.place, name) != hidden
+        ]
+
+    def folder_at(self, spot: Spot) -> Folder:
+        """Return the folder at a spot."""
+        return self._lookup.folder(spot.path)
+
+    def own_folder(self, path: str) -> str:
+        """Return the folder of the overlay that holds what this rank changes in a folder."""
+        folder = self._lookup.folder(path)
+        if folder.own is not None:
+            return folder.own
+        own = join(self.own_folder(os.path.dirname(path)), os.path.basename(path))
+        os.mkdir(own)
+        if folder.place is not None:
+            shutil.copystat(folder.place, own)
+        self._lookup.changed()
+        return own
+
+    def _own_place(self, spot: Spot) -> str:
+        return join(self.own_folder(spot.folder.path), spot.name)
+
+    @contextmanager
+    def making(self, spot: Spot) -> Iterator[str]:
+        """Yield where to make what is not there; it stays removed if that fails."""
+        if self._lookup.is_common(spot.path):
+            yield spot.path
+            return
+        own = self._own_place(spot)
+        was_removed = os.path.lexists(own)
+        if was_removed:
+            os.unlink(own)
+        self.made.append(spot.path)
+        try:
+            yield own
+        finally:
+            if os.path.lexists(own):
+                self.changed.add(spot.folder.path)
+            elif was_removed:
+                os.symlink(GONE, own)
+            self._lookup.changed()
+
+    def own_copy(self, spot: Spot, *, truncates: bool = False) -> str:
+        """Return where this rank changes what is there."""
+        assert spot.where is not None
+        if self._lookup.is_common(spot.path):
+            return spot.path
+        if spot.is_folder:
+            return self.own_folder(spot.path)
+        self.made.append(spot.path)
+        if spot.base is None or not (spot.is_link or stat.S_ISREG(spot.mode)):
+            return spot.where
+        own = self._own_place(spot)
+        draft = f"{own}.samestep-draft"
+        self._copy(spot, draft, truncates=truncates)
+        os.replace(draft, own)
+        self._announce(spot.base)
+        return own
+
+    def _copy(self, spot: Spot, draft: str, *, truncates: bool) -> None:
+        if truncates and not spot.is_link:
+            with open(draft, "wb"):
+                pass
+            shutil.copystat(str(spot.where), draft)
+            return
+
+        def copy(where: str) -> None:
+            if os.path.lexists(draft):
+                os.unlink(draft)
+            shutil.copy2(where, draft, follow_symlinks=False)
+
+        self._read(spot.path, copy, follow=False)
+
+    def drop(self, spot: Spot) -> None:
+        """Remove what is there, with all that is in it."""
+        assert spot.where is not None
+        base = spot.base
+        if spot.is_folder:
+            base = self.folder_at(spot).base
+        own = self._own_place(spot)
+        if _is_folder(own):
+            shutil.rmtree(own)
+        elif os.path.lexists(own):
+            os.unlink(own)
+        self._hide_base(spot, own)
+        self.changed.add(spot.folder.path)
+        if base is not None:
+            self._announce(base)
+        self._lookup.changed()
+
+    def _hide_base(self, spot: Spot, own: str) -> None:
+        if self._lookup.beneath(spot.folder, spot.name).where is not None:
+            os.symlink(GONE, own)
+
+    def move(self, old: Spot, new: Spot) -> None:
+        """Rename what is at one spot to another one, where nothing is."""
+        source, target = self._own_place(old), self._own_place(new)
+        self.made.append(new.path)
+        folder = self.folder_at(old) if old.is_folder else None
+        if os.path.lexists(target):  # a mark
+            os.unlink(target)
+        if os.path.lexists(source):
+            os.rename(source, target)
+        elif folder is not None:
+            os.mkdir(target)
+            shutil.copystat(str(old.where), target)
+        else:
+            os.symlink(f"{BASE}{old.base}", target)
+        if folder is not None and not os.path.lexists(join(target, MARK)):
+            os.symlink(folder.base or GONE, join(target, MARK))
+        self._hide_base(old, source)
+        self.changed.add(old.folder.path)
+        self.changed.add(new.folder.path)
+
+
+def _is_folder(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)

@@ -1,0 +1,279 @@
+"""Finds what a path means to another rank than 0: in its overlay, or as it was before the run.
+
+The overlay is a folder that mirrors paths from the root on. Beside files and folders that this rank has made
+or copied, it holds three kinds of marks, so that processes that the rank has forked see them too:
+
+- a link to `GONE`: this rank has removed what was there before the run;
+- a link to `BASE` and a path: this rank has renamed a file that existed before the run;
+- a link `MARK` in a folder: the base path that the folder goes on from, or `GONE` for none. Without it, a
+  folder goes on from the same name in the base of the folder above.
+"""
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from typing import Any
+
+from samestep.autopilot.file_paths import common_paths, folder_of_descriptor, path_text
+from samestep.autopilot.journal import Journal
+
+GONE = "/dev/null/removed"
+BASE = "/dev/null/base"
+MARK = ".samestep-base"
+_CHANGES = ".samestep-changes"
+_LINKS = 40
+"""Symbolic links that one path may lead through, as in Linux."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder as this rank sees it.
+
+    Attributes:
+        path: its path, without symbolic links.
+        own: the folder of the overlay that holds what this rank has changed in it; None if there is none.
+        base: its path before the run; None if it did not exist.
+        place: where that is now.
+    """
+
+    path: str
+    own: str | None
+    base: str | None
+    place: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A name in a folder, and what is there.
+
+    Attributes:
+        folder: the folder.
+        name: the name; empty for the root.
+        where: where the file is for real; None if there is none.
+        base: its path before the run; None for what this rank has made or changed.
+        mode: type and permissions; 0 if there is nothing.
+    """
+
+    folder: Folder
+    name: str
+    where: str | None = None
+    base: str | None = None
+    mode: int = 0
+
+    @property
+    def path(self) -> str:
+        """The path, without symbolic links above the name."""
+        return join(self.folder.path, self.name) if self.name else self.folder.path
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether this is a folder."""
+        return stat.S_ISDIR(self.mode)
+
+    @property
+    def is_link(self) -> bool:
+        """Whether this is a symbolic link."""
+        return stat.S_ISLNK(self.mode)
+
+
+class OverlayLookup:
+    """Looks paths up.
+
+    Args:
+        root: of the overlay.
+        journal: of rank 0.
+        hidden: a folder that scripts do not see: the common folder of the ranks.
+    """
+
+    def __init__(self, root: str, journal: Journal, hidden: str | None = None) -> None:
+        self.root, self.journal, self.hidden = root, journal, hidden
+        self._common: tuple[str, ...] = (*common_paths(), root, *([hidden] if hidden else ()))
+        self._changes = os.path.join(root, _CHANGES)
+        self._folders: dict[str, tuple[Folder, int]] = {}
+        self._known: tuple[int, int] = (-1, -1)
+        self.current: str | None = None
+        """The working folder, once this rank has changed it."""
+        self._descriptors: dict[int, tuple[int, str]] = {}
+
+    def text(self, path: Any, dir_fd: int | None = None) -> str | None:
+        """Return an absolute path; None for what has no path, or is the same file for all processes."""
+        text = path_text(path)
+        if not text:
+            return None
+        if not text.startswith("/"):
+            where = self.folder_of(dir_fd) if dir_fd is not None else self.current or os.getcwd()
+            text = join(where, text)
+        return None if self.is_common(text) else text
+
+    def plain(self, path: Any, dir_fd: int | None) -> Any:
+        """Return a path that is relative to a descriptor's folder as one that is not."""
+        text = path_text(path)
+        return path if dir_fd is None or text is None else join(self.folder_of(dir_fd), text)
+
+    def is_common(self, text: str) -> bool:
+        """Return whether an absolute path is the same file for all processes."""
+        return text.startswith(self._common)
+
+    def share(self, path: str) -> None:
+        """Leave a path as it is that only this rank uses, with all that is below it."""
+        self._common = (*self._common, path)
+
+    def opened(self, number: int, path: str) -> None:
+        """Record which folder a descriptor has open."""
+        self._descriptors[number] = os.fstat(number).st_ino, path
+
+    def folder_of(self, number: int) -> str:
+        """Return the path of the folder that a descriptor has open, as this rank sees it."""
+        inode, path = self._descriptors.get(number, (None, ""))
+        if inode == os.fstat(number).st_ino:
+            return path
+        place = folder_of_descriptor(number)
+        return place[len(self.root) :] or "/" if place.startswith(self.root) else place
+
+    def state(self) -> tuple[int, int]:
+        """Return what changes with each change of rank 0, or of folders by this rank."""
+        try:
+            changes = os.stat(self._changes).st_size
+        except OSError:
+            changes = 0
+        return self.journal.refresh(), changes
+
+    def changed(self) -> None:
+        """Forget what is known of folders, here and in processes that this rank has forked."""
+        with open(self._changes, "ab") as file:
+            file.write(b".")
+
+    def spot(self, text: str, *, follow: bool = True) -> Spot:
+        """Return what is at an absolute path.
+
+        Raises:
+            OSError: a folder above it is missing, or is none.
+        """
+        state = self.state()
+        if state != self._known:
+            self._folders, self._known = {}, state
+        try:
+            return self._spot(text, follow=follow, links=0)
+        except OSError as error:  # of the path that was asked for, not of one that a link leads to
+            error.filename = text
+            raise
+
+    def folder(self, text: str) -> Folder:
+        """Return the folder at an absolute path.
+
+        Raises:
+            OSError: it is missing, or is none.
+        """
+        self.spot(text)
+        return self._folder(text, 0)[0]
+
+    def entry(self, folder: Folder, name: str) -> Spot:
+        """Return what is at a name in a folder."""
+        if name == MARK:
+            return Spot(folder, name)
+        if folder.own is not None:
+            own = join(folder.own, name)
+            mode = _mode(own)
+            if stat.S_ISLNK(mode):
+                target = os.readlink(own)
+                if target == GONE:
+                    return Spot(folder, name)
+                if target.startswith(BASE):
+                    return self._in_base(folder, name, target[len(BASE) :])
+            if mode and own != self._changes:
+                return Spot(folder, name, own, None, mode)
+        return self.beneath(folder, name)
+
+    def beneath(self, folder: Folder, name: str) -> Spot:
+        """Return what was at a name in a folder before the run, whatever this rank has done."""
+        if folder.base is None:
+            return Spot(folder, name)
+        base = join(folder.base, name)
+        places = self.journal.places
+        place = places[base] if base in places else folder.place and join(folder.place, name)
+        return self._in_base(folder, name, base, place)
+
+    def _in_base(self, folder: Folder, name: str, base: str, place: str | None = "") -> Spot:
+        if place == "":
+            place = self.journal.place_of(base)
+        if place is None or place == self.hidden:
+            return Spot(folder, name)
+        mode = _mode(place)
+        return Spot(folder, name, place, base, mode) if mode else Spot(folder, name)
+
+    def _spot(self, text: str, *, follow: bool, links: int) -> Spot:
+        head, name = os.path.split(text.rstrip("/"))
+        if name in ("", ".", ".."):
+            folder, _ = self._folder(text, links)
+            if folder.path == "/":
+                return Spot(folder, "", folder.place, folder.base, stat.S_IFDIR)
+            above, _ = self._folder(os.path.dirname(folder.path), 0)
+            return self.entry(above, os.path.basename(folder.path))
+        folder, used = self._folder(head, links)
+        found = self.entry(folder, name)
+        if follow and found.is_link and found.where is not None:
+            target = join(folder.path, os.readlink(found.where))
+            return self._spot(target, follow=True, links=_one_more(used, text))
+        return found
+
+    def _folder(self, text: str, links: int) -> tuple[Folder, int]:
+        """Return a folder, and how many symbolic links have led there, after `links` before it."""
+        known = self._folders.get(text)
+        if known is None:
+            folder, used = self._find_folder(text, links)
+            known = self._folders[text] = folder, used - links
+        return known[0], links + known[1]
+
+    def _find_folder(self, text: str, links: int) -> tuple[Folder, int]:
+        head, name = os.path.split(text.rstrip("/"))
+        if not name:
+            return Folder("/", self.root, "/", "/"), links
+        above, used = self._folder(head, links)
+        if name == ".":
+            return above, used
+        if name == "..":
+            return self._folder(os.path.dirname(above.path), used)
+        found = self.entry(above, name)
+        if found.where is None:
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), text)
+        if found.is_link:
+            target = join(above.path, os.readlink(found.where))
+            return self._folder(target, _one_more(used, text))
+        if not found.is_folder:
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), text)
+        path = join(above.path, name)
+        if found.base is not None:
+            return Folder(path, None, found.base, found.where), used
+        return Folder(path, found.where, *self._base_of_own(above, name, found.where)), used
+
+    def _base_of_own(self, above: Folder, name: str, own: str) -> tuple[str | None, str | None]:
+        mark = join(own, MARK)
+        if _mode(mark):
+            base = os.readlink(mark)
+            if base == GONE:
+                return None, None
+            place = self.journal.place_of(base)
+            return base, place
+        found = self.beneath(above, name)
+        return (found.base, found.where) if found.is_folder else (None, None)
+
+
+def join(folder: str, name: str) -> str:
+    """Return the path of a name in a folder, or the name if it is a path from the root on."""
+    if name.startswith("/"):
+        return name
+    return f"/{name}" if folder == "/" else f"{folder}/{name}"
+
+
+def _one_more(links: int, path: str) -> int:
+    if links >= _LINKS:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+    return links + 1
+
+
+def _mode(path: str) -> int:
+    try:
+        return os.lstat(path).st_mode
+    except OSError:
+        return 0

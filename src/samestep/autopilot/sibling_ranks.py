@@ -1,0 +1,119 @@
+"""What rank 0 checks of the other ranks on its node before it changes a file in place.
+
+Each rank registers its process in the common folder, and announces there which files that existed before the
+run it has changed in its overlay: those it does not read from the original any more.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+CLOSED_WITHIN_S = 5.0
+"""Seconds that rank 0 waits for the other ranks to close a file."""
+ANNOUNCED_WITHIN_S = 5.0
+"""Seconds that rank 0 waits for the other ranks to change a large file too, which saves a copy of it."""
+
+
+class SiblingRanks:
+    """The ranks that share a folder with this one.
+
+    Args:
+        folder: the common folder.
+        rank: of this process.
+        sharing: the ranks that share the folder.
+        pause: called between two checks.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        sharing: Collection[int],
+        pause: Callable[[], object] = lambda: time.sleep(0.002),
+    ) -> None:
+        self._folder, self._rank, self._pause = folder, rank, pause
+        self._others = [other for other in sharing if other != rank]
+        self._announced: dict[int, tuple[int, set[str]]] = {}
+
+    def register(self) -> None:
+        """Let rank 0 find this process."""
+        (self._folder / f"process.{self._rank}").write_text(f"{os.getpid()} {socket.gethostname()}")
+
+    def announce(self, base: str) -> None:
+        """Record that this rank does not read a path from the original any more, nor what is below it."""
+        with open(self._folder / f"changed.{self._rank}", "ab") as file:
+            file.write(os.fsencode(base) + b"\0")
+
+    def all_change(self, base: str) -> bool:
+        """Wait until all other ranks have announced a path; return whether they have."""
+        deadline = time.monotonic() + ANNOUNCED_WITHIN_S
+        while not (done := all(self._has_announced(rank, base) for rank in self._others)):
+            if time.monotonic() > deadline:
+                break
+            self._pause()
+        return done
+
+    def await_closed(self, status: os.stat_result) -> None:
+        """Wait until no other rank on this node has a file open."""
+        deadline = time.monotonic() + CLOSED_WITHIN_S
+        processes = list(self._processes())
+        while any(_has_open(process, status) for process in _with_children(processes)):
+            if time.monotonic() > deadline:
+                break
+            self._pause()
+
+    def _has_announced(self, rank: int, base: str) -> bool:
+        size, paths = self._announced.setdefault(rank, (0, set()))
+        try:
+            with open(self._folder / f"changed.{rank}", "rb") as file:
+                file.seek(size)
+                text = file.read()
+        except OSError:
+            return False
+        complete = text[: text.rfind(b"\0") + 1]
+        paths.update(os.fsdecode(one) for one in complete.split(b"\0") if one)
+        self._announced[rank] = size + len(complete), paths
+        return base in paths or any(base.startswith(f"{path}/") for path in paths)
+
+    def _processes(self) -> Iterator[int]:
+        for rank in self._others:
+            try:
+                number, _, host = (self._folder / f"process.{rank}").read_text().partition(" ")
+            except OSError:  # it has not begun
+                continue
+            if host == socket.gethostname() and int(number) != os.getpid():
+                yield int(number)
+
+
+def _with_children(processes: Collection[int]) -> Iterator[int]:
+    """Yield processes and all that they have started, such as the workers of a loader."""
+    waiting = [*processes]
+    while waiting:
+        process = waiting.pop()
+        yield process
+        try:
+            for thread in os.listdir(f"/proc/{process}/task"):
+                with open(f"/proc/{process}/task/{thread}/children") as file:
+                    waiting += map(int, file.read().split())
+        except OSError:  # it has ended
+            continue
+
+
+def _has_open(process: int, status: os.stat_result) -> bool:
+    """Return whether a process has a file open, or mapped into its memory."""
+    try:
+        with os.scandir(f"/proc/{process}/fd") as descriptors:
+            for entry in descriptors:
+                try:
+                    found = os.stat(entry.path)
+                except OSError:  # closed meanwhile
+                    continue
+                if (found.st_dev, found.st_ino) == (status.st_dev, status.st_ino):
+                    return True
+        device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+        with open(f"/proc/{process}/maps", errors="replace") as file:
+            return any(f" {device} {status.st_ino} " in line for line in file)
+    except OSError:  # it has ended, or is another user's
+        return False
