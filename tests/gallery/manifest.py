@@ -13,6 +13,7 @@ class Script:
         files: what it leaves in the current folder, after all its runs.
         arguments: what follows its name on the command line.
         timing_patterns: regular expressions that match (`re.search`) the printed lines that hold a duration.
+        slice_patterns: the same, of lines that a model prints in `forward`, of its slice when it is split.
         deterministic: whether two runs print the same, but for those lines, and write the same numbers.
         runs: how often it is started in the same folder, one after the other.
         device: what `--device` is to say, also on one worker.
@@ -22,6 +23,7 @@ class Script:
     files: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     timing_patterns: tuple[str, ...] = ()
+    slice_patterns: tuple[str, ...] = ()
     deterministic: bool = True
     runs: int = 1
     device: str = "auto"
@@ -145,7 +147,11 @@ SCRIPTS = [
     Script("called_otherwise.py"),
     Script("state_in_containers.py", ("states.npz",)),
     Script("state_in_globals.py"),
-    Script("prints_in_forward.py", ("activations.txt",)),
+    Script(
+        "prints_in_forward.py",
+        ("activations.txt",),
+        slice_patterns=(r"^\tIn Model", r"^third call", r"^INFO"),
+    ),
     Script("noisy_weights.py"),
     Script("folder_of_files.py", tuple(f"data/{number}.npy" for number in range(24))),
     Script("rare_layers.py", ("layers.npz",)),

@@ -34,20 +34,24 @@ class Disturbance:
     """What a check changes; a model may not take all of it.
 
     Args:
+        size: the number of ranks.
         samples: how many samples the batch of the check has; None for as many as the call's.
         inputs: whether values are changed, or the batch's samples are only chosen anew.
         buffers: whether buffers of floating-point numbers are changed too.
         double: whether all is computed in double precision.
         seed: of the choice of samples and values.
+        lopsided: whether each slice has one sample only, again and again.
         counters: which of `COUNTERS` the integers hold that the model counts in; None for as they are.
         empties: whether masks are zero for the last samples, all of the last slice.
     """
 
+    size: int
     samples: int | None = None
     inputs: bool = True
     buffers: bool = True
     double: bool = True
     seed: int = 1
+    lopsided: bool = False
     counters: int | None = None
     empties: bool = False
 
@@ -64,14 +68,14 @@ def disturbances(size: int, total: int) -> Sequence[Disturbance]:
     few = 2 * size + 1
     uneven = total if total % size else None
     return (
-        Disturbance(few),
-        Disturbance(few, buffers=False),
-        Disturbance(few, inputs=False, buffers=False),
-        Disturbance(uneven, buffers=False),
-        Disturbance(uneven, inputs=False, buffers=False),
-        Disturbance(few, buffers=False, double=False),
-        Disturbance(few, inputs=False, buffers=False, double=False),
-        Disturbance(uneven, inputs=False, buffers=False, double=False),
+        Disturbance(size, few),
+        Disturbance(size, few, buffers=False),
+        Disturbance(size, few, inputs=False, buffers=False),
+        Disturbance(size, uneven, buffers=False),
+        Disturbance(size, uneven, inputs=False, buffers=False),
+        Disturbance(size, few, buffers=False, double=False),
+        Disturbance(size, few, inputs=False, buffers=False, double=False),
+        Disturbance(size, uneven, inputs=False, buffers=False, double=False),
     )
 
 
@@ -104,7 +108,11 @@ def disturbed_inputs(given: Given, dims: Dims, total: int, how: Disturbance) -> 
     own = torch.Generator().manual_seed(1000 + how.seed)
     count = total if how.samples is None else how.samples
     # In their order, which may be one by length; more than once, so that slices differ.
-    chosen = torch.randint(0, total, (count,), generator=own).sort().values
+    if how.lopsided:
+        groups = how.size * torch.arange(count) // count
+        chosen = groups * (total // how.size)
+    else:
+        chosen = torch.randint(0, total, (count,), generator=own).sort().values
 
     def change(path: Path, tensor: Tensor) -> Tensor:
         value = tensor.detach()
@@ -122,8 +130,17 @@ def disturbed_inputs(given: Given, dims: Dims, total: int, how: Disturbance) -> 
     return Given(args, kwargs)
 
 
-def set_counters(module: nn.Module, keys: Sequence[Key], number: int) -> None:
-    """Set what a model counts in to a number."""
+def set_counters(module: nn.Module, keys: Sequence[Key], tensors: Sequence[Tensor], number: int) -> None:
+    """Set what a model counts in to a number.
+
+    Args:
+        module: the model.
+        keys: the places of integers.
+        tensors: of one integer each.
+        number: what they hold then.
+    """
+    for tensor in tensors:
+        tensor.fill_(number)
     modules = list(modules_of(module))
     for place, name in keys:
         if place >= 0:

@@ -37,11 +37,13 @@ from samestep.autopilot.sides import outcome
 from samestep.autopilot.slice_call import Forward
 from samestep.autopilot.split_comparison import SplitComparison, SplitResult, in_one_line
 from samestep.autopilot.state import Side
-from samestep.autopilot.whole_call import ModuleRun, WholeCall, close, eagerly, largest
+from samestep.autopilot.unwritten import WritesFileError, changing_no_files
+from samestep.autopilot.whole_call import ModuleRun, WholeCall, close, eagerly, largest, quiet
 from samestep.watch.tree import Path, leaves
 from samestep.world.world import World
 
 FEWER = "fewer samples than workers"
+WRITES_FILES = "it writes to files when it is called"
 UNLIKE_DRAWS = "it draws other random numbers each time it is called"
 COMPILED_DRAWS = (
     "torch.compile draws its dropout itself, for a slice otherwise than for the whole batch: without "
@@ -90,6 +92,7 @@ class EquivalenceCheck:
         self._run = ModuleRun(forward, module, world.device)
         self._counters: list[Key] = []
         """The integers in which the module counts its calls."""
+        self._counting_tensors: list[Tensor] = []
         self._comparison = SplitComparison(forward, module, world)
 
     def run(self) -> Verdict:
@@ -170,10 +173,10 @@ class EquivalenceCheck:
         and calls with counters that stand elsewhere.
         """
         more = None if how.samples is None else 2 * how.samples + 1
-        others = [replace(how, samples=more, seed=2)]
+        others = [replace(how, samples=more, seed=2), replace(how, seed=3, lopsided=True)]
         if has_masks(self._given, dims):
             others.append(replace(how, inputs=True, empties=True))
-        if self._counters:
+        if self._counters or self._counting_tensors:
             others += [replace(how, counters=number) for number in COUNTERS]
         for other in others:
             found = self._disturbed(dims, total, other)
@@ -186,7 +189,7 @@ class EquivalenceCheck:
         try:
             with disturbed_weights(self._module, how):
                 if how.counters is not None:
-                    set_counters(self._module, self._counters, how.counters)
+                    set_counters(self._module, self._counters, self._counting_tensors, how.counters)
                 return self._compared(disturbed_inputs(self._given, dims, total, how), dims, how)
         finally:
             self.restore()
@@ -198,23 +201,29 @@ class EquivalenceCheck:
         grad = torch.is_grad_enabled() and how.samples is not None
         failure, whole, expected = "", None, None
         try:
-            with precise, eagerly(self._module, when=True):
+            with precise, eagerly(self._module, when=True), changing_no_files():
                 whole = run.recorded(given, grad=grad)
-                expected = self._gradients(whole.tensors, given) if grad and whole is not None else None
+                with quiet():
+                    expected = self._gradients(whole.tensors, given) if grad and whole is not None else None
             failure = UNLIKE_DRAWS if whole is None else whole.flaw
+        except WritesFileError:
+            failure = WRITES_FILES
         except Exception as error:  # noqa: BLE001 - a model may not take other samples; then others are tried
             failure = in_one_line(error)
         if not self._comparison.agreed(not failure):
+            if not self._comparison.agreed(failure != WRITES_FILES):
+                return WRITES_FILES
             return _Failed(failure or "another worker's failed")
         assert whole is not None
         if whole.writes:
             return whole.writes
         self._counters = counters(run.left, whole.left)
+        self._counting_tensors = run.before.counting_tensors()
         run.restore()
         found = self._comparison.split(run, given, dims, whole, grad=grad, precise=precise)
         if isinstance(found, str):
             return found
-        with precise:
+        with precise, quiet():
             return self._other_gradients(found, given, whole.sides, expected) if grad else ""
 
     def _gradients(self, tensors: Mapping[Path, Tensor], given: Given) -> Sequence[Tensor | None]:

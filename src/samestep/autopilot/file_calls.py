@@ -23,6 +23,8 @@ import numpy as np
 import safetensors.torch
 import torch
 
+from samestep.autopilot.unwritten import refuse_change
+
 Call: TypeAlias = Callable[..., Any]
 
 _inside = threading.local()
@@ -120,6 +122,7 @@ def _outermost(original: Call, handler: Any, method: str) -> Call:
     def call(*args: Any, **kwargs: Any) -> Any:
         if getattr(_inside, "busy", False):
             return original(*args, **kwargs)
+        refuse_change(method, (*args, kwargs["mode"]) if "mode" in kwargs and len(args) == 1 else args)
         _inside.busy = True
         args = _positional(args, kwargs)
         try:

@@ -56,7 +56,8 @@ class ForwardReductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return how `value` was reduced over samples; None where that is not known."""
         found = self._found.get(id(value))
         term = None if found is None else found[1][reading]
-        return term if isinstance(term, Reduction) else None
+        # Whether some elements were selected is not known here, so several means have no common weight.
+        return term if isinstance(term, Reduction) and not term.others else None
 
     def _watch(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         value = result[0] if isinstance(result, tuple) and result else result

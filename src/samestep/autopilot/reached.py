@@ -28,6 +28,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from samestep.autopilot.account import is_users
+from samestep.base import env
 
 Key: TypeAlias = tuple[int, str]
 """The place of a module among those in the one called, -1 for a global; and the name in it."""
@@ -68,7 +69,9 @@ def reached(module: nn.Module) -> Iterator[tuple[Key, Any]]:
 
 
 def _shared_by(kind: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the globals that functions of a class name, and what the class itself holds."""
+    """Yield the globals that functions of a class name, what the class itself holds, and the environment."""
+    if _reads_environment(kind):
+        yield "environment", str(sorted(env.snapshot().items()))
     for names, name in _globals_of(kind):
         if name in names:
             yield name, names[name]
@@ -105,6 +108,18 @@ def cells_of(function: FunctionType) -> list[CellType]:
     return found
 
 
+def named_by(function: Any) -> list[tuple[dict[str, Any], str]]:
+    """Return the globals that a function of the script's names, but for functions, classes and modules."""
+    if not isinstance(function, FunctionType) or not is_users(function.__code__.co_filename):
+        return []
+    names = function.__globals__
+    return [
+        (names, name)
+        for name in _named(function.__code__, set())
+        if not isinstance(names.get(name), (FunctionType, ModuleType, type))
+    ]
+
+
 def globals_of(module: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the globals that the functions of a module's classes name, as their dict and their name."""
     kinds: set[Any] = {type(one) for one in modules_of(module)}
@@ -121,9 +136,10 @@ def _walk(key: Key, value: Any, depth: int, seen: set[int]) -> Iterator[tuple[Ke
     if isinstance(value, FunctionType):
         if not is_users(value.__code__.co_filename):
             return
-        names = value.__code__.co_freevars
-        cells = [(names[place], cell.cell_contents) for place, cell in enumerate(cells_of(value))]
-        parts = [*cells, *enumerate(value.__defaults__ or ())]
+        free = value.__code__.co_freevars
+        cells = [(free[place], cell.cell_contents) for place, cell in enumerate(cells_of(value))]
+        shared = [(name, names[name]) for names, name in named_by(value) if name in names]
+        parts = [*cells, *shared, *enumerate(value.__defaults__ or ())]
     elif isinstance(value, dict):
         parts = value.items() if len(value) <= _MOST_KEYS else ()
     elif isinstance(value, tuple):
@@ -147,6 +163,15 @@ def is_record(value: Any) -> bool:
         return True
     kind: Any = type(value)
     return bool(_is_of_users(kind))
+
+
+@lru_cache(maxsize=256)
+def _reads_environment(kind: Any) -> bool:
+    functions = (one for owner in scripts_classes(kind) for one in vars(owner).values())
+    return any(
+        isinstance(one, FunctionType) and {"environ", "getenv"} & set(one.__code__.co_names)
+        for one in functions
+    )
 
 
 @cache

@@ -148,23 +148,21 @@ def reduction_of(value: Tensor, reading: Reading = PLAIN) -> Reduction | None:
 
 
 def without_gradient(value: Tensor) -> None:
-    """Have the gradient of a reduced value be zero where it was reduced, whatever it was divided by.
+    """Have the gradients through a reduced value be zero, whatever it was divided by or multiplied with.
 
     For a slice of which nothing counts: its value is 0 / 0, and so would be its gradient.
     """
     waiting: list[Any] = [value.grad_fn]
     while waiting:
         node = waiting.pop()
-        if node is None:
-            continue
         name = type(node).__name__.rstrip("0123456789")
+        if name in ("MulBackward", "DivBackward"):
+            node.register_hook(_zeros)
         if name in _LINEAR or name in ("MulBackward", "DivBackward"):
-            waiting += [one for one, _ in node.next_functions]
-        else:
-            node.register_prehook(_zeros)
+            waiting += [one for one, _ in node.next_functions if one is not None]
 
 
-def _zeros(gradients: Iterable[Tensor | None]) -> tuple[Tensor | None, ...]:
+def _zeros(gradients: Iterable[Tensor | None], _: object) -> tuple[Tensor | None, ...]:
     return tuple(None if one is None else torch.zeros_like(one) for one in gradients)
 
 
@@ -234,19 +232,37 @@ def _labels(node: Any) -> Term:
 
 
 def _elements(node: Any) -> Term:
-    return by_elements(node._saved_reduction, node._saved_self.numel())  # noqa: SLF001
+    return _of_selection(node, by_elements(node._saved_reduction, node._saved_self.numel()))  # noqa: SLF001
 
 
-def _mean(node: Any) -> Reduction | None:
+def _of_selection(node: Any, term: Term) -> Term:
+    """Return the reading of a mean with a source of its own, if it is over selected elements."""
+    if not isinstance(term, Reduction) or term.kind == "sum":
+        return term
+    waiting, seen = [node], 0
+    while waiting and seen < _NEAR:
+        seen += 1
+        for one, _ in waiting.pop(0).next_functions:
+            if type(one).__name__.rstrip("0123456789") in _SELECTING:
+                return replace(term, source=("selected", id(one)))
+            if one is not None:
+                waiting.append(one)
+    return term
+
+
+def _mean(node: Any) -> Term:
     sizes = getattr(node, "_saved_self_sym_sizes", None)
     if sizes is None:
         return None
     count = 1
     for size in sizes:
         count *= int(size)
-    return Reduction("mean", float(count))
+    return _of_selection(node, Reduction("mean", float(count)))
 
 
+_NEAR = 50
+"""Operations before a mean that are searched for a selection."""
+_SELECTING = frozenset({"IndexBackward", "MaskedSelectBackward"})
 _READERS: Mapping[str, Callable[[Any], Term]] = {
     "NllLossBackward": _labels,
     "NllLoss2DBackward": _labels,

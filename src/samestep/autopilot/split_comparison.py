@@ -20,7 +20,7 @@ from samestep.autopilot.guards import changed, kept_of_slice, left_behind, retur
 from samestep.autopilot.plans import Concatenated, Dims, Given, Joint, Reduced, joints_for
 from samestep.autopilot.sides import leave, outcome
 from samestep.autopilot.slice_call import Forward, call_slice
-from samestep.autopilot.whole_call import ModuleRun, WholeCall, close, differing_buffer, eagerly
+from samestep.autopilot.whole_call import ModuleRun, WholeCall, close, differing_buffer, eagerly, quiet
 from samestep.base.errors import UsageError
 from samestep.watch.drawn import Drawn
 from samestep.watch.tree import Path, leaves, mapped, text
@@ -112,6 +112,7 @@ class SplitComparison:
                 with (
                     failing_together(self.agreed),
                     eagerly(self._module, when=precise is not None),
+                    nullcontext() if precise is None else quiet(),
                     precise or nullcontext(),
                     watching or nullcontext(),
                 ):

@@ -10,7 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.reached import PLAIN, cells_of, globals_of, is_record, reached, scripts_classes
+from samestep.autopilot.reached import (
+    PLAIN,
+    cells_of,
+    globals_of,
+    is_record,
+    named_by,
+    reached,
+    scripts_classes,
+)
 from samestep.watch.tree import leaves
 
 Side: TypeAlias = tuple[str, str]
@@ -31,7 +39,8 @@ class Changeable:
             for one in module.modules()
         ]
         found = list(reached(module))
-        self._globals = [(names, name, names[name]) for names, name in globals_of(module) if name in names]
+        shared = [*globals_of(module), *(one for _, value in found for one in named_by(value))]
+        self._globals = [(names, name, names[name]) for names, name in shared if name in names]
         self._cells = [
             (cell, cell.cell_contents)
             for _, value in found
@@ -124,6 +133,17 @@ class Changeable:
             if _version(tensor) != version and _equal(tensor, self._saved[id(tensor)]):
                 return name
         return None
+
+    def counting_tensors(self) -> list[Tensor]:
+        """Return the tensors of one integer that have changed, but for batch norm's."""
+        return [
+            tensor
+            for name, tensor in self._named.items()
+            if tensor.numel() == 1
+            and not tensor.is_floating_point()
+            and not name.endswith("num_batches_tracked")
+            and not _equal(tensor, self._saved[id(tensor)])
+        ]
 
     def left(self) -> dict[Side, Any]:
         """Return the attributes in which there are tensors that were not there before."""

@@ -1,11 +1,12 @@
 """Runs a call of the whole batch for comparison, on every rank, and takes back what it changed."""
 
+import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from io import StringIO
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -122,7 +123,7 @@ class ModuleRun:
         parameters, versions = _sums(self.module), self.before.versions()
         with (
             torch.set_grad_enabled(grad),
-            _quiet() as printed,
+            quiet() as printed,
             eagerly(self.module, when=records),
             recorder or nullcontext(),
         ):
@@ -139,7 +140,7 @@ class ModuleRun:
             left=changed(self.left, left_behind(self.module)),
             draws=() if recorder is None else tuple(recorder.shapes),
             writes=self._writes(is_same=copied.same(given), parameters=parameters, versions=versions),
-            printed=bool(printed.getvalue()),
+            printed=printed.any,
             scale=largest(
                 *found.values(), *(tensor for _, tensor in given.tensors()), *self.module.parameters()
             ),
@@ -211,11 +212,36 @@ def differing_buffer(kept: Mapping[str, Tensor], whole: Mapping[str, Tensor]) ->
     return None
 
 
+class Printed:
+    """A stream that keeps nothing of what is printed to it, but that something was."""
+
+    def __init__(self) -> None:
+        self.any = False
+
+    def write(self, text: str) -> int:
+        """Take a text."""
+        self.any = True
+        return len(text)
+
+    def flush(self) -> None:
+        """Keep nothing."""
+
+
 @contextmanager
-def _quiet() -> Iterator[StringIO]:
-    """Let nothing be printed or warned of: the split call does that, if it is so there too."""
-    printed = StringIO()
-    with redirect_stdout(printed), warnings.catch_warnings():
+def quiet() -> Iterator[Printed]:
+    """Let nothing be printed, logged or warned of: the call of the run does that, if it is so there too."""
+    printed = Printed()
+    stream: Any = printed
+
+    def log(*_: object) -> None:
+        printed.any = True
+
+    with (
+        redirect_stdout(stream),
+        redirect_stderr(stream),
+        patch.object(logging.Logger, "callHandlers", log),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         yield printed
 
