@@ -17,9 +17,7 @@ y = torch.sin(x.sum(1, keepdim=True))
 model = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 1))
 optimizer = torch.optim.RMSprop(model.parameters(), lr=0.01)
 
-if not os.path.exists("numbers"):
-    os.mkfifo("numbers")
-    print("made a fifo")
+os.mkfifo("numbers")
 fifo = os.open("numbers", os.O_RDWR)
 if os.path.exists("scripted.jit"):
     print("before: %.10f" % torch.jit.load("scripted.jit")(x).sum().item())
@@ -49,6 +47,7 @@ for step in range(5):
           % (step, count, rows, os.stat("log.raw").st_size, read))
 
 os.close(fifo)
+os.remove("numbers")
 scripted = torch.jit.script(nn.Linear(4, 1))
 with torch.no_grad():
     scripted.weight.copy_(model[0].weight[:1])

@@ -67,8 +67,9 @@ def train(name, model, dtype):
         loss.backward()
         opt.step()
         total += loss.item()
-    gate = f" gate {gates[0].item():.10f}" if gates else ""
-    print(f"{name}: last {loss.item():.10f} mean {total / 25:.10f}{gate}")
+    digits = 10 if dtype == torch.float64 else 5
+    gate = f" gate {gates[0].item():.{digits}f}" if gates else ""
+    print(f"{name}: last {loss.item():.{digits}f} mean {total / 25:.{digits}f}{gate}")
 
 
 train("plain", Plain(), torch.float64)
