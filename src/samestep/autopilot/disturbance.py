@@ -26,6 +26,8 @@ _CYCLE = 2520
 """Divisible by all numbers to 10: what happens in every so many calls happens here."""
 COUNTERS = (400 * _CYCLE - 1, 400 * _CYCLE)
 """What a counter of calls holds in checks: much more, and just before and at a multiple."""
+_IGNORED = (-100, -1)
+"""Labels that do not count: torch's default, and the usual other one."""
 _MADE_OF_NUMBERS = (aten.lift_fresh, aten.scalar_tensor)
 
 
@@ -42,7 +44,7 @@ class Disturbance:
         seed: of the choice of samples and values.
         lopsided: whether each slice has one sample only, again and again.
         counters: which of `COUNTERS` the integers hold that the model counts in; None for as they are.
-        empties: whether masks are zero for the last samples, all of the last slice.
+        empties: an input, and what it holds for the last samples, of which nothing may count then.
     """
 
     size: int
@@ -53,7 +55,7 @@ class Disturbance:
     seed: int = 1
     lopsided: bool = False
     counters: int | None = None
-    empties: bool = False
+    empties: tuple[Path, int] | None = None
 
 
 def disturbances(size: int, total: int) -> Sequence[Disturbance]:
@@ -120,8 +122,8 @@ def disturbed_inputs(given: Given, dims: Dims, total: int, how: Disturbance) -> 
             value = value.index_select(dims[path], chosen.to(tensor.device))
             if how.inputs:
                 value = _other_values(value, own)
-            if how.empties and _is_mask(tensor):
-                value.narrow(dims[path], count - count // 2, count // 2).zero_()
+            if how.empties is not None and how.empties[0] == path:
+                value.narrow(dims[path], count - count // 2, count // 2).fill_(how.empties[1])
         if how.double and value.is_floating_point():
             value = value.double()
         return value.clone().requires_grad_(tensor.requires_grad)
@@ -151,9 +153,13 @@ def set_counters(module: nn.Module, keys: Sequence[Key], tensors: Sequence[Tenso
                     names[name] = number
 
 
-def has_masks(given: Given, dims: Dims) -> bool:
-    """Return whether some input that is split may say which samples, or parts of samples, count."""
-    return any(path in dims and _is_mask(tensor) for path, tensor in given.tensors())
+def emptying(given: Given, dims: Dims) -> Iterator[tuple[Path, int]]:
+    """Yield inputs that may say which samples count, and the values by which they say none: masks, labels."""
+    for path, tensor in given.tensors():
+        if path in dims and _is_mask(tensor):
+            yield path, 0
+        elif path in dims and tensor.dtype == torch.int64:
+            yield from ((path, ignored) for ignored in _IGNORED)
 
 
 class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -27,7 +27,7 @@ from samestep.autopilot.disturbance import (
     disturbances,
     disturbed_inputs,
     disturbed_weights,
-    has_masks,
+    emptying,
     set_counters,
 )
 from samestep.autopilot.guards import counters, hooked
@@ -169,13 +169,12 @@ class EquivalenceCheck:
     def _refuted_again(self, dims: Dims, total: int, how: Disturbance) -> str:
         """Return what is wrong with a way on more disturbed calls, as far as the model takes them.
 
-        They are another batch, since one may agree by chance; one of which masks leave nothing in a slice;
-        and calls with counters that stand elsewhere.
+        They are other batches, since one may agree by chance; batches of which nothing counts in a slice; and
+        calls with counters that stand elsewhere.
         """
         more = None if how.samples is None else 2 * how.samples + 1
         others = [replace(how, samples=more, seed=2), replace(how, seed=3, lopsided=True)]
-        if has_masks(self._given, dims):
-            others.append(replace(how, inputs=True, empties=True))
+        others += [replace(how, empties=one) for one in emptying(self._given, dims)]
         if self._counters or self._counting_tensors:
             others += [replace(how, counters=number) for number in COUNTERS]
         for other in others:

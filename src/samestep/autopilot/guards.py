@@ -15,6 +15,7 @@ from torch.nn.modules.rnn import RNNBase
 
 from samestep.autopilot.plans import Given
 from samestep.autopilot.reached import LISTS, PLAIN, Key, modules_of, reached
+from samestep.autopilot.state import is_count
 from samestep.watch.tree import Path, parts_of, text
 
 Attributes: TypeAlias = Mapping[Key, Any]
@@ -85,11 +86,13 @@ def _end_of(values: Any) -> Any:
 
 
 def counters(before: Attributes, after: Attributes) -> list[Key]:
-    """Return the places of integers that a call has changed."""
+    """Return the places of numbers that a call has changed by an integer."""
+    numbers = (int, float)
     return [
         key
         for key, value in changed(before, after).items()
-        if type(value) is int and type(before.get(key)) is int and "." not in key[1]
+        if type(value) in numbers and type(before.get(key)) is type(value)
+        if "." not in key[1] and is_count(float(before[key]), value)
     ]
 
 

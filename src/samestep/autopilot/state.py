@@ -1,5 +1,6 @@
 """What a call of a module may change, so that it can be computed for a comparison, and taken back."""
 
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
@@ -135,14 +136,13 @@ class Changeable:
         return None
 
     def counting_tensors(self) -> list[Tensor]:
-        """Return the tensors of one integer that have changed, but for batch norm's."""
+        """Return the tensors of one number that has changed by an integer, but for batch norm's."""
         return [
             tensor
             for name, tensor in self._named.items()
             if tensor.numel() == 1
-            and not tensor.is_floating_point()
             and not name.endswith("num_batches_tracked")
-            and not _equal(tensor, self._saved[id(tensor)])
+            and is_count(float(self._saved[id(tensor)]), float(tensor))
         ]
 
     def left(self) -> dict[Side, Any]:
@@ -163,6 +163,12 @@ def refill(container: Any, contents: Any) -> None:
 def _version(tensor: Tensor) -> int | None:
     """Return how often a tensor was written to; None where torch does not count it."""
     return None if tensor.is_inference() else tensor._version  # noqa: SLF001
+
+
+def is_count(before: float, after: float) -> bool:
+    """Return whether a number has changed by an integer."""
+    change = after - before
+    return math.isfinite(change) and round(change) != 0 and abs(change - round(change)) < 1e-9
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

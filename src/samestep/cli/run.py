@@ -161,6 +161,15 @@ def run(
             rich_help_panel=_SERIAL,
         ),
     ] = None,
+    check_every: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K",
+            help="Of a serial script: compute every K-th split call unsplit too, and compare; 0 for never. "
+            "By default ever fewer, at about 1 % of the time.",
+            rich_help_panel=_SERIAL,
+        ),
+    ] = None,
     all_output: Annotated[
         bool,
         typer.Option(
@@ -275,6 +284,7 @@ def run(
         random=random,
         device=device,
         algorithm=algorithm,
+        check_every=check_every,
         all_output=all_output,
     )
     clocking = job_flags.clocking(clock, steps=clock_steps, warm_up=clock_warm_up)

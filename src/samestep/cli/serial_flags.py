@@ -52,6 +52,10 @@ def checked(**flags: Any) -> Options:
     for name, choices in _CHOICES.items():
         if (value := getattr(options, name)) not in choices:
             raise UsageError(f"{_flag(name)} {value!r} is none of {', '.join(choices)}.")
+    if options.check_every is not None and options.check_every < 0:
+        raise UsageError(
+            f"--check-every is {options.check_every}; give a number of calls (0 disables the check)."
+        )
     if options.algorithm is not None:
         check_algorithm(options.algorithm)
     return options

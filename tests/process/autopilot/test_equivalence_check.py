@@ -1,0 +1,101 @@
+"""The equivalence check splits what may be split, and leaves unsplit what agrees on one batch by chance."""
+
+import pytest
+
+from samestep.autopilot.options import Options
+from support import chance_models as models
+
+SPLIT = [models.ZeroHead, models.Masked, models.Divided, models.Penalized, models.Accuracy]
+UNSPLIT = [
+    models.Gated,
+    models.Hardest,
+    models.TwoWeights,
+    models.Clamped,
+    models.OwnBackward,
+    models.CountsTo,
+    models.CountsInTensor,
+    models.RunningMaximum,
+    models.Deque,
+    models.Renormalized,
+]
+
+
+@pytest.fixture
+def run(processes):
+    """Runs a loop on ranks; returns what it returned, and the numbers of split and unsplit calls, of each."""
+
+    def run(size, work, *args, options=None):
+        return processes.run(models.on_rank, size, options, work, *args)
+
+    return run
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("make", SPLIT, ids=lambda one: one.__name__)
+def test_a_loss_within_the_model_is_put_together_by_its_weight(run, make, size):
+    serial = models.trained(make)
+    for found, split, unsplit in run(size, models.trained, make):
+        assert found == pytest.approx(serial, rel=0, abs=1e-12)
+        assert split == 8
+        assert not unsplit
+
+
+@pytest.mark.parametrize("make", UNSPLIT, ids=lambda one: one.__name__)
+def test_what_agrees_on_the_first_batch_by_chance_stays_unsplit(run, make):
+    serial = models.trained(make)
+    for found, split, unsplit in run(2, models.trained, make):
+        assert found == pytest.approx(serial, rel=0, abs=1e-12)
+        # Without gradients, a backward of its own is none of the call's.
+        assert (split, unsplit) == ((4, 4) if make is models.OwnBackward else (0, 8))
+
+
+@pytest.mark.parametrize(
+    "steps", [[(7, 8), (7, 8), (4, 8), (4, 8)], [(4, 8), (4, 8), (7, 8)], [(8, 8), (5, 8), (8, 5), (4, 3)]]
+)
+def test_dropout_along_time_takes_the_samples_for_samples(run, steps):
+    serial = models.along_time(steps)
+    for found, _, unsplit in run(2, models.along_time, steps):
+        assert found[1::2] == serial[1::2]
+        assert found[::2] == pytest.approx(serial[::2], rel=0, abs=1e-12)
+        assert not unsplit
+
+
+def test_packed_sequences_are_padded_to_the_longest_of_the_batch(run):
+    serial = models.packed()
+    for found, split, _ in run(2, models.packed):
+        assert found == pytest.approx(serial, rel=0, abs=1e-12)
+        assert split == 3
+
+
+def test_guards_reach_configuration_objects_and_dropout(run):
+    serial = models.switched()
+    for found, split, unsplit in run(2, models.switched):
+        assert found == pytest.approx(serial, rel=0, abs=1e-12)
+        assert (split, unsplit) == (4, 2)
+
+
+def test_a_sample_check_ends_the_run_at_the_first_difference_it_sees(processes):
+    for calls in processes.run(models.calls_until_refused, 2):
+        assert calls == 3
+
+
+def test_sample_checks_leave_the_run_as_it_is(run):
+    for make in (models.ZeroHead, models.Penalized):
+        serial = models.trained(make)
+        for found, split, _ in run(2, models.trained, make, options=Options(check_every=1)):
+            assert found == pytest.approx(serial, rel=0, abs=1e-12)
+            assert split == 8
+
+
+def test_a_script_may_keep_a_model_unsplit(run):
+    serial = models.kept_unsplit()
+    for found, split, _ in run(2, models.kept_unsplit):
+        assert found == serial
+        assert not split
+
+
+def test_a_running_mean_of_zero_is_compared_with_what_it_is_the_mean_of(run):
+    serial = models.of_batch_norm()
+    for found, split, _ in run(2, models.of_batch_norm):
+        assert found == pytest.approx(serial, rel=1e-4)
+        assert split == 3
