@@ -87,13 +87,15 @@ def _end_of(values: Any) -> Any:
 
 def counters(before: Attributes, after: Attributes) -> list[Key]:
     """Return the places of numbers that a call has changed by an integer."""
-    numbers = (int, float)
     return [
         key
         for key, value in changed(before, after).items()
-        if type(value) in numbers and type(before.get(key)) is type(value)
-        if "." not in key[1] and is_count(float(before[key]), value)
+        if type(value) in (int, float) and "." not in key[1] and _is_counted(before.get(key), value)
     ]
+
+
+def _is_counted(before: Any, after: Any) -> bool:
+    return type(before) is type(after) and is_count(before, after)
 
 
 def changed(before: Attributes, after: Attributes) -> Attributes:

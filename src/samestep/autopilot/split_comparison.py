@@ -56,9 +56,12 @@ class SplitComparison:
         self._joints: dict[Path, Sequence[Joint]] | None = None
         """The ways to put outputs together that earlier comparisons have left; None for all."""
 
+        self._inner: bool | None = None
+        """Whether samples change faster than their places in flattened draws; None if that is not known."""
+
     def forget(self) -> None:
-        """Allow all ways to put outputs together again."""
-        self._joints = None
+        """Allow all ways to put outputs together, and to draw, again."""
+        self._joints = self._inner = None
 
     def split(
         self,
@@ -86,11 +89,13 @@ class SplitComparison:
         cut = Cut(self._world, total)
         draws = not run.drawn.same(whole.drawn)
         why: str | SplitResult = ""
-        for inner in (False, True):
+        for inner in (False, True) if self._inner is None else (self._inner,):
             mode = FoundDraws(cut, whole.draws, inner=inner) if draws else None
             with torch.set_grad_enabled(torch.is_grad_enabled() if grad is None else grad):
                 why = self._one_split(run, given, dims, whole, cut, mode, precise)
             if isinstance(why, SplitResult) or mode is None or not mode.has_flattened:
+                if precise is not None and mode is not None and mode.has_flattened:
+                    self._inner = inner
                 break
             run.restore()
         return why

@@ -52,7 +52,11 @@ CLIPS = (
 
 PENALTIES = (
     ("", "", 8),
-    ("absolute weights", "loss = loss + 1e-3 * sum(p.abs().sum() for p in model.parameters())", 1),
+    (
+        "absolute weights",
+        "loss = loss + 1e-3 * sum(p.abs().sum() for p in model.parameters() if p.dim() > 1)",
+        1,
+    ),
     ("confidence", "loss = loss + 0.1 * out.pow(2).mean()", 1),
     ("mean of the outputs", "loss = loss + 0.1 * out.mean(0).pow(2).sum()", 1),
 )
