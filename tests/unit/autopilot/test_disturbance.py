@@ -1,0 +1,97 @@
+"""Disturbed calls have other numbers of the same kinds, and leave the model as it was."""
+
+import pytest
+import torch
+from torch import nn
+
+from samestep.autopilot.disturbance import (
+    Disturbance,
+    DoublePrecision,
+    disturbances,
+    disturbed_inputs,
+    disturbed_weights,
+    emptying,
+    set_counters,
+)
+from samestep.autopilot.plans import Given
+
+X, TOKENS = (0, 0), (0, 1)
+LENGTHS, MASK, LABELS = (0, 2), (0, 3), (0, 4)
+DIMS = {X: 0, TOKENS: 0, LENGTHS: 0, MASK: 0, LABELS: 0}
+
+
+def given():
+    generator = torch.Generator().manual_seed(0)
+    return Given(
+        (
+            torch.rand(8, 3, generator=generator),
+            torch.randint(0, 9, (8, 5), generator=generator),
+            torch.tensor([5, 5, 5, 4, 4, 3, 2, 2]),
+            torch.ones(8, 5, dtype=torch.bool),
+            torch.randint(0, 3, (8,), generator=generator),
+        )
+    )
+
+
+@pytest.mark.parametrize("how", disturbances(2, 8), ids=str)
+def test_inputs_stay_within_what_the_model_may_take(how):
+    x, tokens, lengths, mask, labels = disturbed_inputs(given(), DIMS, 8, how).args
+    count = how.samples or 8
+    assert {len(one) for one in (x, tokens, lengths, mask, labels)} == {count}
+    assert x.dtype == (torch.float64 if how.double else torch.float32)
+    assert 0 <= float(x.min()) <= float(x.max()) <= 1
+    assert 0 <= int(tokens.min()) <= int(tokens.max()) < 9
+    assert 1 <= int(lengths.min()) <= int(lengths.max()) <= 5
+    assert torch.equal(lengths, lengths.sort(descending=True).values)
+    assert mask.dtype == torch.bool
+    assert 0 <= int(labels.min()) <= int(labels.max()) < 3
+
+
+def test_all_ranks_disturb_alike():
+    one, other = (disturbed_inputs(given(), DIMS, 8, Disturbance(2, 5)) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one.args, other.args, strict=True))
+
+
+def test_a_lopsided_batch_has_one_sample_for_each_slice():
+    how = Disturbance(2, 4, inputs=False, lopsided=True)
+    x = disturbed_inputs(given(), DIMS, 8, how).args[0]
+    assert torch.equal(x[0], x[1])
+    assert torch.equal(x[2], x[3])
+    assert not torch.equal(x[0], x[2])
+
+
+def test_masks_and_labels_can_be_emptied():
+    assert set(emptying(given(), DIMS)) == {
+        (MASK, 0),
+        *((path, value) for path in (TOKENS, LENGTHS, LABELS) for value in (-100, -1)),
+    }
+    labels = disturbed_inputs(given(), DIMS, 8, Disturbance(2, 5, empties=(LABELS, -100))).args[4]
+    assert labels[-2:].tolist() == [-100, -100]
+
+
+def test_weights_are_disturbed_in_double_precision_and_come_back_bit_by_bit():
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    nn.init.zeros_(module[0].weight)
+    before = {name: (one.data_ptr(), one.clone()) for name, one in module.state_dict().items()}
+    with disturbed_weights(module, Disturbance(2)):
+        assert module[0].weight.dtype == torch.float64
+        assert module[0].weight.abs().min() > 0
+        assert (module[1].running_var > 0).all()
+        assert not torch.equal(module[1].running_mean, torch.zeros(4, dtype=torch.float64))
+    for name, one in module.state_dict().items():
+        assert (one.data_ptr(), one.dtype) == (before[name][0], before[name][1].dtype)
+        assert torch.equal(one, before[name][1])
+
+
+def test_what_is_made_or_cast_in_single_precision_is_double():
+    with DoublePrecision():
+        made = [torch.zeros(2), torch.tensor([1.0]), torch.ones(2).float(), torch.rand(2).to(torch.bfloat16)]
+    assert {one.dtype for one in made} == {torch.float64}
+
+
+def test_counters_are_set_where_they_are():
+    module = nn.Sequential(nn.Linear(1, 1))
+    module[0].calls = 3
+    steps = torch.zeros((), dtype=torch.long)
+    set_counters(module, [(1, "calls")], [steps], 2520)
+    assert (module[0].calls, int(steps)) == (2520, 2520)
