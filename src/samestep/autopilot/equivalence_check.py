@@ -12,7 +12,7 @@ unsplit: every rank computes all of them, which is slower and right.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -185,13 +185,19 @@ class EquivalenceCheck:
 
     def _disturbed(self, dims: Dims, total: int, how: Disturbance) -> "str | _Failed":
         """Check a way on a disturbed call; leave the module and the generators as they were before."""
-        try:
-            with disturbed_weights(self._module, how):
+        failure, given = "", self._given
+        with ExitStack() as stack:
+            stack.callback(self.restore)
+            try:
+                stack.enter_context(disturbed_weights(self._module, how))
+                given = disturbed_inputs(self._given, dims, total, how)
                 if how.counters is not None:
                     set_counters(self._module, self._counters, self._counting_tensors, how.counters)
-                return self._compared(disturbed_inputs(self._given, dims, total, how), dims, how)
-        finally:
-            self.restore()
+            except Exception as error:  # noqa: BLE001 - there may not be memory for double precision
+                failure = in_one_line(error)
+            if not self._comparison.agreed(not failure):
+                return _Failed(failure or "another worker's failed")
+            return self._compared(given, dims, how)
 
     def _compared(self, given: Given, dims: Dims, how: Disturbance) -> "str | _Failed":
         run = ModuleRun(self._forward, self._module, self._world.device)
