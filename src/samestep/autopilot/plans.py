@@ -156,10 +156,11 @@ class Given:
 
 
 def candidates(given: Given, size: int) -> Iterator[Dims]:
-    """Yield the ways in which the inputs may be cut for `size` ranks, likeliest first.
+    """Yield the ways in which the inputs may be split for `size` ranks, likeliest first.
 
     The samples are counted by the first dimension of the first tensor, or of a later one, or by a second
-    dimension: sequences may come first, hidden states have layers before.
+    dimension: sequences may come first, hidden states have layers before. Ways that split more inputs come
+    first: what is left whole may be matched with the samples by its place.
     """
     tensors = given.tensors()
     seen: list[Dims] = []
@@ -168,18 +169,22 @@ def candidates(given: Given, size: int) -> Iterator[Dims]:
             if tensor.dim() <= dim or tensor.size(dim) < size:
                 continue
             total = tensor.size(dim)
-            every = {other: at for other, one in tensors if (at := _sample_dim(one, total)) is not None}
-            for dims in ({**every, path: dim}, {path: dim}):
-                if dims not in seen:
-                    seen.append(dims)
-                    yield dims
+            for least in (1, 2):
+                every = {
+                    other: at for other, one in tensors if (at := _sample_dim(one, total, least)) is not None
+                }
+                seen.append({**every, path: dim})
+            seen.append({path: dim})
+    for place, dims in enumerate(seen):
+        if dims not in seen[:place]:
+            yield dims
 
 
-def _sample_dim(tensor: Tensor, total: int) -> int | None:
-    """Return which dimension of `tensor` counts `total` samples, if one does."""
+def _sample_dim(tensor: Tensor, total: int, least: int) -> int | None:
+    """Return which dimension of `tensor` counts `total` samples: the second of more than `least`, at most."""
     if tensor.size(0) == total:
         return 0
-    return 1 if tensor.dim() > 2 and tensor.size(1) == total else None
+    return 1 if tensor.dim() > least and tensor.size(1) == total else None
 
 
 def joints_for(whole: Tensor, part: Tensor, cut: Cut) -> Iterator[Joint]:
