@@ -54,7 +54,7 @@ PENALTIES = (
     ("", "", 8),
     (
         "absolute weights",
-        "loss = loss + 1e-3 * sum(p.abs().sum() for p in model.parameters() if p.dim() > 1)",
+        "loss = loss + 1e-3 * sum((p.square() + 1e-4).sqrt().sum() for p in model.parameters())",
         1,
     ),
     ("confidence", "loss = loss + 0.1 * out.pow(2).mean()", 1),
