@@ -291,7 +291,14 @@ class Calls:
         """Follow what the module computes with beside its parameters, such as tensors of the script."""
         own = [tensor for _, tensor in leaves(outputs) if isinstance(tensor, Tensor)]
         inputs = {id(tensor) for _, tensor in given.tensors()}
-        self._gradients.follow(leaf for leaf in leaves_of(*own) if leaf.is_leaf and id(leaf) not in inputs)
+        found = [leaf for leaf in leaves_of(*own) if leaf.is_leaf and id(leaf) not in inputs]
+        # A leaf that forward itself has made of its slice is no weight: it is another one on each rank.
+        sums = [(tuple(leaf.shape), float(leaf.detach().double().sum())) for leaf in found]
+        theirs = self._world.all_gather_objects(sums)
+        alike = [
+            all(place < len(one) and one[place] == own for one in theirs) for place, own in enumerate(sums)
+        ]
+        self._gradients.follow(leaf for leaf, is_alike in zip(found, alike, strict=True) if is_alike)
         return outputs
 
 
@@ -317,24 +324,35 @@ def outermost_calls() -> Iterator[None]:
         calls = _calls.get()
         return original(module, *args, **kwargs) if calls is None else calls(original, module, args, kwargs)
 
-    hook_on = Tensor.register_hook
+    hook_on, retain_on = Tensor.register_hook, Tensor.retain_grad
 
     def register_hook(tensor: Tensor, hook: Callable[..., Any]) -> Any:
-        if is_within_slice():
-            raise UsageError(
-                "a hook on a tensor within a call that is shared out would see a slice: run it with -n 1"
-            )
+        _refuse_within_slice("a hook on a tensor")
         return hook_on(tensor, hook)  # type: ignore[no-untyped-call]
+
+    def retain_grad(tensor: Tensor) -> None:
+        _refuse_within_slice("retain_grad")
+        retain_on(tensor)
 
     nn.Module.__call__ = call  # type: ignore[method-assign]
     Tensor.register_hook = register_hook  # type: ignore[method-assign]
+    Tensor.retain_grad = retain_grad  # type: ignore[method-assign, assignment]
     try:
         with functional_calls():
             yield
     finally:
         nn.Module.__call__ = original  # type: ignore[method-assign]
         Tensor.register_hook = hook_on  # type: ignore[method-assign]
+        Tensor.retain_grad = retain_on  # type: ignore[method-assign]
         counting.remove()
+
+
+def _refuse_within_slice(what: str) -> None:
+    if is_within_slice():
+        raise UsageError(
+            f"{what} within a split call would see a slice. Keep the model's calls unsplit: "
+            "samestep.split(model, dim=None)."
+        )
 
 
 def _count_registration(*_: Any) -> None:

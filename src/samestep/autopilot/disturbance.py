@@ -40,6 +40,7 @@ class Disturbance:
         samples: how many samples the batch of the check has; None for as many as the call's.
         inputs: whether values are changed, or the batch's samples are only chosen anew.
         buffers: whether buffers of floating-point numbers are changed too.
+        gradients: whether gradients are compared.
         double: whether all is computed in double precision.
         seed: of the choice of samples and values.
         lopsided: whether each slice has one sample only, again and again.
@@ -51,6 +52,7 @@ class Disturbance:
     samples: int | None = None
     inputs: bool = True
     buffers: bool = True
+    gradients: bool = True
     double: bool = True
     seed: int = 1
     lopsided: bool = False
@@ -58,7 +60,7 @@ class Disturbance:
     empties: tuple[Path, int] | None = None
 
 
-def disturbances(size: int, total: int) -> Sequence[Disturbance]:
+def disturbances(size: int, total: int, *, is_large: bool = False) -> Sequence[Disturbance]:
     """Return the disturbances to try until the model takes one.
 
     The first have few samples, in slices of unequal size.
@@ -66,8 +68,9 @@ def disturbances(size: int, total: int) -> Sequence[Disturbance]:
     Args:
         size: the number of ranks.
         total: the samples of the call.
+        is_large: whether the model is: then there is one slice of two samples, and the others have one.
     """
-    few = 2 * size + 1
+    few = size + 1 if is_large else 2 * size + 1
     uneven = total if total % size else None
     return (
         Disturbance(size, few),

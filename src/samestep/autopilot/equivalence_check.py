@@ -12,6 +12,7 @@ unsplit: every rank computes all of them, which is slower and right.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator as IteratorType
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,7 +33,7 @@ from samestep.autopilot.disturbance import (
 )
 from samestep.autopilot.guards import counters, hooked
 from samestep.autopilot.plans import Dims, Given, Reduced, SplitPlan, candidates
-from samestep.autopilot.reached import Key, is_compiled
+from samestep.autopilot.reached import Key, is_compiled, reached
 from samestep.autopilot.sides import outcome
 from samestep.autopilot.slice_call import Forward
 from samestep.autopilot.split_comparison import SplitComparison, SplitResult, in_one_line
@@ -43,6 +44,8 @@ from samestep.watch.tree import Path, leaves
 from samestep.world.world import World
 
 FEWER = "fewer samples than workers"
+LARGE = 5_000_000
+"""Parameters from which a model is checked on fewer samples, and once less: each check takes seconds."""
 WRITES_FILES = "it writes to files when it is called"
 UNLIKE_DRAWS = "it draws other random numbers each time it is called"
 COMPILED_DRAWS = (
@@ -93,6 +96,9 @@ class EquivalenceCheck:
         self._counters: list[Key] = []
         """The integers in which the module counts its calls."""
         self._counting_tensors: list[Tensor] = []
+        self._draws = False
+        """Whether the module has drawn random numbers."""
+        self._is_large = sum(one.numel() for one in module.parameters()) > LARGE
         self._comparison = SplitComparison(forward, module, world)
 
     def run(self) -> Verdict:
@@ -104,12 +110,10 @@ class EquivalenceCheck:
         for dims in self._ways():
             why = self._refuted(dims)
             if not why and whole is None:
-                whole = self._run.recorded(self._given)
-                self.restore()
-                if whole is None:
-                    return Verdict(None, why=COMPILED_DRAWS if is_compiled(self._module) else UNLIKE_DRAWS)
-                if whole.writes:
-                    return Verdict(None, why=whole.writes)
+                computed = self._whole()
+                if isinstance(computed, str):
+                    return Verdict(None, why=computed)
+                whole = computed
             if not why and whole is not None:
                 found = self._comparison.split(self._run, self._given, dims, whole)
                 if isinstance(found, SplitResult):
@@ -122,6 +126,25 @@ class EquivalenceCheck:
         likeliest = reasons[0] if reasons and first >= self._world.place.size else FEWER
         return Verdict(None, why=likeliest)
 
+    def _whole(self) -> WholeCall | str:
+        """Return the results of the unsplit call, or why it is not split."""
+        failure, whole = "", None
+        # A graph of the whole batch takes memory; but a model may differentiate within its forward.
+        for grad in (False, True)[: 1 + torch.is_grad_enabled()]:
+            failure = ""
+            try:
+                whole = self._run.recorded(self._given, grad=grad)
+            except Exception as error:  # noqa: BLE001 - the call of the run will raise it, too
+                failure = in_one_line(error)
+            self.restore()
+            if self._comparison.agreed(not failure):
+                break
+        else:
+            return failure or "it failed on another worker"
+        if whole is None:
+            return COMPILED_DRAWS if is_compiled(self._module) else UNLIKE_DRAWS
+        return whole.writes or whole
+
     def restore(self) -> None:
         """Leave the module and the generators as they were before."""
         self._run.restore()
@@ -130,6 +153,8 @@ class EquivalenceCheck:
         """Return why this module is not split at all, if that can be said before it is called."""
         if stays_unsplit(self._module):
             return "samestep.split(..., dim=None) keeps it so"
+        if any(isinstance(value, IteratorType) for _, value in reached(self._module)):
+            return "it reads an iterator, which cannot be put back"
         hook = hooked(self._module)
         return None if hook is None else f"a hook on {hook} would see slices"
 
@@ -159,7 +184,7 @@ class EquivalenceCheck:
         total = self._given.total(dims)
         assert total is not None
         failure = ""
-        for how in disturbances(self._world.place.size, total):
+        for how in disturbances(self._world.place.size, total, is_large=self._is_large):
             found = self._disturbed(dims, total, how)
             if isinstance(found, str):
                 return found or self._refuted_again(dims, total, how)
@@ -172,13 +197,14 @@ class EquivalenceCheck:
         They are other batches, since one may agree by chance; batches of which nothing counts in a slice; and
         calls with counters that stand elsewhere.
         """
-        more = None if how.samples is None else 2 * how.samples + 1
-        others = [replace(how, samples=more, seed=2), replace(how, seed=3, lopsided=True)]
+        others = [replace(how, seed=3, lopsided=True)]
+        if how.samples is not None and not self._is_large:
+            others.append(replace(how, samples=2 * how.samples + 1, seed=2))
         others += [replace(how, empties=one) for one in emptying(self._given, dims)]
         if self._counters or self._counting_tensors:
             others += [replace(how, counters=number) for number in COUNTERS]
         for other in others:
-            found = self._disturbed(dims, total, other)
+            found = self._disturbed(dims, total, replace(other, gradients=False))
             if found and isinstance(found, str):
                 return found
         return ""
@@ -203,11 +229,15 @@ class EquivalenceCheck:
         run = ModuleRun(self._forward, self._module, self._world.device)
         precise = DoublePrecision() if how.double else nullcontext()
         # A full batch with a graph may take more memory than there is.
-        grad = torch.is_grad_enabled() and how.samples is not None
+        grad = torch.is_grad_enabled() and how.samples is not None and how.gradients
         failure, whole, expected = "", None, None
         try:
             with precise, eagerly(self._module, when=True), changing_no_files():
-                whole = run.recorded(given, grad=grad)
+                whole = (
+                    run.whole(given, grad=grad, records=True)
+                    if self._draws
+                    else run.recorded(given, grad=grad)
+                )
                 with quiet():
                     expected = self._gradients(whole.tensors, given) if grad and whole is not None else None
             failure = UNLIKE_DRAWS if whole is None else whole.flaw
@@ -222,6 +252,7 @@ class EquivalenceCheck:
         assert whole is not None
         if whole.writes:
             return whole.writes
+        self._draws = not run.drawn.same(whole.drawn)
         self._counters = counters(run.left, whole.left)
         self._counting_tensors = run.before.counting_tensors()
         run.restore()

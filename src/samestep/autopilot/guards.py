@@ -6,15 +6,18 @@ A proof holds under its guards: a model that is given its epoch may do something
 import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from types import FunctionType, MethodType
 from typing import Any, TypeAlias
 
 import numpy as np
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_modules
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.rnn import RNNBase
 
 from samestep.autopilot.plans import Given
-from samestep.autopilot.reached import LISTS, PLAIN, Key, modules_of, reached
+from samestep.autopilot.reached import LISTS, PLAIN, Key, modules_of, reached, walked
 from samestep.autopilot.state import is_count
 from samestep.watch.tree import Path, parts_of, text
 
@@ -33,7 +36,18 @@ _MOST_ELEMENTS, _MOST_OF_LIST = 1 << 16, 16
 def plain_arguments(given: Given) -> tuple[Any, ...]:
     """Return the flags, numbers and texts among a call's arguments."""
     named = [*enumerate(given.args), *given.kwargs.items()]
-    return tuple((key, value) for key, value in named if isinstance(value, PLAIN))
+    found: list[Any] = []
+    for name, argument in named:
+        for (_, key), value in walked(str(name), argument):
+            if isinstance(value, PLAIN):
+                found.append((key, value))
+            elif isinstance(value, np.generic):
+                found.append((key, value.item()))
+            elif isinstance(value, (FunctionType, MethodType, Enum)):
+                found.append((key, _identity(value)))
+            elif isinstance(value, Tensor) and value.dim() == 0 and _is_flag(value):
+                found.append((key, int(value)))
+    return tuple(found)
 
 
 def plain_attributes(module: nn.Module) -> Attributes:
@@ -46,19 +60,42 @@ def plain_attributes(module: nn.Module) -> Attributes:
     for key, value in reached(module):
         if isinstance(value, PLAIN):
             found[key] = value
-        elif isinstance(value, (*LISTS, set)) and len(value) <= _MOST_OF_LIST:
-            parts = tuple(value)
-            if all(isinstance(one, PLAIN) for one in parts):
-                found[key] = tuple(sorted(parts, key=repr)) if isinstance(value, set) else parts
-    training = 0
+        elif isinstance(value, (FunctionType, MethodType, Enum)):
+            found[key] = _identity(value)
+        elif isinstance(value, (*LISTS, set)) and (parts := _plain_parts(value)) is not None:
+            found[key] = parts
+    training, kinds = 0, 0
     for place, one in enumerate(modules_of(module)):
         training = training << 1 | one.training
+        # What it is made of, and by which code: layers and methods may be replaced.
+        kinds = hash((kinds, id(type(one)), id(getattr(type(one).forward, "__code__", None))))
+        for name, buffer in one._buffers.items():  # noqa: SLF001
+            if buffer is not None and buffer.numel() == 1 and _is_flag(buffer):
+                found[place, name] = int(buffer)
         for kind, name in _DRAWING:
             if isinstance(one, kind):
                 found[place, name] = getattr(one, name)
     found[0, "training of all"] = training
+    found[0, "layers of all"] = kinds
     found[0, "requires_grad of all"] = _learning(module)
     return found
+
+
+def _identity(value: Any) -> int:
+    """Return what tells one function or choice from another: of a function its code."""
+    function = getattr(value, "__func__", value)
+    return id(getattr(function, "__code__", function))
+
+
+def _plain_parts(values: Any) -> tuple[Any, ...] | None:
+    """Return what a short list or set of flags, numbers and texts holds; None for any other."""
+    if len(values) > _MOST_OF_LIST or not all(isinstance(one, PLAIN) for one in values):
+        return None
+    return tuple(sorted(values, key=repr)) if isinstance(values, set) else tuple(values)
+
+
+def _is_flag(buffer: Tensor) -> bool:
+    return not buffer.is_floating_point() and not buffer.is_complex() and buffer.device.type == "cpu"
 
 
 def left_behind(module: nn.Module) -> Attributes:
@@ -144,13 +181,22 @@ def _is_share(value: Any, total: int) -> bool:
 
 def hooked(module: nn.Module) -> str | None:
     """Return the name of a module or a parameter of which a hook would see a slice, if there is one."""
+    if torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks:  # noqa: SLF001
+        return "all modules"
     for one in modules_of(module):
-        if one._forward_hooks or one._backward_hooks or one._backward_pre_hooks:  # noqa: SLF001
+        before = [hook for hook in one._forward_pre_hooks.values() if not _is_torchs(hook)]  # noqa: SLF001
+        if before or one._forward_hooks or one._backward_hooks or one._backward_pre_hooks:  # noqa: SLF001
             return next(name for name, other in module.named_modules() if other is one) or "it"
         for parameter in one._parameters.values():  # noqa: SLF001 - named_parameters takes ten times as long
             if parameter is not None and _is_hooked(parameter):
                 return next(name for name, other in module.named_parameters() if other is parameter)
     return None
+
+
+def _is_torchs(hook: Any) -> bool:
+    """Return whether a hook is torch's own, as that of weight norm."""
+    owner = getattr(hook, "__module__", None) or type(hook).__module__
+    return owner.startswith("torch.")
 
 
 def _learning(module: nn.Module) -> int:

@@ -133,7 +133,12 @@ class Given:
 
     def same(self, other: "Given") -> bool:
         """Return whether the tensors of both hold the same numbers."""
-        pairs = zip(self.tensors(), other.tensors(), strict=True)
+        mine, theirs = self.tensors(), other.tensors()
+        if len(mine) != len(theirs) or any(
+            one.shape != two.shape for (_, one), (_, two) in zip(mine, theirs, strict=True)
+        ):
+            return False
+        pairs = zip(mine, theirs, strict=True)
         return all(bool(((one == two) | (one != one)).all()) for (_, one), (_, two) in pairs)  # noqa: PLR0124 - NaN
 
     def form(self) -> tuple[Any, ...]:

@@ -20,8 +20,9 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import is_dataclass
-from functools import cache, lru_cache
-from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
+from enum import Enum
+from functools import cache, lru_cache, partial
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -37,6 +38,7 @@ LISTS = (list, deque)
 _DEPTH, _MOST_KEYS = 3, 64
 _COMPILED = "_torchdynamo_orig_callable"
 """The attribute by which a compiled function is known."""
+_CALLABLE = (FunctionType, MethodType, staticmethod, classmethod, property, partial)
 _TORCHS = frozenset(vars(nn.Module()))
 
 
@@ -98,26 +100,42 @@ def scripts_classes(kind: Any) -> list[type]:
     return [owner for owner in kind.__mro__ if _is_of_users(owner)]
 
 
-def cells_of(function: FunctionType) -> list[CellType]:
+def cells_of(function: FunctionType) -> list[tuple[str, CellType]]:
     """Return the variables of enclosing functions that a function names, as far as they are set."""
     found = []
-    for cell in function.__closure__ or ():
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):
             cell.cell_contents  # noqa: B018 - it raises where there is nothing
-            found.append(cell)
+            found.append((name, cell))
     return found
 
 
 def named_by(function: Any) -> list[tuple[dict[str, Any], str]]:
-    """Return the globals that a function of the script's names, but for functions, classes and modules."""
-    if not isinstance(function, FunctionType) or not is_users(function.__code__.co_filename):
-        return []
-    names = function.__globals__
+    """Return the globals that a function of the script's names, but for functions."""
     return [
-        (names, name)
-        for name in _named(function.__code__, set())
-        if not isinstance(names.get(name), (FunctionType, ModuleType, type))
+        (one.__globals__, name)
+        for one in functions_in(function)
+        for name in _named(one.__code__, set())
+        if not isinstance(one.__globals__.get(name), FunctionType)
     ]
+
+
+def functions_in(value: Any) -> Iterator[FunctionType]:
+    """Yield the functions of the script's that a value is, wraps or binds: methods, properties."""
+    waiting, seen = [value], 0
+    while waiting and seen < _MOST_KEYS:
+        one = waiting.pop()
+        seen += 1
+        if isinstance(one, FunctionType):
+            if is_users(one.__code__.co_filename):
+                yield one
+            waiting += [one.__dict__["__wrapped__"]] if "__wrapped__" in one.__dict__ else []
+        elif isinstance(one, (staticmethod, classmethod, MethodType)):
+            waiting.append(one.__func__)
+        elif isinstance(one, property):
+            waiting += [part for part in (one.fget, one.fset) if part is not None]
+        elif isinstance(one, partial):
+            waiting.append(one.func)
 
 
 def globals_of(module: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
@@ -128,41 +146,79 @@ def globals_of(module: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
             yield from _globals_of(kind)
 
 
+def walked(name: str, value: Any) -> Iterator[tuple[Key, Any]]:
+    """Yield what a value of this name holds, each part with its place."""
+    yield from _walk((0, name), value, _DEPTH, set())
+
+
 def _walk(key: Key, value: Any, depth: int, seen: set[int]) -> Iterator[tuple[Key, Any]]:
     yield key, value
     if isinstance(value, PLAIN) or not depth:
         return
-    parts: Any
-    if isinstance(value, FunctionType):
-        if not is_users(value.__code__.co_filename):
-            return
-        free = value.__code__.co_freevars
-        cells = [(free[place], cell.cell_contents) for place, cell in enumerate(cells_of(value))]
-        shared = [(name, names[name]) for names, name in named_by(value) if name in names]
-        parts = [*cells, *shared, *enumerate(value.__defaults__ or ())]
-    elif isinstance(value, dict):
-        parts = value.items() if len(value) <= _MOST_KEYS else ()
-    elif isinstance(value, tuple):
-        parts = enumerate(value) if len(value) <= _MOST_KEYS else ()
-    elif is_record(value):
-        parts = vars(value).items()
-    else:
-        return
     if id(value) in seen:
         return
     seen.add(id(value))
-    for name, part in list(parts):
+    for name, part in _parts(value):
         yield from _walk((key[0], f"{key[1]}.{name}"), part, depth - 1, seen)
+
+
+def _parts(value: Any) -> list[tuple[Any, Any]]:
+    """Return what a value holds, each part with its name."""
+    parts: list[tuple[Any, Any]] = []
+    if isinstance(value, _CALLABLE):
+        for one in functions_in(value):
+            parts += [(name, cell.cell_contents) for name, cell in cells_of(one)]
+            parts += [(name, names[name]) for names, name in named_by(one) if name in names]
+            parts += enumerate(one.__defaults__ or ())
+        if isinstance(value, partial):
+            parts += [*enumerate(value.args), *value.keywords.items()]
+    elif isinstance(value, dict):
+        parts += value.items() if len(value) <= _MOST_KEYS else ()
+    elif isinstance(value, (tuple, *LISTS)):
+        parts += enumerate(value) if len(value) <= _MOST_KEYS else ()
+    elif isinstance(value, (type, ModuleType)):
+        parts += shared_fields(value).items()
+    elif is_record(value):
+        parts += fields_of(value).items()
+    return parts
+
+
+def shared_fields(value: Any) -> dict[str, Any]:
+    """Return what a class or a module of the script's holds, but for functions and classes."""
+    is_model = isinstance(value, type) and issubclass(value, (nn.Module, Enum))
+    if is_model or not _is_of_script(value):
+        return {}
+    own = (*_CALLABLE, type, ModuleType)
+    fields = {
+        name: one
+        for name, one in list(vars(value).items())
+        if not name.startswith("__") and not isinstance(one, own)
+    }
+    return fields if len(fields) <= _MOST_KEYS else {}
+
+
+def fields_of(record: Any) -> dict[str, Any]:
+    """Return the fields of a record, in its dict or in slots."""
+    slots = [name for owner in type(record).__mro__ for name in getattr(owner, "__slots__", ())]
+    found = {name: getattr(record, name) for name in slots if hasattr(record, name)}
+    return {**found, **getattr(record, "__dict__", {})}
+
+
+def _is_of_script(value: Any) -> bool:
+    """Return whether a class or a module is the script's."""
+    owner = value if isinstance(value, ModuleType) else sys.modules.get(value.__module__)
+    file = getattr(owner, "__file__", None)
+    return isinstance(file, str) and is_users(file)
 
 
 def is_record(value: Any) -> bool:
     """Return whether a value is an object of the script's whose fields are looked at."""
-    if isinstance(value, (nn.Module, Tensor, np.ndarray, ModuleType, type)) or not hasattr(value, "__dict__"):
+    if isinstance(value, (nn.Module, Tensor, np.ndarray, ModuleType, type, Enum, *_CALLABLE)):
         return False
     if isinstance(value, (Namespace, SimpleNamespace)) or is_dataclass(value):
         return True
     kind: Any = type(value)
-    return bool(_is_of_users(kind))
+    return bool(_is_of_users(kind)) or _is_of_script(kind)
 
 
 @lru_cache(maxsize=256)
@@ -177,18 +233,14 @@ def _reads_environment(kind: Any) -> bool:
 @cache
 def _is_of_users(kind: Any) -> bool:
     """Return whether the script defines a class."""
-    functions = [one for one in vars(kind).values() if isinstance(one, FunctionType)]
-    return any(is_users(one.__code__.co_filename) for one in functions)
+    return any(True for value in vars(kind).values() for _ in functions_in(value))
 
 
 @lru_cache(maxsize=256)
 def _globals_of(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
     """Return the globals that the script's functions of a class name, and those that these call name."""
     functions = [
-        one
-        for owner in kind.__mro__
-        for one in vars(owner).values()
-        if isinstance(one, FunctionType) and is_users(one.__code__.co_filename)
+        one for owner in kind.__mro__ for value in vars(owner).values() for one in functions_in(value)
     ]
     found: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
     seen: set[CodeType] = set()
@@ -200,7 +252,7 @@ def _globals_of(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
             if isinstance(value, FunctionType):
                 if value.__code__ not in seen and is_users(value.__code__.co_filename):
                     functions.append(value)
-            elif not isinstance(value, (ModuleType, type)):
+            else:
                 found[id(names), name] = names, name
     return tuple(found.values())
 

@@ -1,10 +1,11 @@
 """What a call of a module may change, so that it can be computed for a comparison, and taken back."""
 
 import math
+import random
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from types import FunctionType
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,11 +15,14 @@ from torch import Tensor, nn
 from samestep.autopilot.reached import (
     PLAIN,
     cells_of,
+    fields_of,
+    functions_in,
     globals_of,
     is_record,
     named_by,
     reached,
     scripts_classes,
+    shared_fields,
 )
 from samestep.watch.tree import leaves
 
@@ -45,16 +49,19 @@ class Changeable:
         self._cells = [
             (cell, cell.cell_contents)
             for _, value in found
-            if isinstance(value, FunctionType)
-            for cell in cells_of(value)
+            for one in functions_in(value)
+            for _, cell in cells_of(one)
         ]
         kinds: set[Any] = {type(one) for one in module.modules()}
-        owners = {owner for kind in kinds for owner in scripts_classes(kind)}
+        owners = [owner for kind in kinds for owner in scripts_classes(kind)]
+        plain = [value for _, value in found if isinstance(value, (type, ModuleType))]
         self._classes = [
             (owner, name, value)
-            for owner in owners
-            for name, value in vars(owner).items()
-            if not name.startswith("__") and not callable(value)
+            for owner in _distinct([*owners, *plain])
+            for name, value in _own_fields(owner).items()
+        ]
+        self._generators = [
+            (one, generator_state(one)) for one in _distinct(value for _, value in found) if is_generator(one)
         ]
         kept = [value for _, _, value in _own_attributes(module)]
         self._containers = [
@@ -63,7 +70,7 @@ class Changeable:
             if isinstance(one, list | dict | set | deque)
         ]
         self._records = [
-            (one, dict(vars(one)))
+            (one, fields_of(one))
             for one in _distinct(value for _, value in found)
             if not isinstance(one, PLAIN) and is_record(one)
         ]
@@ -91,8 +98,6 @@ class Changeable:
             _refill(module._buffers, buffers)  # noqa: SLF001
             _refill(module._parameters, parameters)  # noqa: SLF001
         self._restore_shared()
-        for record, attributes in self._records:
-            _refill(vars(record), attributes)
         for container, contents in self._containers:
             refill(container, contents)
         for array, values in self._arrays:
@@ -100,8 +105,9 @@ class Changeable:
                 array[...] = values
         with torch.no_grad():
             for tensor, value, version in self._values:
-                if version is None or _version(tensor) != version:
-                    tensor.detach().copy_(value)
+                if (version is None or _version(tensor) != version) and not _equal(tensor, value):
+                    # As `data`: a graph that an earlier call has left does not take it for a change.
+                    tensor.data.copy_(value)
 
     def _restore_shared(self) -> None:
         """Make globals, variables of closures and class attributes as they were."""
@@ -112,6 +118,9 @@ class Changeable:
         for owner, name, value in self._classes:
             if vars(owner).get(name) is not value:
                 setattr(owner, name, value)
+        for generator, state in self._generators:
+            set_generator_state(generator, state)
+        restore_records(self._records)
 
     def buffers(self) -> dict[str, Tensor]:
         """Return copies of the tensors that may be written to in place, as they are now."""
@@ -158,6 +167,51 @@ def refill(container: Any, contents: Any) -> None:
     """Give a list, a deque, a dict or a set other contents."""
     container.clear()
     container.extend(contents) if isinstance(container, list | deque) else container.update(contents)
+
+
+def restore_records(records: Sequence[tuple[Any, dict[str, Any]]]) -> None:
+    """Give records the fields that they had."""
+    for record, fields in records:
+        for name in getattr(record, "__dict__", {}).keys() - fields.keys():
+            object.__delattr__(record, name)
+        for name, value in fields.items():
+            object.__setattr__(record, name, value)
+
+
+def _own_fields(owner: Any) -> dict[str, Any]:
+    """Return what a class or a module holds beside functions and classes."""
+    if isinstance(owner, type) and issubclass(owner, nn.Module):
+        own = vars(owner).items()
+        return {name: one for name, one in own if not name.startswith("__") and not callable(one)}
+    return shared_fields(owner)
+
+
+def is_generator(value: Any) -> bool:
+    """Return whether a value is a random generator of the script's own."""
+    return isinstance(value, (torch.Generator, random.Random, np.random.Generator, np.random.RandomState))
+
+
+def generator_state(generator: Any) -> Any:
+    """Return the state of a random generator."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.get_state()
+
+
+def set_generator_state(generator: Any, state: Any) -> None:
+    """Set the state of a random generator."""
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
 
 
 def _version(tensor: Tensor) -> int | None:

@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -15,10 +16,10 @@ from samestep.autopilot.draw_plans import RecordedDraw
 from samestep.autopilot.draws import RecordedDraws
 from samestep.autopilot.guards import Attributes, changed, left_behind
 from samestep.autopilot.plans import Given
-from samestep.autopilot.reached import is_compiled
+from samestep.autopilot.reached import PLAIN, fields_of, is_compiled, is_record, walked
 from samestep.autopilot.sides import outcome
 from samestep.autopilot.slice_call import Forward
-from samestep.autopilot.state import Changeable, Side
+from samestep.autopilot.state import Changeable, Side, restore_records
 from samestep.watch.drawn import Drawn
 from samestep.watch.tree import Path, leaves
 
@@ -120,6 +121,7 @@ class ModuleRun:
         recorder = RecordedDraws() if records else None
         copied = given.copied()
         own = given if grad else copied
+        form, records_in = form_of(own), records_of(own)
         parameters, versions = _sums(self.module), self.before.versions()
         with (
             torch.set_grad_enabled(grad),
@@ -128,6 +130,8 @@ class ModuleRun:
             recorder or nullcontext(),
         ):
             returned = self._forward(self.module, *own.args, **own.kwargs)
+        is_same = form_of(own) == form
+        restore_records(records_in)
         sides = tuple(self.before.left())
         found = dict(leaves(outcome(self.module, returned, sides)))
         return WholeCall(
@@ -139,12 +143,31 @@ class ModuleRun:
             returned=returned,
             left=changed(self.left, left_behind(self.module)),
             draws=() if recorder is None else tuple(recorder.shapes),
-            writes=self._writes(is_same=copied.same(given), parameters=parameters, versions=versions),
+            writes=self._writes(
+                is_same=is_same and copied.same(given), parameters=parameters, versions=versions
+            ),
             printed=printed.any,
             scale=largest(
                 *found.values(), *(tensor for _, tensor in given.tensors()), *self.module.parameters()
             ),
         )
+
+
+def form_of(given: Given) -> list[Any]:
+    """Return what a call may change of its arguments beside tensors: lengths, keys, numbers, fields."""
+    found: list[Any] = []
+    for key, value in walked("", (given.args, dict(given.kwargs))):
+        sized = len(value) if isinstance(value, (list, dict, set, deque)) else None
+        found.append((key, value if isinstance(value, PLAIN) else id(type(value)), sized))
+        if is_record(value):
+            found.append(sorted((name, id(one)) for name, one in fields_of(value).items()))
+    return found
+
+
+def records_of(given: Given) -> list[tuple[Any, dict[str, Any]]]:
+    """Return the records among the arguments, which are the script's own, with their fields."""
+    values = (value for _, value in walked("", (given.args, dict(given.kwargs))))
+    return [(one, fields_of(one)) for one in values if not isinstance(one, PLAIN) and is_record(one)]
 
 
 def _copied(tensor: Tensor) -> Tensor:
