@@ -10,10 +10,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from samestep.world.math_kernels import settle_math_kernels
+
 hypothesis.settings.register_profile("samestep", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("samestep")
 # Ranks that are threads would each start threads of their own, and wait for each other's.
 torch.set_num_threads(1)
+# Ranks that are threads may call one of torch's functions for the first time all at once.
+settle_math_kernels()
 
 
 @pytest.fixture(autouse=True)

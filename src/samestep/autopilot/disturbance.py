@@ -189,7 +189,7 @@ def _weight_noise(values: Tensor, own: torch.Generator) -> Tensor:
     """Return noise of the size of the weights; where they are next to nothing, of that of usual weights."""
     if not values.numel():
         return values
-    root_mean_square = float(values.square().mean().sqrt())
+    root_mean_square = float(values.square().mean()) ** 0.5
     inputs = 1.0 if values.dim() < 2 else values.numel() / max(values.shape[0], 1)
     return _normal(values, own).mul_(0.3 * max(root_mean_square, inputs**-0.5))
 

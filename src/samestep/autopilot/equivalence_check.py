@@ -33,13 +33,14 @@ from samestep.autopilot.disturbance import (
 )
 from samestep.autopilot.guards import counters, hooked
 from samestep.autopilot.plans import Dims, Given, Reduced, SplitPlan, candidates
+from samestep.autopilot.quiet import quiet
 from samestep.autopilot.reached import Key, is_compiled, reached
 from samestep.autopilot.sides import outcome
 from samestep.autopilot.slice_call import Forward
 from samestep.autopilot.split_comparison import SplitComparison, SplitResult, in_one_line
 from samestep.autopilot.state import Side
 from samestep.autopilot.unwritten import WritesFileError, changing_no_files
-from samestep.autopilot.whole_call import ModuleRun, WholeCall, close, eagerly, largest, quiet
+from samestep.autopilot.whole_call import ModuleRun, WholeCall, close, eagerly, largest
 from samestep.watch.tree import Path, leaves
 from samestep.world.world import World
 

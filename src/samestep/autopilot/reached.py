@@ -90,9 +90,14 @@ def is_compiled(module: nn.Module) -> bool:
     for one in modules_of(module):
         if "_orig_mod" in one._modules or one._compiled_call_impl is not None:  # noqa: SLF001
             return True
-        if hasattr(one.forward, _COMPILED):
+        if _runs_compiled(one.forward):
             return True
-    return any(hasattr(names.get(name), _COMPILED) for names, name in globals_of(module))
+    return any(_runs_compiled(names.get(name)) for names, name in globals_of(module))
+
+
+def _runs_compiled(function: Any) -> bool:
+    """Return whether a function was compiled; `torch.compiler.disable` marks one in the same way."""
+    return hasattr(function, _COMPILED) and not hasattr(function, "_torchdynamo_disable")
 
 
 def scripts_classes(kind: Any) -> list[type]:

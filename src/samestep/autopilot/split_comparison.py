@@ -18,9 +18,10 @@ from samestep.autopilot.failing_together import OtherRankFailedError, failing_to
 from samestep.autopilot.forward_reductions import read_reduction, watching_reductions
 from samestep.autopilot.guards import changed, kept_of_slice, left_behind, returned_number
 from samestep.autopilot.plans import Concatenated, Dims, Given, Joint, Reduced, joints_for
+from samestep.autopilot.quiet import quiet
 from samestep.autopilot.sides import leave, outcome
 from samestep.autopilot.slice_call import Forward, call_slice
-from samestep.autopilot.whole_call import ModuleRun, WholeCall, close, differing_buffer, eagerly, quiet
+from samestep.autopilot.whole_call import ModuleRun, WholeCall, close, differing_buffer, eagerly
 from samestep.base.errors import UsageError
 from samestep.watch.drawn import Drawn
 from samestep.watch.tree import Path, leaves, mapped, text

@@ -1,13 +1,10 @@
 """Runs a call of the whole batch for comparison, on every rank, and takes back what it changed."""
 
-import logging
-import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +13,7 @@ from samestep.autopilot.draw_plans import RecordedDraw
 from samestep.autopilot.draws import RecordedDraws
 from samestep.autopilot.guards import Attributes, changed, left_behind
 from samestep.autopilot.plans import Given
+from samestep.autopilot.quiet import quiet
 from samestep.autopilot.reached import PLAIN, fields_of, is_compiled, is_record, walked
 from samestep.autopilot.sides import outcome
 from samestep.autopilot.slice_call import Forward
@@ -233,40 +231,6 @@ def differing_buffer(kept: Mapping[str, Tensor], whole: Mapping[str, Tensor]) ->
         if name not in kept or not close(kept[name], value, scale=scale):
             return name
     return None
-
-
-class Printed:
-    """A stream that keeps nothing of what is printed to it, but that something was."""
-
-    def __init__(self) -> None:
-        self.any = False
-
-    def write(self, text: str) -> int:
-        """Take a text."""
-        self.any = True
-        return len(text)
-
-    def flush(self) -> None:
-        """Keep nothing."""
-
-
-@contextmanager
-def quiet() -> Iterator[Printed]:
-    """Let nothing be printed, logged or warned of: the call of the run does that, if it is so there too."""
-    printed = Printed()
-    stream: Any = printed
-
-    def log(*_: object) -> None:
-        printed.any = True
-
-    with (
-        redirect_stdout(stream),
-        redirect_stderr(stream),
-        patch.object(logging.Logger, "callHandlers", log),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")
-        yield printed
 
 
 @contextmanager

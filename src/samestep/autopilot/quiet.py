@@ -1,0 +1,63 @@
+"""Keeps calls that are computed for a comparison from printing and logging."""
+
+import logging
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextvars import ContextVar
+from typing import Any
+
+_call_handlers = logging.Logger.callHandlers
+_lock = threading.Lock()
+_entered = [0]
+"""Threads within `quiet`: ranks may be threads of one process, which leave in any order."""
+
+
+class Printed:
+    """A stream that keeps nothing of what is printed to it, but that something was."""
+
+    def __init__(self) -> None:
+        self.any = False
+
+    def write(self, text: str) -> int:
+        """Take a text."""
+        self.any = True
+        return len(text)
+
+    def flush(self) -> None:
+        """Keep nothing."""
+
+
+_current: ContextVar[Printed | None] = ContextVar("samestep_quiet", default=None)
+
+
+@contextmanager
+def quiet() -> Iterator[Printed]:
+    """Let the calling thread print, log and warn of nothing: the call of the run does."""
+    printed = Printed()
+    stream: Any = printed
+    token = _current.set(printed)
+    _count(1)
+    try:
+        with redirect_stdout(stream), redirect_stderr(stream), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield printed
+    finally:
+        _count(-1)
+        _current.reset(token)
+
+
+def _count(change: int) -> None:
+    with _lock:
+        _entered[0] += change
+        call: Any = _log if _entered[0] else _call_handlers
+        logging.Logger.callHandlers = call  # type: ignore[method-assign]
+
+
+def _log(logger: logging.Logger, record: logging.LogRecord) -> None:
+    printed = _current.get()
+    if printed is None:
+        _call_handlers(logger, record)
+    else:
+        printed.any = True
