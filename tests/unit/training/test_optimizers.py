@@ -145,5 +145,5 @@ def test_weight_decay_acts_on_all_parameters():
     model = network()
     optimizer = build_optimizer(model, settings(weight_decay=0.25))
 
-    assert [len(group["params"]) for group in optimizer.param_groups] == [6]
+    assert [len(group["params"]) for group in optimizer.param_groups] == [5]
     assert optimizer.param_groups[0]["weight_decay"] == 0.25
