@@ -148,9 +148,9 @@ def set_counters(module: nn.Module, keys: Sequence[Key], tensors: Sequence[Tenso
         tensor.fill_(number)
     modules = list(modules_of(module))
     for place, name in keys:
-        if place >= 0:
+        if place >= 0 and name in vars(modules[place]):  # a buffer is among the tensors
             setattr(modules[place], name, number)
-        else:
+        elif place < 0:
             for names, known in globals_of(module):
                 if known == name:
                     names[name] = number

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.rnn import RNNBase
+from torch.nn.parameter import is_lazy
 
 from samestep.autopilot.plans import Given
 from samestep.autopilot.reached import LISTS, PLAIN, Key, modules_of, reached, walked
@@ -70,7 +71,7 @@ def plain_attributes(module: nn.Module) -> Attributes:
         # What it is made of, and by which code: layers and methods may be replaced.
         kinds = hash((kinds, id(type(one)), id(getattr(type(one).forward, "__code__", None))))
         for name, buffer in one._buffers.items():  # noqa: SLF001
-            if buffer is not None and buffer.numel() == 1 and _is_flag(buffer):
+            if buffer is not None and not is_lazy(buffer) and buffer.numel() == 1 and _is_flag(buffer):
                 found[place, name] = int(buffer)
         for kind, name in _DRAWING:
             if isinstance(one, kind):

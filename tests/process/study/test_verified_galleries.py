@@ -9,7 +9,7 @@ from gallery.manifest import SCRIPTS as SERIAL
 from gallery_ddp.manifest import DIFFERENT, SAME, SAME_BUT, SCRIPTS
 from samestep.base.errors import UsageError
 
-REFUSED = {"simclr_inside.py"}
+REFUSED = {"forward_by_name.py", "simclr_inside.py"}
 """Serial scripts that cannot be shared out."""
 NEEDS_GPU = {"hard_coded_cuda.py"}
 
@@ -29,8 +29,9 @@ def test_a_serial_script_is_the_same_on_two_workers(verifier, script):
     assert report["steps"]
 
 
-def test_a_script_that_cannot_be_shared_out_is_different_and_says_so(verifier):
-    script = next(one for one in SERIAL if one.name in REFUSED)
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_script_that_cannot_be_shared_out_is_different_and_says_so(verifier, name):
+    script = next(one for one in SERIAL if one.name == name)
     report = verifier.verify(script.path, steps=5)
     assert (report["verdict"], causes(report)) == (DIFFERENT, ["refused"])
     assert "silent copies" in report["findings"][0]["message"]
