@@ -71,7 +71,7 @@ class Accuracy(Net):
     def forward(self, x, y):
         scores = self.head(self.features(x))
         right = (scores.argmax(1) == y).sum()
-        return F.cross_entropy(scores, y, ignore_index=-100) + 0.0 * right, right
+        return F.cross_entropy(scores, y, ignore_index=-100), right
 
 
 class Gated(Net):

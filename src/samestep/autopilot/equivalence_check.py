@@ -154,6 +154,8 @@ class EquivalenceCheck:
         """Return why this module is not split at all, if that can be said before it is called."""
         if stays_unsplit(self._module):
             return "samestep.split(..., dim=None) keeps it so"
+        if any(isinstance(one, torch.jit.ScriptModule) for one in self._module.modules()):
+            return "TorchScript has compiled it, and what it reads cannot be seen"
         if any(isinstance(value, IteratorType) for _, value in reached(self._module)):
             return "it reads an iterator, which cannot be put back"
         hook = hooked(self._module)

@@ -69,7 +69,7 @@ def plain_attributes(module: nn.Module) -> Attributes:
     for place, one in enumerate(modules_of(module)):
         training = training << 1 | one.training
         # What it is made of, and by which code: layers and methods may be replaced.
-        kinds = hash((kinds, id(type(one)), id(getattr(type(one).forward, "__code__", None))))
+        kinds = hash((kinds, id(type(one)), _forward_code(type(one))))
         for name, buffer in one._buffers.items():  # noqa: SLF001
             if buffer is not None and not is_lazy(buffer) and buffer.numel() == 1 and _is_flag(buffer):
                 found[place, name] = int(buffer)
@@ -93,6 +93,12 @@ def _plain_parts(values: Any) -> tuple[Any, ...] | None:
     if len(values) > _MOST_OF_LIST or not all(isinstance(one, PLAIN) for one in values):
         return None
     return tuple(sorted(values, key=repr)) if isinstance(values, set) else tuple(values)
+
+
+def _forward_code(kind: type) -> int:
+    """Return what tells the code of a class's forward; a class may be given another one."""
+    forward = next((vars(owner)["forward"] for owner in kind.__mro__ if "forward" in vars(owner)), None)
+    return id(getattr(forward, "__code__", forward))
 
 
 def _is_flag(buffer: Tensor) -> bool:

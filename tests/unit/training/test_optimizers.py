@@ -25,7 +25,9 @@ def settings(**changes):
 def network(dtype=torch.float32):
     # A bias before batch norm has a gradient of nothing but rounding, which AdamW makes a step of.
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 5, 3, bias=False), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(20, 2)).to(dtype)
+    return nn.Sequential(
+        nn.Conv2d(3, 5, 3, bias=False), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(20, 2)
+    ).to(dtype)
 
 
 def torchs(model, chosen, **form):
