@@ -275,7 +275,20 @@ def tree(root):
     return found
 
 
-def run_interleaved(switch, folder, items, operations, turns):
+class InterruptedJournal(Journal):
+    """A journal that lets rank 0 go on as soon as this rank has read it."""
+
+    def __init__(self, file, interrupt):
+        super().__init__(file)
+        self._interrupt = interrupt
+
+    def refresh(self):
+        size = super().refresh()
+        self._interrupt()
+        return size
+
+
+def run_interleaved(switch, folder, items, operations, turns, interruptions=()):
     """Execute operations on two ranks; return the results of a serial run, of rank 0 and of rank 1.
 
     Args:
@@ -284,6 +297,7 @@ def run_interleaved(switch, folder, items, operations, turns):
         items: what exists before the run.
         operations: of each rank.
         turns: the rank that goes on next, as long as there are any; then rank 1, which waits for rank 0.
+        interruptions: whether rank 0 goes on when rank 1 has just read the journal, for each time it does.
     """
     for name in ("serial", "ranks"):
         (folder / name).mkdir()
@@ -300,7 +314,10 @@ def run_interleaved(switch, folder, items, operations, turns):
         folder / "ranks/root",
         operations,
     )
-    journal = Journal(folder / "common/journal")
+    interruptions = iter(interruptions)
+    journal = InterruptedJournal(
+        folder / "common/journal", lambda: next(interruptions, False) and main.step()
+    )
 
     def let_rank_0_go_on():
         assert main.step(), "rank 1 waits for a listing that rank 0 does not record"

@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from samestep.autopilot.account import Account
 from samestep.autopilot.gradients import Gradients
 from samestep.base.errors import Error, OutOfStep, PeerLost
+from samestep.watch.watchdog import at_the_end
 from samestep.world.world import World
 
 _POLL_S = 0.05
@@ -82,19 +83,24 @@ class EndCheck:
             store.set(f"{_ENDED}/{place.rank}", "")
             if store.add(_ENDED, 1) == place.size:
                 store.set(_ALL_ENDED, "")
-            pause = 0.001
-            while not store.check([_ALL_ENDED]):
-                if store.check([_FAILED]):
-                    return False
-                if time.monotonic() > deadline:
-                    missing = [r for r in range(place.size) if not store.check([f"{_ENDED}/{r}"])]
-                    raise OutOfStep(_missing(missing, self._timeout_s))
-                time.sleep(pause)
-                pause = min(2 * pause, _POLL_S)
+            with at_the_end():
+                return self._wait(store, deadline)
         except RuntimeError as error:
             raise PeerLost(
                 "rank 0 left before the ranks were compared at the end of the script; see its own output."
             ) from error
+
+    def _wait(self, store: Store, deadline: float) -> bool:
+        pause = 0.001
+        while not store.check([_ALL_ENDED]):
+            if store.check([_FAILED]):
+                return False
+            if time.monotonic() > deadline:
+                ranks = range(self._world.place.size)
+                missing = [rank for rank in ranks if not store.check([f"{_ENDED}/{rank}"])]
+                raise OutOfStep(_missing(missing, self._timeout_s))
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_S)
         return True
 
     def _compare(self) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 from samestep.base import env
 
+_FILES_IN_MEMORY = "/dev/shm/"  # noqa: S108 - scripts keep data and checkpoints there
+
 
 def path_text(path: Any) -> str | None:
     """Return a path as text; None for a descriptor or for what is no path."""
@@ -22,13 +24,28 @@ def folder_of_descriptor(number: int) -> str:
     return os.readlink(f"/proc/self/fd/{number}")
 
 
-def common_paths() -> tuple[str, ...]:
-    """Return the beginnings of paths that are no files, or that all processes use together."""
-    configured = [env.snapshot().get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")]
-    return (
-        *("/dev/", "/proc/", "/sys/"),
-        f"{tempfile.gettempdir()}/pymp-",  # where multiprocessing binds its sockets
-        *(os.path.abspath(one) for one in configured if one),  # compilers look there with programs
-        f"{tempfile.gettempdir()}/torchinductor_",
-        os.path.expanduser("~/.triton/"),
-    )
+class CommonPaths:
+    """Paths that are no files, or that all processes use together: these stay as they are.
+
+    Args:
+        more: beginnings of further ones.
+    """
+
+    def __init__(self, *more: str) -> None:
+        configured = [env.snapshot().get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")]
+        self._beginnings: tuple[str, ...] = (
+            *("/proc/", "/sys/"),
+            f"{tempfile.gettempdir()}/pymp-",  # where multiprocessing binds its sockets
+            *(os.path.abspath(one) for one in configured if one),  # compilers look there with programs
+            f"{tempfile.gettempdir()}/torchinductor_",
+            os.path.expanduser("~/.triton/"),
+            *more,
+        )
+
+    def __contains__(self, path: str) -> bool:
+        is_device = path.startswith("/dev/") and not path.startswith(_FILES_IN_MEMORY)
+        return is_device or path.startswith(self._beginnings)
+
+    def add(self, beginning: str) -> None:
+        """Leave another path as it is, with all that is below it."""
+        self._beginnings = (*self._beginnings, beginning)

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from samestep.autopilot.file_paths import common_paths, folder_of_descriptor, path_text
+from samestep.autopilot.file_paths import CommonPaths, folder_of_descriptor, path_text
 from samestep.autopilot.folder_listings import ChangedFolders, RecordedListings
 from samestep.autopilot.journal import Journal
 from samestep.autopilot.sibling_ranks import SiblingRanks
@@ -32,7 +32,7 @@ class OriginalKeeper:
 
     def __init__(self, journal: Journal, folder: Path, siblings: SiblingRanks | None = None) -> None:
         self._journal, self._folder, self._siblings = journal, str(folder), siblings
-        self._common = (*common_paths(), self._folder)
+        self._common = CommonPaths(self._folder)
         self._changed = ChangedFolders()
         self._listings = RecordedListings(journal)
         self._numbers = count()
@@ -50,7 +50,7 @@ class OriginalKeeper:
         elif text != "/":
             folder, name = os.path.split(text.rstrip("/"))
             text = os.path.join(os.path.realpath(folder), name)
-        return None if text.startswith(self._common) else text
+        return None if text in self._common else text
 
     def open(self, path: Any, *, creates: bool, follow: bool = True, dir_fd: int | None = None) -> None:
         """Prepare for a file that is about to be opened for writing."""

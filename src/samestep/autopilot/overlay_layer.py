@@ -10,6 +10,9 @@ from typing import Any, Protocol
 from samestep.autopilot.folder_listings import ChangedFolders
 from samestep.autopilot.overlay_lookup import BASE, GONE, MARK, Folder, OverlayLookup, Spot, join
 
+_DRAFT = ".samestep-draft"
+"""Ends the name of a copy until it is complete."""
+
 
 class Read(Protocol):
     """Reads a path, again if rank 0 has changed it meanwhile."""
@@ -74,11 +77,16 @@ class OverlayLayer:
         if folder.own is not None:
             return folder.own
         own = join(self.own_folder(os.path.dirname(path)), os.path.basename(path))
-        os.mkdir(own)
-        if folder.place is not None:
-            shutil.copystat(folder.place, own)
+        self._make_like(path, own)
         self._lookup.changed()
         return own
+
+    def _make_like(self, path: str, own: str) -> None:
+        """Make a folder with the attributes of the one at `path`."""
+        draft = f"{own}{_DRAFT}"
+        os.mkdir(draft)
+        self._read(path, lambda where: shutil.copystat(where, draft), follow=False)
+        os.rename(draft, own)
 
     def _own_place(self, spot: Spot) -> str:
         return join(self.own_folder(spot.folder.path), spot.name)
@@ -114,7 +122,7 @@ class OverlayLayer:
         if spot.base is None or not (spot.is_link or stat.S_ISREG(spot.mode)):
             return spot.where
         own = self._own_place(spot)
-        draft = f"{own}.samestep-draft"
+        draft = f"{own}{_DRAFT}"
         self._copy(spot, draft, truncates=truncates)
         os.replace(draft, own)
         self._announce(spot.base)
@@ -124,7 +132,7 @@ class OverlayLayer:
         if truncates and not spot.is_link:
             with open(draft, "wb"):
                 pass
-            shutil.copystat(str(spot.where), draft)
+            self._read(spot.path, lambda where: shutil.copystat(where, draft), follow=False)
             return
 
         def copy(where: str) -> None:
@@ -165,8 +173,7 @@ class OverlayLayer:
         if os.path.lexists(source):
             os.rename(source, target)
         elif folder is not None:
-            os.mkdir(target)
-            shutil.copystat(str(old.where), target)
+            self._make_like(old.path, target)
         else:
             os.symlink(f"{BASE}{old.base}", target)
         if folder is not None and not os.path.lexists(join(target, MARK)):

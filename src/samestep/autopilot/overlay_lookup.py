@@ -12,11 +12,14 @@ or copied, it holds three kinds of marks, so that processes that the rank has fo
 import errno
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from samestep.autopilot.file_paths import common_paths, folder_of_descriptor, path_text
+from samestep.autopilot.file_paths import CommonPaths, folder_of_descriptor, path_text
 from samestep.autopilot.journal import Journal
+
+T = TypeVar("T")
 
 GONE = "/dev/null/removed"
 BASE = "/dev/null/base"
@@ -88,7 +91,7 @@ class OverlayLookup:
 
     def __init__(self, root: str, journal: Journal, hidden: str | None = None) -> None:
         self.root, self.journal, self.hidden = root, journal, hidden
-        self._common: tuple[str, ...] = (*common_paths(), root, *([hidden] if hidden else ()))
+        self._common = CommonPaths(root, *([hidden] if hidden else ()))
         self._changes = os.path.join(root, _CHANGES)
         self._folders: dict[str, tuple[Folder, int]] = {}
         self._known: tuple[int, int] = (-1, -1)
@@ -113,11 +116,11 @@ class OverlayLookup:
 
     def is_common(self, text: str) -> bool:
         """Return whether an absolute path is the same file for all processes."""
-        return text.startswith(self._common)
+        return text in self._common
 
     def share(self, path: str) -> None:
         """Leave a path as it is that only this rank uses, with all that is below it."""
-        self._common = (*self._common, path)
+        self._common.add(path)
 
     def opened(self, number: int, path: str) -> None:
         """Record which folder a descriptor has open."""
@@ -150,14 +153,7 @@ class OverlayLookup:
         Raises:
             OSError: a folder above it is missing, or is none.
         """
-        state = self.state()
-        if state != self._known:
-            self._folders, self._known = {}, state
-        try:
-            return self._spot(text, follow=follow, links=0)
-        except OSError as error:  # of the path that was asked for, not of one that a link leads to
-            error.filename = text
-            raise
+        return self._unchanged(text, lambda: self._spot(text, follow=follow, links=0))
 
     def folder(self, text: str) -> Folder:
         """Return the folder at an absolute path.
@@ -165,8 +161,27 @@ class OverlayLookup:
         Raises:
             OSError: it is missing, or is none.
         """
-        self.spot(text)
-        return self._folder(text, 0)[0]
+        return self._unchanged(text, lambda: self._folder(text, 0)[0])
+
+    def _unchanged(self, text: str, find: Callable[[], T]) -> T:
+        """Return what `find` returns, or raise what it raises for `text`, while rank 0 changes nothing.
+
+        Otherwise a file that rank 0 makes between the look into the journal and the one into the file system
+        would be taken for one from before the run.
+        """
+        while True:
+            state = self.state()
+            if state != self._known:
+                self._folders, self._known = {}, state
+            try:
+                found = find()
+            except OSError as error:
+                if self.state() == state:
+                    error.filename = text  # what was asked for, not what a link leads to
+                    raise
+            else:
+                if self.state() == state:
+                    return found
 
     def entry(self, folder: Folder, name: str) -> Spot:
         """Return what is at a name in a folder."""

@@ -7,8 +7,8 @@ this thread is awake: a job that was suspended (Ctrl-Z) does not hang.
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import psutil
@@ -28,6 +28,20 @@ _LAST_WORDS_S = 5.0
 """How long a broken connection waits to hear that the other end had no more to do."""
 _QUIET_BEATS = 6
 """After how many looks without a word a rank is called quiet."""
+
+
+_at_end = threading.Event()
+"""Set while this process waits for the other ranks at the end of its script."""
+
+
+@contextmanager
+def at_the_end() -> Iterator[None]:
+    """Within, the script has ended, and the process waits for the other ranks to end theirs."""
+    _at_end.set()
+    try:
+        yield
+    finally:
+        _at_end.clear()
 
 
 def interval_of(limit_s: float) -> float:
@@ -120,7 +134,8 @@ class Watchdog:
 
     def _tick(self) -> None:
         now = time.monotonic()
-        own = self._lookout.look(min(now - self._last, 2 * self._interval_s))
+        state: State = "ended" if _at_end.is_set() else "running"
+        own = self._lookout.look(min(now - self._last, 2 * self._interval_s), state)
         self._last = now
         self._board.post(own.packed())
         if self._board.called_off:

@@ -79,13 +79,14 @@ def switch():
     st.lists(item, max_size=8),
     st.lists(operations, min_size=1, max_size=14),
     st.lists(st.booleans(), max_size=60),
+    st.lists(st.booleans(), max_size=60),
 )
-def test_all_ranks_see_what_a_serial_run_sees(switch, items, sequence, turns):
+def test_all_ranks_see_what_a_serial_run_sees(switch, items, sequence, turns, interruptions):
     base = Path(tempfile.mkdtemp(prefix="sequence-"))
     try:
         first = [("d", "folder", ""), ("e", "folder", "")]
         serial, main, other, (expected, left) = run_interleaved(
-            switch, base, first + items, [*sequence, *LOOK_AT_ALL], turns
+            switch, base, first + items, [*sequence, *LOOK_AT_ALL], turns, interruptions
         )
         for done, one, two, three in zip([*sequence, *LOOK_AT_ALL], serial, main, other, strict=True):
             assert without_order(two) == without_order(one), ("rank 0", done)
@@ -93,3 +94,15 @@ def test_all_ranks_see_what_a_serial_run_sees(switch, items, sequence, turns):
         assert left == expected
     finally:
         shutil.rmtree(base)
+
+
+def test_files_in_shared_memory_are_files_like_others(switch):
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as base:
+        items, sequence = [("a", "file", "64")], [("rewrite", "a"), ("append", "log", "1"), *LOOK_AT_ALL]
+
+        serial, main, other, (expected, left) = run_interleaved(
+            switch, Path(base), items, sequence, turns=[0, 0]
+        )
+
+        assert other == main == serial
+        assert left == expected
