@@ -237,10 +237,10 @@ class Calls:
                     f"{name} drew random numbers, and had drawn none in its equivalence check: the workers' "
                     "random streams differ now. Keep its calls unsplit: samestep.split(model, dim=None)."
                 )
-            if draws is not None and draws.untold:
+            if draws is not None and draws.unknown:
                 raise OutOfStep(
                     f"{name} drew random numbers otherwise than in its equivalence check "
-                    f"({'; '.join(sorted(draws.untold))}). Keep its calls unsplit: "
+                    f"({'; '.join(sorted(draws.unknown))}). Keep its calls unsplit: "
                     "samestep.split(model, dim=None)."
                 )
             value = outcome(module, outputs, plan.sides)

@@ -1,4 +1,4 @@
-"""Paths as scripts give them: made absolute, and those that no rank has a private copy of."""
+"""Converts paths to text, and finds the paths that all ranks share instead of private copies."""
 
 import os
 import tempfile
@@ -10,7 +10,7 @@ _FILES_IN_MEMORY = "/dev/shm/"  # noqa: S108 - scripts keep data and checkpoints
 
 
 def path_text(path: Any) -> str | None:
-    """Return a path as text; None for a descriptor or for what is no path."""
+    """Return a path as text; None for a descriptor or for a value that is no path."""
     if isinstance(path, int):
         return None
     try:
@@ -20,15 +20,15 @@ def path_text(path: Any) -> str | None:
 
 
 def folder_of_descriptor(number: int) -> str:
-    """Return the path of the folder that a descriptor has open."""
+    """Return the path of a descriptor's folder."""
     return os.readlink(f"/proc/self/fd/{number}")
 
 
 class CommonPaths:
-    """Paths that are no files, or that all processes use together: these stay as they are.
+    """The paths that are not redirected: they are no files, or all processes share them.
 
     Args:
-        more: beginnings of further ones.
+        more: the prefixes of further paths.
     """
 
     def __init__(self, *more: str) -> None:
@@ -36,7 +36,7 @@ class CommonPaths:
         self._beginnings: tuple[str, ...] = (
             *("/proc/", "/sys/"),
             f"{tempfile.gettempdir()}/pymp-",  # where multiprocessing binds its sockets
-            *(os.path.abspath(one) for one in configured if one),  # compilers look there with programs
+            *(os.path.abspath(one) for one in configured if one),  # compilers read them in other programs
             f"{tempfile.gettempdir()}/torchinductor_",
             os.path.expanduser("~/.triton/"),
             *more,
@@ -47,5 +47,5 @@ class CommonPaths:
         return is_device or path.startswith(self._beginnings)
 
     def add(self, beginning: str) -> None:
-        """Leave another path as it is, with all that is below it."""
+        """Add a prefix of paths that are not redirected."""
         self._beginnings = (*self._beginnings, beginning)

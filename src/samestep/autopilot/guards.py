@@ -1,6 +1,7 @@
-"""The guards of a proof: flags, numbers and texts that a call depends on; and hooks that would see slices.
+"""Collects the guards of a call, the flags, numbers and texts that it may depend on, and finds its hooks.
 
-A proof holds under its guards: a model that is given its epoch may do something else in the next one.
+The result of an equivalence check is valid for equal guards only: a model that gets the number of its epoch
+may compute something else in the next one. A hook would get a slice instead of the whole batch.
 """
 
 import hashlib
@@ -23,14 +24,14 @@ from samestep.autopilot.state import is_count
 from samestep.watch.tree import Path, parts_of, text
 
 Attributes: TypeAlias = Mapping[Key, Any]
-"""Values by the place of their module among those in the one called, and their name."""
+"""Values by the index of their module among the called module's submodules, and by their name."""
 
 _DRAWING: tuple[tuple[type[nn.Module], str], ...] = (
     (_DropoutNd, "p"),
     (nn.MultiheadAttention, "dropout"),
     (RNNBase, "dropout"),
 )
-"""torch's own layers whose calls depend on a number, and its attribute."""
+"""Layers of torch whose calls depend on a number, and the attribute that holds it."""
 _MOST_ELEMENTS, _MOST_OF_LIST = 1 << 16, 16
 
 
@@ -54,8 +55,8 @@ def plain_arguments(given: Given) -> tuple[Any, ...]:
 def plain_attributes(module: nn.Module) -> Attributes:
     """Return the flags, numbers and texts that a module's forward may depend on.
 
-    They are those that the script's classes keep, the globals that their functions name, the probability of
-    each dropout, which modules are in training, and how many parameters learn.
+    They are the attributes of user-defined modules, the globals that their functions refer to, the dropout
+    probabilities, the training mode of each module, and the number of parameters that require gradients.
     """
     found: dict[Key, Any] = {}
     for key, value in reached(module):
@@ -68,8 +69,8 @@ def plain_attributes(module: nn.Module) -> Attributes:
     training, kinds = 0, 0
     for place, one in enumerate(modules_of(module)):
         training = training << 1 | one.training
-        # What it is made of, and by which code: layers and methods may be replaced.
-        kinds = hash((kinds, id(type(one)), _forward_code(type(one))))
+        # The classes of the layers and the code of their forward: a script may replace both.
+        kinds = hash((kinds, id(type(one)), _forward_id(type(one))))
         for name, buffer in one._buffers.items():  # noqa: SLF001
             if buffer is not None and not is_lazy(buffer) and buffer.numel() == 1 and _is_flag(buffer):
                 found[place, name] = int(buffer)
@@ -83,20 +84,20 @@ def plain_attributes(module: nn.Module) -> Attributes:
 
 
 def _identity(value: Any) -> int:
-    """Return what tells one function or choice from another: of a function its code."""
+    """Return the id of a function's code, or of another value itself, such as an enum member."""
     function = getattr(value, "__func__", value)
     return id(getattr(function, "__code__", function))
 
 
 def _plain_parts(values: Any) -> tuple[Any, ...] | None:
-    """Return what a short list or set of flags, numbers and texts holds; None for any other."""
+    """Return the elements of a short list or set of flags, numbers and texts; None for any other one."""
     if len(values) > _MOST_OF_LIST or not all(isinstance(one, PLAIN) for one in values):
         return None
     return tuple(sorted(values, key=repr)) if isinstance(values, set) else tuple(values)
 
 
-def _forward_code(kind: type) -> int:
-    """Return what tells the code of a class's forward; a class may be given another one."""
+def _forward_id(kind: type) -> int:
+    """Return the id of the code of a class's forward, which a script may replace."""
     forward = next((vars(owner)["forward"] for owner in kind.__mro__ if "forward" in vars(owner)), None)
     return id(getattr(forward, "__code__", forward))
 
@@ -105,13 +106,13 @@ def _is_flag(buffer: Tensor) -> bool:
     return not buffer.is_floating_point() and not buffer.is_complex() and buffer.device.type == "cpu"
 
 
-def left_behind(module: nn.Module) -> Attributes:
-    """Return what a call may leave beside tensors: `plain_attributes`, and the ends of lists, and arrays."""
+def python_state(module: nn.Module) -> Attributes:
+    """Return the state beside tensors that a call may change: `plain_attributes`, ends of lists, arrays."""
     found = dict(plain_attributes(module))
     for key, value in reached(module):
         if isinstance(value, LISTS):
             found[key] = (len(value), _end_of(value))
-        elif isinstance(value, Tensor) and key[0] < 0:  # a global: it is not put together
+        elif isinstance(value, Tensor) and key[0] < 0:  # a global: it is not gathered
             found[key] = ("tensor", id(value))
         elif isinstance(value, (dict, set)):
             found[key] = (len(value), None)
@@ -121,7 +122,7 @@ def left_behind(module: nn.Module) -> Attributes:
 
 
 def _end_of(values: Any) -> Any:
-    """Return what is last in a list, or in a deque: of tensors in a deque which they are."""
+    """Return the last element of a list or a deque; the ids of all elements for a deque of tensors."""
     if not values:
         return None
     if isinstance(values, deque) and any(isinstance(one, Tensor) for one in values):
@@ -143,17 +144,17 @@ def _is_counted(before: Any, after: Any) -> bool:
 
 
 def changed(before: Attributes, after: Attributes) -> Attributes:
-    """Return what is other than it was."""
+    """Return the attributes that are new or have another value."""
     return {key: value for key, value in after.items() if key not in before or not _same(before[key], value)}
 
 
 def kept_of_slice(whole: Attributes, part: Attributes, total: int) -> str | None:
-    """Return the name of what a call has left that is not known to be the whole batch's, if there is any.
+    """Return the name of an attribute that may depend on the slice, if there is any.
 
     Args:
-        whole: what was other after the call of the whole batch.
-        part: after that of a slice.
-        total: the samples of the batch.
+        whole: the attributes that the unsplit call has changed.
+        part: the attributes that the call of a slice has changed.
+        total: the number of samples in the batch.
     """
     for key in {**whole, **part}:
         one = whole.get(key)
@@ -164,12 +165,12 @@ def kept_of_slice(whole: Attributes, part: Attributes, total: int) -> str | None
 
 
 def returned_number(whole: Any, part: Any, total: int) -> str | None:
-    """Return the place of a number among outputs that is not known to be the whole batch's, if there is any.
+    """Return the place of a number among the outputs that may depend on the slice, if there is any.
 
     Args:
-        whole: the outputs of the call of the whole batch.
-        part: those of a slice.
-        total: the samples of the batch.
+        whole: the outputs of the unsplit call.
+        part: the outputs for a slice.
+        total: the number of samples in the batch.
     """
     other = dict(_numbers(part))
     for path, value in _numbers(whole):
@@ -179,15 +180,15 @@ def returned_number(whole: Any, part: Any, total: int) -> str | None:
 
 
 def _is_share(value: Any, total: int) -> bool:
-    """Return whether a number may be the share of samples of which something holds, an accuracy.
+    """Return whether a number may be a fraction of the samples, such as an accuracy.
 
-    It may be the same in a slice by chance, which proves nothing for the next batch.
+    It may be equal in a slice by chance, and differ in the next batch.
     """
     return isinstance(value, float) and (value * total).is_integer()
 
 
 def hooked(module: nn.Module) -> str | None:
-    """Return the name of a module or a parameter of which a hook would see a slice, if there is one."""
+    """Return the name of a module or a parameter with a hook that would get a slice, if there is one."""
     if torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks:  # noqa: SLF001
         return "all modules"
     for one in modules_of(module):
@@ -201,7 +202,7 @@ def hooked(module: nn.Module) -> str | None:
 
 
 def _is_torchs(hook: Any) -> bool:
-    """Return whether a hook is torch's own, as that of weight norm."""
+    """Return whether a hook is defined by torch, as that of weight norm."""
     owner = getattr(hook, "__module__", None) or type(hook).__module__
     return owner.startswith("torch.")
 
@@ -223,7 +224,7 @@ def _is_hooked(parameter: nn.Parameter) -> bool:
 
 
 def _is_ours(hook: Any) -> bool:
-    """Return whether a hook is one of those that average gradients."""
+    """Return whether a hook is one of samestep's, which average gradients."""
     return getattr(getattr(hook, "func", hook), "__module__", "").startswith("samestep.replicas.")
 
 
@@ -239,6 +240,6 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def without(attributes: Attributes, keys: Iterable[Key]) -> tuple[Any, ...]:
-    """Return attributes but for some, to be looked up by."""
+    """Return all attributes but some, as a key for a dict."""
     own = set(keys)
     return tuple((key, value) for key, value in attributes.items() if key not in own)

@@ -1,4 +1,4 @@
-"""Runs a module on this rank's slice of a batch, as a part of the whole batch."""
+"""Runs a module on this rank's slice of a batch, with the statistics and draws of the whole batch."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -20,11 +20,11 @@ Forward: TypeAlias = Callable[..., Any]
 
 @contextmanager
 def as_slice(cut: Cut, draws: GlobalDraws | None, options: Options = DEFAULTS) -> Iterator[None]:
-    """Within, what is normalized and drawn is part of a whole batch.
+    """Normalize and draw random numbers as for the whole batch, of which this rank computes a slice.
 
     Args:
-        cut: how the batch is sharded.
-        draws: the context that draws for the whole batch; None where nothing is drawn.
+        cut: the slices of the batch.
+        draws: the context that draws for the whole batch; None if the call draws no random numbers.
         options: the user's choices.
     """
     norms = over_all_ranks(cut.world) if options.batch_norm == "global" else over_each_slice(cut)
@@ -61,9 +61,9 @@ def call_slice(
         forward: runs the module.
         module: the module.
         given: the arguments of the call of the whole batch.
-        cut: how the batch is sharded.
-        dims: the dimension of each input that counts samples.
-        draws: the context that draws for the whole batch; None where nothing is drawn.
+        cut: the slices of the batch.
+        dims: the sample dimension of each input.
+        draws: the context that draws for the whole batch; None if the call draws no random numbers.
         options: the user's choices.
     """
     own = given.cut(cut, dims)
@@ -72,5 +72,5 @@ def call_slice(
 
 
 def draws_by(plan: DrawPlan | None, cut: Cut) -> GlobalDraws | None:
-    """Return the context that draws as `plan` says."""
+    """Return the context that draws according to `plan`; None without a plan."""
     return None if plan is None else GlobalDraws(cut, plan)
