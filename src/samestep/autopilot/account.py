@@ -108,16 +108,17 @@ class Account:
             return
         found = [f"{what} is unsplit: {why}" for what, counts in self.counts.items() for why in counts]
         raise UsageError(
-            f"nothing of what this script does could be shared out ({'; '.join(found) or advice(self)}). "
+            "nothing of what this script does could be split across workers "
+            f"({'; '.join(found) or advice(self)}). "
             f"Each of {size} workers would compute all of it: {size} silent copies of one run. "
             "Run it with -n 1, or with --mode native if it splits its work itself."
         )
 
     def lines(self) -> list[str]:
         """Return the report: a line for each module, line and reason."""
-        shared = [f"{what}: {count} calls shared out" for what, count in self.split.items()]
+        shared = [f"{what}: {count} calls split" for what, count in self.split.items()]
         whole = [
-            f"{what}: {count} calls whole ({why})"
+            f"{what}: {count} calls unsplit ({why})"
             for what, counts in self.counts.items()
             for why, count in counts.items()
         ]

@@ -1,4 +1,4 @@
-"""The outermost calls of modules with parameters, shared out among the ranks."""
+"""Splits the outermost calls of modules with parameters across the ranks."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -75,7 +75,7 @@ class Calls:
         world: the ranks.
         gradients: told of what is computed with.
         account: told of each call.
-        options: how calls are shared out.
+        options: the options for split calls.
         slicing: which batches the script has slices of already, under ``--split loader``.
         before: done before each of the script's calls.
     """
@@ -314,7 +314,7 @@ def sharing_out(calls: Calls) -> Iterator[None]:
 
 @contextmanager
 def outermost_calls() -> Iterator[None]:
-    """Have all modules of this process look whether their calls are shared out."""
+    """Make all modules of this process check whether their calls are split."""
     original: Callable[..., Any] = nn.Module.__call__
     counting = register_module_parameter_registration_hook(_count_registration)
 
@@ -360,7 +360,7 @@ def _count_registration(*_: Any) -> None:
 
 
 _registered = [0]
-"""How many parameters modules of this process have been given while calls are shared out."""
+"""The number of parameters that modules of this process have got while calls are split."""
 
 
 def current_gradients() -> Gradients | None:

@@ -1,4 +1,4 @@
-"""``--explain``: what would be shared out and written, seen in a script's first steps; nothing is kept."""
+"""Implements ``--explain``: reports the calls to split and files to write, from a script's first steps."""
 
 import os
 import shutil

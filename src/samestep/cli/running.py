@@ -51,7 +51,7 @@ class Decision:
         threads: compute threads of each worker; None where the program settles them: it brings its own
             workers, or joins another launcher's, which compare their processors.
         guarded: whether workers that never meet are an error.
-        options: how a serial script is shared out.
+        options: how a serial script is split across workers.
         hang_timeout_s: how long a rank may wait for another; 0 is without end.
         sanitize: whether the ranks are compared in every step.
         count: whether steps and samples are counted, and their times taken.
@@ -384,7 +384,7 @@ def _what(decision: Decision) -> str:
         misplaced = " (-n behind it was handed to it: samestep's flags come before)"
         alone = misplaced if decision.size == 1 and "-n" in decision.job.program.args else ""
         return f"{target} is a serial script" + (
-            "; its models' calls are shared out" if decision.steered else alone
+            "; its models' calls are split across workers" if decision.steered else alone
         )
     why = f" ({script.evidence})" if script.evidence else ""
     return f"{target} joins its peers itself{why}: runs as under torchrun"

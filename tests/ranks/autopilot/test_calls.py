@@ -1,4 +1,4 @@
-"""Calls of modules are shared out, or stay whole with the reason, and come out as on one rank either way."""
+"""Calls of modules are split, or stay unsplit with a reason, and give the results of one rank either way."""
 
 import re
 from contextlib import contextmanager
@@ -254,7 +254,7 @@ def patched():
 
 @contextmanager
 def shared(world):
-    """Within, this rank's calls are shared out; yields the account."""
+    """Split this rank's calls; yield the account."""
     account, gradients = Account(), Gradients(world, check_every=1)
     with sharing_out(Calls(world, gradients, account)):
         yield account

@@ -93,7 +93,7 @@ def _count(pool, seed, folder, sizes, counts, reasons, failed):
 
 def _general(reason):
     """Return a reason without the numbers, names and source lines that differ between scripts."""
-    reason = re.sub(r"nothing of what this script does could be shared out \((.*)\): .*", r"\1", reason)
+    reason = re.sub(r"nothing of what this script does could be split .*? \((.*)\): .*", r"\1", reason)
     reason = re.sub(r" ?\(script\.py:\d+\)", "", reason)
     return re.sub(r"\b\d+\b", "#", re.sub(r"_\d+\b", "", reason)).strip()
 
