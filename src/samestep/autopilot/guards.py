@@ -16,6 +16,9 @@ from torch.nn.modules import module as torch_modules
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.rnn import RNNBase
 from torch.nn.parameter import is_lazy
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from samestep.autopilot.plans import Given
 from samestep.autopilot.reached import LISTS, PLAIN, Key, modules_of, reached, walked
@@ -186,7 +189,23 @@ def _is_share(value: Any, total: int) -> bool:
     return isinstance(value, float) and (value * total).is_integer()
 
 
-def hooked(module: nn.Module) -> str | None:
+def observer(module: nn.Module) -> str | None:
+    """Return what of the script would see a slice if a call of this module were split, if anything would.
+
+    A torch function mode of torch's own only chooses the device of what is made.
+    """
+    hook = _hooked(module)
+    if hook is not None:
+        return f"a hook on {hook} would see slices"
+    modes: list[object] = [
+        *_get_current_dispatch_mode_stack(),
+        *_get_current_function_mode_stack(),  # type: ignore[no-untyped-call]
+    ]
+    mode = next((type(one).__name__ for one in modes if not isinstance(one, DeviceContext)), None)
+    return None if mode is None else f"{mode} is active, and would see slices"
+
+
+def _hooked(module: nn.Module) -> str | None:
     """Return the name of a module or a parameter of which a hook would see a slice, if there is one."""
     if torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks:  # noqa: SLF001
         return "all modules"
