@@ -68,21 +68,39 @@ def plain_attributes(module: nn.Module) -> Attributes:
             found[key] = _identity(value)
         elif isinstance(value, (*LISTS, set)) and (parts := _plain_parts(value)) is not None:
             found[key] = parts
-    training, kinds = 0, 0
+    found.update(_layers(module))
+    return found
+
+
+def _layers(module: nn.Module) -> dict[Key, Any]:
+    """Return what the layers of a module are, their modes, and the flags and numbers of torch's own."""
+    found: dict[Key, Any] = {}
+    training, kinds, learning = 0, 0, 0
+    of_kinds: dict[type, tuple[int, list[str]]] = {}
     for place, one in enumerate(modules_of(module)):
+        kind = type(one)
+        if kind not in of_kinds:
+            of_kinds[kind] = (
+                _forward_code(kind),
+                [name for other, name in _DRAWING if issubclass(kind, other)],
+            )
+        code, drawing = of_kinds[kind]
         training = training << 1 | one.training
         # What it is made of, and by which code: layers and methods may be replaced.
-        kinds = hash((kinds, id(type(one)), _forward_code(type(one))))
-        for name, buffer in one._buffers.items():  # noqa: SLF001
-            if buffer is not None and not is_lazy(buffer) and buffer.numel() == 1 and _is_flag(buffer):
+        kinds = hash((kinds, id(kind), code))
+        found.update(((place, name), getattr(one, name)) for name in drawing)
+        for name, buffer in one._buffers.items():  # noqa: SLF001 - faster than named_buffers
+            if buffer is not None and _is_flag(buffer):
                 found[place, name] = int(buffer)
-        for kind, name in _DRAWING:
-            if isinstance(one, kind):
-                found[place, name] = getattr(one, name)
+        learning += sum(map(_learns, one._parameters.values()))  # noqa: SLF001
     found[0, "training of all"] = training
     found[0, "layers of all"] = kinds
-    found[0, "requires_grad of all"] = _learning(module)
+    found[0, "requires_grad of all"] = learning
     return found
+
+
+def _learns(parameter: nn.Parameter | None) -> bool:
+    return parameter is not None and parameter.requires_grad
 
 
 def _identity(value: Any) -> int:
@@ -105,7 +123,10 @@ def _forward_code(kind: type) -> int:
 
 
 def _is_flag(buffer: Tensor) -> bool:
-    return not buffer.is_floating_point() and not buffer.is_complex() and buffer.device.type == "cpu"
+    """Return whether a buffer is one whole number or truth value that can be read without waiting."""
+    if is_lazy(buffer) or buffer.numel() != 1 or buffer.device.type != "cpu":
+        return False
+    return not buffer.is_floating_point() and not buffer.is_complex()
 
 
 def left_behind(module: nn.Module) -> Attributes:
@@ -223,15 +244,6 @@ def _is_torchs(hook: Any) -> bool:
     """Return whether a hook is torch's own, as that of weight norm."""
     owner = getattr(hook, "__module__", None) or type(hook).__module__
     return owner.startswith("torch.")
-
-
-def _learning(module: nn.Module) -> int:
-    return sum(
-        parameter.requires_grad
-        for one in modules_of(module)
-        for parameter in one._parameters.values()  # noqa: SLF001
-        if parameter is not None
-    )
 
 
 def _is_hooked(parameter: nn.Parameter) -> bool:
