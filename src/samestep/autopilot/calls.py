@@ -29,7 +29,7 @@ from samestep.autopilot.gradients import Gradients, leaves_of
 from samestep.autopilot.guards import (
     Attributes,
     changed,
-    hooked,
+    observer,
     plain_arguments,
     plain_attributes,
     without,
@@ -135,11 +135,9 @@ class Calls:
         kind = self._kind(module, given, plain)
         plans = self._plans.setdefault(module, {})
         what = f"{type(module).__name__} at {calling_site()}"
-        if not any(max(tensor.shape[:2]) >= self._world.place.size for _, tensor in given.tensors()):
-            self._account.note_whole(what, FEWER if given.tensors() else NO_TENSORS)
-            return forward(module, *given.args, **given.kwargs)
-        if any(is_lazy(parameter) for parameter in module.parameters()):
-            self._account.note_whole(what, LAZY)
+        obstacle = self._obstacle(module, given)
+        if obstacle is not None:
+            self._account.note_whole(what, obstacle)
             return forward(module, *given.args, **given.kwargs)
         with torch.inference_mode(mode=False):  # what is made for gradients is used outside of it
             self._follow(module, given)
@@ -161,14 +159,18 @@ class Calls:
                 check.restore()
                 return self._followed(self._made(forward, module, given, verdict.plan, what), given)
         plan = plans.get(kind)
-        hook = hooked(module)
-        why = self._whys.get(module, {}).get(kind, FAILED)
-        if plan is not None and hook is not None:  # it was put there after the check
-            plan, why = None, f"a hook on {hook} would see slices"
         if plan is None:
-            self._account.note_whole(what, why)
+            self._account.note_whole(what, self._whys.get(module, {}).get(kind, FAILED))
             return forward(module, *given.args, **given.kwargs)
         return self._made(forward, module, given, plan, what)
+
+    def _obstacle(self, module: nn.Module, given: Given) -> str | None:
+        """Return why this call stays unsplit without a check of its signature; None if a check decides."""
+        if not any(max(tensor.shape[:2]) >= self._world.place.size for _, tensor in given.tensors()):
+            return FEWER if given.tensors() else NO_TENSORS
+        if any(is_lazy(parameter) for parameter in module.parameters()):
+            return LAZY
+        return observer(module)
 
     def _kind(self, module: nn.Module, given: Given, plain: Attributes) -> Kind:
         """Return the signature of a call, with the values of its guards.

@@ -31,7 +31,7 @@ from samestep.autopilot.disturbance import (
     emptying,
     set_counters,
 )
-from samestep.autopilot.guards import counters, hooked
+from samestep.autopilot.guards import counters
 from samestep.autopilot.plans import Dims, Given, Reduced, SplitPlan, candidates
 from samestep.autopilot.quiet import quiet
 from samestep.autopilot.reached import Key, is_compiled, reached
@@ -158,8 +158,7 @@ class EquivalenceCheck:
             return "TorchScript has compiled it, and what it reads cannot be seen"
         if any(isinstance(value, IteratorType) for _, value in reached(self._module)):
             return "it reads an iterator, which cannot be put back"
-        hook = hooked(self._module)
-        return None if hook is None else f"a hook on {hook} would see slices"
+        return None
 
     def _plan(self, dims: Dims, whole: WholeCall, found: SplitResult) -> SplitPlan:
         outputs = dict(leaves(found.outputs))

@@ -17,6 +17,9 @@ from torch.nn.modules import module as torch_modules
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.rnn import RNNBase
 from torch.nn.parameter import is_lazy
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from samestep.autopilot.plans import Given
 from samestep.autopilot.reached import LISTS, PLAIN, Key, modules_of, reached, walked
@@ -66,21 +69,39 @@ def plain_attributes(module: nn.Module) -> Attributes:
             found[key] = _identity(value)
         elif isinstance(value, (*LISTS, set)) and (parts := _plain_parts(value)) is not None:
             found[key] = parts
-    training, kinds = 0, 0
+    found.update(_layers(module))
+    return found
+
+
+def _layers(module: nn.Module) -> dict[Key, Any]:
+    """Return the classes and modes of a module's layers, and the flags and numbers of torch's layers."""
+    found: dict[Key, Any] = {}
+    training, kinds, learning = 0, 0, 0
+    of_kinds: dict[type, tuple[int, list[str]]] = {}
     for place, one in enumerate(modules_of(module)):
+        kind = type(one)
+        if kind not in of_kinds:
+            of_kinds[kind] = (
+                _forward_id(kind),
+                [name for other, name in _DRAWING if issubclass(kind, other)],
+            )
+        code, drawing = of_kinds[kind]
         training = training << 1 | one.training
         # The classes of the layers and the code of their forward: a script may replace both.
-        kinds = hash((kinds, id(type(one)), _forward_id(type(one))))
-        for name, buffer in one._buffers.items():  # noqa: SLF001
-            if buffer is not None and not is_lazy(buffer) and buffer.numel() == 1 and _is_flag(buffer):
+        kinds = hash((kinds, id(kind), code))
+        found.update(((place, name), getattr(one, name)) for name in drawing)
+        for name, buffer in one._buffers.items():  # noqa: SLF001 - faster than named_buffers
+            if buffer is not None and _is_flag(buffer):
                 found[place, name] = int(buffer)
-        for kind, name in _DRAWING:
-            if isinstance(one, kind):
-                found[place, name] = getattr(one, name)
+        learning += sum(map(_learns, one._parameters.values()))  # noqa: SLF001
     found[0, "training of all"] = training
     found[0, "layers of all"] = kinds
-    found[0, "requires_grad of all"] = _learning(module)
+    found[0, "requires_grad of all"] = learning
     return found
+
+
+def _learns(parameter: nn.Parameter | None) -> bool:
+    return parameter is not None and parameter.requires_grad
 
 
 def _identity(value: Any) -> int:
@@ -103,7 +124,10 @@ def _forward_id(kind: type) -> int:
 
 
 def _is_flag(buffer: Tensor) -> bool:
-    return not buffer.is_floating_point() and not buffer.is_complex() and buffer.device.type == "cpu"
+    """Return whether a buffer is one integer or boolean that can be read without a device synchronization."""
+    if is_lazy(buffer) or buffer.numel() != 1 or buffer.device.type != "cpu":
+        return False
+    return not buffer.is_floating_point() and not buffer.is_complex()
 
 
 def python_state(module: nn.Module) -> Attributes:
@@ -187,7 +211,23 @@ def _is_share(value: Any, total: int) -> bool:
     return isinstance(value, float) and (value * total).is_integer()
 
 
-def hooked(module: nn.Module) -> str | None:
+def observer(module: nn.Module) -> str | None:
+    """Return which hook or mode of the script would get slices if a call were split; None for neither.
+
+    A `DeviceContext` is not counted: it is torch's own mode, which only selects the device of new tensors.
+    """
+    hook = _hooked(module)
+    if hook is not None:
+        return f"a hook on {hook} would see slices"
+    modes: list[object] = [
+        *_get_current_dispatch_mode_stack(),
+        *_get_current_function_mode_stack(),  # type: ignore[no-untyped-call]
+    ]
+    mode = next((type(one).__name__ for one in modes if not isinstance(one, DeviceContext)), None)
+    return None if mode is None else f"{mode} is active, and would see slices"
+
+
+def _hooked(module: nn.Module) -> str | None:
     """Return the name of a module or a parameter with a hook that would get a slice, if there is one."""
     if torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks:  # noqa: SLF001
         return "all modules"
@@ -205,15 +245,6 @@ def _is_torchs(hook: Any) -> bool:
     """Return whether a hook is defined by torch, as that of weight norm."""
     owner = getattr(hook, "__module__", None) or type(hook).__module__
     return owner.startswith("torch.")
-
-
-def _learning(module: nn.Module) -> int:
-    return sum(
-        parameter.requires_grad
-        for one in modules_of(module)
-        for parameter in one._parameters.values()  # noqa: SLF001
-        if parameter is not None
-    )
 
 
 def _is_hooked(parameter: nn.Parameter) -> bool:

@@ -120,7 +120,7 @@ def named_by(function: Any) -> list[tuple[dict[str, Any], str]]:
     return [
         (one.__globals__, name)
         for one in functions_in(function)
-        for name in _named(one.__code__, set())
+        for name in _names_in(one.__code__)
         if not isinstance(one.__globals__.get(name), FunctionType)
     ]
 
@@ -251,24 +251,29 @@ def _globals_of(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
     seen: set[CodeType] = set()
     while functions:
         function = functions.pop()
+        if function.__code__ in seen:
+            continue
+        seen.add(function.__code__)
         names = function.__globals__
-        for name in _named(function.__code__, seen):
+        for name in _names_in(function.__code__):
             value = names.get(name)
             if isinstance(value, FunctionType):
-                if value.__code__ not in seen and is_users(value.__code__.co_filename):
+                if is_users(value.__code__.co_filename):
                     functions.append(value)
             else:
                 found[id(names), name] = names, name
     return tuple(found.values())
 
 
-def _named(code: CodeType, seen: set[CodeType]) -> Iterator[str]:
-    if code in seen:
-        return
-    seen.add(code)
-    for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME"):
-            yield step.argval
-    for part in code.co_consts:
-        if isinstance(part, CodeType):
-            yield from _named(part, seen)
+@lru_cache(maxsize=4096)
+def _names_in(code: CodeType) -> tuple[str, ...]:
+    """Return the globals that a function's code names, with those of the functions defined in it."""
+    names: dict[str, None] = {}
+    waiting = [code]
+    while waiting:
+        one = waiting.pop()
+        for step in dis.get_instructions(one):
+            if step.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME"):
+                names[step.argval] = None
+        waiting += [part for part in one.co_consts if isinstance(part, CodeType)]
+    return tuple(names)
