@@ -171,6 +171,7 @@ def _file_io(original: type, handler: Any) -> type:
             if getattr(_inside, "busy", False):
                 super().__init__(file, mode, *args, **kwargs)
                 return
+            refuse_change("file_io", (file, mode))
             _inside.busy = True
             try:
                 handler.file_io(super().__init__, file, mode, *args, **kwargs)

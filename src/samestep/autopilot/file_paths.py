@@ -24,6 +24,11 @@ def folder_of_descriptor(number: int) -> str:
     return os.readlink(f"/proc/self/fd/{number}")
 
 
+def is_device(path: str) -> bool:
+    """Return whether an absolute path names a device."""
+    return path.startswith("/dev/") and not path.startswith(_FILES_IN_MEMORY)
+
+
 class CommonPaths:
     """The paths that are not redirected: they are no files, or all processes share them.
 
@@ -43,8 +48,7 @@ class CommonPaths:
         )
 
     def __contains__(self, path: str) -> bool:
-        is_device = path.startswith("/dev/") and not path.startswith(_FILES_IN_MEMORY)
-        return is_device or path.startswith(self._beginnings)
+        return is_device(path) or path.startswith(self._beginnings)
 
     def add(self, beginning: str) -> None:
         """Add a prefix of paths that are not redirected."""

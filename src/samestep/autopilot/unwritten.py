@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from samestep.autopilot.file_paths import is_device
+
 _is_comparing: ContextVar[bool] = ContextVar("samestep_comparing", default=False)
 _FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _READ = frozenset(
@@ -46,12 +48,12 @@ def refuse_change(method: str, arguments: Sequence[Any]) -> None:
         return
     second = arguments[1] if len(arguments) > 1 else None
     if method == "file_io":
-        if second is None or not set(str(second)) & set("wax+") or _is_device(arguments[0]):
+        if second is None or not set(str(second)) & set("wax+") or _is_no_file(arguments[0]):
             return
     elif method == "opened_low" and isinstance(second, int) and not second & _FLAGS:
         return
     raise WritesFileError
 
 
-def _is_device(path: Any) -> bool:
-    return isinstance(path, int) or os.fsdecode(path).startswith("/dev/")
+def _is_no_file(path: Any) -> bool:
+    return isinstance(path, int) or is_device(os.fsdecode(path))
