@@ -352,6 +352,19 @@ def test_a_hook_put_there_after_the_first_call_keeps_the_next_whole():
     assert (ranks[0][2].split.total(), ranks[0][2].whole.total()) == (2, 2)
 
 
+def test_an_unsplit_and_a_split_call_of_a_batch_norm_have_one_backward():
+    def steps(model, number):
+        if number == 0:
+            return plain(model, number)
+        with Elements() if number == 2 else nullcontext():
+            first = plain(model, number)
+        return first + plain(model, number + 10)
+
+    ranks = run_ranks(train, 2, Plain, steps)
+    assert_serial(Plain, steps, ranks)
+    assert (ranks[0][2].split.total(), ranks[0][2].whole.total()) == (6, 1)
+
+
 class Elements(TorchDispatchMode):
     """Counts the elements that operations return."""
 
