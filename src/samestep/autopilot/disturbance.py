@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from samestep.autopilot.plans import Dims, Given
@@ -28,6 +29,8 @@ COUNTERS = (400 * _CYCLE - 1, 400 * _CYCLE)
 """What a counter of calls holds in checks: much more, and just before and at a multiple."""
 _IGNORED = (-100, -1)
 """Labels that do not count: torch's default, and the usual other one."""
+_MISSING = (float("nan"), 0.0)
+"""Values that do not count: what was not measured, and padding."""
 _MADE_OF_NUMBERS = (aten.lift_fresh, aten.scalar_tensor)
 
 
@@ -57,7 +60,7 @@ class Disturbance:
     seed: int = 1
     lopsided: bool = False
     counters: int | None = None
-    empties: tuple[Path, int] | None = None
+    empties: tuple[Path, float] | None = None
 
 
 def disturbances(size: int, total: int, *, is_large: bool = False) -> Sequence[Disturbance]:
@@ -156,13 +159,29 @@ def set_counters(module: nn.Module, keys: Sequence[Key], tensors: Sequence[Tenso
                     names[name] = number
 
 
-def emptying(given: Given, dims: Dims) -> Iterator[tuple[Path, int]]:
+@contextmanager
+def parametrizations_computed() -> Iterator[None]:
+    """Within, weights with a parametrization are computed, and none is read from torch's cache or kept there.
+
+    The cache would keep disturbed weights, and those of calls without gradients.
+    """
+    count = parametrize._cache_enabled  # noqa: SLF001 - there is no public spelling
+    parametrize._cache_enabled = 0  # noqa: SLF001
+    try:
+        yield
+    finally:
+        parametrize._cache_enabled = count  # noqa: SLF001
+
+
+def emptying(given: Given, dims: Dims) -> Iterator[tuple[Path, float]]:
     """Yield inputs that may say which samples count, and the values by which they say none: masks, labels."""
     for path, tensor in given.tensors():
         if path in dims and _is_mask(tensor):
             yield path, 0
         elif path in dims and tensor.dtype == torch.int64:
             yield from ((path, ignored) for ignored in _IGNORED)
+        elif path in dims and tensor.is_floating_point():
+            yield from ((path, missing) for missing in _MISSING)
 
 
 class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]

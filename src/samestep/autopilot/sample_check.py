@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from samestep.autopilot.cut import Cut
+from samestep.autopilot.disturbance import parametrizations_computed
 from samestep.autopilot.plans import Given, SplitPlan
 from samestep.autopilot.sides import outcome
 from samestep.autopilot.slice_call import Forward
@@ -65,7 +66,10 @@ class SampleCheck:
         self._module, self._world = module, world
         self._run = ModuleRun(forward, module, world.device)
         self._whole: WholeCall | None = None
-        with suppress(Exception):  # one that differentiates within its forward; the split call tells the rest
+        with (
+            suppress(Exception),
+            parametrizations_computed(),
+        ):  # one that differentiates within its forward; the split call tells the rest
             self._whole = self._run.whole(given, records=draws)
         self._run.restore()
 

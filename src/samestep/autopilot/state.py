@@ -83,7 +83,7 @@ class Changeable:
         """Buffers, and tensors that are none and may be written to in place."""
         self._values = [
             # Batch norm writes to its buffers without counting it.
-            (tensor, tensor.detach().clone(), None if id(tensor) in buffers else _version(tensor))
+            (tensor, tensor.detach().clone(), None if id(tensor) in buffers else version_of(tensor))
             for tensor in _distinct(self._named.values())
         ]
         self._saved = {id(tensor): value for tensor, value, _ in self._values}
@@ -105,7 +105,7 @@ class Changeable:
                 array[...] = values
         with torch.no_grad():
             for tensor, value, version in self._values:
-                if (version is None or _version(tensor) != version) and not _equal(tensor, value):
+                if (version is None or version_of(tensor) != version) and not _equal(tensor, value):
                     # As `data`: a graph that an earlier call has left does not take it for a change.
                     tensor.data.copy_(value)
 
@@ -129,7 +129,7 @@ class Changeable:
 
     def versions(self) -> list[int | None]:
         """Return how often each tensor was written to."""
-        return [_version(tensor) for tensor in self._named.values()]
+        return [version_of(tensor) for tensor in self._named.values()]
 
     def rewritten(self, since: Sequence[int | None]) -> str | None:
         """Return the name of a tensor that was written to and holds what it held, if there is one.
@@ -140,7 +140,7 @@ class Changeable:
             since: `versions` before.
         """
         for (name, tensor), version in zip(self._named.items(), since, strict=True):
-            if _version(tensor) != version and _equal(tensor, self._saved[id(tensor)]):
+            if version_of(tensor) != version and _equal(tensor, self._saved[id(tensor)]):
                 return name
         return None
 
@@ -214,7 +214,7 @@ def set_generator_state(generator: Any, state: Any) -> None:
         generator.set_state(state)
 
 
-def _version(tensor: Tensor) -> int | None:
+def version_of(tensor: Tensor) -> int | None:
     """Return how often a tensor was written to; None where torch does not count it."""
     return None if tensor.is_inference() else tensor._version  # noqa: SLF001
 
