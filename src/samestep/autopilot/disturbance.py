@@ -29,6 +29,8 @@ COUNTERS = (400 * _CYCLE - 1, 400 * _CYCLE)
 """What a counter of calls holds in checks: much more, and just before and at a multiple."""
 _IGNORED = (-100, -1)
 """Labels that do not count: torch's default, and the usual other one."""
+SCALES = (100.0, 0.01)
+"""What samples are multiplied by in further checks."""
 _MISSING = (float("nan"), 0.0)
 """Values that do not count: what was not measured, and padding."""
 _MADE_OF_NUMBERS = (aten.lift_fresh, aten.scalar_tensor)
@@ -49,6 +51,7 @@ class Disturbance:
         lopsided: whether each slice has one sample only, again and again.
         counters: which of `COUNTERS` the integers hold that the model counts in; None for as they are.
         empties: an input, and what it holds for the last samples, of which nothing may count then.
+        scale: what floating-point samples are multiplied by: what is clamped in one batch is not in another.
     """
 
     size: int
@@ -61,6 +64,7 @@ class Disturbance:
     lopsided: bool = False
     counters: int | None = None
     empties: tuple[Path, float] | None = None
+    scale: float = 1.0
 
 
 def disturbances(size: int, total: int, *, is_large: bool = False) -> Sequence[Disturbance]:
@@ -128,6 +132,8 @@ def disturbed_inputs(given: Given, dims: Dims, total: int, how: Disturbance) -> 
             value = value.index_select(dims[path], chosen.to(tensor.device))
             if how.inputs:
                 value = _other_values(value, own)
+            if how.scale != 1 and value.is_floating_point():
+                value = value * how.scale
             if how.empties is not None and how.empties[0] == path:
                 value.narrow(dims[path], count - count // 2, count // 2).fill_(how.empties[1])
         if how.double and value.is_floating_point():

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from samestep.autopilot.declared import declared_dims, stays_unsplit
 from samestep.autopilot.disturbance import (
     COUNTERS,
+    SCALES,
     Disturbance,
     DoublePrecision,
     disturbances,
@@ -208,13 +209,14 @@ class EquivalenceCheck:
     def _refuted_again(self, dims: Dims, total: int, how: Disturbance) -> str:
         """Return what is wrong with a way on more disturbed calls, as far as the model takes them.
 
-        They are other batches, since one may agree by chance; batches of which nothing counts in a slice; and
-        calls with counters that stand elsewhere.
+        They are other batches, since one may agree by chance; batches of which nothing counts in a slice;
+        larger and smaller samples; and calls with counters that stand elsewhere.
         """
         others = [replace(how, seed=3, lopsided=True)]
         if how.samples is not None and not self._is_large:
             others.append(replace(how, samples=2 * how.samples + 1, seed=2))
         others += [replace(how, empties=one) for one in emptying(self._given, dims)]
+        others += [replace(how, scale=scale) for scale in SCALES]
         if self._counters or self._counting_tensors:
             others += [replace(how, counters=number) for number in COUNTERS]
         for other in others:

@@ -7,7 +7,8 @@ from support.chance_models import on_rank
 
 
 @pytest.mark.parametrize(
-    "make", [models.Compares, models.MissingTargets, models.Clamps, models.NotesInBackward]
+    "make",
+    [models.Compares, models.Scales, models.MissingTargets, models.Clamps, models.NotesInBackward],
 )
 def test_what_later_batches_hold_keeps_a_model_unsplit(processes, make):
     serial = models.trained(make)
