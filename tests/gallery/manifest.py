@@ -137,6 +137,7 @@ SCRIPTS = [
     Script("cropped_to_longest.py"),
     Script("faint_coupling.py"),
     Script("small_router.py"),
+    Script("later_batches.py"),
     Script("changing_layers.py"),
     Script("changing_flags.py"),
     Script("changing_globals.py"),

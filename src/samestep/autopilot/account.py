@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from samestep.autopilot.failed_calls import FailedCalls
 from samestep.base.errors import UsageError
 
 _PASSED_BY = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", "<")
@@ -65,6 +66,8 @@ class Account:
     """Split modules that print when they are called."""
     backwards: int = 0
     """Backward passes that the script has run."""
+    failed: FailedCalls = field(default_factory=FailedCalls)
+    """Split calls that have raised."""
     plain_weights: list[str] = field(default_factory=list)
     """Shapes of tensors that get gradients and are no parameters, if the first backward pass had no call."""
 

@@ -40,6 +40,7 @@ from samestep.autopilot.options import DEFAULTS, Options
 from samestep.autopilot.plans import Given, SplitPlan
 from samestep.autopilot.recomputed import is_within_slice
 from samestep.autopilot.sample_check import CheckSchedule, SampleCheck
+from samestep.autopilot.sample_reads import GuardedReads
 from samestep.autopilot.sides import continues, cut_again, leave, outcome, put_together
 from samestep.autopilot.slice_call import Forward, call_slice, draws_by
 from samestep.autopilot.slicing import Slicing
@@ -91,7 +92,7 @@ class Calls:
     ) -> None:
         self._slicing, self._before = slicing, before
         self._world, self._gradients, self._account, self._options = world, gradients, account, options
-        self._inside = False
+        self._inside, self._number = False, 0
         self._plans: WeakKeyDictionary[nn.Module, dict[Kind, SplitPlan | None]] = WeakKeyDictionary()
         self._whys: WeakKeyDictionary[nn.Module, dict[Kind, str]] = WeakKeyDictionary()
         self._looked: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
@@ -107,6 +108,7 @@ class Calls:
         """Call a module, and share the call out if it is worth it."""
         if self._inside or next(module.parameters(), None) is None or _is_recomputed():
             return forward(module, *args, **kwargs)
+        self._account.failed.check(self._world.place.size)
         if is_functional() or is_transformed():
             return self._unsplit(forward, module, Given(args, kwargs))
         self._before()
@@ -214,11 +216,16 @@ class Calls:
             self._account.note_whole(what, OTHER_STATE)
             return forward(module, *given.args, **given.kwargs)
         self._account.split[what] += 1
+        self._number += 1
         if is_local:
             self._account.note_exception("batch norm: over each worker's slice (--batch-norm local)")
         if plan.draws and self._options.random == "per-worker":
             self._account.note_exception("random numbers: each worker's own (--random per-worker)")
-        return self._split(forward, module, given, plan, Cut(self._world, total))
+        try:
+            return self._split(forward, module, given, plan, Cut(self._world, total))
+        except Exception as error:
+            self._account.failed.note(type(module).__name__, self._number, error)
+            raise
 
     def _split(self, forward: Forward, module: nn.Module, given: Given, plan: SplitPlan, cut: Cut) -> Any:
         name = type(module).__name__
@@ -229,10 +236,11 @@ class Calls:
         if plan.sides:
             cut_again(module, plan.joints, plan.sides, cut)
         draws = draws_by(plan.draws, cut)
+        own, reads = given.cut(cut, plan.dims), GuardedReads(plan.reads, name) if plan.reads else None
         with watching_reductions(when=plan.watches_reductions) as watching:
             with watching or nullcontext():
                 outputs = call_slice(
-                    forward, module, given, cut, plan.dims, draws=draws, options=self._options
+                    forward, module, own, cut, draws=draws, options=self._options, reads=reads
                 )
             if before is not None and not before.same(Drawn.now(self._world.device)):
                 raise OutOfStep(

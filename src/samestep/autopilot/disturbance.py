@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from samestep.autopilot.plans import Dims, Given
@@ -28,6 +29,10 @@ COUNTERS = (400 * _CYCLE - 1, 400 * _CYCLE)
 """The values that call counters are set to in checks: large, just before a multiple of `_CYCLE` and at it."""
 _IGNORED = (-100, -1)
 """Labels that losses ignore: torch's default, and another usual one."""
+SCALES = (100.0, 0.01)
+"""The factors by which samples are multiplied in further checks."""
+_MISSING = (float("nan"), 0.0)
+"""Values that mark what is ignored: a missing measurement, and padding."""
 _MADE_OF_NUMBERS = (aten.lift_fresh, aten.scalar_tensor)
 
 
@@ -47,6 +52,7 @@ class Disturbance:
         counters: the value that the model's call counters are set to, one of `COUNTERS`; None leaves them.
         empties: the place of an input, and the value that its last samples are filled with, such as an
             ignored label; the loss may then ignore these samples.
+        scale: the factor of floating-point samples: a value that one batch clamps, another does not.
     """
 
     size: int
@@ -58,7 +64,8 @@ class Disturbance:
     seed: int = 1
     lopsided: bool = False
     counters: int | None = None
-    empties: tuple[Path, int] | None = None
+    empties: tuple[Path, float] | None = None
+    scale: float = 1.0
 
 
 def disturbances(size: int, total: int, *, is_large: bool = False) -> Sequence[Disturbance]:
@@ -126,6 +133,8 @@ def disturbed_inputs(given: Given, dims: Dims, total: int, how: Disturbance) -> 
             value = value.index_select(dims[path], chosen.to(tensor.device))
             if how.inputs:
                 value = _other_values(value, own)
+            if how.scale != 1 and value.is_floating_point():
+                value = value * how.scale
             if how.empties is not None and how.empties[0] == path:
                 value.narrow(dims[path], count - count // 2, count // 2).fill_(how.empties[1])
         if how.double and value.is_floating_point():
@@ -157,13 +166,29 @@ def set_counters(module: nn.Module, keys: Sequence[Key], tensors: Sequence[Tenso
                     names[name] = number
 
 
-def emptying(given: Given, dims: Dims) -> Iterator[tuple[Path, int]]:
+@contextmanager
+def parametrizations_computed() -> Iterator[None]:
+    """Compute parametrized weights anew within the block, without torch's cache.
+
+    The cache would keep disturbed weights, and those of calls without gradients.
+    """
+    count = parametrize._cache_enabled  # noqa: SLF001 - there is no public spelling
+    parametrize._cache_enabled = 0  # noqa: SLF001
+    try:
+        yield
+    finally:
+        parametrize._cache_enabled = count  # noqa: SLF001
+
+
+def emptying(given: Given, dims: Dims) -> Iterator[tuple[Path, float]]:
     """Yield inputs that may select samples (masks, labels), each with a value that selects none."""
     for path, tensor in given.tensors():
         if path in dims and _is_mask(tensor):
             yield path, 0
         elif path in dims and tensor.dtype == torch.int64:
             yield from ((path, ignored) for ignored in _IGNORED)
+        elif path in dims and tensor.is_floating_point():
+            yield from ((path, missing) for missing in _MISSING)
 
 
 class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]

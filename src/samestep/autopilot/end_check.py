@@ -64,7 +64,8 @@ class EndCheck:
             exit_code: the exit code of the script.
 
         Raises:
-            OutOfStep: the ranks differ, or some did not reach the end in time.
+            OutOfStep: the ranks differ, or some did not reach the end in time, or a call has raised an error
+                on this rank only.
             PeerLost: rank 0 has exited, and its store is gone.
         """
         if os.getpid() != self._process:  # a child shares its parent's connection to the store
@@ -73,7 +74,9 @@ class EndCheck:
         if exit_code:
             with suppress(RuntimeError):
                 store.set(_FAILED, "")
-        elif self._all_have_ended(store):
+            return
+        self._account.failed.check(self._world.place.size)
+        if self._all_have_ended(store):
             self._compare()
 
     def _all_have_ended(self, store: Store) -> bool:

@@ -23,18 +23,21 @@ from torch import Tensor, nn
 from samestep.autopilot.declared import declared_dims, stays_unsplit
 from samestep.autopilot.disturbance import (
     COUNTERS,
+    SCALES,
     Disturbance,
     DoublePrecision,
     disturbances,
     disturbed_inputs,
     disturbed_weights,
     emptying,
+    parametrizations_computed,
     set_counters,
 )
-from samestep.autopilot.guards import counters
+from samestep.autopilot.guards import Attributes, changed, counters, kept_of_slice, python_state
 from samestep.autopilot.plans import Dims, Given, Reduced, SplitPlan, candidates
 from samestep.autopilot.quiet import quiet
 from samestep.autopilot.reached import Key, is_compiled, reached
+from samestep.autopilot.sample_reads import Site
 from samestep.autopilot.sides import outcome
 from samestep.autopilot.slice_call import Forward
 from samestep.autopilot.split_comparison import SplitComparison, SplitResult, in_one_line
@@ -106,21 +109,28 @@ class EquivalenceCheck:
         """Check all ways; the module and the generators then are as after the split call, or as before."""
         if (why := self._refusal()) is not None:
             return Verdict(None, why=why)
+        with parametrizations_computed():
+            return self._verdict()
+
+    def _verdict(self) -> Verdict:
         whole: WholeCall | None = None
         reasons = []
         for dims in self._ways():
             why = self._refuted(dims)
             if not why and whole is None:
+                self._run.dims = dims
                 computed = self._whole()
                 if isinstance(computed, str):
                     return Verdict(None, why=computed)
                 whole = computed
             if not why and whole is not None:
                 found = self._comparison.split(self._run, self._given, dims, whole)
-                if isinstance(found, SplitResult):
-                    return Verdict(self._plan(dims, whole, found), found.outputs, printed=whole.printed)
+                guards = self._comparison.reads.guards()
+                if isinstance(found, SplitResult) and not isinstance(guards, str):
+                    plan = self._plan(dims, whole, found, guards)
+                    return Verdict(plan, found.outputs, printed=whole.printed)
                 self.restore()
-                why = found
+                why = found if isinstance(found, str) else str(guards)
             reasons.append(why)
         self.restore()
         first = next((tensor.size(0) for _, tensor in self._given.tensors()), 0)
@@ -160,13 +170,15 @@ class EquivalenceCheck:
             return "it reads an iterator, which cannot be put back"
         return None
 
-    def _plan(self, dims: Dims, whole: WholeCall, found: SplitResult) -> SplitPlan:
+    def _plan(
+        self, dims: Dims, whole: WholeCall, found: SplitResult, guards: Mapping[Site, Any]
+    ) -> SplitPlan:
         outputs = dict(leaves(found.outputs))
         watches = any(
             isinstance(joint, Reduced) and (path[0] != 0 or outputs[path[1:]].grad_fn is None)
             for path, joint in found.joints.items()
         )
-        return SplitPlan(dims, found.joints, whole.sides, found.draws, watches)
+        return SplitPlan(dims, found.joints, whole.sides, found.draws, watches, guards)
 
     def _ways(self) -> Iterator[Dims]:
         """Yield the way that the script declares, or else all ways that the shapes allow."""
@@ -197,12 +209,14 @@ class EquivalenceCheck:
         """Return how a way fails on further disturbed calls; empty if it passes.
 
         These calls have other batches, since one may agree by chance; batches with a slice whose samples are
-        all ignored; and other values of the call counters. Calls that fail unsplit are skipped.
+        all ignored; larger and smaller samples; and other values of the call counters. Calls that fail
+        unsplit are skipped.
         """
         others = [replace(how, seed=3, lopsided=True)]
         if how.samples is not None and not self._is_large:
             others.append(replace(how, samples=2 * how.samples + 1, seed=2))
         others += [replace(how, empties=one) for one in emptying(self._given, dims)]
+        others += [replace(how, scale=scale) for scale in SCALES]
         if self._counters or self._counting_tensors:
             others += [replace(how, counters=number) for number in COUNTERS]
         for other in others:
@@ -229,10 +243,12 @@ class EquivalenceCheck:
 
     def _compared(self, given: Given, dims: Dims, how: Disturbance) -> "str | _Failed":
         run = ModuleRun(self._forward, self._module, self._world.device)
+        run.dims = dims
         precise = DoublePrecision() if how.double else nullcontext()
         # A graph of a full batch may need more memory than there is.
         grad = torch.is_grad_enabled() and how.samples is not None and how.gradients
         failure, whole, expected = "", None, None
+        kept: Attributes = {}
         try:
             with precise, eagerly(self._module, when=True), changing_no_files():
                 whole = (
@@ -242,6 +258,7 @@ class EquivalenceCheck:
                 )
                 with quiet():
                     expected = self._gradients(whole.tensors, given) if grad and whole is not None else None
+                kept = changed(run.left, python_state(self._module))
             failure = UNLIKE_DRAWS if whole is None else whole.flaw
         except WritesFileError:
             failure = WRITES_FILES
@@ -262,7 +279,11 @@ class EquivalenceCheck:
         if isinstance(found, str):
             return found
         with precise, quiet():
-            return self._other_gradients(found, given, whole.sides, expected) if grad else ""
+            why = self._other_gradients(found, given, whole.sides, expected) if grad else ""
+        name = kept_of_slice(kept, changed(run.left, python_state(self._module)), given.total(dims) or 0)
+        if not why and not self._comparison.agreed(not grad or name is None):
+            return f"its backward keeps a number of its slice ({name or 'on another worker'})"
+        return why
 
     def _gradients(self, tensors: Mapping[Path, Tensor], given: Given) -> Sequence[Tensor | None]:
         """Return the gradients of a randomly weighted sum of all outputs, for parameters and inputs."""
@@ -275,7 +296,8 @@ class EquivalenceCheck:
         leaf = self._leaves(given)
         if not value.requires_grad or not leaf:
             return [None] * len(leaf)
-        return list(self._gradient(value, leaf, allow_unused=True))
+        found = self._gradient(value, leaf, allow_unused=True)
+        return [one if one is None or one.layout == torch.strided else one.to_dense() for one in found]
 
     def _leaves(self, given: Given) -> list[Tensor]:
         learning = [one for one in self._module.parameters() if one.requires_grad]

@@ -11,6 +11,7 @@ from samestep.autopilot.cut import Cut, memory_order
 from samestep.autopilot.draw_plans import DrawPlan
 from samestep.autopilot.forward_reductions import read_reduction
 from samestep.autopilot.reduction import READINGS, Reading, Reduction, without_gradient
+from samestep.autopilot.sample_reads import Site
 from samestep.autopilot.state import Side
 from samestep.base.errors import UsageError
 from samestep.watch.tree import Path, leaves, mapped
@@ -112,6 +113,8 @@ class SplitPlan:
     """The random numbers that the module draws; None for none."""
     watches_reductions: bool = False
     """Whether an output is reduced over samples and has no autograd graph to read the reduction from."""
+    reads: Mapping[Site, Any] = field(default_factory=dict)
+    """The values that forward reads from its samples, which must be those of the equivalence check."""
 
 
 @dataclass(frozen=True, slots=True)

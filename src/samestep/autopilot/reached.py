@@ -27,6 +27,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from torch import Tensor, nn
+from torch.autograd import Function
 
 from samestep.autopilot.account import is_users
 from samestep.base import env
@@ -183,6 +184,8 @@ def _parts(value: Any) -> list[tuple[Any, Any]]:
         parts += enumerate(value) if len(value) <= _MOST_KEYS else ()
     elif isinstance(value, (type, ModuleType)):
         parts += shared_fields(value).items()
+        if isinstance(value, type) and issubclass(value, Function):  # its backward is called, too
+            parts += [(name, one) for name, one in vars(value).items() if isinstance(one, _CALLABLE)]
     elif is_record(value):
         parts += fields_of(value).items()
     return parts

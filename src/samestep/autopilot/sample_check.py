@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from samestep.autopilot.cut import Cut
+from samestep.autopilot.disturbance import parametrizations_computed
 from samestep.autopilot.plans import Given, SplitPlan
 from samestep.autopilot.sides import outcome
 from samestep.autopilot.slice_call import Forward
@@ -66,7 +67,8 @@ class SampleCheck:
         self._module, self._world = module, world
         self._run = ModuleRun(forward, module, world.device)
         self._whole: WholeCall | None = None
-        with suppress(Exception):  # it may differentiate within forward; the split call raises other errors
+        # It may differentiate within forward; the split call raises other errors.
+        with suppress(Exception), parametrizations_computed():
             self._whole = self._run.whole(given, records=draws)
         self._run.restore()
 

@@ -19,6 +19,7 @@ from samestep.autopilot.forward_reductions import read_reduction, watching_reduc
 from samestep.autopilot.guards import changed, kept_of_slice, python_state, returned_number
 from samestep.autopilot.plans import Concatenated, Dims, Given, Joint, Reduced, joints_for
 from samestep.autopilot.quiet import quiet
+from samestep.autopilot.sample_reads import ReadRecord, SampleReads
 from samestep.autopilot.sides import leave, outcome
 from samestep.autopilot.slice_call import Forward, call_slice
 from samestep.autopilot.whole_call import ModuleRun, WholeCall, close, differing_buffer, eagerly
@@ -59,10 +60,13 @@ class SplitComparison:
 
         self._inner: bool | None = None
         """Whether samples vary faster than positions in flattened draws; None if unknown."""
+        self.reads = ReadRecord()
+        """The values that forward has read from its samples in the comparisons so far."""
 
     def forget(self) -> None:
         """Allow all ways to gather outputs and to draw again."""
         self._joints = self._inner = None
+        self.reads = ReadRecord()
 
     def split(
         self,
@@ -111,7 +115,7 @@ class SplitComparison:
         mode: FoundDraws | None,
         precise: AbstractContextManager[Any] | None,
     ) -> SplitResult | str:
-        outputs = None
+        outputs, reads = None, SampleReads()
         watches = any(_may_be_reduced(tensor, cut.total) for tensor in whole.outputs.values())
         with watching_reductions(when=watches) as watching:
             try:
@@ -122,7 +126,9 @@ class SplitComparison:
                     precise or nullcontext(),
                     watching or nullcontext(),
                 ):
-                    outputs = call_slice(self._forward, self._module, given, cut, dims, draws=mode)
+                    own = given.cut(cut, dims)
+                    reads.follow(tensor for path, tensor in own.tensors() if path in dims)
+                    outputs = call_slice(self._forward, self._module, own, cut, draws=mode, reads=reads)
             except OtherRankFailedError:
                 return "another worker's slice failed"
             except Exception as error:  # noqa: BLE001 - a module may raise any error for a slice
@@ -131,6 +137,8 @@ class SplitComparison:
         if isinstance(found, str):
             unknown = "" if mode is None or not mode.unknown else f" ({'; '.join(sorted(mode.unknown))})"
             return found + unknown
+        if whole.reads:  # equal on all ranks
+            self.reads.add(whole.reads, self._world.all_gather_objects(reads.found))
         joints, result = found
         return SplitResult(joints, result, None if mode is None else mode.plan())
 

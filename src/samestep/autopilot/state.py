@@ -83,7 +83,7 @@ class Changeable:
         """Buffers, and other tensors that may be written to in place."""
         self._values = [
             # Batch norm writes to its buffers without a new version.
-            (tensor, tensor.detach().clone(), None if id(tensor) in buffers else _version(tensor))
+            (tensor, tensor.detach().clone(), None if id(tensor) in buffers else version_of(tensor))
             for tensor in _distinct(self._named.values())
         ]
         self._saved = {id(tensor): value for tensor, value, _ in self._values}
@@ -105,7 +105,7 @@ class Changeable:
                 array[...] = values
         with torch.no_grad():
             for tensor, value, version in self._values:
-                if (version is None or _version(tensor) != version) and not _equal(tensor, value):
+                if (version is None or version_of(tensor) != version) and not _equal(tensor, value):
                     # Through `data`, so that the graph of an earlier call does not count it as a change.
                     tensor.data.copy_(value)
 
@@ -129,7 +129,7 @@ class Changeable:
 
     def versions(self) -> list[int | None]:
         """Return the version of each tensor: the number of writes to it."""
-        return [_version(tensor) for tensor in self._named.values()]
+        return [version_of(tensor) for tensor in self._named.values()]
 
     def rewritten(self, since: Sequence[int | None]) -> str | None:
         """Return the name of a tensor that was written to and has the same values as before, if there is one.
@@ -140,7 +140,7 @@ class Changeable:
             since: the earlier result of `versions`.
         """
         for (name, tensor), version in zip(self._named.items(), since, strict=True):
-            if _version(tensor) != version and _equal(tensor, self._saved[id(tensor)]):
+            if version_of(tensor) != version and _equal(tensor, self._saved[id(tensor)]):
                 return name
         return None
 
@@ -214,7 +214,7 @@ def set_generator_state(generator: Any, state: Any) -> None:
         generator.set_state(state)
 
 
-def _version(tensor: Tensor) -> int | None:
+def version_of(tensor: Tensor) -> int | None:
     """Return the version of a tensor; None for an inference tensor, which has none."""
     return None if tensor.is_inference() else tensor._version  # noqa: SLF001
 

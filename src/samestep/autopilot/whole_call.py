@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from samestep.autopilot.draw_plans import RecordedDraw
 from samestep.autopilot.draws import RecordedDraws
 from samestep.autopilot.guards import Attributes, changed, python_state
-from samestep.autopilot.plans import Given
+from samestep.autopilot.plans import Dims, Given
 from samestep.autopilot.quiet import quiet
 from samestep.autopilot.reached import PLAIN, fields_of, is_compiled, is_record, walked
+from samestep.autopilot.sample_reads import Reads, SampleReads
 from samestep.autopilot.sides import outcome
-from samestep.autopilot.slice_call import Forward
+from samestep.autopilot.slice_call import WRITES_INPUT, Forward, versions_of
 from samestep.autopilot.state import Changeable, Side, restore_records
 from samestep.watch.drawn import Drawn
 from samestep.watch.tree import Path, leaves
@@ -44,6 +45,7 @@ class WholeCall:
             into buffers without an effect that could be compared.
         printed: whether the call printed.
         scale: the largest value among outputs, inputs and parameters, as a reference for rounding.
+        reads: the values that the call read from its samples.
     """
 
     outputs: Mapping[Path, Tensor]
@@ -57,6 +59,7 @@ class WholeCall:
     writes: str
     printed: bool
     scale: float
+    reads: Reads
 
     @property
     def flaw(self) -> str:
@@ -79,6 +82,8 @@ class ModuleRun:
         self.before = Changeable(module)
         self.drawn = Drawn.now(device)
         self.left = python_state(module)
+        self.dims: Dims = {}
+        """The way to split for which the calls are computed: values read from its samples are recorded."""
 
     def restore(self) -> None:
         """Restore the initial state of the module and the generators."""
@@ -102,7 +107,7 @@ class ModuleRun:
         versions: Sequence[int | None],
     ) -> str:
         if not is_same:
-            return "it writes into what it is given"
+            return f"it {WRITES_INPUT}"
         if _sums(self.module) != parameters:
             return "it writes into its parameters"
         name = self.before.rewritten(versions)
@@ -120,15 +125,18 @@ class ModuleRun:
         copied = given.copied()
         own = given if grad else copied
         form, records_in = form_of(own), records_of(own)
-        parameters, versions = _sums(self.module), self.before.versions()
+        parameters, versions, given_versions = _sums(self.module), self.before.versions(), versions_of(own)
+        reads = SampleReads()
+        reads.follow(tensor for path, tensor in own.tensors() if path in self.dims)
         with (
             torch.set_grad_enabled(grad),
             quiet() as printed,
             eagerly(self.module, when=records),
             recorder or nullcontext(),
+            reads,
         ):
             returned = self._forward(self.module, *own.args, **own.kwargs)
-        is_same = form_of(own) == form
+        is_same = form_of(own) == form and versions_of(own) == given_versions
         restore_records(records_in)
         sides = tuple(self.before.left())
         found = dict(leaves(outcome(self.module, returned, sides)))
@@ -148,6 +156,7 @@ class ModuleRun:
             scale=largest(
                 *found.values(), *(tensor for _, tensor in given.tensors()), *self.module.parameters()
             ),
+            reads=reads.found,
         )
 
 

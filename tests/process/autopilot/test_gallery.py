@@ -20,6 +20,7 @@ UNSPLIT = {
     "batch_memories.py": ("Queue", "Codebook", "Hardest"),
     "faint_coupling.py": ("Gated", "Repelled", "Nudged", "NoisyNorm"),
     "small_router.py": ("SwitchLoss", "SoftLoss", "InOne", "Capacity"),
+    "later_batches.py": ("MissingTargets", "Clamped", "Outliers", "Watched"),
 }
 """Modules whose calls must stay unsplit, in scripts that also call modules that are split."""
 
