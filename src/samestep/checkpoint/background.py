@@ -49,12 +49,12 @@ class Writer:
         self.failure: str | None = None
         """Why the write that ended last has failed; None where it did not."""
         self.warning: str | None = None
-        """Which old checkpoints could not be deleted after the newest, and why: no failure."""
+        """What was left alone though it has a name of ours, or could not be deleted, and why: no failure."""
         self._stage = Stage()
         self._thread: threading.Thread | None = None
         try:
             make(folder)
-            tidy(folder)
+            self.warning = tidy(folder)
         except OSError as error:
             raise CheckpointError(f"cannot write checkpoints to {folder}: {error.strerror}.") from error
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samestep.base.errors import CheckpointError
+from samestep.base.regular_file import lies_at
 from samestep.checkpoint.files import restore
-from samestep.checkpoint.manifest import MANIFEST
+from samestep.checkpoint.layout import MANIFEST, STATE
 from samestep.checkpoint.read import read
 from samestep.checkpoint.snapshot import Snapshot
 
@@ -30,10 +31,17 @@ def folder_of(parent: Path, step: int) -> Path:
 
 
 def steps_in(parent: Path) -> list[int]:
-    """Return the steps of which `parent` holds something that is called a checkpoint, the newest first."""
-    if not parent.is_dir():
+    """Return the steps of which `parent` holds something that is called a checkpoint, the newest first.
+
+    Raises:
+        CheckpointError: `parent` cannot be read.
+    """
+    try:
+        found = [_NAME.fullmatch(path.name) for path in parent.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    found = (_NAME.fullmatch(path.name) for path in parent.iterdir())
+    except OSError as error:
+        raise CheckpointError(f"the checkpoints in {parent} cannot be read: {error.strerror}.") from error
     # Of step-7 and step-007 only the first is a name that samestep gives.
     steps = {int(match[1]) for match in found if match and match[0] == f"step-{int(match[1])}"}
     return sorted(steps, reverse=True)
@@ -63,12 +71,12 @@ def newest_valid(folder: Path) -> Chosen:
 def is_bare(folder: Path) -> bool:
     """Return whether there is no checkpoint yet in `folder`, whole or damaged, and it is none itself."""
     _restore_all(folder)
-    return not steps_in(folder) and not (folder.exists() and _is_single(folder))
+    return not steps_in(folder) and not (lies_at(folder) and _is_single(folder))
 
 
 def _is_single(folder: Path) -> bool:
     """Whether `folder` is to be one checkpoint, not a place of several: by its manifest, or else its name."""
-    if (folder / MANIFEST).exists():
+    if lies_at(folder / MANIFEST):
         return True
     named = _NAME.fullmatch(folder.name) or _SET_ASIDE.fullmatch(folder.name)
     return named is not None and not steps_in(folder)
@@ -76,7 +84,7 @@ def _is_single(folder: Path) -> bool:
 
 def _restore_all(folder: Path) -> None:
     """Give what was being replaced its name again: `folder` itself, or one in it."""
-    if _NAME.fullmatch(folder.name) and not folder.exists():
+    if _NAME.fullmatch(folder.name) and not lies_at(folder):
         restore(folder.parent, name=folder.name)
     restore(folder)
 
@@ -88,6 +96,8 @@ def _read_as_named(path: Path) -> Snapshot | str:
     except CheckpointError as error:
         return str(error)
     step = snapshot.state.get("step")
+    if type(step) is not int:
+        return f"{path / STATE} has {step!r:.40} as its step, which is no whole number."
     if path.name != f"step-{step}":  # the newest is chosen by name
         return f"{path} holds step {step}: it was renamed. Give it its own name again."
     return snapshot

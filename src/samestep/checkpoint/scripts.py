@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from samestep.base.errors import CheckpointError, Error
 from samestep.checkpoint import course
 from samestep.checkpoint.choose import folder_of
-from samestep.checkpoint.files import tidy
+from samestep.checkpoint.files import make, tidy
 from samestep.checkpoint.fit import misfit, optimizer_misfit
 from samestep.checkpoint.foreign import serial_names
 from samestep.checkpoint.random_state import gather_random_state, restore_random_state
@@ -187,14 +187,15 @@ def _write_among(path: Path, snapshot: Snapshot, *, last: int, keep: int | None)
     staged = stage.take(snapshot)  # what cannot be saved is refused before anything is moved
     stage.settle()
     try:
-        tidy(path.parent)
-        moved = set_aside_later(path.parent, than=last)
+        make(path.parent)
+        left = tidy(path.parent)
     except OSError as error:
         raise CheckpointError(f"cannot put {path.parent} in order: {error.strerror or error}.") from error
-    notes = [f"{path.parent} had a checkpoint after step {last}: it is {left.name} now." for left in moved]
+    moved, alone = set_aside_later(path.parent, than=last)
     write_staged(staged, path)
     stuck = None if retention is None else prune(path.parent, retention, newest=snapshot.state["step"])
-    return path, notes if stuck is None else [*notes, stuck]
+    notes = [f"{path.parent} had a checkpoint after step {last}: it is {other.name} now." for other in moved]
+    return path, [*notes, *(note for note in (left, alone, stuck) if note is not None)]
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from torch import nn
 
 from samestep.checkpoint.choose import Chosen, is_bare, newest_valid
 from samestep.checkpoint.foreign import load_state
-from samestep.checkpoint.manifest import AVERAGE, MODEL
-from samestep.checkpoint.retain import set_aside_later
+from samestep.checkpoint.layout import AVERAGE, MODEL
+from samestep.checkpoint.retain import adopt, set_aside_later
 from samestep.checkpoint.shared import choose_on_all
 from samestep.collectives.by_algorithm import settled
 from samestep.collectives.crossovers import AUTO, Crossovers
@@ -145,7 +145,6 @@ def _go_on(world: World, order: Order, training: Training) -> Chosen | None:
     chosen = choose_on_all(world, checkpoints, missing_ok=True)
     if chosen is not None:
         training.restore(chosen.snapshot)
-    world.on_main(lambda: set_aside_later(checkpoints, than=training.journal.steps))
     return chosen
 
 
@@ -167,7 +166,8 @@ def _outputs(world: World, order: Order, training: Training, chosen: Chosen | No
         folder = RunFolder(order.out)
         if not order.resume:
             folder.write_config(order.config())
-        for line in [*_algorithms(order), *_went_on(order, training, chosen)]:
+        alone = _put_in_order(folder.checkpoints, training, chosen) if order.resume else []
+        for line in [*_algorithms(order), *_went_on(order, training, chosen), *alone]:
             display.note(line)
         folder.begin(_session(world, training, chosen))
         sink = observed(folder, order.conduct.logger, order.config(), tell=display.note)
@@ -175,6 +175,14 @@ def _outputs(world: World, order: Order, training: Training, chosen: Chosen | No
 
     world.on_main(open_here)
     return next(iter(opened), (Nowhere(), Silent()))
+
+
+def _put_in_order(checkpoints: Path, training: Training, chosen: Chosen | None) -> list[str]:
+    """Leave no checkpoint after the one that the run goes on from; return what was left alone."""
+    if chosen is not None:
+        adopt(chosen.path)
+    _, alone = set_aside_later(checkpoints, than=training.journal.steps)
+    return [] if alone is None else [alone]
 
 
 def _algorithms(order: Order) -> list[str]:
