@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import secrets
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -86,12 +87,12 @@ def parse_hidden(name: str, identity: str) -> tuple[str, str] | None:
     return (match["kind"], match["name"]) if match and match["identity"] == identity else None
 
 
-def write_whole(path: Path, text: str, *, identity: str | None = None) -> None:
+def write_whole(path: Path, text: Iterable[str], *, identity: str | None = None) -> None:
     """Write `text` to `path`: a reader finds the old file or the new one, never half of one.
 
     Args:
         path: a link of that name is replaced, not followed.
-        text: what to write.
+        text: what to write, piece by piece.
         identity: of the run that writes to the folder, which can remove the draft if this process is killed.
 
     Raises:
@@ -101,7 +102,7 @@ def write_whole(path: Path, text: str, *, identity: str | None = None) -> None:
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+            stream.writelines(text)
         draft.replace(path)
     except BaseException:
         with suppress(OSError):  # half of one takes room where a disk is full

@@ -8,7 +8,7 @@ removed::
       .samestep-run                               the run's identity
       step-120/.samestep                          the mark
       .samestep-draft-IDENTITY-RANDOM.step-160/   being written: worthless after a kill
-      .samestep-old-IDENTITY-RANDOM.step-120/     being replaced: gets its name back, unless the new one has it
+      .samestep-old-IDENTITY-RANDOM.step-120/     being replaced: gets its name back, if it is free
       .samestep-gone-IDENTITY-RANDOM.step-80/     being deleted: worthless
 
 All work is done relative to open folders, so that a link put in a folder's place meanwhile is not followed.

@@ -16,7 +16,7 @@ from samestep.checkpoint.choose import folder_of
 from samestep.checkpoint.files import make, tidy
 from samestep.checkpoint.fit import misfit, optimizer_misfit
 from samestep.checkpoint.foreign import serial_names
-from samestep.checkpoint.random_state import gather_random_state, restore_random_state
+from samestep.checkpoint.random_state import check_random_states, gather_random_state, restore_random_state
 from samestep.checkpoint.retain import Keep, prune, set_aside_later
 from samestep.checkpoint.save import write_staged
 from samestep.checkpoint.shared import choose_on_all
@@ -225,6 +225,7 @@ def _check(
     """Refuse a checkpoint that is not of these parts."""
     if difference := misfit(snapshot.model, _serial_weights(model)):
         raise CheckpointError(f"{path} belongs to another model: {difference}.")
+    _check_values(path, snapshot)
     missing = [name for name in parts if name not in snapshot.optimizer]
     if needs_position and not {"seed", "epoch", "samples"} <= snapshot.state.keys():
         missing.append("loader")
@@ -239,6 +240,17 @@ def _check(
             difference = "it was saved without a state"
         if difference:
             raise CheckpointError(f"{path} belongs to another {name}: {difference}.")
+
+
+def _check_values(path: Path, snapshot: Snapshot) -> None:
+    """Refuse values of other types than `save` writes."""
+    check_random_states(snapshot.optimizer.get("random", []))
+    for name in ("step", "seed", "epoch", "samples"):
+        value = snapshot.state.get(name, 0)
+        if type(value) is not int or value < 0:
+            raise CheckpointError(f"{path} has {name} {value!r:.40}: no whole number of 0 or more.")
+    if "step" not in snapshot.state or not isinstance(snapshot.state.get("extra", {}), dict):
+        raise CheckpointError(f"{path} was not written by samestep.save: it has no step, or no extra values.")
 
 
 def _warn(notes: list[str]) -> None:
