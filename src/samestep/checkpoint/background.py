@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from samestep.base.errors import CheckpointError
-from samestep.checkpoint.choose import folder_of
+from samestep.checkpoint.choose import folder_of, free_folder
 from samestep.checkpoint.files import make, tidy
 from samestep.checkpoint.retain import Keep, prune
 from samestep.checkpoint.save import write_staged
@@ -113,6 +113,7 @@ class Writer:
         _step_back()
         folder = folder_of(self.folder, step)
         try:
+            folder = free_folder(self.folder, step)
             self._stage.settle()
             self.newest = write_staged(snapshot, folder)
             self.failure = None

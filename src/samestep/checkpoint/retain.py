@@ -9,7 +9,7 @@ from typing import Any
 
 from samestep.base.errors import CheckpointError, UsageError
 from samestep.base.regular_file import lies_at
-from samestep.checkpoint.choose import folder_of, steps_in
+from samestep.checkpoint.choose import checkpoints_in, step_of
 from samestep.checkpoint.files import delete, flush
 from samestep.checkpoint.layout import MANIFEST, MARK
 from samestep.checkpoint.manifest import read_manifest
@@ -63,17 +63,20 @@ def prune(folder: Path, keep: Keep, *, newest: int) -> str | None:
     """
     own = OwnFolders.claim(folder)
     scores: dict[int, float | None] = {}
+    paths: dict[int, Path] = {}
     alone = []
-    for step in steps_in(folder):
-        name = folder_of(folder, step).name
+    for path in reversed(checkpoints_in(folder)):
+        name, step = path.name, step_of(path.name)
+        if step is None:
+            continue
         if (why := own.foreign(name)) is not None:
             alone.append(f"{name} ({why})")
             continue
         with suppress(CheckpointError):
             if own.files_in(name) == read_manifest(folder / name).keys() | {MANIFEST, MARK}:
-                scores[step] = _score(read_state(folder / name))
-    tried = [(step, _delete(folder_of(folder, step))) for step in doomed(scores, keep, newest=newest)]
-    stuck = [f"{folder_of(folder, step).name} ({why})" for step, why in tried if why is not None]
+                scores[step], paths[step] = _score(read_state(path)), path
+    tried = [(paths[step], _delete(paths[step])) for step in doomed(scores, keep, newest=newest)]
+    stuck = [f"{path.name} ({why})" for path, why in tried if why is not None]
     told = []
     if stuck:
         told.append(
@@ -122,7 +125,8 @@ def set_aside_later(folder: Path, *, than: int) -> tuple[list[Path], str | None]
     Raises:
         CheckpointError: `folder` cannot be read or written.
     """
-    later = [folder_of(folder, step).name for step in steps_in(folder) if step > than]
+    names = (path.name for path in checkpoints_in(folder))
+    later = [name for name in names if (step := step_of(name)) is not None and step > than]
     if not later:
         return [], None
     moved, alone = [], []

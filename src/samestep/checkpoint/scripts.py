@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from samestep.base.errors import CheckpointError, Error
 from samestep.checkpoint import course
-from samestep.checkpoint.choose import folder_of
+from samestep.checkpoint.choose import folder_of, free_folder
 from samestep.checkpoint.files import make, tidy
 from samestep.checkpoint.fit import misfit, optimizer_misfit
 from samestep.checkpoint.foreign import serial_names
@@ -192,7 +192,7 @@ def _write_among(path: Path, snapshot: Snapshot, *, last: int, keep: int | None)
     except OSError as error:
         raise CheckpointError(f"cannot put {path.parent} in order: {error.strerror or error}.") from error
     moved, alone = set_aside_later(path.parent, than=last)
-    write_staged(staged, path)
+    path = write_staged(staged, free_folder(path.parent, snapshot.state["step"]))
     stuck = None if retention is None else prune(path.parent, retention, newest=snapshot.state["step"])
     notes = [f"{path.parent} had a checkpoint after step {last}: it is {other.name} now." for other in moved]
     return path, [*notes, *(note for note in (left, alone, stuck) if note is not None)]

@@ -1,4 +1,4 @@
-"""Of two processes, one writes to a run folder; the lock goes with the process, and with none of its children."""
+"""Of two processes, one writes to a run folder; the lock ends with the process, and no child keeps it."""
 
 import errno
 import fcntl
@@ -7,6 +7,8 @@ import os
 import signal
 import socket
 import threading
+import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -27,39 +29,45 @@ def test_the_holder_is_named_to_the_second_one(tmp_path):
     second.close()
 
 
-def test_a_holder_that_was_killed_holds_nothing(tmp_path):
+@contextmanager
+def forked(act):
+    """Fork a process that does `act` and waits for its end; give its number once it has done so."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
+        try:
+            act()
+            os.write(write, b".")
+            time.sleep(60)
+        finally:
+            os._exit(1)
+    try:
+        os.close(write)
+        assert os.read(read, 1) == b"."
+        yield child
+    finally:
+        os.close(read)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_holder_that_was_killed_holds_nothing(tmp_path):
+    with forked(lambda: RunLock(tmp_path).take()) as child, pytest.raises(UsageError, match=str(child)):
         RunLock(tmp_path).take()
-        os.write(write, b"taken")
-        signal.pause()
-    assert os.read(read, 5) == b"taken"
-    with pytest.raises(UsageError, match=str(child)):
-        RunLock(tmp_path).take()
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
 
     lock = RunLock(tmp_path)
     assert lock.take() is None
     lock.close()
-    os.close(read), os.close(write)
 
 
 def test_a_child_that_outlives_the_holder_does_not_keep_the_lock(tmp_path):
     """As a loading process does whose rank was killed: its restart must not be refused."""
-    lock = RunLock(tmp_path)
+    lock, again = RunLock(tmp_path), RunLock(tmp_path)
     lock.take()
-    child = os.fork()
-    if child == 0:
-        signal.pause()
-    lock.close()
-
-    again = RunLock(tmp_path)
-    assert again.take() is None
+    with forked(lambda: None):
+        lock.close()
+        assert again.take() is None
     again.close()
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
 
 
 def test_a_restart_waits_for_the_one_before(tmp_path):
