@@ -235,6 +235,8 @@ def _check(
         )
     for name, part in parts.items():
         saved, own = snapshot.optimizer[name], part.state_dict()
+        if not isinstance(saved, dict):
+            raise CheckpointError(f"{path} has a {type(saved).__name__} as the state of the {name}, no dict.")
         difference = optimizer_misfit(saved, part) if name == "optimizer" else None
         if own and not saved:  # a scaler that was switched off has no state
             difference = "it was saved without a state"
