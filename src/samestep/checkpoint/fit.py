@@ -99,6 +99,9 @@ def _has_form(saved: Mapping[str, Any]) -> bool:
 def _odd_value(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
     """Return the first value of another kind than the optimizer's own, which only a later step would meet."""
     for theirs, mine in zip(saved["param_groups"], own["param_groups"], strict=True):
+        for name in sorted(theirs.keys() & _SWITCHES):
+            if not isinstance(theirs[name], bool | type(None)):
+                return f"its {name} is {_shape(theirs[name])}"
         for name in sorted(theirs.keys() & mine.keys() - {"params"} - _SWITCHES):
             if _kind(theirs[name]) != _kind(mine[name]):
                 return f"its {name} is {theirs[name]!r:.40}, in the optimizer {mine[name]!r:.40}"
