@@ -12,6 +12,7 @@ from typing import Any
 
 from samestep.base import phases
 from samestep.base.errors import UsageError
+from samestep.base.regular_file import open_regular, read_regular
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -23,6 +24,10 @@ OTHER = "other"
 _COLUMNS = ("step", "loss", "lr", *PHASES)
 _EVALUATED = ("seconds", "accuracy", "loss")
 _NAN = float("nan")
+_LARGEST = 1 << 53
+"""What a whole number may be: beyond, it is no exact figure, and no count of anything."""
+_LINE = 1 << 24
+"""Bytes of a line, or of a file that is read at once, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,8 @@ class Checkpoint:
     """A checkpoint at rest."""
 
     name: str
-    num_bytes: int
+    num_bytes: int | None
+    """None where it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +127,12 @@ def _rows(
     """
     if not path.exists():
         return
-    with path.open(encoding="utf-8", errors="replace") as stream:
-        for number, line in enumerate(stream, start=1):
+    with open_regular(path) as stream:
+        for number, line in enumerate(iter(lambda: stream.readline(_LINE), b""), start=1):
             try:
-                row = json.loads(line)
-            except ValueError:
-                if not line.endswith("\n"):
+                row = json.loads(line.decode(errors="replace"))
+            except (ValueError, RecursionError):
+                if not line.endswith(b"\n") and len(line) < _LINE:
                     return
                 raise UsageError(f"{path} is damaged: line {number} is no JSON.") from None
             where = f"line {number}"
@@ -144,20 +150,32 @@ def _numbers(
 ) -> dict[str, float]:
     """Return the numbers in `row`; a figure that is null is NaN, which JSON does not have."""
     numbers = {name: row[name] for name in counts}
+    if not all(_is_count(value) for value in numbers.values()):
+        raise UsageError(f"{path} is damaged: {where} holds what is no number.")
     for name in figures:
         if name in row:
             numbers[name] = _NAN if row[name] is None else row[name]
-    if not all(isinstance(value, int | float) for value in numbers.values()):
+    if not all(_is_number(numbers[name]) for name in figures if name in row):
         raise UsageError(f"{path} is damaged: {where} holds what is no number.")
     return numbers
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, float) or abs(value) < _LARGEST
+
+
+def _is_count(value: object) -> bool:
+    return _is_number(value) and isinstance(value, int) and value >= 0
 
 
 def _result(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except ValueError:
+        found = json.loads(read_regular(path, most=_LINE).decode(errors="replace"))
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise UsageError(f"{path} is damaged: it is no JSON object.")
@@ -168,19 +186,30 @@ def _result(path: Path) -> dict[str, Any]:
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except tomllib.TOMLDecodeError as error:
+        return tomllib.loads(read_regular(path, most=_LINE).decode(errors="replace"))
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is damaged: {error}.") from None
 
 
 def _checkpoints(path: Path) -> list[Checkpoint]:
-    if not path.is_dir():
+    """Return the checkpoints in a folder; one that cannot be read is no reason against a page of the run."""
+    try:
+        steps = [folder for folder in path.iterdir() if folder.name.startswith("step-")]
+    except OSError:
         return []
-    steps = [folder for folder in path.glob("step-*") if (folder / "manifest.json").is_file()]
     steps.sort(key=lambda folder: (len(folder.name), folder.name))
     found = []
     for folder in steps:
-        with suppress(FileNotFoundError):  # a run that goes on removes old ones
-            size = sum(file.stat().st_size for file in folder.iterdir())
-            found.append(Checkpoint(folder.name, size))
+        with suppress(FileNotFoundError, NotADirectoryError):  # a run that goes on removes old ones
+            found.append(_checkpoint(folder))
     return found
+
+
+def _checkpoint(folder: Path) -> Checkpoint:
+    try:
+        (folder / "manifest.json").lstat()
+        return Checkpoint(folder.name, sum(file.stat().st_size for file in folder.iterdir()))
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError:
+        return Checkpoint(folder.name, None)
