@@ -1,5 +1,6 @@
 """Paths as scripts give them: made absolute, and those that no rank has a private copy of."""
 
+import multiprocessing.process
 import os
 import tempfile
 from typing import Any
@@ -33,6 +34,9 @@ class CommonPaths:
 
     def __init__(self, *more: str) -> None:
         configured = [env.snapshot().get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")]
+        # The launcher has chosen it for its workers, or multiprocessing makes one when it needs it.
+        sockets = multiprocessing.process.current_process()._config.get("tempdir")  # type: ignore[attr-defined]  # noqa: SLF001
+        configured.append(sockets)
         self._beginnings: tuple[str, ...] = (
             *("/proc/", "/sys/"),
             f"{tempfile.gettempdir()}/pymp-",  # where multiprocessing binds its sockets

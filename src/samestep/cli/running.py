@@ -11,6 +11,7 @@ from typing import NoReturn
 from samestep.autopilot.options import DEFAULTS, Options
 from samestep.base import env
 from samestep.base.errors import PUT_OFF, UsageError, WorkerFailed
+from samestep.base.streams import write_stderr
 from samestep.base.units import counted
 from samestep.cli.around import around, watch
 from samestep.cli.shares import bind_worker, bound_entry, share_of_threads
@@ -307,7 +308,7 @@ def _run_here(decision: Decision, join: Join) -> NoReturn:
         ending = become(program).ending
     else:
         ending = watch(decision)(partial(around(decision), lambda: host(program)), _last_word())
-    sys.stderr.write(ending.traceback)
+    write_stderr(ending.traceback)
     if ending.exit_code == 0 and decision.guarded and not has_met(place.size):
         tell(f"error: {SILENT_COPIES.format(size=place.size)}")
         leave(1)

@@ -14,15 +14,18 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
-from samestep.base.errors import WorkerFailed
+from samestep.base.errors import Error, WorkerFailed
+from samestep.base.owned_folders import make_folder, remove_dead, remove_folder
 from samestep.base.signals import ENDS
 from samestep.launch import descriptors, orphans
 from samestep.launch.child import Entry, Heritage, Start, become_worker, fork, not_started
 from samestep.launch.failure import Failure, root_cause
 from samestep.launch.hosting import Ending
 from samestep.launch.job import STDERR
+from samestep.launch.lifeline import Lifeline
 from samestep.launch.output import Stream
 from samestep.launch.report import Report, received
 
@@ -97,6 +100,8 @@ class Workers:
         self._wakeup = wakeup
         self._private = frozenset(private)
         self._limit: descriptors.Limit | None = None
+        self._folder: Path | None = None
+        self._lifeline: Lifeline | None = None
         if wakeup is not None:
             self._selector.register(wakeup, selectors.EVENT_READ)
 
@@ -124,6 +129,9 @@ class Workers:
             if stream is not None:  # as it is where this process was started with the stream closed
                 stream.flush()
         self._limit = descriptors.make_room(len(starts))
+        with suppress(Error):  # the temporary directory is full, which is no worker's end
+            self._folder = make_folder()
+        self._lifeline = Lifeline(self._folder)
         # Nothing imported so far is garbage: neither here nor in a child is it worth walking through again.
         gc.freeze()
         for start in starts:
@@ -148,7 +156,9 @@ class Workers:
             reports, word = os.pipe()
             undo.callback(os.close, reports)
             private = {reports, self._selector.fileno(), *self._private, *self._files()}
-            had = Heritage(launcher=os.getpid(), mask=mask, private=private, limit=self._limit)
+            had = Heritage(
+                launcher=os.getpid(), mask=mask, private=private, limit=self._limit, lifeline=self._lifeline
+            )
             try:
                 pid = fork()
                 if pid == 0:
@@ -293,6 +303,16 @@ class Workers:
         self._selector.close()
         descriptors.restore(self._limit)
         self._limit = None
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        """Remove the temporary folders of this launcher and of workers that were killed."""
+        if self._lifeline is not None:
+            self._lifeline.close()
+        if self._folder is not None:
+            remove_folder(self._folder)
+            self._folder = None
+        remove_dead()
 
 
 def _pidfd(pid: int) -> int | None:
