@@ -47,9 +47,10 @@ def run_command(arguments: Sequence[str]) -> int:
 
     0 is success, 2 wrong input (nothing was done), 1 or a worker's own code a failure on the way.
     """
-    with suppress(OSError):  # the working folder or the temporary directory may be gone
-        remove_dead()
     verb = next((argument for argument in arguments if not argument.startswith("-")), None)
+    if verb != "doctor":  # which reports what it removes
+        with suppress(OSError):  # the temporary directory may be gone
+            remove_dead()
     try:
         # Called itself, the application would put a hook of its own in the way of a hosted program's errors.
         command = typer.main.get_command(application(verb))

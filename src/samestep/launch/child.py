@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from samestep.base import env
+from samestep.base.last_step import LastSteps
 from samestep.base.place import Place
 from samestep.base.signals import ENDS, WARNINGS
 from samestep.launch import descriptors
@@ -52,6 +53,7 @@ class Heritage:
         private: its descriptors that are none of the worker's business.
         limit: its own limit of open files, where it was raised for the workers' sake.
         lifeline: ends what the worker forks when the launcher is killed.
+        steps: where the worker records its last step.
     """
 
     launcher: int
@@ -59,6 +61,7 @@ class Heritage:
     private: Collection[int]
     limit: descriptors.Limit | None
     lifeline: Lifeline | None = None
+    steps: LastSteps | None = None
 
 
 def fork() -> int:
@@ -82,6 +85,8 @@ def become_worker(start: Start, entry: Entry, word: int, had: Heritage) -> NoRet
         descriptors.restore(had.limit)
         if had.lifeline is not None:
             had.lifeline.hold()
+        if had.steps is not None:
+            had.steps.use_here(start.place.local_rank)
         env.export(start.variables)
         mouth = Word.of(word)
         report = entry(start, mouth)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from samestep.base.errors import Error, WorkerFailed
+from samestep.base.last_step import LastSteps
 from samestep.base.owned_folders import make_folder, remove_dead, remove_folder
 from samestep.base.signals import ENDS
 from samestep.launch import descriptors, orphans
@@ -81,6 +82,7 @@ class Worker:
             error=said.error,
             message=said.message,
             traceback=said.traceback,
+            unwritten=said.unwritten,
         )
 
 
@@ -100,6 +102,7 @@ class Workers:
         self._wakeup = wakeup
         self._private = frozenset(private)
         self._limit: descriptors.Limit | None = None
+        self._steps: LastSteps | None = None
         self._folder: Path | None = None
         self._lifeline: Lifeline | None = None
         if wakeup is not None:
@@ -119,6 +122,11 @@ class Workers:
         """Those that have not ended."""
         return [worker for worker in self.all if worker.exit_code is None]
 
+    @property
+    def last_step(self) -> int | None:
+        """The last training step that any worker has recorded; None where none has."""
+        return None if self._steps is None else self._steps.latest()
+
     def start(self, starts: Sequence[Start], entry: Entry) -> None:
         """Fork one worker for each of `starts`; each runs `entry`.
 
@@ -129,6 +137,7 @@ class Workers:
             if stream is not None:  # as it is where this process was started with the stream closed
                 stream.flush()
         self._limit = descriptors.make_room(len(starts))
+        self._steps = LastSteps(max(1, len(starts)))
         with suppress(Error):  # the temporary directory is full, which is no worker's end
             self._folder = make_folder()
         self._lifeline = Lifeline(self._folder)
@@ -157,7 +166,12 @@ class Workers:
             undo.callback(os.close, reports)
             private = {reports, self._selector.fileno(), *self._private, *self._files()}
             had = Heritage(
-                launcher=os.getpid(), mask=mask, private=private, limit=self._limit, lifeline=self._lifeline
+                launcher=os.getpid(),
+                mask=mask,
+                private=private,
+                limit=self._limit,
+                lifeline=self._lifeline,
+                steps=self._steps,
             )
             try:
                 pid = fork()

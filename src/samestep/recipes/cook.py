@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from samestep.base.last_step import record_step
 from samestep.checkpoint.choose import Chosen, is_bare, newest_valid
 from samestep.checkpoint.foreign import load_state
 from samestep.checkpoint.manifest import AVERAGE, MODEL
@@ -60,6 +61,7 @@ def cook(world: World, order: Order, loading: Loading | None = None) -> Result:
     Raises:
         PutOff: a rank was asked to stop; a checkpoint is written.
     """
+    record_step(0)
     with stop_request(order.conduct.stop_signal) as stop:
         world.on_main(lambda: RunFolder.reopen(order.out) if order.resume else RunFolder.prepare(order.out))
         order = _settled(world, order)
@@ -67,6 +69,7 @@ def cook(world: World, order: Order, loading: Loading | None = None) -> Result:
         if loading is not None:
             training.batches = DrawnWithin(training.batches, loading)
         chosen = _go_on(world, order, training) if order.resume else None
+        record_step(training.journal.steps)
         sink, display = _outputs(world, order, training, chosen)
         keeper = Keeper(world, order.conduct, folder=order.out / "checkpoints", tell=display.note)
         profiler = Profiler(
@@ -164,7 +167,7 @@ def _outputs(world: World, order: Order, training: Training, chosen: Chosen | No
             console=Console(stderr=True),
             per_rank=order.conduct.per_rank,
         )
-        folder = RunFolder(order.out)
+        folder = RunFolder(order.out, display.note)
         if not order.resume:
             folder.write_config(order.config())
         for line in [*_algorithms(order), *_went_on(order, training, chosen)]:
