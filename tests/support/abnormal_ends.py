@@ -9,12 +9,11 @@ memory, files.
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -218,21 +217,6 @@ def _await_end(leader: int) -> list[int]:
 def _next_start(temporary: Path) -> None:
     done = samestep("--version", TMPDIR=str(temporary))
     assert done.code == 0, done.err
-
-
-@contextmanager
-def full_disk(folder: Path) -> Iterator[None]:
-    """Mount a file system without room at a folder for the duration of a block."""
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=64", "tmpfs", folder], check=True)
-    try:
-        with suppress(OSError), (folder / "ballast").open("wb") as file:
-            while True:
-                file.write(bytes(4096))
-                file.flush()
-        yield
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
 
 
 def main() -> None:

@@ -186,15 +186,16 @@ def _fill_disk(victim: Victim, _: random.Random) -> bool:
     """Leave no room for a checkpoint until one has failed."""
     ballast = victim.disk / "ballast"
     before = victim.said.count("No space left")
-    with ballast.open("wb") as stream:
-        free = os.statvfs(victim.disk)
-        stream.write(bytes(max(0, free.f_bavail * free.f_frsize - _ROOM)))
     deadline = time.monotonic() + PATIENCE_S
-    while victim.said.count("No space left") == before:
-        victim.look_after()
-        if victim.over or time.monotonic() > deadline:
-            raise AssertionError(f"no checkpoint failed for the full disk\n{victim.said}")
-        time.sleep(_POLL_S)
+    with ballast.open("wb", buffering=0) as stream:
+        while victim.said.count("No space left") == before:
+            free = os.statvfs(victim.disk)
+            # Old checkpoints that are deleted make room again.
+            stream.write(bytes(max(0, free.f_bavail * free.f_frsize - _ROOM)))
+            victim.look_after()
+            if victim.over or time.monotonic() > deadline:
+                raise AssertionError(f"no checkpoint failed for the full disk\n{victim.said}")
+            time.sleep(_POLL_S)
     ballast.unlink()
     return False
 
@@ -218,7 +219,7 @@ def _await_said(victim: Victim, enough: Callable[[str], bool]) -> None:
     while not enough(victim.said):
         victim.look_after()
         if victim.over or time.monotonic() > deadline:
-            raise AssertionError(f"not said\n{victim.said}")
+            raise AssertionError(f"nothing of what it does with its lines\n{victim.said}")
         time.sleep(_POLL_S)
 
 
