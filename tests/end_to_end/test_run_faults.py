@@ -1,5 +1,6 @@
 """``samestep run`` when something fails: it is told once, nobody waits, and nothing is left behind."""
 
+import errno
 import os
 import pty
 import signal
@@ -176,6 +177,25 @@ def test_restarts_come_to_an_end(script):
 
     assert ended.code == 5
     assert ended.err.count("exit code 5") == 2
+
+
+def test_a_failure_that_returns_at_the_same_step_ends_the_restarts_and_its_path_is_named(script, tmp_path):
+    prog = script(
+        """
+        import errno, os
+        from samestep.base.last_step import record_step
+        os.write(1, b"started\\n")
+        record_step(3)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/full/weights.pt")
+        """
+    )
+    ended = samestep("run", "-n", 1, "--mode", "native", "--max-restarts", 5, prog)
+
+    assert ended.code == 1
+    assert ended.out.splitlines() == ["started"] * 2
+    last = ended.err.splitlines()[-1]
+    assert "/full/weights.pt" in last
+    assert os.strerror(errno.ENOSPC) in last
 
 
 def test_spawn_returns_results_and_raises_the_first_failure(tmp_path):
