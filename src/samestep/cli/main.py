@@ -48,7 +48,7 @@ def run_command(arguments: Sequence[str]) -> int:
     0 is success, 2 wrong input (nothing was done), 1 or a worker's own code a failure on the way.
     """
     verb = next((argument for argument in arguments if not argument.startswith("-")), None)
-    if verb != "doctor":  # which reports what it removes
+    if verb != "doctor" or "--clean" not in arguments:  # which reports what it removes
         with suppress(OSError):  # the temporary directory may be gone
             remove_dead()
     try:
