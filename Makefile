@@ -13,7 +13,7 @@ help:
 	@echo "make check   lint, format, types, layers"
 	@echo "make docs    build the documentation, warnings are errors"
 	@echo "make exact   equal weights at any number of workers, by the commands that a user types; some minutes"
-	@echo "make chaos   a training under 30 faults; it has to end with the undisturbed weights"
+	@echo "make chaos   a training under 60 faults; it has to end with the undisturbed weights"
 	@echo "make random  compare 2,000 random scripts on 1, 2 and 3 ranks; about 30 minutes"
 	@echo "make bench   measure against the peers on a quiet machine; DATA_DIR=DIR holds mnist, cifar10"
 
@@ -73,7 +73,7 @@ exact: $(READY)
 	$(BIN)/python benchmarks/same_bits.py
 
 chaos: $(READY)
-	PYTHONPATH=tests $(BIN)/python -m support.chaos --faults 30
+	PYTHONPATH=tests $(BIN)/python -m support.chaos --faults 60
 
 random: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m support.random_scripts --count 2000

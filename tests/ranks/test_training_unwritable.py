@@ -52,7 +52,6 @@ def test_every_file_of_a_run_is_named_where_it_cannot_be_written(tmp_path):
     folder = RunFolder(tmp_path)
     writes = {
         "config.toml": lambda: folder.write_config({"lr": 0.1}),
-        "evaluations.jsonl": lambda: folder.evaluation({"step": 1}),
         "result.json": lambda: folder.finish(result),
     }
     for name, write in writes.items():

@@ -1,5 +1,6 @@
 """Converts paths to text, and finds the paths that all ranks share instead of private copies."""
 
+import multiprocessing.process
 import os
 import tempfile
 from typing import Any
@@ -38,6 +39,9 @@ class CommonPaths:
 
     def __init__(self, *more: str) -> None:
         configured = [env.snapshot().get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")]
+        # The launcher has chosen it for its workers, or multiprocessing makes one when it needs it.
+        sockets = multiprocessing.process.current_process()._config.get("tempdir")  # type: ignore[attr-defined]  # noqa: SLF001
+        configured.append(sockets)
         self._beginnings: tuple[str, ...] = (
             *("/proc/", "/sys/"),
             f"{tempfile.gettempdir()}/pymp-",  # where multiprocessing binds its sockets

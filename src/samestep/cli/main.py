@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -9,6 +10,7 @@ import typer
 
 from samestep import __version__
 from samestep.base.errors import Error, WorkerFailed
+from samestep.base.owned_folders import remove_dead
 
 VERBS: Mapping[str, str] = {
     "run": "Run a program on N workers.",
@@ -46,6 +48,9 @@ def run_command(arguments: Sequence[str]) -> int:
     0 is success, 2 wrong input (nothing was done), 1 or a worker's own code a failure on the way.
     """
     verb = next((argument for argument in arguments if not argument.startswith("-")), None)
+    if verb != "doctor" or "--clean" not in arguments:  # which reports what it removes
+        with suppress(OSError):  # the temporary directory may be gone
+            remove_dead()
     try:
         # Called itself, the application would put a hook of its own in the way of a hosted program's errors.
         command = typer.main.get_command(application(verb))

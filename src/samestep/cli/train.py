@@ -28,7 +28,7 @@ from samestep.report.run_page import write_report
 from samestep.training.conduct import Conduct
 from samestep.training.run_folder import RunFolder
 from samestep.training.settings import Settings
-from samestep.world.compute_threads import told_threads
+from samestep.world.compute_threads import asked_threads
 from samestep.world.launchers import SAMESTEP
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def train(
     environment = env.snapshot()
     if env.integer(environment, "TORCHELASTIC_RESTART_COUNT"):
         request = after_failure(request)
-    if threads is None and configuration(request)[0].get("exact") and told_threads(environment) is None:
+    if threads is None and configuration(request)[0].get("exact") and asked_threads(environment) is None:
         threads = 1  # as everywhere else, so that the bits are the same
     job = Job(
         program=Program(target="samestep", kind="module"),

@@ -1,8 +1,6 @@
 """``samestep verify``: does a run on several workers take the steps of the run on one?"""
 
-import shutil
 import sys
-import tempfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -15,6 +13,7 @@ from rich.table import Table
 from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.base.machine import cpu_share
+from samestep.base.owned_folders import owned_folder
 from samestep.base.record import json_line
 from samestep.cli import job_flags
 from samestep.cli.outside import went_in_once
@@ -89,9 +88,7 @@ def verify(
         program = job_flags.program(path, arguments or [], module=module, no_python=False)
         return Script(program=program, kind=_kind(program, mode))
 
-    # Not a TemporaryDirectory: workers are forked, and each would remove it when it ends.
-    scratch = Path(tempfile.mkdtemp(prefix="samestep-verify-"))
-    try:
+    with owned_folder() as scratch:
         report = Verification(
             script=script(target, module=module),
             against=None if against is None else script(str(against), module=False),
@@ -102,8 +99,6 @@ def verify(
             watch=partial(_watch, limit_s=hang_timeout),
             tell=tell,
         ).run()
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     if as_json:
         print(json_line(report.as_json()).rstrip())
     else:

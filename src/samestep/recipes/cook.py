@@ -10,6 +10,7 @@ from rich.console import Console
 from torch import nn
 
 from samestep.base import env
+from samestep.base.last_step import record_step
 from samestep.checkpoint.choose import Chosen, is_bare, newest_valid
 from samestep.checkpoint.foreign import load_state
 from samestep.checkpoint.layout import AVERAGE, MODEL
@@ -62,6 +63,7 @@ def cook(world: World, order: Order, loading: Loading | None = None) -> Result:
     Raises:
         PutOff: a rank was asked to stop; a checkpoint is written.
     """
+    record_step(0)
     restarted = env.integer(env.snapshot(), "TORCHELASTIC_RESTART_COUNT")
     lock = RunLock(order.out, wait_s=RESTART_S if restarted else 0.0)
     with stop_request(order.conduct.stop_signal) as stop, closing(lock):
@@ -71,6 +73,7 @@ def cook(world: World, order: Order, loading: Loading | None = None) -> Result:
         if loading is not None:
             training.batches = DrawnWithin(training.batches, loading)
         chosen = _go_on(world, order, training) if order.resume else None
+        record_step(training.journal.steps)
         sink, display = _outputs(world, order, training, chosen, unlocked=unlocked)
         keeper = Keeper(world, order.conduct, folder=order.out / "checkpoints", tell=display.note)
         profiler = Profiler(
@@ -178,7 +181,7 @@ def _outputs(
             console=Console(stderr=True),
             per_rank=order.conduct.per_rank,
         )
-        folder = RunFolder(order.out)
+        folder = RunFolder(order.out, display.note)
         if not order.resume:
             folder.write_config(order.config())
         alone = _put_in_order(folder.checkpoints, training, chosen) if order.resume else []

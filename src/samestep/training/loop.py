@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 from torch import nn
 
 from samestep.base.errors import CheckpointError, Error, PutOff
+from samestep.base.last_step import record_step
 from samestep.checkpoint.digest import weights_sha256
 from samestep.checkpoint.random_state import check_random_states, restore_random_state
 from samestep.checkpoint.snapshot import Snapshot
@@ -201,6 +202,7 @@ class Training:
                 continue
             self.position = batch.after
             self.journal.note(epoch=epoch + 1, count=count, share=share, lr=lr, loss=loss)
+            record_step(self.journal.steps)
             count, share = 0, 0
             around.profiler.step_done(self.journal.steps)
             within = self.position.epoch == epoch

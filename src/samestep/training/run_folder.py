@@ -15,7 +15,7 @@
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -26,6 +26,7 @@ from samestep.base.errors import Error, UsageError
 from samestep.base.own_names import claim, probe, remove_file_drafts, write_whole
 from samestep.base.record import json_line, provenance, write_json
 from samestep.base.regular_file import kind_of, lies_at, open_regular, read_regular
+from samestep.training.line_files import LineFiles
 from samestep.training.result import Result
 
 _BY_STEP = ("metrics.jsonl", "evaluations.jsonl", "ranks.jsonl")
@@ -74,14 +75,19 @@ class Nowhere:
 
 
 class RunFolder:
-    """The files of one run; each method that writes one raises an Error that names it where it cannot.
+    """The files of one run.
+
+    What the run begins and ends with raises an Error that names the file where it cannot be written; lines of
+    steps, ranks and evaluations wait in memory.
 
     Args:
         path: a folder that `prepare` or `reopen` has accepted.
+        tell: receives a line about a file that cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tell: Callable[[str], None] = lambda _: None) -> None:
         self.path = path
+        self._lines = LineFiles(tell)
 
     @property
     def checkpoints(self) -> Path:
@@ -192,7 +198,9 @@ class RunFolder:
             path = self.path / name
             with _telling(path, self._goes_on):
                 _cut(path, after=session["step"], identity=identity)
-        self._append("sessions.jsonl", [{**session, "provenance": provenance()}])
+        path = self.path / "sessions.jsonl"
+        with _telling(path, self._goes_on), path.open("a", encoding="utf-8") as stream:
+            stream.write(json_line({**session, "provenance": provenance()}))
 
     def steps(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append one line per step to ``metrics.jsonl``."""
@@ -214,12 +222,11 @@ class RunFolder:
             write_json(path, record, identity=claim(self.path))
 
     def close(self) -> None:
-        """See `Sink.close`: each file is open only while it is written."""
+        """Write what could not be written before, or report it."""
+        self._lines.close()
 
     def _append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        path = self.path / name
-        with _telling(path, self._goes_on), path.open("a", encoding="utf-8") as stream:
-            stream.writelines(json_line(row) for row in rows)
+        self._lines.append(self.path / name, (json_line(row) for row in rows))
 
     @property
     def _goes_on(self) -> str:

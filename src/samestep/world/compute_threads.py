@@ -10,6 +10,9 @@ from samestep.world.launchers import SLURM, TORCHELASTIC
 _TOLD = "SAMESTEP_THREADS"
 """What `samestep run` set ``OMP_NUM_THREADS`` to, and why: a user's own number looks the same otherwise."""
 
+_ASKED = "as asked"
+"""The reason of a number that the user gave with a flag."""
+
 BOUND = "SAMESTEP_BOUND"
 """How `samestep.world.binding` has bound this process, if it has."""
 
@@ -53,7 +56,7 @@ def threads_per_rank(
     if asked is not None:
         if asked < 1:
             raise UsageError(f"threads={asked} is not a number of threads. Use 1 or more.")
-        return Threads(asked, "as asked")
+        return Threads(asked, _ASKED)
     text = env.get("OMP_NUM_THREADS", "").strip()
     if text:
         count = _outer_level(text)
@@ -87,6 +90,12 @@ def told_threads(env: Environment) -> Threads | None:
     """Return what `thread_variables` told this process, if they did."""
     count, _, reason = env.get(_TOLD, "").partition(" ")
     return Threads(int(count), reason) if count.isdecimal() else None
+
+
+def asked_threads(env: Environment) -> Threads | None:
+    """Return the same, but only a number that the user gave with a flag."""
+    told = told_threads(env)
+    return told if told is not None and told.reason == _ASKED else None
 
 
 def guess_sharing(env: Environment, cpu: CpuShare, *, local_size: int) -> int:

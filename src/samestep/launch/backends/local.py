@@ -10,14 +10,15 @@ from samestep.launch.child import Entry, Start
 from samestep.launch.descriptors import ensure_standard
 from samestep.launch.job import STDERR, STDOUT, Job
 from samestep.launch.orphans import adopt_orphans
+from samestep.launch.restarts import Restarts, pause
 from samestep.launch.supervisor import Outcome, signals_noted, supervise
 from samestep.launch.variables import Round, worker_variables
 from samestep.launch.workers import Workers
 
 LOOPBACK = "127.0.0.1"
 
-Tell = Callable[[Outcome, int], None]
-"""Told how a round ended and how many more are allowed."""
+Tell = Callable[[Outcome, Restarts], None]
+"""Receives how a round ended, and whether another follows."""
 
 
 def run(job: Job, entry: Entry, *, local: int, tell: Tell, alone: bool = False) -> Outcome:
@@ -32,15 +33,16 @@ def run(job: Job, entry: Entry, *, local: int, tell: Tell, alone: bool = False) 
     """
     ensure_standard()
     adopt_orphans()
+    restarts = Restarts(job.max_restarts)
     with signals_noted() as signals:
-        for restarts in range(job.max_restarts + 1):
+        while True:
             with (
                 reserved_port() as holder,
                 Workers(wakeup=signals.wakeup, private=[*signals.files, holder.fileno()]) as workers,
             ):
                 this = Round(
                     run_id=job.run_id,
-                    restarts=restarts,
+                    restarts=restarts.done,
                     max_restarts=job.max_restarts,
                     master=holder.getsockname(),
                     role=job.role,
@@ -49,10 +51,15 @@ def run(job: Job, entry: Entry, *, local: int, tell: Tell, alone: bool = False) 
                     [] if signals.received else starts(job, places(local), this, alone=alone), entry
                 )
                 outcome = supervise(workers, signals, job)
-            tell(outcome, job.max_restarts - restarts)
-            if outcome.cause is None or outcome.put_off:
-                break
-    return outcome
+            if outcome.cause is not None:
+                restarts.fail(outcome.cause, workers.last_step)
+            tell(outcome, restarts)
+            if outcome.cause is None or outcome.put_off or not restarts.left:
+                return outcome
+            pause(restarts.pause_s, end=lambda: bool(signals.received))
+            if signals.received:
+                return Outcome(interrupted_by=signals.received[0])
+            restarts.again()
 
 
 def starts(job: Job, here: list[Place], this: Round, *, alone: bool = False) -> list[Start]:
