@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import pickletools
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,17 @@ class _Arrays(pickle.Unpickler):
         return _ALLOWED[module, name]
 
 
+def _check_places(content: bytes) -> None:
+    """Refuse a memo numbered far beyond what it can hold: five bytes would take 64 GB.
+
+    Raises:
+        ValueError: it is, or the pickle is damaged.
+    """
+    for opcode, place, _ in pickletools.genops(content):
+        if opcode.name in ("PUT", "LONG_BINPUT") and place is not None and place > len(content):
+            raise ValueError(f"it numbers its values up to {place:,}, and has {len(content):,} bytes")
+
+
 def load_arrays(content: bytes, where: str) -> Any:
     """Return what a pickle of arrays and plain values holds; strings of Python 2 come as bytes.
 
@@ -48,6 +60,7 @@ def load_arrays(content: bytes, where: str) -> Any:
         DataError: it holds anything else, or is damaged. Nothing of it was run.
     """
     try:
+        _check_places(content)
         return _Arrays(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # noqa: BLE001 - a damaged pickle may raise anything
         raise DataError(

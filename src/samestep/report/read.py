@@ -1,7 +1,5 @@
 """A run folder as a value: whatever of it there is, and nothing invented."""
 
-import json
-import sys
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,12 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from samestep.base import phases
+from samestep.base.documents import TOML_BYTES, parse_json, parse_toml
 from samestep.base.errors import UsageError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from samestep.base.regular_files import read_lines, read_text
 
 PHASES = phases.OF_LOOP
 OTHER = "other"
@@ -121,17 +116,16 @@ def _rows(
     """
     if not path.exists():
         return
-    with path.open(encoding="utf-8", errors="replace") as stream:
-        for number, line in enumerate(stream, start=1):
-            try:
-                row = json.loads(line)
-            except ValueError:
-                if not line.endswith("\n"):
-                    return
-                raise UsageError(f"{path} is damaged: line {number} is no JSON.") from None
-            where = f"line {number}"
-            _check(path, where, row, (*counts, *figures))
-            yield row | _numbers(path, where, row, counts, (*figures, *more))
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            row = parse_json(line)
+        except ValueError:
+            if not line.endswith("\n"):
+                return
+            raise UsageError(f"{path} is damaged: line {number} is no JSON.") from None
+        where = f"line {number}"
+        _check(path, where, row, (*counts, *figures))
+        yield row | _numbers(path, where, row, counts, (*figures, *more))
 
 
 def _check(path: Path, where: str, found: Any, needed: Sequence[str]) -> None:
@@ -156,7 +150,7 @@ def _result(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        found = parse_json(read_text(path, errors="replace"))
     except ValueError:
         found = None
     if not isinstance(found, dict):
@@ -168,8 +162,8 @@ def _result(path: Path) -> dict[str, Any]:
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except tomllib.TOMLDecodeError as error:
+        return parse_toml(read_text(path, most=TOML_BYTES, errors="replace"))
+    except ValueError as error:
         raise UsageError(f"{path} is damaged: {error}.") from None
 
 

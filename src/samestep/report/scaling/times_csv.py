@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from samestep.base.errors import UsageError
+from samestep.base.regular_files import read_text
 from samestep.base.units import counted
 from samestep.scaling.times import Time, has_two_bases
 
@@ -37,7 +38,7 @@ def read_times(path: Path) -> list[Time]:
         UsageError: it cannot be read, is no text, or a line of it is something else; names the line.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig", errors="replace")
+        text = read_text(path, errors="replace").removeprefix("\ufeff")
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}.") from None
     if not _is_text(text):
