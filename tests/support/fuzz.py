@@ -1,8 +1,8 @@
 """Feeds readers with wrong content, each in a kept child process with a time and a memory limit.
 
 Every reader gets one clear line and exit code 2 out of wrong content, or a right result: never a traceback, a
-wait, or a gigabyte. By hand: ``python -m support.fuzz --reader idx --count 1000 --seed 1``; a case that failed
-is repeated by its number: ``--first 417 --count 1``.
+wait, or a gigabyte. By hand: ``python -m support.fuzz --reader csv --count 1000 --seed 1``; a case that
+failed is repeated by its number: ``--first 417 --count 1``.
 """
 
 import argparse
@@ -221,7 +221,9 @@ def _fuzz(fuzzed, name, asked):
             last = answer.text.strip().splitlines()[-1][:160]
             seen[last] += 1
             if seen[last] == 1:
-                print(f"--- {name} --seed {asked.seed} --first {number}: {answer.kind}\n{answer.text[-3000:]}")
+                print(
+                    f"--- {name} --seed {asked.seed} --first {number}: {answer.kind}\n{answer.text[-3000:]}"
+                )
     print(f"{name}: {dict(kinds)}, at most {longest:.2f} s", flush=True)
     for text, count in seen.most_common():
         print(f"  {count} x {text}")

@@ -3,15 +3,81 @@
 import json
 
 ABSURD = (
-    "", " ", "0", "-1", "1", "2", "3", "7", "-0", "+4", "007", "1e3", "1.5", "nan", "NaN", "inf", "-inf", "1e309",
-    "2147483648", "4294967296", "9223372036854775807", "9223372036854775808", "18446744073709551616", "99999999",
-    "-99999999", "1" * 50, "9" * 5000, "1_000", "0x10", "٣", "²", "५", "1٣", "Ⅷ", "1,2", "1,,2", ",", "1-3",
-    "1:2", ":", "a", "None", "null", "true", "[]", "{}", "\x1b[31m1", "1\n2", "1 2", "é", "\udcff", "%s", "{0}",
-    "1K", "4G", "9" * 30 + "G", "0B", "1e-400", "--help", "-", "1x1x1", "0x0x0", "1(x2)", "50%", "-5%",
-)  # fmt: skip
+    "",
+    " ",
+    "0",
+    "-1",
+    "1",
+    "2",
+    "3",
+    "7",
+    "-0",
+    "+4",
+    "007",
+    "1e3",
+    "1.5",
+    "nan",
+    "NaN",
+    "inf",
+    "-inf",
+    "1e309",
+    "2147483648",
+    "4294967296",
+    "9223372036854775807",
+    "9223372036854775808",
+    "18446744073709551616",
+    "99999999",
+    "-99999999",
+    "1" * 50,
+    "9" * 5000,
+    "1_000",
+    "0x10",
+    "٣",
+    "²",
+    "५",
+    "1٣",
+    "Ⅷ",
+    "1,2",
+    "1,,2",
+    ",",
+    "1-3",
+    "1:2",
+    ":",
+    "a",
+    "None",
+    "null",
+    "true",
+    "[]",
+    "{}",
+    "\x1b[31m1",
+    "1\n2",
+    "1 2",
+    "é",
+    "\udcff",
+    "%s",
+    "{0}",
+    "1K",
+    "4G",
+    "9" * 30 + "G",
+    "0B",
+    "1e-400",
+    "--help",
+    "-",
+    "1x1x1",
+    "0x0x0",
+    "1(x2)",
+    "50%",
+    "-5%",
+)
 """What a number, a size, a list of them or a name may be given as."""
 
-_LENGTHS = (b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\x00\x00\x00\x00", b"\x80\x00\x00\x00", b"\x00\x10\x00\x00")
+_LENGTHS = (
+    b"\xff\xff\xff\xff",
+    b"\x7f\xff\xff\xff",
+    b"\x00\x00\x00\x00",
+    b"\x80\x00\x00\x00",
+    b"\x00\x10\x00\x00",
+)
 
 
 def mutated(draw, content, *, others=()):
@@ -56,7 +122,9 @@ def _without(draw, content, others):
 
 def _twice(draw, content, others):
     at, length = _place(draw, content), draw.choice((1, 4, 16, 256, len(content)))
-    return content[: at + length] + content[at : at + length] * draw.choice((1, 1, 50)) + content[at + length :]
+    return (
+        content[: at + length] + content[at : at + length] * draw.choice((1, 1, 50)) + content[at + length :]
+    )
 
 
 def _splice(draw, content, others):
@@ -96,7 +164,20 @@ def _number(draw, content, others):
     return content[:begin] + value + content[end:]
 
 
-_FAULTS = (_flip, _byte, _cut, _without, _twice, _splice, _length, _noise, _nothing, _nested, _number, _number)
+_FAULTS = (
+    _flip,
+    _byte,
+    _cut,
+    _without,
+    _twice,
+    _splice,
+    _length,
+    _noise,
+    _nothing,
+    _nested,
+    _number,
+    _number,
+)
 
 
 def mutated_json(draw, value, depth=0):
@@ -120,10 +201,41 @@ def mutated_json(draw, value, depth=0):
 
 
 JSON_VALUES = (
-    None, True, False, 0, -1, 1, 2, 3, 1.5, -0.0, 1e308, 1e-308, 10**30, -(10**30), 2**53, 10**400, float("nan"),
-    float("inf"), float("-inf"), "", "x", "1", "\x1b[31m", "\ud800", "<script>", "a" * 100_000, [], [None], [1], {},
-    {"a": 1}, [[[[]]]], [1e300] * 3, {"": None},
-)  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    2,
+    3,
+    1.5,
+    -0.0,
+    1e308,
+    1e-308,
+    10**30,
+    -(10**30),
+    2**53,
+    10**400,
+    float("nan"),
+    float("inf"),
+    float("-inf"),
+    "",
+    "x",
+    "1",
+    "\x1b[31m",
+    "\ud800",
+    "<script>",
+    "a" * 100_000,
+    [],
+    [None],
+    [1],
+    {},
+    {"a": 1},
+    [[[[]]]],
+    [1e300] * 3,
+    {"": None},
+)
 """What a JSON value may be in place of another."""
 
 

@@ -105,4 +105,6 @@ def command(*arguments):
         return None
     lines = err.getvalue().splitlines()
     errors = [line for line in lines if line.startswith("samestep: error:")]
-    return (errors[0] if len(lines) == len(errors) == 1 else "", code) if code == 2 else (err.getvalue(), code)
+    if code != 2:
+        return err.getvalue(), code
+    return (errors[0] if len(lines) == len(errors) == 1 else f"Traceback, or lines: {lines}"), code

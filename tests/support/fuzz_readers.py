@@ -83,7 +83,15 @@ def _cifar():
     data = np.ascontiguousarray(table[:, 1:])
     odd = [
         _as_pickle(labels, data)
-        for labels in ([300, 1, 2, 3], [-1, 0, 0, 0], [10, 0, 0, 0], [0.5] * 4, [None] * 4, [[1]] * 4, [2**70] * 4)
+        for labels in (
+            [300, 1, 2, 3],
+            [-1, 0, 0, 0],
+            [10, 0, 0, 0],
+            [0.5] * 4,
+            [None] * 4,
+            [[1]] * 4,
+            [2**70] * 4,
+        )
     ]
     bombs = [
         pickle.dumps({b"labels": [], b"data": np.zeros((0, _RECORD - 1), np.uint8)}, 2),
@@ -93,8 +101,11 @@ def _cifar():
     ]
     return [
         *_packed(table.tobytes(), _as_pickle(table[:, 0].tolist(), data)),
-        *odd, *bombs, _bomb(gzip.compress), _bomb(lzma.compress),
-    ]  # fmt: skip
+        *odd,
+        *bombs,
+        _bomb(gzip.compress),
+        _bomb(lzma.compress),
+    ]
 
 
 @cache
@@ -156,7 +167,6 @@ def _read_image(folder):
 
 def _begin_data():
     _unchecked()
-    import samestep.data.registry
     from PIL import Image
 
     Image.init()
@@ -168,8 +178,10 @@ def _begin_data():
 def _toml():
     from support.run_folders import CONFIG
 
-    site = '[slurm]\npartition = "gpu"\ncpus_per_task = 4\ntime = 30\nmodules = ["cuda", "gcc"]\n[mpi]\nssh = "ssh -A"\n'
-    recipe = CONFIG + 'epochs = 3\nmilestones = [1.0, 2.5]\nseed = 7\naugment = "flip"\nema = 0.9\nsubset = 100\n'
+    site = '[slurm]\npartition = "gpu"\ncpus_per_task = 4\ntime = 30\nmodules = ["cuda"]\n[mpi]\n'
+    recipe = (
+        CONFIG + 'epochs = 3\nmilestones = [1.0, 2.5]\nseed = 7\naugment = "flip"\nema = 0.9\nsubset = 100\n'
+    )
     dates = "epochs = 1979-05-27T07:32:00Z\nlr = [{a = {b = [1, 2]}}]\n'x'.y.z = 0x10\nseed = +nan\n"
     return [one.encode() for one in (site, recipe, CONFIG, dates)]
 
@@ -314,7 +326,7 @@ def _read_crossovers(folder):
 _CROSSOVERS = "crossovers/all-reduce-2-ranks-1-host-cpu-x.json"
 _CROSSED = {"schema": 1, "algorithm": "tree,ring:65536", "command": ["samestep"]}
 
-_SCRIPT = b"import torch\nfrom torch import nn\n\ndef main():\n    print(nn.Linear(1, 2), 3)\n\nif __name__ == '__main__':\n    main()\n"
+_SCRIPT = b"import torch\nfrom torch import nn\n\ndef main():\n    print(nn.Linear(1, 2), 3)\n\nmain()\n"
 
 
 def _read_script(folder):
@@ -328,64 +340,99 @@ def _read_hosts(folder):
 
 
 def _begin_commands():
-    import torch._dynamo
 
-    import samestep.recipes.cook
-    import samestep.report.scaling.page
+    pass
 
 
 def _idx_reader(name):
     return Reader(
-        name=name, file=f"tiny-{name[4:]}-idx{3 if 'images' in name else 1}-ubyte", valid=_idx, read=_read_idx,
-        beside=_idx_beside, begin=_begin_data,
-    )  # fmt: skip
+        name=name,
+        file=f"tiny-{name[4:]}-idx{3 if 'images' in name else 1}-ubyte",
+        valid=_idx,
+        read=_read_idx,
+        beside=_idx_beside,
+        begin=_begin_data,
+    )
 
 
 _FILES = (
     _idx_reader("idx-images"),
     _idx_reader("idx-labels"),
     Reader(
-        name="cifar", file="data_batch_3", valid=_cifar, read=_read_cifar, beside=_cifar_beside,
+        name="cifar",
+        file="data_batch_3",
+        valid=_cifar,
+        read=_read_cifar,
+        beside=_cifar_beside,
         begin=_begin_data,
     ),
     Reader(
-        name="cifar-archive", file="cifar-10-binary.tar.gz", valid=_archive, read=_read_cifar,
+        name="cifar-archive",
+        file="cifar-10-binary.tar.gz",
+        valid=_archive,
+        read=_read_cifar,
         begin=_begin_data,
     ),
     Reader(name="image", file="train/a/0.png", valid=_images, read=_read_image, begin=_begin_data),
     Reader(name="toml", file="config.toml", valid=_toml, read=_read_toml, begin=_begin_commands),
     Reader(name="recipe-toml", file="config.toml", valid=_toml, read=_read_recipe, begin=_begin_commands),
     Reader(
-        name="csv", file="times.csv", valid=_csv, read=lambda folder: _report(folder, "times.csv"),
+        name="csv",
+        file="times.csv",
+        valid=_csv,
+        read=lambda folder: _report(folder, "times.csv"),
         begin=_begin_commands,
     ),
     Reader(
-        name="study", file="study.json", valid=_study_bytes, wrong=_wrong_study,
-        read=lambda folder: _report(folder, "study.json"), begin=_begin_commands,
+        name="study",
+        file="study.json",
+        valid=_study_bytes,
+        wrong=_wrong_study,
+        read=lambda folder: _report(folder, "study.json"),
+        begin=_begin_commands,
     ),
     *(
         Reader(name=f"run-{name.partition('.')[0]}", **_in_run(name))
         for name in (
-            "config.toml", "metrics.jsonl", "evaluations.jsonl", "ranks.jsonl", "sessions.jsonl", "result.json",
+            "config.toml",
+            "metrics.jsonl",
+            "evaluations.jsonl",
+            "ranks.jsonl",
+            "sessions.jsonl",
+            "result.json",
         )
     ),
     Reader(
-        name="clocked", file="2/rank-1.jsonl", valid=lambda: [_clocked()], wrong=_wrong_clocked,
-        beside=_clocked_beside, read=_read_clocked, begin=_begin_commands,
+        name="clocked",
+        file="2/rank-1.jsonl",
+        valid=lambda: [_clocked()],
+        wrong=_wrong_clocked,
+        beside=_clocked_beside,
+        read=_read_clocked,
+        begin=_begin_commands,
     ),
     Reader(
-        name="jobs", file="jobs.json", valid=lambda: [as_json(_jobs())], read=_read_jobs,
+        name="jobs",
+        file="jobs.json",
+        valid=lambda: [as_json(_jobs())],
+        read=_read_jobs,
         wrong=lambda draw: as_json(mutated_json(draw, _jobs())),
     ),
     Reader(
-        name="crossovers", file=_CROSSOVERS, valid=lambda: [as_json(_CROSSED)], read=_read_crossovers,
+        name="crossovers",
+        file=_CROSSOVERS,
+        valid=lambda: [as_json(_CROSSED)],
+        read=_read_crossovers,
         wrong=lambda draw: as_json(mutated_json(draw, _CROSSED)),
     ),
     Reader(name="script", file="train.py", valid=lambda: [_SCRIPT], read=_read_script, begin=_begin_commands),
     Reader(
-        name="hosts", file="hosts", valid=lambda: [b"a slots=2\nb:3 # c\nd\nd\n"], read=_read_hosts,
+        name="hosts",
+        file="hosts",
+        valid=lambda: [b"a slots=2\nb:3 # c\nd\nd\n"],
+        read=_read_hosts,
     ),
-)  # fmt: skip
+)
 
 READERS = {reader.name: reader for reader in (*_FILES, *WORDS)}
 """By name."""

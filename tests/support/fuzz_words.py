@@ -25,19 +25,57 @@ def _names():
     found |= {"CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK"}
     found |= {name for pair in UNKNOWN for name in pair if name}
     for row in LAUNCHERS:
-        for group in (row.rank, row.size, row.local_rank, row.local_size, row.node, row.nodes, row.job, *row.proof):
+        for group in (
+            row.rank,
+            row.size,
+            row.local_rank,
+            row.local_size,
+            row.node,
+            row.nodes,
+            row.job,
+            *row.proof,
+        ):
             found |= set(group)
         found |= {row.layout, row.hosts} - {""}
     return sorted(found)
 
 
 _HOSTS = (
-    "node[0-999999999]", "a[0-99999999999999999999]", "a[1-2][1-2]", "a[" * 3000, "a[1" + ",1" * 5000 + "]",
-    "[0-9]" * 12, "a[0-65535]b[0-65535]", "a[01-3]", "a[3-1]", "a[]", "a]", "a[٣-٥]", "a[1-2", ",", ",,a", "a[0-1]x[",
-    "n[" + "9" * 5000 + "]", "2(x999999999)", "2(x2),1", "1(x0)", "0", "2(x", "٣(x٢)", "1" * 5000 + "(x2)",
-    "1,1,1,1", "login,n[2:8-9]@0(3)", "n[2:8-99999999999]@0(3)", "n[99999:8-9]", "n[2:-]", "n[2:8-9,-]", "@", "",
-    "n[9999999999:8]", "n[2:9-8]@0(2)",
-)  # fmt: skip
+    "node[0-999999999]",
+    "a[0-99999999999999999999]",
+    "a[1-2][1-2]",
+    "a[" * 3000,
+    "a[1" + ",1" * 5000 + "]",
+    "[0-9]" * 12,
+    "a[0-65535]b[0-65535]",
+    "a[01-3]",
+    "a[3-1]",
+    "a[]",
+    "a]",
+    "a[\u0663-\u0665]",
+    "a[1-2",
+    ",",
+    ",,a",
+    "a[0-1]x[",
+    "n[" + "9" * 5000 + "]",
+    "2(x999999999)",
+    "2(x2),1",
+    "1(x0)",
+    "0",
+    "2(x",
+    "٣(x٢)",
+    "1" * 5000 + "(x2)",
+    "1,1,1,1",
+    "login,n[2:8-9]@0(3)",
+    "n[2:8-99999999999]@0(3)",
+    "n[99999:8-9]",
+    "n[2:-]",
+    "n[2:8-9,-]",
+    "@",
+    "",
+    "n[9999999999:8]",
+    "n[2:9-8]@0(2)",
+)
 
 
 def _wrong_environment(draw):
@@ -62,7 +100,6 @@ def _read_environment(content):
 
 
 def _detect(env):
-    from samestep.base.errors import Error
     from samestep.base.machine import cpu_share
     from samestep.launch.allocation import allocation
     from samestep.launch.room import room
@@ -90,25 +127,26 @@ def _detect(env):
             env, cpu_share(), local_size=place.local_size, sharing=place.local_size, launcher=found.launcher
         ),
     ):
-        try:
-            step()
-        except Error as error:
-            first = first or error
+        first = first or _error_of(step)
     if first is not None:
         raise first
 
 
-def _read_list(content):
+def _error_of(step):
     from samestep.base.errors import Error
+
+    try:
+        step()
+    except Error as error:
+        return error
+    return None
+
+
+def _read_list(content):
     from samestep.world.compressed import hosts, tasks_per_node
 
     text = content.decode("utf-8", "surrogateescape")
-    first = None
-    for read in (hosts, tasks_per_node):
-        try:
-            read(text)
-        except Error as error:
-            first = error
+    first = _error_of(lambda: hosts(text)) or _error_of(lambda: tasks_per_node(text))
     if first is not None:
         raise first
 
@@ -163,12 +201,31 @@ def _options():
 
 
 _SPECS = (
-    "resnet9:99999999", "resnet9:9" + "9" * 300, "resnet9:٣", "resnet9:0", "resnet9:-1", "resnet9:", "resnet9:1e3",
-    "resnet9:4000", "resnet18:3", "synthetic:3x224x224,1000,99999999999", "synthetic:99999x99999x99999,1,1",
-    "synthetic:3x8x8,99999999999,4", "synthetic:٣x8x8", "synthetic:3x8x8,10,0", "synthetic:" + "9" * 5000 + "x1x1",
-    "synthetic:3x1x1,2,2", "synthetic:1x100000x100000,10,10", "folder@999999999", "folder@٣", "folder@0",
-    "folder@" + "9" * 5000, "torchvision:CIFAR10@99999999999", "synthetic:3x8x8,10,64", "torchvision:",
-)  # fmt: skip
+    "resnet9:99999999",
+    "resnet9:9" + "9" * 300,
+    "resnet9:٣",
+    "resnet9:0",
+    "resnet9:-1",
+    "resnet9:",
+    "resnet9:1e3",
+    "resnet9:4000",
+    "resnet18:3",
+    "synthetic:3x224x224,1000,99999999999",
+    "synthetic:99999x99999x99999,1,1",
+    "synthetic:3x8x8,99999999999,4",
+    "synthetic:٣x8x8",
+    "synthetic:3x8x8,10,0",
+    "synthetic:" + "9" * 5000 + "x1x1",
+    "synthetic:3x1x1,2,2",
+    "synthetic:1x100000x100000,10,10",
+    "folder@999999999",
+    "folder@٣",
+    "folder@0",
+    "folder@" + "9" * 5000,
+    "torchvision:CIFAR10@99999999999",
+    "synthetic:3x8x8,10,64",
+    "torchvision:",
+)
 """Models and data sets with sizes."""
 
 
@@ -186,7 +243,16 @@ def _wrong_flags(draw):
     return as_json([name, given])
 
 
-_PATHS = ("/dev/zero", "/dev/full", "/proc/self/mem", "/", "/dev/null/x", "nowhere/at/all", "a" * 5000, "/dev/stdin")
+_PATHS = (
+    "/dev/zero",
+    "/dev/full",
+    "/proc/self/mem",
+    "/",
+    "/dev/null/x",
+    "nowhere/at/all",
+    "a" * 5000,
+    "/dev/stdin",
+)
 
 
 def _right_flags():
@@ -207,12 +273,11 @@ def _read_flags(content):
 
 def _begin_flags():
     """Have nothing started: what is checked before is what is tried."""
-    import torch._dynamo
 
     import samestep.bench.ways
     import samestep.cli
     import samestep.study.verify
-    from samestep.cli import bench, bench_step, data, doctor, running, scale, submit, train, verify
+    from samestep.cli import bench, bench_step, doctor, running, train, verify
     from samestep.cli import run as run_module
 
     for module in (running, bench, bench_step, train, doctor, run_module):
@@ -220,7 +285,7 @@ def _begin_flags():
             if hasattr(module, name):
                 setattr(module, name, lambda *_, **__: 0)
     doctor.consult = _Nothing
-    verify.Verification = _Nothing
+    samestep.study.verify.Verification = _Nothing
     verify._prepare = lambda size: None
     verify._show = lambda report: None
     _options()
@@ -246,12 +311,16 @@ class _Nothing:
 
 WORDS = (
     Reader(
-        name="environment", read=_read_environment, wrong=_wrong_environment,
+        name="environment",
+        read=_read_environment,
+        wrong=_wrong_environment,
         valid=lambda: [as_json(one.environment) for one in RECORDINGS],
     ),
     Reader(
-        name="hostlist", read=_read_list, valid=_lists,
+        name="hostlist",
+        read=_read_list,
+        valid=_lists,
         wrong=lambda draw: draw.choice(_HOSTS).encode("utf-8", "surrogateescape"),
     ),
     Reader(name="flags", read=_read_flags, valid=_right_flags, wrong=_wrong_flags, begin=_begin_flags),
-)  # fmt: skip
+)

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -72,8 +72,4 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-def _constant(name: str) -> NoReturn:
-    raise ValueError(f"it holds {name}, which JSON does not have")
-
-
-_JSON = json.JSONDecoder(parse_int=_integer, parse_constant=_constant)
+_JSON = json.JSONDecoder(parse_int=_integer)

@@ -80,13 +80,13 @@ class WorkerFailed(Error):  # noqa: N818 - reads as the event it is
 
 
 def one_line(message: str) -> str:
-    """Return a message as one line for a terminal, whatever it quotes.
+    r"""Return a message as one line for a terminal, whatever it quotes.
 
     Args:
         message: may contain line ends, control characters and a quoted value of any length.
 
-    >>> one_line("cannot read 'a\\x1b[31m'\\n  again")
-    "cannot read 'a\\\\x1b[31m' again"
+    >>> print(one_line("cannot read 'a\x1b[31m'\n  again"))
+    cannot read 'a\x1b[31m' again
     """
     words = " ".join(message.split())
     line = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in words)

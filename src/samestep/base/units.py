@@ -4,6 +4,9 @@ import re
 
 from samestep.base.errors import UsageError
 
+MOST_WORKERS = 2**16
+"""Of one job: a larger number is a slip of the keyboard, and each is planned for."""
+
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 _DECIMAL = ("", "k", "M", "G", "T")

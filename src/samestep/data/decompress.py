@@ -1,4 +1,4 @@
-"""Decompresses gzip and xz no further than to the size that is expected: some kilobytes can become gigabytes."""
+"""Decompresses gzip and xz up to an expected size and no further: some kilobytes can become gigabytes."""
 
 import gzip
 import io

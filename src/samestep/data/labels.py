@@ -8,6 +8,9 @@ from numpy.typing import NDArray
 
 from samestep.base.errors import DataError
 
+_LONGEST = 40
+"""Characters of a label that a message quotes."""
+
 
 def checked_labels(labels: Sequence[Any] | NDArray[Any], *, classes: int, where: object) -> NDArray[np.int64]:
     """Return labels as an array.
@@ -27,15 +30,13 @@ def checked_labels(labels: Sequence[Any] | NDArray[Any], *, classes: int, where:
         index = next((k for k, one in enumerate(labels) if not _is_class(one, classes)), None)
     if index is None:
         return np.asarray(labels, dtype=np.int64)
-    found = repr(labels[index])[:_LONGEST] if not isinstance(labels, np.ndarray) else labels[index]
+    found = str(labels[index])[:_LONGEST]
     raise DataError(
         f"{where}: the label of image {index} is {found}, and classes are numbered from 0 to {classes - 1}. "
         "Use the published file, or correct the label."
     )
 
 
-_LONGEST = 40
-
-
 def _is_class(label: Any, classes: int) -> bool:
-    return isinstance(label, int | np.integer) and not isinstance(label, bool) and 0 <= label < classes
+    is_number = isinstance(label, int | np.integer) and not isinstance(label, bool)
+    return is_number and bool(0 <= label < classes)

@@ -18,6 +18,8 @@ OTHER = "other"
 _COLUMNS = ("step", "loss", "lr", *PHASES)
 _EVALUATED = ("seconds", "accuracy", "loss")
 _NAN = float("nan")
+_MOST = 1e18
+"""Of anything that is counted or timed: sums and products of larger numbers have no end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +143,11 @@ def _numbers(
     for name in figures:
         if name in row:
             numbers[name] = _NAN if row[name] is None else row[name]
-    if not all(isinstance(value, int | float) for value in numbers.values()):
-        raise UsageError(f"{path} is damaged: {where} holds what is no number.")
+    for name, value in numbers.items():
+        if not isinstance(value, int | float):
+            raise UsageError(f"{path} is damaged: {where} holds what is no number.")
+        if abs(value) > _MOST or (name in counts and value != value):  # NaN is neither
+            raise UsageError(f"{path} is damaged: {where} has {name}, which is larger than {_MOST:g}.")
     return numbers
 
 

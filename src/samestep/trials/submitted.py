@@ -149,6 +149,8 @@ def kept(folder: Path) -> tuple[list[Submitted], Frame, tuple[str, ...]]:
 
 
 def _submitted(jobs: Sequence[Mapping[str, Any]], frame: Frame) -> list[Submitted]:
+    if not all(isinstance(job["number"], str) for job in jobs):
+        raise TypeError("a job's number is no text")
     trials = plan(frame.request)  # the same, in the same order, as when they were submitted
     return [
         Submitted(

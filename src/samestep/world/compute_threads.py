@@ -112,6 +112,7 @@ def _outer_level(text: str) -> int:
     count = whole(first)
     if not count or count > MOST_THREADS:
         raise UsageError(
-            f"OMP_NUM_THREADS={text!r} is not a number of threads. Set it to 1 .. {MOST_THREADS:,}, or unset it."
+            f"OMP_NUM_THREADS={text!r} is not a number of threads. Set it to 1 .. {MOST_THREADS:,}, or unset "
+            "it."
         )
     return count
