@@ -131,7 +131,7 @@ class Fuzzed:
 
 def _serve(pipe, folder):
     """Be the child: answer until the other end is closed."""
-    from support.fuzz_readers import READERS
+    from support.fuzz_readers import FAULTY, READERS
 
     faulthandler.enable()
     number = 0
@@ -140,7 +140,7 @@ def _serve(pipe, folder):
             name, content = pipe.recv()
         except (EOFError, ConnectionError):
             return
-        reader = READERS[name]
+        reader = READERS.get(name, FAULTY)
         if content is None:
             _begin(reader)
             pipe.send("ready")

@@ -7,14 +7,17 @@ import lzma
 import pickle
 import tarfile
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 
 from support.fuzz_mutations import as_json, mutated_json
 from support.fuzz_reader import Reader, command
-from support.fuzz_words import WORDS
+from support.fuzz_words import WORDS, begin_flags
 from support.idx_files import TinySet, idx_bytes
+from support.image_files import png
 
 _RECORD = 3073
 
@@ -51,9 +54,8 @@ def _idx():
 def _bomb(compress):
     """Return some kilobytes that become 3 GB, behind the head of a set of images."""
     head = (0x0803).to_bytes(4, "big") + b"".join(n.to_bytes(4, "big") for n in (5, 3, 2))
-    zeros = bytes(64 << 20)
-    one = compress(zeros)
-    return compress(head) + one * 48  # both formats are streams that may follow each other
+    one = compress(bytes(8 << 20))
+    return compress(head) + one * 400  # both formats are streams that may follow each other
 
 
 def _read_idx(folder):
@@ -150,11 +152,9 @@ def _images():
             except (OSError, KeyError):  # a mode that it does not have
                 continue
             found.append(file.getvalue())
-    for side in (12_000, 20_000):
-        file = io.BytesIO()
-        Image.new("1", (side, side)).save(file, "PNG")
-        found.append(file.getvalue())
-    return found
+    file = io.BytesIO()
+    Image.new("1", (8000, 8000)).save(file, "PNG")  # as many pixels as there may be
+    return [*found, file.getvalue(), *(png(side, side) for side in (8200, 20_000, 2**31 - 1))]
 
 
 def _read_image(folder):
@@ -340,8 +340,8 @@ def _read_hosts(folder):
 
 
 def _begin_commands():
-
-    pass
+    for name in ("samestep.recipes.cook", "samestep.report.scaling.page"):
+        import_module(name)
 
 
 def _idx_reader(name):
@@ -375,7 +375,7 @@ _FILES = (
     ),
     Reader(name="image", file="train/a/0.png", valid=_images, read=_read_image, begin=_begin_data),
     Reader(name="toml", file="config.toml", valid=_toml, read=_read_toml, begin=_begin_commands),
-    Reader(name="recipe-toml", file="config.toml", valid=_toml, read=_read_recipe, begin=_begin_commands),
+    Reader(name="recipe-toml", file="config.toml", valid=_toml, read=_read_recipe, begin=begin_flags),
     Reader(
         name="csv",
         file="times.csv",
@@ -434,5 +434,17 @@ _FILES = (
     ),
 )
 
+
+def _read_faulty(content):
+    """Have the fault that is asked for."""
+    if content == b"hangs":
+        Event().wait()
+    if content == b"takes memory":
+        bytearray(2 << 30)
+    raise RecursionError
+
+
 READERS = {reader.name: reader for reader in (*_FILES, *WORDS)}
 """By name."""
+FAULTY = Reader(name="faulty", read=_read_faulty, valid=lambda: [b""])
+"""What the harness has to find."""

@@ -146,9 +146,9 @@ def _read_list(content):
     from samestep.world.compressed import hosts, tasks_per_node
 
     text = content.decode("utf-8", "surrogateescape")
-    first = _error_of(lambda: hosts(text)) or _error_of(lambda: tasks_per_node(text))
-    if first is not None:
-        raise first
+    errors = (_error_of(lambda: hosts(text)), _error_of(lambda: tasks_per_node(text)))
+    if all(errors):  # one of the two is not for such a list
+        raise errors[0]
 
 
 def _lists():
@@ -271,9 +271,8 @@ def _read_flags(content):
     return command(*head, *(str(one) for one in given if "\0" not in str(one)), *script)
 
 
-def _begin_flags():
+def begin_flags():
     """Have nothing started: what is checked before is what is tried."""
-
     import samestep.bench.ways
     import samestep.cli
     import samestep.study.verify
@@ -322,5 +321,5 @@ WORDS = (
         valid=_lists,
         wrong=lambda draw: draw.choice(_HOSTS).encode("utf-8", "surrogateescape"),
     ),
-    Reader(name="flags", read=_read_flags, valid=_right_flags, wrong=_wrong_flags, begin=_begin_flags),
+    Reader(name="flags", read=_read_flags, valid=_right_flags, wrong=_wrong_flags, begin=begin_flags),
 )

@@ -15,8 +15,6 @@ TOML_BYTES = 128 << 10
 DEPTH = 64
 """How deep lists and objects may be nested: what follows walks them by recursion."""
 
-_DIGITS = 300
-"""Of a whole number: one with more has no counterpart among the floats."""
 _TOO_DEEP = f"it is nested more than {DEPTH} deep"
 
 
@@ -24,10 +22,10 @@ def parse_json(text: str) -> Any:
     """Return the value that a JSON text holds.
 
     Raises:
-        ValueError: it is no JSON, is nested too deeply, or holds half a character or a number without end.
+        ValueError: it is no JSON, is nested too deeply, or holds half a character.
     """
     try:
-        found = _JSON.decode(text)
+        found = json.loads(text)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     _check_depth(found)
@@ -64,12 +62,3 @@ def _inside(value: Any) -> list[Any]:
     if isinstance(value, Mapping):
         return [inner for inner in value.values() if isinstance(inner, dict | list)]
     return [inner for inner in value if isinstance(inner, dict | list)] if isinstance(value, list) else []
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > _DIGITS:
-        raise ValueError(f"it holds a number of {len(digits):,} digits")
-    return int(digits)
-
-
-_JSON = json.JSONDecoder(parse_int=_integer)

@@ -23,7 +23,6 @@ _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
-    stat.S_IFDIR: "a folder",
     stat.S_IFSOCK: "a socket",
 }
 
@@ -43,6 +42,8 @@ def open_regular(path: Path) -> BufferedReader:
         raise
     try:
         mode = os.fstat(handle).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(mode):
             kind = _KINDS.get(stat.S_IFMT(mode), "something else")
             raise _refused(f"it is {kind}, not a regular file", path)

@@ -1,5 +1,6 @@
 """A run folder as a value: whatever of it there is, and nothing invented."""
 
+import math
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -146,7 +147,7 @@ def _numbers(
     for name, value in numbers.items():
         if not isinstance(value, int | float):
             raise UsageError(f"{path} is damaged: {where} holds what is no number.")
-        if abs(value) > _MOST or (name in counts and value != value):  # NaN is neither
+        if abs(value) > _MOST or (name in counts and math.isnan(value)):  # NaN is neither
             raise UsageError(f"{path} is damaged: {where} has {name}, which is larger than {_MOST:g}.")
     return numbers
 
