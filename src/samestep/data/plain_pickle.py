@@ -38,13 +38,19 @@ class _Arrays(pickle.Unpickler):
         return _ALLOWED[module, name]
 
 
-def _check_places(content: bytes) -> None:
-    """Refuse a memo numbered far beyond what it can hold: five bytes would take 64 GB.
+_MOST_STEPS = 500_000
+"""Of a pickle; a batch of CIFAR-10 has some ten thousand."""
+
+
+def _check_steps(content: bytes) -> None:
+    """Refuse too many steps, and a memo numbered far beyond what it can hold: five bytes would take 64 GB.
 
     Raises:
-        ValueError: it is, or the pickle is damaged.
+        ValueError: there are, or it is, or the pickle is damaged.
     """
-    for opcode, place, _ in pickletools.genops(content):
+    for number, (opcode, place, _) in enumerate(pickletools.genops(content)):
+        if number > _MOST_STEPS:
+            raise ValueError(f"it has more than {_MOST_STEPS:,} steps")
         if opcode.name in ("PUT", "LONG_BINPUT") and place is not None and place > len(content):
             raise ValueError(f"it numbers its values up to {place:,}, and has {len(content):,} bytes")
 
@@ -60,7 +66,7 @@ def load_arrays(content: bytes, where: str) -> Any:
         DataError: it holds anything else, or is damaged. Nothing of it was run.
     """
     try:
-        _check_places(content)
+        _check_steps(content)
         return _Arrays(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # noqa: BLE001 - a damaged pickle may raise anything
         raise DataError(
