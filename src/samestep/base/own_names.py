@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from samestep.base.regular_file import kind_of, read_regular
+from samestep.base.regular_files import kind_of, read_bytes
 
 IDENTITY_FILE = ".samestep-run"
 _IDENTITY = re.compile(r"[0-9a-f]{32}\n")
@@ -26,7 +26,7 @@ _HIDDEN = re.compile(
 def identity_of(folder: Path) -> str | None:
     """Return the identity of the run that writes to `folder`; None where none is stored."""
     try:
-        data = read_regular(folder / IDENTITY_FILE, most=64, follow=False)
+        data = read_bytes(folder / IDENTITY_FILE, most=64, follow=False)
     except OSError:
         return None
     text = data.decode("ascii", errors="replace")

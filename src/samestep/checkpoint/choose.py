@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samestep.base.errors import CheckpointError
-from samestep.base.regular_file import lies_at
+from samestep.base.regular_files import lies_at
 from samestep.checkpoint.files import restore
 from samestep.checkpoint.layout import MANIFEST, STATE
 from samestep.checkpoint.own import OwnFolders

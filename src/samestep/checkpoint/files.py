@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from samestep.base.own_names import sync
-from samestep.base.regular_file import lies_at
+from samestep.base.regular_files import lies_at
 from samestep.checkpoint.own import OwnFolders
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.base.errors import CheckpointError
-from samestep.base.regular_file import open_regular
+from samestep.base.regular_files import open_regular
 from samestep.checkpoint.archive import ZIP, refuse_inflated
 from samestep.checkpoint.choose import newest_valid
 from samestep.checkpoint.fit import misfit

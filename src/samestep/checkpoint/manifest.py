@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.base.errors import CheckpointError
-from samestep.base.regular_file import read_regular
+from samestep.base.regular_files import read_bytes
 from samestep.checkpoint.layout import FILES, MANIFEST, REQUIRED
 from samestep.checkpoint.sealed import Seal
 
@@ -36,7 +36,7 @@ def read_manifest(folder: Path) -> dict[str, Seal]:
     """
     path = folder / MANIFEST
     try:
-        text = read_regular(path, most=_LARGEST).decode()
+        text = read_bytes(path, most=_LARGEST).decode()
         manifest = json.loads(text)
     except FileNotFoundError:
         raise CheckpointError(_no_manifest(folder)) from None

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samestep.base.own_names import claim, hidden_name, identity_of, parse_hidden, sync
-from samestep.base.regular_file import kind_of, read_regular
+from samestep.base.regular_files import kind_of, read_bytes
 from samestep.checkpoint.layout import FILES, MARK
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -193,7 +193,7 @@ class OwnFolders:
         if others:
             more = ", ..." if len(others) > _SHOWN else ""
             return f"it holds {', '.join(map(repr, others[:_SHOWN]))}{more}, which is no part of a checkpoint"
-        mark = read_regular(MARK, most=256, dir_fd=folder, follow=False) if MARK in entries else b""
+        mark = read_bytes(MARK, most=256, dir_fd=folder, follow=False) if MARK in entries else b""
         if mark == self.mark or (hidden and entries.keys() <= {MARK} and self.mark.startswith(mark)):
             return None
         return "it is another run's" if mark else f"it has no {MARK} file of this run"

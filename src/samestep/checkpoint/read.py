@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from samestep.base.errors import CheckpointError
-from samestep.base.regular_file import open_regular
+from samestep.base.regular_files import open_regular
 from samestep.checkpoint.archive import ZIP, refuse_inflated, refuse_odd_values
 from samestep.checkpoint.layout import AVERAGE, MODEL, MOST_STATE, OPTIMIZER, STATE
 from samestep.checkpoint.manifest import read_manifest

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.base.errors import CheckpointError, UsageError
-from samestep.base.regular_file import lies_at
+from samestep.base.regular_files import lies_at
 from samestep.checkpoint.choose import checkpoints_in, step_of
 from samestep.checkpoint.files import delete, flush
 from samestep.checkpoint.layout import MANIFEST, MARK

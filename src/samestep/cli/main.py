@@ -3,13 +3,14 @@
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from errno import ENAMETOOLONG
 from importlib import import_module
 from typing import Any
 
 import typer
 
 from samestep import __version__
-from samestep.base.errors import Error, WorkerFailed
+from samestep.base.errors import Error, WorkerFailed, one_line
 from samestep.base.owned_folders import remove_dead
 
 VERBS: Mapping[str, str] = {
@@ -62,6 +63,10 @@ def run_command(arguments: Sequence[str]) -> int:
         return error.exit_code
     except Error as error:
         return _complain(str(error), code=error.exit_code)
+    except OSError as error:
+        if error.errno != ENAMETOOLONG or not any(str(error.filename) in one for one in arguments):
+            raise
+        return _complain(f"{error.filename} is too long for the name of a file. Give a shorter one.", code=2)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     return code if isinstance(code, int) else 0
@@ -111,7 +116,7 @@ def _help_of(verb: str | None) -> str:
 
 def _complain(message: str, *, code: int, hint: str = "") -> int:
     """Print one line on stderr and return the exit code."""
-    line = " ".join(message.split())
+    line = one_line(message)
     if hint:
         line = f"{line}{'' if line.endswith(('.', '?', '!')) else '.'} See: {hint}"
     print(f"samestep: error: {line}", file=sys.stderr)

@@ -15,6 +15,7 @@ from samestep.base.errors import UsageError
 from samestep.base.machine import cpu_share
 from samestep.base.owned_folders import owned_folder
 from samestep.base.record import json_line
+from samestep.base.units import MOST_WORKERS
 from samestep.cli import job_flags
 from samestep.cli.outside import went_in_once
 from samestep.cli.running import look_at, tell
@@ -129,6 +130,8 @@ def _sizes(text: str, *, least: int) -> list[int]:
         sizes = sorted({int(part) for part in text.split(",")})
     except ValueError:
         raise UsageError(f"-n {text!r} is no list of numbers of workers, such as 1,2,4.") from None
+    if sizes[-1] > MOST_WORKERS:
+        raise UsageError(f"-n {text}: use {MOST_WORKERS:,} workers or fewer.")
     if sizes[0] < 1 or sizes[-1] < least:
         raise UsageError(
             f"-n {text}: name numbers of workers, of which one is at least {least}, such as 1,2,4."

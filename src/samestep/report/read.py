@@ -1,7 +1,5 @@
 """A run folder as a value: whatever of it there is, and nothing invented."""
 
-import json
-import sys
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,23 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from samestep.base import phases
+from samestep.base.documents import TOML_BYTES, parse_json, parse_toml
 from samestep.base.errors import UsageError
-from samestep.base.regular_file import open_regular, read_regular
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from samestep.base.regular_files import read_lines, read_text
 
 PHASES = phases.OF_LOOP
 OTHER = "other"
 _COLUMNS = ("step", "loss", "lr", *PHASES)
 _EVALUATED = ("seconds", "accuracy", "loss")
 _NAN = float("nan")
-_LARGEST = 1 << 53
-"""What a whole number may be: beyond, it is no exact figure, and no count of anything."""
-_LINE = 1 << 24
-"""Bytes of a line, or of a file that is read at once, at most."""
+_MOST = 1e18
+"""Of anything that is counted or timed: sums and products of larger numbers have no end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +119,16 @@ def _rows(
     """
     if not path.exists():
         return
-    with open_regular(path) as stream:
-        for number, line in enumerate(iter(lambda: stream.readline(_LINE), b""), start=1):
-            try:
-                row = json.loads(line.decode(errors="replace"))
-            except (ValueError, RecursionError):
-                if not line.endswith(b"\n") and len(line) < _LINE:
-                    return
-                raise UsageError(f"{path} is damaged: line {number} is no JSON.") from None
-            where = f"line {number}"
-            _check(path, where, row, (*counts, *figures))
-            yield row | _numbers(path, where, row, counts, (*figures, *more))
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            row = parse_json(line)
+        except ValueError:
+            if not line.endswith("\n"):
+                return
+            raise UsageError(f"{path} is damaged: line {number} is no JSON.") from None
+        where = f"line {number}"
+        _check(path, where, row, (*counts, *figures))
+        yield row | _numbers(path, where, row, counts, (*figures, *more))
 
 
 def _check(path: Path, where: str, found: Any, needed: Sequence[str]) -> None:
@@ -150,20 +141,15 @@ def _numbers(
 ) -> dict[str, float]:
     """Return the numbers in `row`; a figure that is null is NaN, which JSON does not have."""
     numbers = {name: row[name] for name in counts}
-    if not all(_is_count(value) for value in numbers.values()):
-        raise UsageError(f"{path} is damaged: {where} holds what is no number.")
-    for name in figures:
-        if name in row:
-            numbers[name] = _NAN if row[name] is None else row[name]
-    if not all(_is_number(numbers[name]) for name in figures if name in row):
-        raise UsageError(f"{path} is damaged: {where} holds what is no number.")
+    numbers |= {name: _NAN if row[name] is None else row[name] for name in figures if name in row}
+    for name, value in numbers.items():
+        if not (_is_count(value) if name in counts else _is_number(value)):
+            raise UsageError(f"{path} is damaged: {where} has {name} {value!r:.40}, not 0 .. {_MOST:g}.")
     return numbers
 
 
 def _is_number(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return isinstance(value, float) or abs(value) < _LARGEST
+    return isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) > _MOST
 
 
 def _is_count(value: object) -> bool:
@@ -174,8 +160,8 @@ def _result(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(read_regular(path, most=_LINE).decode(errors="replace"))
-    except (ValueError, RecursionError):
+        found = parse_json(read_text(path, errors="replace"))
+    except ValueError:
         found = None
     if not isinstance(found, dict):
         raise UsageError(f"{path} is damaged: it is no JSON object.")
@@ -186,8 +172,8 @@ def _result(path: Path) -> dict[str, Any]:
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(read_regular(path, most=_LINE).decode(errors="replace"))
-    except (ValueError, RecursionError) as error:
+        return parse_toml(read_text(path, most=TOML_BYTES, errors="replace"))
+    except ValueError as error:
         raise UsageError(f"{path} is damaged: {error}.") from None
 
 

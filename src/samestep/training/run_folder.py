@@ -25,7 +25,7 @@ import tomli_w
 from samestep.base.errors import Error, UsageError
 from samestep.base.own_names import claim, probe, remove_file_drafts, write_whole
 from samestep.base.record import json_line, provenance, write_json
-from samestep.base.regular_file import kind_of, lies_at, open_regular, read_regular
+from samestep.base.regular_files import kind_of, lies_at, open_regular, read_bytes
 from samestep.training.line_files import LineFiles
 from samestep.training.result import Result
 
@@ -171,7 +171,7 @@ class RunFolder:
         """
         file = path / "result.json"
         try:
-            found = json.loads(read_regular(file, most=_LINE))
+            found = json.loads(read_bytes(file, most=_LINE))
         except OSError as error:
             raise UsageError(f"{file} cannot be read: {error.strerror}.") from None
         except (ValueError, RecursionError):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.base.errors import UsageError
-from samestep.base.regular_file import kind_of, read_regular
+from samestep.base.regular_files import kind_of, read_bytes
 
 LOCK_FILE = ".samestep-lock"
 RESTART_S = 30.0
@@ -119,7 +119,7 @@ class RunLock:
 
     def _holder(self) -> dict[str, Any]:
         try:
-            found = json.loads(read_regular(self._path, most=_MOST))
+            found = json.loads(read_bytes(self._path, most=_MOST))
         except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}

@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous import registry as rendezvous
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from samestep.base import env
-from samestep.base.errors import PeerLost, WorldError
+from samestep.base.errors import PeerLost, UsageError, WorldError
 from samestep.base.place import Place
 from samestep.base.signals import ENDS
 from samestep.launch.backends import static
@@ -48,10 +48,14 @@ from samestep.launch.supervisor import Outcome, Signals, conclude, hand_on, sign
 from samestep.launch.variables import Round
 from samestep.launch.workers import Workers
 from samestep.world.gloo_interface import address_towards, is_own
-from samestep.world.rendezvous import resolve
+from samestep.world.rendezvous import await_listener, resolve
 
 _IN_USE = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
 _OUT_OF_FILES = re.compile("EMFILE|ENFILE|too many open files", re.IGNORECASE)
+
+_READ_S = 60
+"""How long a launcher looks for the one that serves c10d's meeting, as in torch."""
+_YES = ("1", "true", "t", "yes", "y")
 
 _IMPATIENT = {"last_call_timeout": 5, "keep_alive_interval": 3, "keep_alive_max_attempt": 3}
 """Seconds that a meeting waits for more nodes than it needs, and when a silent node counts as lost.
@@ -76,6 +80,7 @@ def run(job: Job, entry: Entry, *, local: int, nodes: Nodes, tell: Tell) -> Outc
     """
     host, _ = parse_rendezvous_endpoint(nodes.endpoint, default_port=-1)
     resolve(host)
+    _await_endpoint(nodes)
     # Each round gets a fresh store on a new port: keys of a dead round mislead the next.
     env.export({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
     ensure_standard()
@@ -91,9 +96,41 @@ def run(job: Job, entry: Entry, *, local: int, nodes: Nodes, tell: Tell) -> Outc
     return agent.outcome
 
 
+def _await_endpoint(nodes: Nodes) -> None:
+    """Return once something listens where the nodes meet; at once on the node that serves there.
+
+    torch would log each of its attempts with C++ frames, for as long.
+
+    Raises:
+        UsageError: nothing does within the time that `--rdzv-conf` says.
+    """
+    host, port = parse_rendezvous_endpoint(nodes.endpoint, default_port=-1)
+    if port <= 0 or _serves(nodes, host):
+        return
+    name, usual = ("timeout", static.MEET_S) if nodes.backend == "static" else ("read_timeout", _READ_S)
+    seconds = float(nodes.options.get(name, usual))
+    try:
+        await_listener(host, port, timeout_s=seconds)
+    except PeerLost as error:
+        raise UsageError(
+            f"no launcher answers at {nodes.endpoint} ({nodes.backend}) within {seconds:g} s: "
+            f"{error.__cause__}. Start node 0 there, correct the endpoint, or wait longer: --rdzv-conf "
+            f"{name}=SECONDS."
+        ) from None
+
+
+def _serves(nodes: Nodes, host: str) -> bool:
+    """Return whether this node serves the store at which the nodes meet."""
+    if "is_host" in nodes.options:
+        return nodes.options["is_host"].lower() in _YES
+    if nodes.rank is not None or nodes.backend == "static":
+        return not nodes.rank
+    return is_own(resolve(host))
+
+
 def _not_met(error: Exception, nodes: Nodes) -> str:
     """Return what kept the nodes from meeting, and what helps."""
-    said = str(error)
+    said = str(error).partition("\n")[0].rstrip(". ")  # below it are C++ frames
     if isinstance(error, RendezvousClosedError):
         return f"the run at {nodes.endpoint} has ended, and this node came too late to take part in it."
     if getattr(error, "errno", None) == errno.EADDRINUSE or _IN_USE.search(said):
@@ -105,7 +142,7 @@ def _not_met(error: Exception, nodes: Nodes) -> str:
     if not apart or _OUT_OF_FILES.search(said):
         return f"this node could not take part in the meeting at {nodes.endpoint}: {said}."
     return (
-        f"the {nodes.count} nodes did not meet at {nodes.endpoint} ({nodes.backend}): {said} "
+        f"the {nodes.count} nodes did not meet at {nodes.endpoint} ({nodes.backend}): {said}. "
         "Start the launcher on every node, with the same address."
     )
 

@@ -14,7 +14,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from samestep.launch.backends.roll_call import roll_call
 from samestep.launch.job import Nodes
 
-_MEET_S = 600
+MEET_S = 600
 """How much later than another a launcher may start, as with torchrun."""
 
 
@@ -27,7 +27,7 @@ def handler(nodes: Nodes, run_id: str) -> StaticTCPRendezvous:
         rank=nodes.rank or 0,
         world_size=nodes.count,
         run_id=run_id,
-        timeout=int(nodes.options.get("timeout", _MEET_S)),
+        timeout=int(nodes.options.get("timeout", MEET_S)),
     )
 
 
