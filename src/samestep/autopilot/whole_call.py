@@ -83,7 +83,7 @@ class ModuleRun:
         self.drawn = Drawn.now(device)
         self.left = left_behind(module)
         self.dims: Dims = {}
-        """The way to split that the calls are computed for: what they read of its samples is recorded."""
+        """The way to split that calls are computed for: their reads of samples are recorded; or empty."""
 
     def restore(self) -> None:
         """Leave the module and the generators as they were at first."""
@@ -133,7 +133,7 @@ class ModuleRun:
             quiet() as printed,
             eagerly(self.module, when=records),
             recorder or nullcontext(),
-            reads,
+            reads if self.dims else nullcontext(),
         ):
             returned = self._forward(self.module, *own.args, **own.kwargs)
         is_same = form_of(own) == form and versions_of(own) == given_versions
