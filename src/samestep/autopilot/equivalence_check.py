@@ -118,14 +118,14 @@ class EquivalenceCheck:
         for dims in self._ways():
             why = self._refuted(dims)
             if not why and whole is None:
-                self._run.dims = dims
+                self._run.dims = {} if is_compiled(self._module) else dims
                 computed = self._whole()
                 if isinstance(computed, str):
                     return Verdict(None, why=computed)
                 whole = computed
             if not why and whole is not None:
                 found = self._comparison.split(self._run, self._given, dims, whole)
-                guards = self._comparison.reads.guards()
+                guards = self._comparison.reads.guards(is_compiled=is_compiled(self._module))
                 if isinstance(found, SplitResult) and not isinstance(guards, str):
                     plan = self._plan(dims, whole, found, guards)
                     return Verdict(plan, found.outputs, printed=whole.printed)

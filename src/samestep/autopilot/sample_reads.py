@@ -174,13 +174,17 @@ class ReadRecord:
                 self._free.add(site)
             self._values.setdefault(site, []).extend(values)
 
-    def guards(self) -> dict[Site, Any] | str:
-        """Return the values that reads must have; or why the module cannot be split."""
+    def guards(self, *, is_compiled: bool = False) -> dict[Site, Any] | str:
+        """Return the values that reads must have; or why the module cannot be split.
+
+        Args:
+            is_compiled: whether the module runs compiled code, in which reads are not watched.
+        """
         guards: dict[Site, Any] = {}
         for site, values in self._values.items():
             if site in self._free or not values:
                 continue
-            if site[3] or any(one != values[0] for one in values):
+            if is_compiled or site[3] or any(one != values[0] for one in values):
                 return f"it branches on what is in its batch ({place_of(site)})"
             guards[site] = values[0]
         return guards

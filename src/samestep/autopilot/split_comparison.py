@@ -19,6 +19,7 @@ from samestep.autopilot.forward_reductions import read_reduction, watching_reduc
 from samestep.autopilot.guards import changed, kept_of_slice, python_state, returned_number
 from samestep.autopilot.plans import Concatenated, Dims, Given, Joint, Reduced, joints_for
 from samestep.autopilot.quiet import quiet
+from samestep.autopilot.reached import is_compiled
 from samestep.autopilot.sample_reads import ReadRecord, SampleReads
 from samestep.autopilot.sides import leave, outcome
 from samestep.autopilot.slice_call import Forward, call_slice
@@ -115,6 +116,8 @@ class SplitComparison:
         mode: FoundDraws | None,
         precise: AbstractContextManager[Any] | None,
     ) -> SplitResult | str:
+        # Code that torch.compile has made is not watched: the disturbed calls have run it eagerly.
+        is_watched = precise is not None or not is_compiled(self._module)
         outputs, reads = None, SampleReads()
         watches = any(_may_be_reduced(tensor, cut.total) for tensor in whole.outputs.values())
         with watching_reductions(when=watches) as watching:
@@ -128,7 +131,9 @@ class SplitComparison:
                 ):
                     own = given.cut(cut, dims)
                     reads.follow(tensor for path, tensor in own.tensors() if path in dims)
-                    outputs = call_slice(self._forward, self._module, own, cut, draws=mode, reads=reads)
+                    outputs = call_slice(
+                        self._forward, self._module, own, cut, draws=mode, reads=reads if is_watched else None
+                    )
             except OtherRankFailedError:
                 return "another worker's slice failed"
             except Exception as error:  # noqa: BLE001 - a module may raise any error for a slice

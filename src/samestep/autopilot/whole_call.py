@@ -83,7 +83,7 @@ class ModuleRun:
         self.drawn = Drawn.now(device)
         self.left = python_state(module)
         self.dims: Dims = {}
-        """The way to split for which the calls are computed: values read from its samples are recorded."""
+        """The way to split whose sample reads are recorded; empty for none."""
 
     def restore(self) -> None:
         """Restore the initial state of the module and the generators."""
@@ -133,7 +133,7 @@ class ModuleRun:
             quiet() as printed,
             eagerly(self.module, when=records),
             recorder or nullcontext(),
-            reads,
+            reads if self.dims else nullcontext(),
         ):
             returned = self._forward(self.module, *own.args, **own.kwargs)
         is_same = form_of(own) == form and versions_of(own) == given_versions
