@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+_MOST = 1 << 63
 _SHOWN = 3
 """Names told of each kind of difference: more are no clearer."""
 _PARTS = frozenset({"state", "param_groups"})
@@ -119,7 +120,9 @@ def _kind(value: object) -> Any:
         value = value.item()
     if isinstance(value, list | tuple):
         return tuple(map(_kind, value))
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int) and not isinstance(value, bool):
+        return "number" if abs(value) < _MOST else value  # torch takes no larger one
+    if isinstance(value, float):
         return "number" if math.isfinite(value) else value
     return type(value)
 

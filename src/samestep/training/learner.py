@@ -1,6 +1,5 @@
 """What is trained: weights, their average, optimizer, schedule and precision, as one state."""
 
-import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +19,8 @@ from samestep.training.precision import Precision
 from samestep.training.schedules import build_schedule
 from samestep.training.settings import Settings
 
+_MOST = 2.0**127
+"""Beyond it a loss scale is no float32."""
 _generator = threading.Lock()  # ranks that are threads share the one generator of the process
 
 
@@ -143,4 +144,4 @@ def _odd_schedule(state: Mapping[str, Any], schedule: LRScheduler, *, step: int)
 
 def _is_positive(value: object) -> bool:
     """Whether a value of the loss scale's state is a finite number, 0 or more."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _MOST
