@@ -7,6 +7,9 @@ from typing import Any
 
 from samestep.base.errors import UsageError
 
+MOST_COUNT = 10**15
+"""Of steps, samples, epochs: products of two still count exactly."""
+
 
 def option(
     *,
@@ -65,10 +68,18 @@ def _check(one: Field[Any], value: Any) -> None:
         if choices and one_of not in choices:
             raise UsageError(f"{name} {one_of!r} is not one of {', '.join(choices)}.")
     for number in several:
-        # NaN compares false with everything and is refused as well.
-        if least is not None and not least <= number < math.inf:
-            raise UsageError(f"{name} {number} is too small or no number; use {least} or more.")
-        if above is not None and not above < number < math.inf:
-            raise UsageError(f"{name} {number}: use a number above {above}.")
-        if most is not None and not number <= most:
-            raise UsageError(f"{name} {number} is too large; use {most} or less.")
+        _check_number(name, number, least=least, most=most, above=above)
+
+
+def _check_number(
+    name: str, number: Any, *, least: float | None, most: float | None, above: float | None
+) -> None:
+    # NaN compares false with everything and is refused as well.
+    if least is not None and not least <= number < math.inf:
+        raise UsageError(f"{name} {number} is too small or no number; use {least} or more.")
+    if above is not None and not above < number < math.inf:
+        raise UsageError(f"{name} {number}: use a number above {above}.")
+    if most is None and isinstance(number, int):
+        most = MOST_COUNT
+    if most is not None and not number <= most:
+        raise UsageError(f"{name} {number} is too large; use {most} or less.")
