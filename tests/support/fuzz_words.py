@@ -1,7 +1,6 @@
 """The readers of what is no file: launchers' variables, lists of hosts, values of flags, models and data."""
 
 import json
-import os
 from functools import cache
 from pathlib import Path
 
@@ -158,15 +157,11 @@ def _lists():
 # --- the command line -----------------------------------------------------------------------------
 
 
-def _script():
-    path = Path("/tmp") / f"samestep-fuzz-script-{os.getuid()}.py"
-    if not path.exists():
-        path.write_text("import torch\nprint(torch.nn.Linear(1, 1))\n")
-    return str(path)
-
+_SCRIPT = str(Path(__file__).with_name("fuzz_mutations.py"))
+"""Any Python file: it is looked at, and never run."""
 
 _COMMANDS = {
-    "train": ("train", "digits", "--out", "/tmp/samestep-fuzz-out"),
+    "train": ("train", "digits", "--out", "/nowhere/out"),
     "run": ("run", "-n", "2", "--dry-run"),
     "scale": ("scale", "--dry-run"),
     "verify": ("verify",),
@@ -267,7 +262,7 @@ def _read_flags(content):
         return None
     if not isinstance(given, list):
         return None
-    script = [_script()] if name in _WITH_SCRIPT else []
+    script = [_SCRIPT] if name in _WITH_SCRIPT else []
     return command(*head, *(str(one) for one in given if "\0" not in str(one)), *script)
 
 
@@ -280,7 +275,7 @@ def begin_flags():
     from samestep.cli import run as run_module
 
     for module in (running, bench, bench_step, train, doctor, run_module):
-        for name in ("act", "_work", "watch_here", "fix_hash_seed", "bind_worker"):
+        for name in ("act", "_start", "_work", "watch_here", "fix_hash_seed", "bind_worker"):
             if hasattr(module, name):
                 setattr(module, name, lambda *_, **__: 0)
     doctor.consult = _Nothing

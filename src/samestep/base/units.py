@@ -4,6 +4,9 @@ import re
 
 from samestep.base.errors import UsageError
 
+LONGEST_S = 1e9
+"""Of a time to wait, in seconds: thirty years, and about what threads and sockets can wait at most."""
+
 MOST_WORKERS = 2**16
 """Of one job: a larger number is a slip of the keyboard, and each is planned for."""
 

@@ -12,6 +12,7 @@ import typer
 from samestep import __version__
 from samestep.base import env
 from samestep.base.errors import UsageError
+from samestep.base.units import LONGEST_S
 from samestep.cli.outside import went_in
 from samestep.cli.running import act, decide
 from samestep.cli.setting_flags import as_arguments
@@ -53,7 +54,7 @@ def doctor(
         return 0
     if as_json and ticket:
         raise UsageError("--json is for machines and --ticket to be pasted: give one of the two.")
-    if not 0 < wait < float("inf"):
+    if not 0 < wait <= LONGEST_S:
         raise UsageError(f"--wait {wait:g} is no time to wait for the other ranks: give seconds.")
     flags = {"json": as_json or None, "ticket": ticket or None, "devices": devices, "run_folder": run_folder}
     environment = env.snapshot()

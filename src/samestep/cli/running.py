@@ -12,7 +12,7 @@ from samestep.autopilot.options import DEFAULTS, Options
 from samestep.base import env
 from samestep.base.errors import PUT_OFF, UsageError, WorkerFailed
 from samestep.base.streams import write_stderr
-from samestep.base.units import counted
+from samestep.base.units import LONGEST_S, counted
 from samestep.cli.around import around, watch
 from samestep.cli.shares import bind_worker, bound_entry, share_of_threads
 from samestep.launch.forking import fork_is_safe, release_compute_threads
@@ -156,7 +156,7 @@ def watched(
     Raises:
         UsageError: it cannot be.
     """
-    if not 0 <= hang_timeout < float("inf"):
+    if not 0 <= hang_timeout <= LONGEST_S:
         raise UsageError(
             f"--hang-timeout {hang_timeout:g} is no time to wait: give seconds, or 0 to wait without end."
         )

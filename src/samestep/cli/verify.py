@@ -15,7 +15,7 @@ from samestep.base.errors import UsageError
 from samestep.base.machine import cpu_share
 from samestep.base.owned_folders import owned_folder
 from samestep.base.record import json_line
-from samestep.base.units import MOST_WORKERS
+from samestep.base.units import LONGEST_S, MOST_WORKERS
 from samestep.cli import job_flags
 from samestep.cli.outside import went_in_once
 from samestep.cli.running import look_at, tell
@@ -78,6 +78,8 @@ def verify(
     are not kept. Exit code 0: the same, or the same but for named exceptions; 1: different, with the cause.
     """
     sizes = _sizes(workers, least=2 if against is None else 1)
+    if not 0 <= hang_timeout <= LONGEST_S:
+        raise UsageError(f"--hang-timeout {hang_timeout:g} is no time to wait: give seconds, or 0 for never.")
     if steps < 1:
         raise UsageError(f"--steps {steps}: there must be at least one step to compare.")
     went_in_once()

@@ -1,13 +1,12 @@
 """What to run and on how many workers, as a value."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from samestep.base.errors import UsageError
-from samestep.base.units import MOST_WORKERS
+from samestep.base.units import LONGEST_S, MOST_WORKERS
 
 Kind: TypeAlias = Literal["script", "module", "executable"]
 
@@ -168,7 +167,7 @@ class Job:
                 raise UsageError(f"{flag} {value}: use {MOST_WORKERS:,} workers or fewer.")
         if self.max_restarts < 0:
             raise UsageError(f"--max-restarts {self.max_restarts} is negative; 0 means none.")
-        if not (self.monitor_interval_s > 0 and math.isfinite(self.monitor_interval_s)):
+        if not 0 < self.monitor_interval_s <= LONGEST_S:
             raise UsageError(
                 f"--monitor-interval {self.monitor_interval_s:g} is no length of time: give seconds above 0."
             )

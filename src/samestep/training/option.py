@@ -7,6 +7,9 @@ from typing import Any
 
 from samestep.base.errors import UsageError
 
+MOST_COUNT = 10**15
+"""Of steps, samples, epochs: products of two still count exactly."""
+
 
 def option(  # noqa: PLR0913 - a setting has that many limits
     *,
@@ -78,6 +81,8 @@ def _check_range(name: str, number: Any, limits: Mapping[str, Any]) -> None:
         raise UsageError(f"{name} {number} is too small or no number; use {least} or more.")
     if above is not None and not above < number < math.inf:
         raise UsageError(f"{name} {number}: use a number above {above}.")
+    if most is None and isinstance(number, int):
+        most = MOST_COUNT
     if most is not None and not number <= most:
         raise UsageError(f"{name} {number} is too large; use {most} or less.")
     if below is not None and not number < below:

@@ -72,6 +72,8 @@ class Request:
                 raise UsageError(f"{flag} {value}: there must be at least {least}.")
             if value > most:
                 raise UsageError(f"{flag} {value} is too large; use {most:,} or less.")
+        if self.per_node is not None and self.per_node < 1:
+            raise UsageError(f"--nproc-per-node {self.per_node}: there must be at least 1.")
         if self.scaling not in SCALINGS:
             raise UsageError(f"--scaling {self.scaling!r} is none of {', '.join(SCALINGS)}.")
 

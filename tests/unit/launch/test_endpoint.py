@@ -10,6 +10,8 @@ from samestep.launch.backends.nodes import _await_endpoint, _not_met
 from samestep.launch.job import Nodes
 from samestep.launch.plan import endpoint
 
+NODES = Nodes(count=2, endpoint="node0:1234")
+
 
 @pytest.fixture
 def bound():
@@ -57,13 +59,7 @@ def test_the_node_that_serves_waits_for_nothing(bound, more):
 
 
 def test_frames_of_torch_are_left_out():
-    said = _not_met(
-        DistNetworkError("timed out after 5 ms.\nException raised from f at x.cpp:1\n"), nodes_of()
-    )
+    said = _not_met(DistNetworkError("timed out after 5 ms.\nException raised from f at x.cpp:1\n"), NODES)
 
     assert "timed out after 5 ms" in said
     assert "x.cpp" not in said
-
-
-def nodes_of():
-    return Nodes(count=2, endpoint="node0:1234")
