@@ -104,7 +104,8 @@ def _odd_value(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
             if not isinstance(theirs[name], bool | type(None)):
                 return f"its {name} is {_shape(theirs[name])}"
         for name in sorted(theirs.keys() & mine.keys() - {"params"} - _SWITCHES):
-            if _kind(theirs[name]) != _kind(mine[name]):
+            as_tensor = isinstance(theirs[name], Tensor) and not isinstance(mine[name], Tensor)
+            if _kind(theirs[name]) != _kind(mine[name]) or (as_tensor and name != "lr"):
                 return f"its {name} is {theirs[name]!r:.40}, in the optimizer {mine[name]!r:.40}"
     for key, values in saved["state"].items():
         for name, value in values.items():
