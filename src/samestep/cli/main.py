@@ -29,6 +29,9 @@ VERBS: Mapping[str, str] = {
 Where it is an application instead, its commands follow the verb.
 """
 
+_SHORT = 100
+"""Characters of an argument that is no part of a name which is too long."""
+
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as a shell counts it: 128 + SIGINT."""
 
@@ -64,9 +67,10 @@ def run_command(arguments: Sequence[str]) -> int:
     except Error as error:
         return _complain(str(error), code=error.exit_code)
     except OSError as error:
-        if error.errno != ENAMETOOLONG or not any(str(error.filename) in one for one in arguments):
+        name = str(error.filename)
+        if error.errno != ENAMETOOLONG or not any(_is_about(one, name) for one in arguments):
             raise
-        return _complain(f"{error.filename} is too long for the name of a file. Give a shorter one.", code=2)
+        return _complain(f"{name} is too long for the name of a file. Give a shorter one.", code=2)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     return code if isinstance(code, int) else 0
@@ -108,6 +112,12 @@ def _samestep(
 
 def _named_only() -> None:
     """Stand for a verb that was not asked for."""
+
+
+def _is_about(argument: str, name: str) -> bool:
+    """Return whether the name of a file comes from an argument, alone or behind a flag."""
+    value = argument.rpartition("=")[2]
+    return value in name if len(value) > _SHORT else name in argument
 
 
 def _help_of(verb: str | None) -> str:

@@ -5,6 +5,7 @@ import pytest
 from samestep.base.errors import DetectionError, UsageError
 from samestep.bench.request import Request as BenchRequest
 from samestep.bench.ways import Problem
+from samestep.cli.main import run_command
 from samestep.launch.job import Job, Nodes, Program
 from samestep.training.conduct import Conduct
 from samestep.trials.plan import Request
@@ -84,3 +85,11 @@ def test_a_variable_that_no_launcher_sets_so_is_named(name, value):
 @pytest.mark.parametrize("nodes", ["n[2:8-99999999999]@0(3)", "n[2:-]@0(3)", "n[99999999999:8]@0(3)"])
 def test_a_list_of_open_mpi_without_end_names_no_host(nodes):
     assert open_mpi_first({"OMPI_MCA_orte_node_regex": nodes, "OMPI_MCA_orte_num_nodes": "1"}) is None
+
+
+@pytest.mark.parametrize("flag", ["--data-dir", "--config", "--resume"])
+def test_a_name_that_is_too_long_is_one_line(capsys, flag):
+    code = run_command(["train", "mnist", f"{flag}={'a' * 5000}"])
+
+    assert code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
