@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from samestep.base.documents import parse_json
 from samestep.base.errors import UsageError
-from samestep.base.regular_files import kind_of, read_bytes
+from samestep.base.regular_files import kind_of, read_text
 
 LOCK_FILE = ".samestep-lock"
 RESTART_S = 30.0
@@ -127,8 +128,8 @@ class RunLock:
 
     def _holder(self) -> dict[str, Any]:
         try:
-            found = json.loads(read_bytes(self._path, most=_MOST))
-        except (OSError, ValueError, RecursionError):
+            found = parse_json(read_text(self._path, most=_MOST))
+        except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
 
