@@ -5,7 +5,7 @@ import pytest
 from samestep.autopilot import steering
 from samestep.autopilot.options import Options
 from samestep.base.errors import UsageError
-from samestep.collectives.by_algorithm import by_algorithm, works_beside
+from samestep.collectives.by_algorithm import by_algorithm, overlaps_compute
 from samestep.replicas.replicate import replicate
 from samestep.world.solo import SoloWorld
 from samestep.world.threads import run_ranks
@@ -26,8 +26,8 @@ def test_a_synchroniser_with_a_way_of_its_own_takes_none(sync):
     run_ranks(fn, 2)
 
 
-def test_ranks_that_share_no_memory_are_told_so():
-    with pytest.raises(UsageError, match="--algorithm tree,shared_memory:64: shared_memory is for processes"):
+def test_shared_memory_without_common_memory_is_refused():
+    with pytest.raises(UsageError, match="--algorithm tree,shared_memory:64"):
         run_ranks(lambda world: by_algorithm(world, "tree,shared_memory:64"), 2)
 
 
@@ -36,7 +36,7 @@ def test_only_the_back_ends_own_goes_on_while_others_compute(text, beside):
     def fn(world):
         carrier = by_algorithm(world, text)
         with replicate(network(), carrier) as replicas:
-            return works_beside(carrier), replicas._synchroniser._job.may_overlap
+            return overlaps_compute(carrier), replicas._synchroniser._job.may_overlap
 
     assert run_ranks(fn, 2) == [(beside, beside)] * 2
 

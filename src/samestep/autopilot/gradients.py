@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.base.errors import OutOfStep, UsageError
-from samestep.collectives.by_algorithm import works_beside
+from samestep.collectives.by_algorithm import overlaps_compute
 from samestep.replicas.bucketed import Bucketed
 from samestep.replicas.fingerprint import check_alike
 from samestep.replicas.plan import MEBIBYTE
@@ -79,7 +79,7 @@ class Gradients:
             parameters=named,
             statistics=(),
             bucket_bytes=25 * MEBIBYTE,
-            may_overlap=may_overlap and works_beside(self._world),
+            may_overlap=may_overlap and overlaps_compute(self._world),
             exchanged=self._exchanged,
         )
         synchroniser = Bucketed(job)

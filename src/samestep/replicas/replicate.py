@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary, finalize, ref
 from torch import Tensor, nn
 
 from samestep.base.errors import UsageError
-from samestep.collectives.by_algorithm import ByAlgorithm, works_beside
+from samestep.collectives.by_algorithm import ByAlgorithm, overlaps_compute
 from samestep.collectives.one_host import OneHostWorld, on_one_host
 from samestep.replicas.agreement import broadcast_values, refuse_differing, refuse_unfit
 from samestep.replicas.batch_norm import (
@@ -176,7 +176,7 @@ class Replicas:
                 bucket_bytes=bucket_bytes,
                 compress=compress,
                 may_overlap=self.sync != "ddp"
-                and works_beside(carrier)
+                and overlaps_compute(carrier)
                 and (local or not norms)
                 and not _has_sync_batch_norm(model),
                 exchanged=self._exchanged,
