@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samestep.autopilot.calls import own_samples
 from samestep.autopilot.options import DEFAULTS
-from samestep.autopilot.steering import steering
+from samestep.autopilot.steering import replicated_script
 from samestep.collectives.shared_memory import SharedMemory
 from samestep.measure.clock_file import ClockFile, Clocking
 from samestep.watch.clocked import ScriptClock
@@ -86,7 +86,7 @@ def serial(world, folder, made):
     """Return the same of a serial script."""
     told = []
     for clocks in (False, True):
-        with steering(world, replace(DEFAULTS, load="replicated")):
+        with replicated_script(world, replace(DEFAULTS, load="replicated")):
             told.append(exchanged(world, folder, made, clocks=clocks))
     return told
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samestep.autopilot.calls import own_samples
 from samestep.autopilot.options import DEFAULTS
-from samestep.autopilot.steering import steering
+from samestep.autopilot.steering import replicated_script
 from samestep.measure.clock_file import ClockFile, Clocking
 from samestep.replicas.replicate import replicate
 from samestep.watch.bucketed import LEAST_ELEMENTS
@@ -243,8 +243,8 @@ def with_synchroniser(world, folder, sync):
     return result
 
 
-def steered(world, folder):
-    with steering(world, replace(DEFAULTS, load="replicated")):
+def run_replicated(world, folder):
+    with replicated_script(world, replace(DEFAULTS, load="replicated")):
         return clocked(world.place, folder, lambda: train(network()))
 
 
@@ -309,7 +309,7 @@ def test_the_exchange_of_a_synchroniser_comes_after_backward(processes, tmp_path
 def test_of_a_serial_script_what_is_gathered_and_averaged_is_exchange_and_the_samples_are_shared(
     processes, tmp_path
 ):
-    ranks = processes.run(steered, 3, str(tmp_path))
+    ranks = processes.run(run_replicated, 3, str(tmp_path))
     for seen, _ in ranks:
         assert seen[:3] == ["other", "forward", "exposed_sync"]
         assert seen[-4:] == ["backward", "exposed_sync", "other", "optimizer"]

@@ -43,12 +43,12 @@ def test_only_the_back_ends_own_goes_on_while_others_compute(text, beside):
 
 def test_the_first_rank_says_what_carries_the_gradients_of_a_serial_script(capsys):
     def fn(world):
-        carrier = steering._carrier(world, Options(algorithm="tree,ring:64K"))
+        carrier = steering._gradient_world(world, Options(algorithm="tree,ring:64K"))
         gradients, model = steering.Gradients(carrier), network()
         gradients.follow(model.parameters(), may_overlap=True)
         plain(model, samples(), 1.0)
         gradients.detach()
-        assert steering._carrier(world, Options()) is world
+        assert steering._gradient_world(world, Options()) is world
         return model[0].weight.grad.tolist()
 
     model = network()

@@ -137,8 +137,8 @@ def checked_exits(check: EndCheck) -> Iterator[None]:
 
 
 def _missing(ranks: list[int], seconds: float) -> str:
-    who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    named = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
     return (
-        f"{who} did not reach the end of the script within {seconds:g} s of this one. Look for a branch that "
-        "depends on something that differs between ranks, such as time or a process number."
+        f"{named} did not reach the end of the script within {seconds:g} s of this one. Look for a branch "
+        "that depends on something that differs between ranks, such as time or a process number."
     )

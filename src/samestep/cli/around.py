@@ -43,9 +43,9 @@ def _steering(decision: "Decision") -> Around:
     options = decision.options
     if not decision.steered and options.device == "auto":
         return as_it_is if options.scratch is None else partial(apart, scratch=options.scratch)
-    from samestep.autopilot.steering import steered
+    from samestep.autopilot.steering import run_replicated
 
-    return partial(steered, guarded=decision.guarded, options=options)
+    return partial(run_replicated, guarded=decision.guarded, options=options)
 
 
 def _kind(decision: "Decision") -> Kind:

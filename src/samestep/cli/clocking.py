@@ -12,7 +12,7 @@ from functools import partial
 from typing import NoReturn, TextIO
 
 from samestep.autopilot.calls import own_samples
-from samestep.autopilot.steering import leave_steering
+from samestep.autopilot.steering import undo_replication
 from samestep.base import env
 from samestep.base.errors import Error
 from samestep.base.place import Place
@@ -99,7 +99,7 @@ def _leave_together(file: ClockFile, clocking: Clocking, place: Place) -> NoRetu
         tell(clocking.stopped_words())
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a loader's would take its workers' end for a failure
-    leave_steering()
+    undo_replication()
     for child in multiprocessing.active_children():
         child.terminate()
     leave(exit_code)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data._utils.fetch import _MapDatasetFetcher as Fetcher
 
-from samestep.autopilot.norms import batch_norm_of_slices, over_all_ranks
+from samestep.autopilot.norms import batch_norm_of_slices, batch_norm_over_ranks
 from samestep.study.own_draws import draws_of_samples
 from samestep.watch.drawn import Drawn, seed_at
 from samestep.world.process_group import adopt
@@ -49,7 +49,7 @@ def neutralised() -> Iterator[None]:
 def over_the_group() -> AbstractContextManager[None]:
     """Return what makes batch norm global over the ranks of the script's group, if it has one."""
     has_group = dist.is_available() and dist.is_initialized()
-    return over_all_ranks(adopt()) if has_group else nullcontext()
+    return batch_norm_over_ranks(adopt()) if has_group else nullcontext()
 
 
 def _kept(input: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:  # noqa: A002 - as torch calls it

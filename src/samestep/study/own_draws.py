@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 
-from samestep.autopilot.draws import Widened, WidenedDraws, sample_dim
+from samestep.autopilot.draws import BatchDraw, SplitDraws, sample_dim
 from samestep.watch.drawn import Drawn, seed_at
 from samestep.watch.events import Listener, heard_by, redirected
 from samestep.watch.inputs import data_in
@@ -71,7 +71,7 @@ class _Batches(Listener):
 
 
 @dataclass(frozen=True, slots=True)
-class _Table(Widened):
+class _Table(BatchDraw):
     """A shape with the rows of a table instead of samples, and which row each sample takes."""
 
     rows: Tensor = field(kw_only=True)
@@ -84,7 +84,7 @@ class _Table(Widened):
         """Leave the table alone: its rows are no sample's."""
 
 
-class _SamplesDraws(WidenedDraws):  # type: ignore[no-untyped-call]
+class _SamplesDraws(SplitDraws):  # type: ignore[no-untyped-call]
     """A context in which samples draw their own numbers."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class _SamplesDraws(WidenedDraws):  # type: ignore[no-untyped-call]
             before.restore()
         return drawn
 
-    def widened(self, func: Any, shape: Sequence[int]) -> Widened | None:  # noqa: ARG002 - of the interface
+    def batch_draw(self, func: Any, shape: Sequence[int]) -> BatchDraw | None:  # noqa: ARG002 - of the interface
         """Return the shape of a table, to be drawn alike by all; None where no dimension is the samples'."""
         place = sample_dim(shape, len(self.samples))
         if place is None:
@@ -135,7 +135,7 @@ class _SamplesDraws(WidenedDraws):  # type: ignore[no-untyped-call]
 
     def noise(self, model: Tensor, fill: Callable[[Tensor], Tensor]) -> Tensor:
         """Return numbers of the form of a tensor, from a table that `fill` fills."""
-        wide = self.widened(None, model.shape)
+        wide = self.batch_draw(None, model.shape)
         return fill(torch.empty_like(model)) if wide is None else wide.own(fill(wide.empty(model)))
 
 

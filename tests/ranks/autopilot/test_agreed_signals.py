@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from samestep.autopilot.agreed_signals import Handlers
+from samestep.autopilot.agreed_signals import SignalHandlers
 from samestep.world.threads import run_ranks
 
 USR1, TERM = signal.SIGUSR1, signal.SIGTERM
@@ -14,7 +14,7 @@ USR1, TERM = signal.SIGUSR1, signal.SIGTERM
 def handlers_of(world):
     """Return handlers that stand for those of a process, which ranks that are threads share."""
     set_here = {}
-    return Handlers(
+    return SignalHandlers(
         world, set_here.__setitem__, lambda number: set_here.get(number, signal.SIG_DFL)
     ), set_here
 

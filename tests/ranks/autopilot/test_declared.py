@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import samestep
 from samestep.autopilot.account import Account
-from samestep.autopilot.calls import Calls, outermost_calls, sharing_out
+from samestep.autopilot.calls import CallSplitter, intercepted_calls, splitting_calls
 from samestep.autopilot.gradients import Gradients
 from samestep.base.errors import UsageError
 from samestep.world.threads import run_ranks
@@ -47,14 +47,14 @@ def batch(number, time=6, samples=6):
 
 @pytest.fixture(autouse=True, scope="module")
 def patched():
-    with outermost_calls():
+    with intercepted_calls():
         yield
 
 
 @contextmanager
 def shared(world):
     account, gradients = Account(), Gradients(world)
-    with sharing_out(Calls(world, gradients, account)):
+    with splitting_calls(CallSplitter(world, gradients, account)):
         yield account
     gradients.detach()
 

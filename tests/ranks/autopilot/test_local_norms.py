@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from samestep.autopilot.account import Account
-from samestep.autopilot.calls import Calls, outermost_calls, sharing_out
+from samestep.autopilot.calls import SMALL_SLICE, CallSplitter, intercepted_calls, splitting_calls
 from samestep.autopilot.gradients import Gradients
 from samestep.autopilot.norms import batch_norm_of_slices
 from samestep.autopilot.options import Options
@@ -34,14 +34,14 @@ def made(momentum=0.1):
 
 @pytest.fixture(autouse=True, scope="module")
 def patched():
-    with outermost_calls(), batch_norm_of_slices():
+    with intercepted_calls(), batch_norm_of_slices():
         yield
 
 
 @contextmanager
 def shared(world, options=LOCAL):
     account, gradients = Account(), Gradients(world, check_every=1)
-    with sharing_out(Calls(world, gradients, account, options)):
+    with splitting_calls(CallSplitter(world, gradients, account, options)):
         yield account, gradients
     gradients.detach()
 
@@ -89,7 +89,7 @@ def test_each_slice_is_normalised_by_itself_and_all_ranks_keep_the_same_statisti
             torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-12)
             assert torch.equal(weights[name], found[0][1][name])
         assert account.lines()[-1] == EXCEPTION
-        assert not account.whole
+        assert not account.unsplit
 
 
 def test_slices_of_one_sample_are_not_normalised_by_themselves():
@@ -104,7 +104,7 @@ def test_slices_of_one_sample_are_not_normalised_by_themselves():
     losses, _ = trained(forward, made(), [7, 3, 7])
     for own, _, account in run_ranks(on_each_rank, 2):
         assert own == pytest.approx(losses, rel=0, abs=1e-12)
-        assert list(account.reasons.values()) == ["batch norm over a slice of one sample"]
+        assert [list(counts) for counts in account.counts.values()] == [[SMALL_SLICE]]
 
 
 def test_without_statistics_of_slices_there_is_no_exception_to_name():

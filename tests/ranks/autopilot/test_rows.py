@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samestep.autopilot.rows import FAILED, GOOD, exchange, put_together, rows_of, same_rows, statuses
+from samestep.autopilot.rows import FAILED, GOOD, batch_of_rows, gather_rows, rows_of, same_rows, statuses
 from samestep.sharding.share import share
 from samestep.watch.tree import leaves, mapped
 from samestep.world.threads import run_ranks
@@ -42,9 +42,9 @@ def test_parts_make_the_whole(made, size):
         part = mapped(batch, lambda _, tensor: tensor[own.start : own.stop])
         assert rows_of(part, len(own)) == rows
         assert same_rows(batch, own, part)
-        messages = exchange(world, rows, total, part, GOOD)
+        messages = gather_rows(world, rows, total, part, GOOD)
         assert statuses(messages) == [GOOD] * size
-        return put_together(messages, rows, total, part)
+        return batch_of_rows(messages, rows, total, part)
 
     for whole in run_ranks(rank, size):
         assert type(whole) is type(batch)
@@ -59,7 +59,7 @@ def test_a_rank_that_has_nothing_says_so_in_the_same_message():
 
     def rank(world):
         part = torch.ones(share(3, world.place.rank, 2).stop, 2) if world.place.is_main else None
-        return statuses(exchange(world, rows, 3, part, FAILED if part is None else GOOD))
+        return statuses(gather_rows(world, rows, 3, part, FAILED if part is None else GOOD))
 
     assert run_ranks(rank, 2) == [[GOOD, FAILED]] * 2
 

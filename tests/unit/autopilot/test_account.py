@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import samestep
-from samestep.autopilot.account import Account, calling_site, is_passed_by, is_users, library_of
+from samestep.autopilot.account import Account, calling_site, is_internal_code, is_user_code, library_of
 
 STANDARD = sysconfig.get_path("stdlib")
 VENV = "/home/ada/project/.venv/lib/python3.11/site-packages"
@@ -79,9 +79,9 @@ def test_a_program_that_is_installed_is_the_users(monkeypatch):
     program.__file__ = f"{VENV}/own/train.py"
     monkeypatch.setitem(sys.modules, "__main__", program)
 
-    assert is_users(f"{VENV}/own/train.py")
-    assert is_users(f"{VENV}/own/models/net.py")
-    assert not is_users(f"{VENV}/timm/vit.py")
+    assert is_user_code(f"{VENV}/own/train.py")
+    assert is_user_code(f"{VENV}/own/models/net.py")
+    assert not is_user_code(f"{VENV}/timm/vit.py")
 
 
 def test_a_program_of_one_file_does_not_make_its_neighbours_the_users(monkeypatch):
@@ -89,20 +89,20 @@ def test_a_program_of_one_file_does_not_make_its_neighbours_the_users(monkeypatc
     program.__file__ = f"{VENV}/train.py"
     monkeypatch.setitem(sys.modules, "__main__", program)
 
-    assert is_users(f"{VENV}/train.py")
+    assert is_user_code(f"{VENV}/train.py")
     assert library_of(f"{VENV}/timm/vit.py") == "timm"
 
 
 def test_data_sets_of_libraries_are_looked_into_and_those_of_torch_are_not():
-    assert not is_passed_by(f"{VENV}/timm/data.py")
-    assert not is_passed_by(f"{Path(torch.__file__).parent}vision/datasets/mnist.py")
-    assert is_passed_by(torch.__file__)
+    assert not is_internal_code(f"{VENV}/timm/data.py")
+    assert not is_internal_code(f"{Path(torch.__file__).parent}vision/datasets/mnist.py")
+    assert is_internal_code(torch.__file__)
 
 
 def test_each_reason_has_its_line():
     account = Account()
     for why in ("few", "few", "a hook"):
-        account.note_whole("Net at train.py:3", why)
+        account.note_unsplit("Net at train.py:3", why)
 
     assert [line.split(": ", 1)[1] for line in account.lines()] == [
         "2 calls unsplit (few)",

@@ -13,7 +13,7 @@ from samestep.autopilot.disturbance import (
     emptying,
     set_counters,
 )
-from samestep.autopilot.plans import Given
+from samestep.autopilot.plans import CallArguments
 
 X, TOKENS = (0, 0), (0, 1)
 LENGTHS, MASK, LABELS = (0, 2), (0, 3), (0, 4)
@@ -22,7 +22,7 @@ DIMS = {X: 0, TOKENS: 0, LENGTHS: 0, MASK: 0, LABELS: 0}
 
 def given():
     generator = torch.Generator().manual_seed(0)
-    return Given(
+    return CallArguments(
         (
             torch.rand(8, 3, generator=generator),
             torch.randint(0, 9, (8, 5), generator=generator),

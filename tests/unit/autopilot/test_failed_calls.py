@@ -14,8 +14,8 @@ def ranks():
 
 def test_a_script_goes_on_where_all_slices_have_raised():
     one, other = ranks()
-    one.note("Net", 7, ValueError("bad"))
-    other.note("Net", 7, ValueError("bad"))
+    one.record("Net", 7, ValueError("bad"))
+    other.record("Net", 7, ValueError("bad"))
     one.check(2)
     other.check(2)
     one.check(2)
@@ -23,7 +23,7 @@ def test_a_script_goes_on_where_all_slices_have_raised():
 
 def test_it_ends_where_another_slice_has_not():
     one, other = ranks()
-    one.note("Net", 7, ValueError("bad"))
+    one.record("Net", 7, ValueError("bad"))
     other.check(2)
     for _ in range(2):
         with pytest.raises(OutOfStep, match="Net raised ValueError"):
@@ -32,15 +32,15 @@ def test_it_ends_where_another_slice_has_not():
 
 def test_other_calls_are_no_answer():
     one, other = ranks()
-    one.note("Net", 7, ValueError("bad"))
-    other.note("Net", 8, ValueError("bad"))
+    one.record("Net", 7, ValueError("bad"))
+    other.record("Net", 8, ValueError("bad"))
     with pytest.raises(OutOfStep):
         one.check(2)
 
 
 def test_an_error_of_samestep_ends_the_run_on_all_ranks():
     for one in ranks():
-        one.note("Net", 7, OutOfStep("its slices differ"))
+        one.record("Net", 7, OutOfStep("its slices differ"))
         with pytest.raises(OutOfStep):
             one.check(2)
 
@@ -50,6 +50,6 @@ def test_without_a_store_the_run_ends():
         raise ValueError
 
     alone = FailedCalls(0.0, none)
-    alone.note("Net", 1, KeyError("x"))
+    alone.record("Net", 1, KeyError("x"))
     with pytest.raises(OutOfStep):
         alone.check(2)

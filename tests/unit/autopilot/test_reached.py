@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from samestep.autopilot.guards import changed, counters, plain_attributes, python_state
-from samestep.autopilot.state import Changeable
+from samestep.autopilot.state import SavedState
 
 FLAG = 0
 LOG = {"rows": []}
@@ -93,7 +93,7 @@ LEFT = {
 
 @pytest.mark.parametrize("change", LEFT)
 def test_what_a_call_leaves_is_seen_and_taken_back(net, change):
-    before, state = python_state(net), Changeable(net)
+    before, state = python_state(net), SavedState(net)
     LEFT[change](net)
     assert changed(before, python_state(net))
     state.restore()
@@ -103,7 +103,7 @@ def test_what_a_call_leaves_is_seen_and_taken_back(net, change):
 @pytest.mark.parametrize("tensor", ["plain", "global"])
 def test_tensors_that_are_no_buffers_are_taken_back(net, tensor):
     one = net.plain if tensor == "plain" else TENSOR
-    state = Changeable(net)
+    state = SavedState(net)
     one.add_(1)
     assert any(torch.equal(value, torch.ones(2)) for value in state.buffers().values())
     state.restore()
@@ -119,7 +119,7 @@ def test_counters_are_numbers_that_changed_by_an_integer(net):
 
 def test_a_buffer_that_is_written_to_without_a_change_is_named():
     module = nn.BatchNorm1d(2)
-    state = Changeable(module)
+    state = SavedState(module)
     versions = state.versions()
     assert state.rewritten(versions) is None
     module.running_mean.copy_(torch.zeros(2))
