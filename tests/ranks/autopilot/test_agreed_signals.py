@@ -1,4 +1,4 @@
-"""A handler that a script has set is called on all of its copies at once, for a signal at any of them."""
+"""All ranks call a script's signal handler at the same point, for a signal that any rank receives."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ def handlers_of(world):
     ), set_here
 
 
-def test_a_signal_at_any_copy_is_handled_once_by_all_at_their_next_call():
+def test_all_ranks_handle_a_signal_once_at_their_next_call():
     def copies(world):
         seen, steps = [], []
         handlers, _ = handlers_of(world)
@@ -49,7 +49,7 @@ def test_a_handler_may_end_the_script_everywhere():
     assert run_ranks(copies, 3) == [True] * 3
 
 
-def test_handlers_are_set_asked_for_taken_away_and_given_back():
+def test_handlers_are_set_read_removed_and_restored():
     def copies(world):
         handlers, set_here = handlers_of(world)
         one, other = lambda *_: None, lambda *_: None
@@ -68,7 +68,7 @@ def test_handlers_are_set_asked_for_taken_away_and_given_back():
     assert run_ranks(copies, 1) == [True]
 
 
-def test_a_signal_that_a_copy_sends_to_itself_is_handled_at_once():
+def test_a_signal_that_a_rank_sends_to_itself_is_handled_at_once():
     def copies(world):
         seen = []
         handlers, _ = handlers_of(world)

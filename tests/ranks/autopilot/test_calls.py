@@ -404,7 +404,7 @@ def test_a_call_with_other_guards_is_checked_again(make, steps):
     assert (ranks[0][2].split.total(), ranks[0][2].whole.total()) == (2, 2)
 
 
-def test_weights_that_begin_as_zeros_do_not_hide_that_samples_are_compared():
+def test_a_comparison_of_samples_is_found_behind_weights_of_zero():
     def on_each_rank(world):
         model = weighted(HidesBehindZeros())
         torch.nn.init.zeros_(model.two.weight)
@@ -420,7 +420,7 @@ def test_weights_that_begin_as_zeros_do_not_hide_that_samples_are_compared():
         assert not account.split
 
 
-def test_fewer_samples_than_ranks_stay_whole():
+def test_fewer_samples_than_ranks_are_unsplit():
     def steps(model, number):
         return F.mse_loss(model(drawn(2, 5, seed=number)), drawn(2, 4, seed=number))
 
@@ -429,7 +429,7 @@ def test_fewer_samples_than_ranks_stay_whole():
     assert set(reasons_of(ranks[0][2])) == {FEWER}
 
 
-def test_a_later_call_of_another_size_is_tried_again():
+def test_a_later_call_of_another_size_is_checked_again():
     def steps(model, number):
         return model(drawn(1 if number == 0 else 6, 5, seed=number)).scores.square().mean()
 
@@ -439,7 +439,7 @@ def test_a_later_call_of_another_size_is_tried_again():
     assert set(reasons_of(ranks[0][2])) == {FEWER}
 
 
-def test_gradients_asked_for_are_averages():
+def test_autograd_grad_returns_averages():
     def on_each_rank(world):
         model = weighted(Plain())
         with shared(world):
@@ -461,7 +461,7 @@ def test_a_penalty_on_gradients_of_parameters_is_refused():
     run_ranks(on_each_rank, 2)
 
 
-def test_evaluation_is_shared_out_and_outputs_are_those_of_one_rank():
+def test_evaluation_is_split_with_the_outputs_of_one_rank():
     def on_each_rank(world):
         model = weighted(LossInside()).eval()
         with shared(world) as account, torch.no_grad():
@@ -486,7 +486,7 @@ class Grows(Plain):
         return super().forward(x) * getattr(self.two, "scale", 1.0) + self.shift[0]
 
 
-def test_parameters_that_come_later_and_tensors_that_are_none_learn_too():
+def test_later_parameters_and_plain_tensors_are_trained():
     def steps(model, number):
         if number == 1:
             model.two.scale = nn.Parameter(torch.ones(4, dtype=torch.float64))
@@ -528,7 +528,7 @@ def test_calls_of_one_signature_from_several_lines_have_the_same_reason():
         assert all(reasons)
 
 
-def test_a_call_whose_first_one_raised_and_one_without_tensors_have_a_reason():
+def test_calls_after_an_error_and_without_tensors_have_a_reason():
     class Raises(nn.Linear):
         def forward(self, x=None):
             if x is None:

@@ -1,4 +1,4 @@
-"""Slices and gathers: the serial result and its derivatives, once and twice, at any number of ranks."""
+"""Slicing and gathering give the serial result, and its first and second derivatives."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def drawn(*shape, seed=0):
 @pytest.mark.parametrize("total", [3, 7, 8])
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
-def test_slices_put_together_are_the_whole(total, dim, dtype):
+def test_gathered_slices_equal_the_batch(total, dim, dtype):
     whole = (drawn(*((total, 2) if dim == 0 else (2, total))) * 5).to(dtype)
 
     def there_and_back(world):
@@ -28,7 +28,7 @@ def test_slices_put_together_are_the_whole(total, dim, dtype):
         assert torch.equal(found, whole)
 
 
-def test_a_rank_without_samples_takes_part():
+def test_a_rank_without_samples():
     whole = drawn(2, 3)
 
     def there_and_back(world):
@@ -43,7 +43,7 @@ def function(weight, x):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_first_and_second_derivatives_are_the_serial_ones(size):
+def test_first_and_second_derivatives_equal_the_serial_ones(size):
     weight, x = drawn(4, 2).requires_grad_(), drawn(7, 4, seed=1).requires_grad_()
 
     def losses(y, x):
@@ -65,7 +65,7 @@ def test_first_and_second_derivatives_are_the_serial_ones(size):
         torch.testing.assert_close(by_x, expected[1], rtol=1e-12, atol=1e-12)
 
 
-def test_parts_add_up_with_their_weights_and_one_of_weight_0_may_be_nan():
+def test_weighted_sums_ignore_parts_of_weight_0():
     def on_each_rank(world):
         rank = world.place.rank
         part = torch.tensor(

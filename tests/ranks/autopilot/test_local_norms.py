@@ -1,4 +1,4 @@
-"""Batch norm over each worker's slice, for who prefers speed to the serial result."""
+"""Batch norm over each worker's slice (--batch-norm local)."""
 
 from contextlib import contextmanager
 
@@ -73,7 +73,7 @@ def by_hand(model, x, size=2):
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_each_slice_is_normalised_by_itself_and_all_ranks_keep_the_same_statistics(momentum):
+def test_each_slice_is_normalized_separately_and_running_statistics_are_averaged(momentum):
     totals = [7, 7, 8, 5]
 
     def on_each_rank(world):
@@ -92,7 +92,7 @@ def test_each_slice_is_normalised_by_itself_and_all_ranks_keep_the_same_statisti
         assert not account.unsplit
 
 
-def test_slices_of_one_sample_are_not_normalised_by_themselves():
+def test_slices_of_one_sample_are_unsplit():
     def on_each_rank(world):
         model = made()
         with shared(world) as (account, _):
@@ -107,7 +107,7 @@ def test_slices_of_one_sample_are_not_normalised_by_themselves():
         assert [list(counts) for counts in account.counts.values()] == [[SMALL_SLICE]]
 
 
-def test_without_statistics_of_slices_there_is_no_exception_to_name():
+def test_evaluation_records_no_exception():
     def on_each_rank(world):
         with shared(world) as (account, _), torch.no_grad():
             return made().eval()(drawn(6, 5)), account.exceptions
@@ -124,7 +124,7 @@ class Compares(nn.Sequential):
         return super().forward(x - x.mean(0))
 
 
-def test_a_call_that_cannot_be_shared_out_stays_whole_and_serial():
+def test_an_unsplit_call_is_serial():
     def model():
         return Compares(*made())
 
@@ -140,7 +140,7 @@ def test_a_call_that_cannot_be_shared_out_stays_whole_and_serial():
 
 
 @pytest.mark.parametrize(("options", "early"), [(Options(), [False]), (LOCAL, [True])])
-def test_gradients_may_leave_early_where_backward_exchanges_nothing(options, early):
+def test_all_reduces_overlap_backward_if_it_does_not_communicate(options, early):
     def on_each_rank(world):
         with shared(world, options) as (_, gradients):
             F.mse_loss(made()(drawn(6, 5)), drawn(6, 3)).backward()

@@ -1,4 +1,4 @@
-"""A script that retries when memory runs out would retry on one worker alone: it ends instead."""
+"""A worker that runs out of memory ends the run, even if the script retries."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def retried(world):
         gradients.detach()
 
 
-def test_a_retry_is_refused_in_plain_words():
+def test_a_retry_is_refused_with_the_call_and_the_size():
     with (
         intercepted_calls(),
         pytest.raises(UsageError, match=r"ran out of memory in a call of Hungry\..*Tried to allocate 2 GiB"),

@@ -1,4 +1,4 @@
-"""Shares of a batch are put together to its bits, whatever it is made of."""
+"""Gathered shares equal the batch bit for bit, for all supported structures."""
 
 from collections import namedtuple
 
@@ -30,7 +30,7 @@ def batches(draw):
 
 @settings(deadline=None, max_examples=60)
 @given(batches(), st.integers(1, 4))
-def test_parts_make_the_whole(made, size):
+def test_gathered_shares_equal_the_batch(made, size):
     total, batch = made
     if total < size:
         return
@@ -54,7 +54,7 @@ def test_parts_make_the_whole(made, size):
             assert torch.equal(one.flatten().view(torch.uint8), two.flatten().view(torch.uint8))
 
 
-def test_a_rank_that_has_nothing_says_so_in_the_same_message():
+def test_a_failed_share_is_a_status_in_the_same_message():
     rows = rows_of(torch.zeros(3, 2), 3)
 
     def rank(world):
@@ -78,5 +78,5 @@ def test_a_rank_that_has_nothing_says_so_in_the_same_message():
     ],
     ids=lambda batch: str(type(batch)),
 )
-def test_what_has_more_than_rows_of_samples_is_not_taken(batch):
+def test_batches_that_are_no_rows_of_samples_have_no_form(batch):
     assert rows_of(batch, 4) is None

@@ -1,4 +1,4 @@
-"""A script that goes on after a call that has raised on one rank alone is ended; on all, it goes on."""
+"""A script that continues after an error in a call ends, unless the call has raised on all ranks."""
 
 import pytest
 from torch.distributed import HashStore
@@ -12,7 +12,7 @@ def ranks():
     return [FailedCalls(0.05, lambda: store) for _ in range(2)]
 
 
-def test_a_script_goes_on_where_all_slices_have_raised():
+def test_a_script_continues_if_all_slices_have_raised():
     one, other = ranks()
     one.record("Net", 7, ValueError("bad"))
     other.record("Net", 7, ValueError("bad"))
@@ -21,7 +21,7 @@ def test_a_script_goes_on_where_all_slices_have_raised():
     one.check(2)
 
 
-def test_it_ends_where_another_slice_has_not():
+def test_a_script_ends_if_another_slice_has_not_raised():
     one, other = ranks()
     one.record("Net", 7, ValueError("bad"))
     other.check(2)
@@ -30,7 +30,7 @@ def test_it_ends_where_another_slice_has_not():
             one.check(2)
 
 
-def test_other_calls_are_no_answer():
+def test_errors_of_other_calls_do_not_count():
     one, other = ranks()
     one.record("Net", 7, ValueError("bad"))
     other.record("Net", 8, ValueError("bad"))

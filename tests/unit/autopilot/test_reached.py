@@ -1,4 +1,4 @@
-"""What forward may read beside its arguments is a guard, and what it may change is taken back."""
+"""State that forward reads beside its arguments is a guard, and state that it changes is restored."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ def net():
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_forward_may_read_is_a_guard(net, change):
+def test_reachable_state_is_a_guard(net, change):
     before = plain_attributes(net)
     CHANGES[change](net)
     assert changed(before, plain_attributes(net))
@@ -92,7 +92,7 @@ LEFT = {
 
 
 @pytest.mark.parametrize("change", LEFT)
-def test_what_a_call_leaves_is_seen_and_taken_back(net, change):
+def test_changed_state_is_found_and_restored(net, change):
     before, state = python_state(net), SavedState(net)
     LEFT[change](net)
     assert changed(before, python_state(net))
@@ -101,7 +101,7 @@ def test_what_a_call_leaves_is_seen_and_taken_back(net, change):
 
 
 @pytest.mark.parametrize("tensor", ["plain", "global"])
-def test_tensors_that_are_no_buffers_are_taken_back(net, tensor):
+def test_tensors_that_are_no_buffers_are_restored(net, tensor):
     one = net.plain if tensor == "plain" else TENSOR
     state = SavedState(net)
     one.add_(1)

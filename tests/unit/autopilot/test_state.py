@@ -1,4 +1,4 @@
-"""What a call of a module changes is taken back."""
+"""The state of a module is restored after a call."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from samestep.autopilot.state import SavedState
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
-def test_a_scripted_module_gets_its_statistics_back():
+def test_the_statistics_of_a_scripted_module_are_restored():
     module = torch.jit.script(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
     before = SavedState(module)
     kept = before.buffers()
