@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
 
 import torch
 
@@ -39,13 +38,6 @@ class Site:
         return f"{Path(self.file).name}:{self.line}" if not library else f"{library} (a library)"
 
 
-class LoaderStatus(Protocol):
-    """The status of a data loader, which the report at the end contains."""
-
-    def text(self) -> str:
-        """Return the status as text."""
-
-
 @dataclass(slots=True)
 class Account:
     """The calls of a script's models, and whether they were split."""
@@ -58,8 +50,8 @@ class Account:
     """The number of unsplit calls for each reason, by the module and the line."""
     exceptions: list[str] = field(default_factory=list)
     """Differences from a run on one worker that the user has chosen."""
-    loading: dict[tuple[str, int], LoaderStatus] = field(default_factory=dict)
-    """The status of each loader, by the line that reads its batches and by its id."""
+    loading: dict[tuple[str, int], object] = field(default_factory=dict)
+    """The status of each loader, printed by `str`, by the line that reads its batches and by its id."""
     printing: set[str] = field(default_factory=set)
     """Split modules that print when they are called."""
     backwards: int = 0
@@ -121,7 +113,7 @@ class Account:
             for what, counts in self.counts.items()
             for why, count in counts.items()
         ]
-        loading = dict.fromkeys(f"{site}: {what.text()}" for (site, _), what in self.loading.items())
+        loading = dict.fromkeys(f"{site}: {status}" for (site, _), status in self.loading.items())
         return [*split, *unsplit, *loading, *self.exceptions]
 
 

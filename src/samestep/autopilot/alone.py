@@ -1,6 +1,5 @@
 """Hides the other ranks from a replicated script."""
 
-import atexit
 import builtins
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,8 +27,3 @@ def single_process_view(world: World) -> Iterator[None]:
         stack.enter_context(env.hidden(_LAUNCH_VARIABLES))
         stack.enter_context(patch.object(builtins, "input", once))
         yield
-
-
-def run_exit_handlers() -> None:
-    """Run the functions that a script has registered with `atexit`, while it is still replicated."""
-    atexit._run_exitfuncs()  # noqa: SLF001 - there is no public spelling

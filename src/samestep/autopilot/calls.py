@@ -14,16 +14,10 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
+from samestep.autopilot import bypassed, sides
 from samestep.autopilot.account import Account, calling_site
-from samestep.autopilot.bypassed import (
-    FUNCTIONAL,
-    TRANSFORMED,
-    functional_calls,
-    is_functional,
-    is_transformed,
-    note_direct_forward,
-)
 from samestep.autopilot.cut import BatchSplit
+from samestep.autopilot.draws import GlobalDraws
 from samestep.autopilot.equivalence_check import FEWER, EquivalenceCheck
 from samestep.autopilot.forward_reductions import watching_reductions
 from samestep.autopilot.gradients import Gradients, leaves_of
@@ -42,14 +36,7 @@ from samestep.autopilot.plans import CallArguments, SplitPlan
 from samestep.autopilot.recomputed import is_within_slice
 from samestep.autopilot.sample_check import CheckSchedule, SampleCheck
 from samestep.autopilot.sample_reads import GuardedReads
-from samestep.autopilot.sides import (
-    assign_side_outputs,
-    can_continue,
-    gather_outcome,
-    outcome,
-    slice_side_outputs,
-)
-from samestep.autopilot.slice_call import Forward, call_slice, draws_by
+from samestep.autopilot.slice_call import Forward, call_slice
 from samestep.autopilot.slicing import Slicing
 from samestep.base.errors import OutOfStep, UsageError
 from samestep.sharding.share import share
@@ -115,7 +102,7 @@ class CallSplitter:
         if self._inside or next(module.parameters(), None) is None or _is_recomputed():
             return forward(module, *args, **kwargs)
         self._account.failed.check(self._world.place.size)
-        if is_functional() or is_transformed():
+        if bypassed.is_functional() or bypassed.is_transformed():
             return self._unsplit(forward, module, CallArguments(args, kwargs))
         self._before()
         self._inside = True
@@ -130,7 +117,7 @@ class CallSplitter:
 
     def _unsplit(self, forward: Forward, module: nn.Module, given: CallArguments) -> Any:
         """Call a module in a transform or by `functional_call` on all ranks in full, with its submodules."""
-        why = FUNCTIONAL if is_functional() else TRANSFORMED
+        why = bypassed.FUNCTIONAL if bypassed.is_functional() else bypassed.TRANSFORMED
         self._account.note_unsplit(f"{type(module).__name__} at {calling_site()}", why)
         self._inside = True
         try:
@@ -150,7 +137,7 @@ class CallSplitter:
         with torch.inference_mode(mode=False):  # gradient buffers are also used outside of it
             self._follow(module, given)
         if self._is_checked(module, signature, given, plans.get(signature)):
-            note_direct_forward(self._account, module)
+            bypassed.note_direct_forward(self._account, module)
             check = EquivalenceCheck(forward, module, given, self._world)
             verdict = check.run()
             signature = self._without_own_changes(module, given, plain, signature)
@@ -222,7 +209,7 @@ class CallSplitter:
             few = total is None or total < size
             self._account.note_unsplit(what, FEWER if few else SMALL_SLICE)
             return forward(module, *given.args, **given.kwargs)
-        if not can_continue(module, plan.joints, plan.sides, total):
+        if not sides.can_continue(module, plan.joints, plan.sides, total):
             self._account.note_unsplit(what, OTHER_STATE)
             return forward(module, *given.args, **given.kwargs)
         self._account.split[what] += 1
@@ -246,8 +233,8 @@ class CallSplitter:
         if self._options.are_serial and self._schedule.is_due(module, grad=torch.is_grad_enabled()):
             check = SampleCheck(forward, module, given, self._world, draws=plan.draws is not None)
         if plan.sides:
-            slice_side_outputs(module, plan.joints, plan.sides, split)
-        draws = draws_by(plan.draws, split)
+            sides.slice_side_outputs(module, plan.joints, plan.sides, split)
+        draws = None if plan.draws is None else GlobalDraws(split, plan.draws)
         own, reads = given.sliced(split, plan.dims), GuardedReads(plan.reads, name) if plan.reads else None
         with watching_reductions(when=plan.watches_reductions) as watching:
             with watching or nullcontext():
@@ -265,9 +252,9 @@ class CallSplitter:
                     f"({'; '.join(sorted(draws.unknown))}). Keep its calls unsplit: "
                     "samestep.split(model, dim=None)."
                 )
-            value = outcome(module, outputs, plan.sides)
-            result, left = gather_outcome(value, plan.joints, split, what=name)
-        assign_side_outputs(module, left)
+            value = sides.outcome(module, outputs, plan.sides)
+            result, left = sides.gather_outcome(value, plan.joints, split, what=name)
+        sides.assign_side_outputs(module, left)
         if check is not None:
             check.compare(result, plan, split)
         return result
@@ -363,7 +350,7 @@ def intercepted_calls() -> Iterator[None]:
         stack.enter_context(patch.object(nn.Module, "__call__", call))
         stack.enter_context(patch.object(Tensor, "register_hook", register_hook))
         stack.enter_context(patch.object(Tensor, "retain_grad", retain_grad))
-        stack.enter_context(functional_calls())
+        stack.enter_context(bypassed.functional_calls())
         yield
 
 

@@ -23,6 +23,10 @@ TENSOR_TYPES = (
 )
 
 
+def _nothing(*_: Any, **__: Any) -> None:
+    """Do nothing."""
+
+
 class Event:
     """A CUDA event: a point in time, at which all earlier work is done."""
 
@@ -41,11 +45,7 @@ class Event:
         """Return True: its work is done."""
         return True
 
-    def synchronize(self) -> None:
-        """Return at once."""
-
-    def wait(self, *_: Any) -> None:
-        """Return at once."""
+    synchronize = wait = _nothing
 
 
 class Stream(nullcontext[None]):
@@ -64,18 +64,7 @@ class Stream(nullcontext[None]):
         """Return True: all work is done."""
         return True
 
-    def synchronize(self) -> None:
-        """Return at once."""
-
-    def wait_event(self, _: Any) -> None:
-        """Return at once."""
-
-    def wait_stream(self, _: Any) -> None:
-        """Return at once."""
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """Do nothing."""
+    synchronize = wait_event = wait_stream = _nothing
 
 
 def _properties(*_: Any, **__: Any) -> SimpleNamespace:

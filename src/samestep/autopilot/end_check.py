@@ -10,9 +10,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import NoReturn, Protocol
+from typing import NoReturn
 from unittest.mock import patch
 
+from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import _get_default_store
 
 from samestep.autopilot.account import Account
@@ -23,19 +24,6 @@ from samestep.world.world import World
 
 _POLL_S = 0.05
 _ENDED, _ALL_ENDED, _FAILED = "samestep/ended", "samestep/all-ended", "samestep/failed"
-
-
-class Store(Protocol):
-    """The methods of torch's stores that are used here."""
-
-    def set(self, key: str, value: str) -> None:
-        """Store a value."""
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a number and return the sum."""
-
-    def check(self, keys: list[str]) -> bool:
-        """Return whether all keys exist."""
 
 
 class EndCheck:
@@ -70,7 +58,7 @@ class EndCheck:
         """
         if os.getpid() != self._process:  # a child shares its parent's connection to the store
             return
-        store: Store = _get_default_store()
+        store = _get_default_store()
         if exit_code:
             with suppress(RuntimeError):
                 store.set(_FAILED, "")

@@ -44,15 +44,8 @@ _loading: ContextVar[tuple[ScriptLoaders, Slicing | None] | None] = ContextVar(
 )
 
 
-class _SlicedStatus:
-    """The status of a loader under ``--split loader``."""
-
-    def text(self) -> str:
-        """See `account.LoaderStatus`."""
-        return "the loop runs on each worker's slice of a batch"
-
-
-SLICED = _SlicedStatus()
+SLICED = "the loop runs on each worker's slice of a batch"
+"""The status of a loader under ``--split loader``."""
 
 
 class LoaderPass:

@@ -14,7 +14,7 @@ import torch.multiprocessing
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind as DatasetKind
 
-from samestep.autopilot.account import Account, LoaderStatus
+from samestep.autopilot.account import Account
 from samestep.autopilot.options import Load
 from samestep.autopilot.orders import FetchResult
 from samestep.autopilot.rows import GOOD, Row, batch_of_rows, gather_rows, own_rows
@@ -51,8 +51,7 @@ class LoaderPlan:
         """Whether any process can load any sample."""
         return bool(self.rows) and not self.draws
 
-    def text(self) -> str:
-        """Return the status as text."""
+    def __str__(self) -> str:
         if self.is_shared:
             return "each worker loads its share of a batch"
         return f"each worker loads all of it ({self.why})"
@@ -95,7 +94,7 @@ class ScriptLoaders:
         verdict.has_fewer_workers = most < loader.num_workers
         return min(loader.num_workers, most)
 
-    def note(self, site: str, status: LoaderStatus) -> None:
+    def note(self, site: str, status: object) -> None:
         """Record in the account the status of the loader that the line at `site` reads."""
         self._account.loading[site, id(status)] = status
         if isinstance(status, LoaderPlan) and status.is_shared and status.draws:

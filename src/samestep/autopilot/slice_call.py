@@ -8,7 +8,6 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from samestep.autopilot.cut import BatchSplit
-from samestep.autopilot.draw_plans import DrawPlan
 from samestep.autopilot.draws import GlobalDraws, InferredDraws
 from samestep.autopilot.norms import batch_norm_over_ranks, batch_norm_over_slice
 from samestep.autopilot.options import DEFAULTS, Options
@@ -91,8 +90,3 @@ WRITES_INPUT = "writes into what it is given"
 def versions_of(given: CallArguments) -> list[int | None]:
     """Return how often each tensor among the arguments was written to."""
     return [version_of(tensor) for _, tensor in given.tensors()]
-
-
-def draws_by(plan: DrawPlan | None, split: BatchSplit) -> GlobalDraws | None:
-    """Return the context that draws according to `plan`; None without a plan."""
-    return None if plan is None else GlobalDraws(split, plan)

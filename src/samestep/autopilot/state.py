@@ -194,23 +194,17 @@ def is_generator(value: Any) -> bool:
 
 def generator_state(generator: Any) -> Any:
     """Return the state of a random generator."""
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, random.Random):
-        return generator.getstate()
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
-    return generator.get_state()
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
 
 
 def set_generator_state(generator: Any, state: Any) -> None:
     """Set the state of a random generator."""
-    if isinstance(generator, torch.Generator):
-        generator.set_state(state)
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
     elif isinstance(generator, random.Random):
         generator.setstate(state)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
     else:
         generator.set_state(state)
 

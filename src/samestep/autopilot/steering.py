@@ -1,5 +1,6 @@
 """Runs a serial script on all ranks, as a replicated script: same steps, same results, one set of outputs."""
 
+import atexit
 import functools
 import os
 import sys
@@ -15,7 +16,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from samestep.autopilot.account import Account
 from samestep.autopilot.agreed_signals import synchronized_signals
-from samestep.autopilot.alone import run_exit_handlers, single_process_view
+from samestep.autopilot.alone import single_process_view
 from samestep.autopilot.bypassed import advice, plain_weights
 from samestep.autopilot.calls import CallSplitter, current_gradients, intercepted_calls, splitting_calls
 from samestep.autopilot.common import CommonFolder, common_folder
@@ -99,7 +100,7 @@ def run_replicated(run: Callable[[], E], *, guarded: bool = True, options: Optio
             check = _end_check(world, account, options)
             with nullcontext() if check is None else checked_exits(check):
                 ended = run()
-                run_exit_handlers()
+                atexit._run_exitfuncs()  # noqa: SLF001 - while the script is still replicated
             if check is not None:
                 check.run(ended.exit_code)
         if os.getpid() != process:  # a child that the script forked; its parent does the rest

@@ -16,7 +16,6 @@ A half is written again two handovers later, when every rank has signaled that i
 each rank has two call signatures, used alternately; a call's first handover compares them.
 """
 
-import functools
 import mmap
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -99,7 +98,6 @@ class SharedMemory:
         self._slots = slots[: 2 * PIECE * size].view(2, size, PIECE)
         self._half = 0
         self._views: dict[tuple[torch.dtype, int, int], _Views] = {}
-        self._one_each = [1] * size
         begin = _signatures_begin(size)
         starts = [begin + SIGNATURE_BYTES * number for number in range(2 * size)]
         signatures = [slice(start, start + SIGNATURE_BYTES) for start in starts]
@@ -154,10 +152,8 @@ class SharedMemory:
             self._handover()
             _reduce(op, halves, flat)
         else:
-            folding = functools.partial(_reduce, op)
             for part in _pieces(flat):
-                piece = flat[part]
-                self._fold_piece([piece], [self._views_of(piece)], self._one_each, folding, load)
+                self._reduce_piece(flat[part], op, load)
         put_back(flat, tensor)
 
     def fold(self, parts: Sequence[Tensor], counts: Sequence[int], folding: Folding) -> None:
@@ -195,6 +191,26 @@ class SharedMemory:
         with self._begin(call, tensor):
             self._handover()
 
+    def _reduce_piece(self, piece: Tensor, op: Op, load: _Load) -> None:
+        """Reduce one piece, like `_fold_piece` with one part per rank, but faster."""
+        views, rank = self._views_of(piece), self._rank
+        slots = views.by_part[self._half]
+        mine = [piece[part] for part in views.parts]
+        for number, part in enumerate(mine):
+            if number != rank:  # no other rank reads this rank's share
+                load(slots[rank][number], part)
+        self._handover(swap=False)
+        summands = [of_rank[rank] for of_rank in slots]
+        if load is not torch.Tensor.copy_:
+            load(mine[rank], mine[rank])
+        summands[rank] = mine[rank]
+        _reduce(op, summands, mine[rank])
+        slots[rank][rank].copy_(mine[rank])  # no rank has read this share of this rank's slot
+        self._handover()
+        for number, part in enumerate(mine):
+            if number != rank:
+                part.copy_(slots[number][number])
+
     def _fold_whole(
         self, pieces: list[Tensor], views: list[_Views], counts: Sequence[int], folding: Folding
     ) -> None:
@@ -206,25 +222,17 @@ class SharedMemory:
         folding([halves[row][rank] for rank, count in enumerate(counts) for row in range(count)], pieces[0])
 
     def _fold_piece(
-        self,
-        pieces: list[Tensor],
-        views: list[_Views],
-        counts: Sequence[int],
-        folding: Folding,
-        load: _Load = torch.Tensor.copy_,
+        self, pieces: list[Tensor], views: list[_Views], counts: Sequence[int], folding: Folding
     ) -> None:
         """Fold one piece of each part: each rank computes its share, and copies the others' shares out."""
         own, parts = self._rank, views[0].parts
         slots = [one.by_part[self._half] for one in views]
         for row, piece in enumerate(pieces):
             for rank, part in enumerate(parts):
-                if rank != own:  # no other rank reads this rank's share
-                    load(slots[row][own][rank], piece[part])
+                if rank != own:
+                    slots[row][own][rank].copy_(piece[part])
         self._handover(swap=False)
         mine = [piece[parts[own]] for piece in pieces]
-        if load is not torch.Tensor.copy_:
-            for own_part in mine:
-                load(own_part, own_part)
         folding(
             [
                 mine[row] if rank == own else slots[row][rank][own]

@@ -26,9 +26,9 @@ def test_all_ranks_handle_a_signal_once_at_their_next_call():
         handlers.set(USR1, lambda number, frame: seen.append((number, frame is not None)))
         for step in range(5):
             if step == 1 + world.place.rank:  # the same signal arrives a step later at rank 1
-                handlers.note(USR1, None)
+                handlers.record(USR1, None)
             if step == 3 and world.place.is_main:  # and another one at rank 0 alone
-                handlers.note(USR1, None)
+                handlers.record(USR1, None)
             handlers.agree()
             steps.append(len(seen))
         return seen, steps
@@ -41,7 +41,7 @@ def test_a_handler_may_end_the_script_everywhere():
         handlers, _ = handlers_of(world)
         handlers.set(TERM, lambda number, frame: exec("raise KeyError(number)"))
         if not world.place.is_main:
-            handlers.note(TERM, None)
+            handlers.record(TERM, None)
         with pytest.raises(KeyError):
             handlers.agree()
         return True
@@ -55,14 +55,14 @@ def test_handlers_are_set_read_removed_and_restored():
         one, other = lambda *_: None, lambda *_: None
         before = [handlers.set(USR1, one), handlers.set(USR1, other), handlers.get(USR1)]
         assert before == [signal.SIG_DFL, one, other]
-        assert set_here[USR1] == handlers.note
+        assert set_here[USR1] == handlers.record
         handlers.set(signal.SIGALRM, one)  # none that asks to stop
         handlers.set(signal.SIGINT, signal.default_int_handler)
         assert set_here[signal.SIGALRM] is one
         assert set_here[signal.SIGINT] is signal.default_int_handler
         handlers.set(TERM, one)
         handlers.set(TERM, signal.SIG_IGN)
-        handlers.give_back()
+        handlers.restore()
         return set_here[USR1] is other and set_here[TERM] is signal.SIG_IGN
 
     assert run_ranks(copies, 1) == [True]

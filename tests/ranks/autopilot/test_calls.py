@@ -356,7 +356,7 @@ def test_a_hook_added_after_the_first_call_keeps_the_next_unsplit():
 
     ranks = run_ranks(train, 2, Plain, steps)
     assert_serial(Plain, steps, ranks)
-    assert (ranks[0][2].split.total(), ranks[0][2].whole.total()) == (2, 2)
+    assert (ranks[0][2].split.total(), ranks[0][2].unsplit.total()) == (2, 2)
 
 
 def test_an_unsplit_and_a_split_call_of_a_batch_norm_have_one_backward():
@@ -369,7 +369,7 @@ def test_an_unsplit_and_a_split_call_of_a_batch_norm_have_one_backward():
 
     ranks = run_ranks(train, 2, Plain, steps)
     assert_serial(Plain, steps, ranks)
-    assert (ranks[0][2].split.total(), ranks[0][2].whole.total()) == (6, 1)
+    assert (ranks[0][2].split.total(), ranks[0][2].unsplit.total()) == (6, 1)
 
 
 class Elements(TorchDispatchMode):
@@ -394,14 +394,14 @@ def test_a_call_is_unsplit_within_a_dispatch_mode(counted):
 
     ranks = run_ranks(train, 2, Plain, steps)
     assert_serial(Plain, steps, ranks)
-    assert (ranks[0][2].split.total(), ranks[0][2].whole.total()) == (3, 1)
+    assert (ranks[0][2].split.total(), ranks[0][2].unsplit.total()) == (3, 1)
 
 
 @pytest.mark.parametrize(("make", "steps"), [(SwitchesLater, by_epoch), (SwitchedByArgument, by_argument)])
 def test_a_call_with_other_guards_is_checked_again(make, steps):
     ranks = run_ranks(train, 2, make, steps)
     assert_serial(make, steps, ranks)
-    assert (ranks[0][2].split.total(), ranks[0][2].whole.total()) == (2, 2)
+    assert (ranks[0][2].split.total(), ranks[0][2].unsplit.total()) == (2, 2)
 
 
 def test_a_comparison_of_samples_is_found_behind_weights_of_zero():
