@@ -47,7 +47,7 @@ class Request:
             raise UsageError(f"--seconds {self.seconds:g} is not a valid time; give seconds, such as 2.")
         if not 0 < self.timeout_s <= LONGEST_S:
             raise UsageError(
-                f"--timeout {self.timeout_s:g} is not a valid timeout; give seconds, such as 30."
+                f"--timeout {self.timeout_s:g} is not a timeout; give seconds, such as 30."
             )
 
 

@@ -16,7 +16,7 @@ def test_sizes_go_by_powers_of_four_with_ddps_bucket_and_both_ends():
 
 @pytest.mark.parametrize(
     ("asked", "named"),
-    [(("4", "8", None), "--sizes .* --min .* --max"), ((None, "8", "4"), "--min 8 .* --max 4")],
+    [(("4", "8", None), r"--sizes .* --min .* --max"), ((None, "8", "4"), r"--min 8 .* --max 4")],
 )
 def test_sizes_that_contradict_each_other_are_refused(asked, named):
     with pytest.raises(UsageError, match=named):
@@ -43,7 +43,7 @@ def test_algorithms_are_the_requested_ones_or_all():
     assert names_of("halving-doubling,ring,ring") == ("halving_doubling", "ring")
     assert chosen((), there, "all_reduce") == tuple(there)
     assert chosen(("ring",), there, "all_reduce") == ("ring",)
-    with pytest.raises(UsageError, match="tre: .*all_reduce .*native, ring, halving_doubling"):
+    with pytest.raises(UsageError, match=r"tre: .*all_reduce .*native, ring, halving_doubling"):
         chosen(("tre",), there, "all_reduce")
     with pytest.raises(UsageError, match="shared_memory"):
         chosen(("shared_memory",), there, "all_reduce")
