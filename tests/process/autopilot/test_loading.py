@@ -162,9 +162,9 @@ def _with_own_noise():
 WHOLE = {
     "reads a stream": partial(DataLoader, Stream(), 5),
     "data set makes the batches": partial(DataLoader, Rows(), None),
-    "something else of a part": partial(DataLoader, Rows(), 5, collate_fn=centred),
+    "another result for a part": partial(DataLoader, Rows(), 5, collate_fn=centred),
     "collate function draws": partial(DataLoader, Rows(), 5, collate_fn=mixed),
-    "a row for each sample": partial(DataLoader, [(1, "name")] * 20, 5),
+    "one row per sample": partial(DataLoader, [(1, "name")] * 20, 5),
     "changes the data set": _with_own_noise,
     "a later batch": partial(DataLoader, DrawsLate(), 5),
 }
