@@ -1,4 +1,4 @@
-"""Whether an epoch is the same work on all numbers of workers: not where each reads the whole data set."""
+"""Detects epochs that grow with the workers, because each worker reads the whole data set."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,17 +7,17 @@ from samestep.scaling.rank_files import RankFile, Run
 
 
 def with_epochs(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """Return `runs` without the samples of an epoch where these grew with the workers.
+    """Return `runs`, without the samples of an epoch for runs in which these grew with the workers.
 
     Args:
-        runs: with samples as `samestep.scaling.samples.in_samples` gives them.
+        runs: as `samestep.scaling.samples.in_samples` returns them.
     """
     larger = {id(run) for run in grown(runs)}
     return tuple(_without(run) if id(run) in larger else run for run in runs)
 
 
 def grown(runs: Sequence[Run]) -> list[Run]:
-    """Return those of `runs` whose epoch has far more samples than that of the fewest workers."""
+    """Return those of `runs` whose epoch has far more samples than that of the baseline."""
     found = []
     for variant in dict.fromkeys(run.variant for run in runs):
         alike = [run for run in runs if run.variant == variant]
@@ -25,14 +25,14 @@ def grown(runs: Sequence[Run]) -> list[Run]:
         usual = max(epoch_of(run) for run in alike if run.workers == fewest)
         for run in alike:
             times = run.workers / fewest
-            # Half way, on a scale of ratios, between what stayed as it was and what grew with the workers.
+            # The geometric mean of an epoch that is constant and one that grows with the workers.
             if times > 1 and usual and epoch_of(run) > usual * times**0.5:
                 found.append(run)
     return found
 
 
 def epoch_of(run: Run) -> float:
-    """Return the samples of an epoch on all workers together; 0 where they are not known."""
+    """Return the samples of an epoch on all workers together; 0 if unknown."""
     return max((float(rank.end.get("samples_per_epoch") or 0) for rank in run.ranks), default=0.0)
 
 
