@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import zip_longest
-from typing import NamedTuple
 
 from samestep.base.units import seconds_text
-from samestep.scaling.study import Loss, Point, Seconds
+from samestep.scaling.study import Finding, Loss, Point, Seconds
 from samestep.scaling.words import counted, notable_losses
 
 _SMALL_S = 0.01
@@ -19,18 +19,13 @@ _MOST = 2
 """The number of things to try at once."""
 
 
-class Advice(NamedTuple):
-    """One thing to try."""
+_advice = partial(Finding, "advice")
 
-    code: str
-    words: str
-
-
-_LARGER = Advice("larger-batch", "a larger batch (another training)")
-_LARGER_EACH = Advice("larger-batch", "a larger batch for each worker (another training)")
+_LARGER = _advice("larger-batch", "a larger batch (another training)")
+_LARGER_EACH = _advice("larger-batch", "a larger batch for each worker (another training)")
 
 _LARGER_OF = {
-    "recipe": Advice("larger-batch", "a larger --batch-size (another training)"),
+    "recipe": _advice("larger-batch", "a larger --batch-size (another training)"),
     "steered": _LARGER,
     "native": _LARGER_EACH,
 }
@@ -43,14 +38,14 @@ _LOADED = ("folder", "torchvision")
 """Data sets of recipes that processes can load; all others are in memory."""
 
 _OTHER = {
-    "to_device": Advice("pin-memory", "pin_memory and copies with non_blocking"),
-    "optimizer": Advice("fused-optimizer", "a fused optimizer"),
-    "other": Advice("less-other-work", "less to print, log and compute between steps"),
-    "waiting": Advice("bind-cores", "--bind core, and no other program on the workers' machines"),
+    "to_device": _advice("pin-memory", "pin_memory and copies with non_blocking"),
+    "optimizer": _advice("fused-optimizer", "a fused optimizer"),
+    "other": _advice("less-other-work", "less to print, log and compute between steps"),
+    "waiting": _advice("bind-cores", "--bind core, and no other program on the workers' machines"),
 }
 
 
-def advice(point: Point, base: Point) -> Sequence[Advice]:
+def advice(point: Point, base: Point) -> Sequence[Finding]:
     """Return what to try against the two largest losses of `point`; empty if little is lost.
 
     Args:
@@ -60,23 +55,23 @@ def advice(point: Point, base: Point) -> Sequence[Advice]:
     if _is_too_small(point, base):
         step = seconds_text(sum(base.step_s.values()))
         stay = f"{counted(base.workers)}, since a step of {step} is too small to be split"
-        return [Advice("stay-at-baseline", stay), _LARGER]
+        return [_advice("stay-at-baseline", stay), _LARGER]
     losses = [loss for loss in notable_losses(point) if loss.share >= _WORTH_TRYING]
     return chosen([_against(loss, point, base) for loss in losses[:_MOST]])
 
 
-def chosen(remedies: Sequence[Sequence[Advice]]) -> Sequence[Advice]:
+def chosen(remedies: Sequence[Sequence[Finding]]) -> Sequence[Finding]:
     """Return the first remedy of each cause, then second ones, up to the limit."""
     by_rank = (one for rank in zip_longest(*remedies) for one in rank if one)
     return list(dict.fromkeys(by_rank))[:_MOST]
 
 
-def sentence(advised: Sequence[Advice]) -> str:
+def advice_words(advised: Sequence[Finding]) -> str:
     """Return advice as one sentence; empty for none."""
     return f"Try {'; '.join(one.words for one in advised)}." if advised else ""
 
 
-def against_phase(phase: str, point: Point) -> Sequence[Advice]:
+def against_phase(phase: str, point: Point) -> Sequence[Finding]:
     """Return what to try if all workers of `point` take long for a phase other than computing."""
     if phase != "data":
         return [_OTHER[phase]]
@@ -89,7 +84,7 @@ def _is_too_small(point: Point, base: Point) -> bool:
     return point.mode == "strong" and point.speedup < base.workers and 0 < step_s < _SMALL_S
 
 
-def _against(loss: Loss, point: Point, base: Point) -> Sequence[Advice]:
+def _against(loss: Loss, point: Point, base: Point) -> Sequence[Finding]:
     if loss.cause == "straggler":
         return [_against_straggler(loss, point)]
     if loss.cause == "exchange":
@@ -97,14 +92,14 @@ def _against(loss: Loss, point: Point, base: Point) -> Sequence[Advice]:
     return _against_compute(point, base) if loss.cause == "compute" else against_phase(loss.cause, point)
 
 
-def _against_straggler(loss: Loss, point: Point) -> Advice:
+def _against_straggler(loss: Loss, point: Point) -> Finding:
     slow = next((rank for rank in point.ranks if rank.rank == loss.rank), None)
     if loss.phase != "data" or slow is None:
-        return Advice("doctor", "samestep doctor on all ranks, which names the rank that differs")
+        return _advice("doctor", "samestep doctor on all ranks, which names the rank that differs")
     if _is_in_memory(point):
-        return Advice("other-host", f"another host for rank {slow.rank}")
+        return _advice("other-host", f"another host for rank {slow.rank}")
     loaders = _loaders(point, slow.step_s)
-    return Advice("other-disk", f"another disk or host for rank {slow.rank}, or {loaders.words}")
+    return _advice("other-disk", f"another disk or host for rank {slow.rank}, or {loaders.words}")
 
 
 def _is_in_memory(point: Point) -> bool:
@@ -113,7 +108,7 @@ def _is_in_memory(point: Point) -> bool:
     return bool(data) and data.replace("@", ":").partition(":")[0] not in _LOADED
 
 
-def _loaders(point: Point, step_s: Seconds) -> Advice:
+def _loaders(point: Point, step_s: Seconds) -> Finding:
     """Return the number of loader processes that can load a batch while the one before is computed.
 
     It is derived from one process that loads between steps, since the current number is not recorded, and
@@ -127,32 +122,32 @@ def _loaders(point: Point, step_s: Seconds) -> Advice:
     if free < count:
         count, why = free, "there are no cores for more"
     flag = "--loader-workers {}" if point.kind == "recipe" else "num_workers={} of its DataLoader"
-    return Advice("loader-workers", f"{flag.format(count)} ({why})")
+    return _advice("loader-workers", f"{flag.format(count)} ({why})")
 
 
-def _against_communication(point: Point) -> Sequence[Advice]:
+def _against_communication(point: Point) -> Sequence[Finding]:
     """Return what makes communication shorter other than a larger batch, if this kind of training has it."""
     if point.kind == "recipe":
         return _of_recipe(point)
     if point.kind == "steered":
-        return [Advice("split-loader", "--split loader, which gathers nothing")]
+        return [_advice("split-loader", "--split loader, which gathers nothing")]
     smaller = _smaller(point) if point.sync == "ddp" else None
-    return [Advice("ddp-compress-hook", f"DDP's {smaller}_compress_hook")] if smaller else []
+    return [_advice("ddp-compress-hook", f"DDP's {smaller}_compress_hook")] if smaller else []
 
 
-def _of_recipe(point: Point) -> Sequence[Advice]:
+def _of_recipe(point: Point) -> Sequence[Finding]:
     """Return settings of a recipe that make communication shorter and are not compared already."""
     if point.recipe.get("exact"):
         return []  # it has its own gradient synchronizer
     is_compressed = point.recipe.get("compress", "none") != "none" or "compress=" in point.variant
     smaller = _smaller(point) if point.sync == "ddp" else "bf16"
     can_compress = point.sync in ("", "bucketed", "ddp") and not is_compressed
-    advised = [Advice("compress", f"--compress {smaller}")] if can_compress and smaller else []
+    advised = [_advice("compress", f"--compress {smaller}")] if can_compress and smaller else []
     is_fixed = "sync=" in point.variant or point.recipe.get("compress") == "powersgd"
     if is_fixed or point.recipe.get("algorithm") is not None or "algorithm=" in point.variant:
         return advised
     compare = f"--compare sync={'bucketed' if is_compressed else 'flat'},ddp"
-    return [*advised, Advice("compare-sync", compare)]
+    return [*advised, _advice("compare-sync", compare)]
 
 
 def _smaller(point: Point) -> str | None:
@@ -160,16 +155,16 @@ def _smaller(point: Point) -> str | None:
     return _SMALLER.get(point.backend or ("gloo" if point.device == "cpu" else "nccl"))
 
 
-def _against_compute(point: Point, base: Point) -> Sequence[Advice]:
+def _against_compute(point: Point, base: Point) -> Sequence[Finding]:
     if shares_cores(point, base):
         same = f"--threads {point.threads} at every number of workers, to compare like with like"
-        return [Advice("same-threads", same)]
+        return [_advice("same-threads", same)]
     if point.mode == "strong":
-        fewer = Advice("fewer-workers", "fewer workers, since small shards are slow")
+        fewer = _advice("fewer-workers", "fewer workers, since small shards are slow")
         return [_LARGER_OF.get(point.kind, _LARGER), fewer]
     if point.device == "cpu" and point.workers > point.nodes:
         more = "more machines, since the workers of one share its memory and caches"
-        return [Advice("more-machines", more)]
+        return [_advice("more-machines", more)]
     return []
 
 

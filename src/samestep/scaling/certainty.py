@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 from samestep.scaling.interval import Interval, of_ratio
 from samestep.scaling.knee import knee
@@ -107,50 +106,47 @@ def caveats(points: Sequence[Point], *, bar: float | None, at: int) -> Iterator[
         bar: the requested efficiency; None if the knee decides.
         at: the workers at the knee, or the most of them.
     """
-    finding = partial(Finding, kind="caveat", mode=points[0].mode, variant=points[0].variant)
-    yield from (
-        _caveats_of_knee(points, at, finding) if bar is None else _caveats_of_bar(points, bar, finding)
-    )
+    yield from _caveats_of_knee(points, at) if bar is None else _caveats_of_bar(points, bar)
     if any(between(point) is None for point in points[1:]):
         words = "Numbers of workers that ran once have no interval: measure more repeats."
-        yield finding(code="single-runs", words=words)
+        yield Finding("caveat", "single-runs", words)
 
 
-def _caveats_of_bar(points: Sequence[Point], bar: float, finding: "partial[Finding]") -> Iterator[Finding]:
+def _caveats_of_bar(points: Sequence[Point], bar: float) -> Iterator[Finding]:
     base, *larger = points
     for point in larger:
         known = between(point)
         if known is None or is_decided(point, base, bar):
             continue
-        low, high = (end / point.workers for end in known)
         code, what = "bar-undecided", f"reach {percent(bar)}"
-        ends = f"the efficiency is {percent(low)} to {percent(high)}"
+        low, high = (percent(end / point.workers) for end in known)
+        why = f"the efficiency is {low} to {high}; {_MORE_RUNS}"
         if bar * point.workers < base.workers:
             code, what = "faster-undecided", f"are faster than {base.workers}"
-            ends = f"they are {times(known[0] / base.workers)} to {times(known[1] / base.workers)} as fast"
-        why = VAGUE if is_vague(known) else f"{ends}; {_MORE_RUNS}"
+            low, high = (times(end / base.workers) for end in known)
+            why = f"they are {low} to {high} as fast; {_MORE_RUNS}"
+        why = VAGUE if is_vague(known) else why
         words = f"It is inconclusive whether {counted(point.workers)} {what}: {why}."
-        yield finding(code=code, words=words, workers=(point.workers,))
+        yield Finding("caveat", code, words, (point.workers,))
 
 
-def _caveats_of_knee(points: Sequence[Point], at: int, finding: "partial[Finding]") -> Iterator[Finding]:
+def _caveats_of_knee(points: Sequence[Point], at: int) -> Iterator[Finding]:
     vague = [point for point in points[1:] if is_open(point)]
     for point in vague:
         words = f"The speed of {counted(point.workers)} is inconclusive: {VAGUE}."
-        yield finding(code="speed-undecided", words=words, workers=(point.workers,))
+        yield Finding("caveat", "speed-undecided", words, (point.workers,))
     end, beyond = _split(points, at)
     pairs = [*([(end, points[0])] if end is not points[0] else []), *((point, end) for point in beyond)]
     for point, fewer in pairs:
         known = _ratio(point, fewer)
         if known is None or pays(point, fewer) is not None or point in vague or fewer in vague:
             continue
-        low, high = known
+        low, high, needed = map(times, (*known, _needed(point, fewer)))
         words = (
-            f"It is inconclusive whether {counted(point.workers)} bring more than they cost: they are "
-            f"{times(low)} to {times(high)} as fast as {fewer.workers}, and need "
-            f"{times(_needed(point, fewer))}; {_MORE_RUNS}."
+            f"It is inconclusive whether {counted(point.workers)} bring more than they cost: they are {low} "
+            f"to {high} as fast as {fewer.workers}, and need {needed}; {_MORE_RUNS}."
         )
-        yield finding(code="gain-undecided", words=words, workers=(point.workers, fewer.workers))
+        yield Finding("caveat", "gain-undecided", words, (point.workers, fewer.workers))
 
 
 def _split(points: Sequence[Point], at: int) -> tuple[Point, Sequence[Point]]:

@@ -21,10 +21,10 @@ def grown(runs: Sequence[Run]) -> list[Run]:
     found = []
     for variant in dict.fromkeys(run.variant for run in runs):
         alike = [run for run in runs if run.variant == variant]
-        fewest = min(run.workers for run in alike)
-        usual = max(epoch_of(run) for run in alike if run.workers == fewest)
+        smallest = min(run.workers for run in alike)
+        usual = max(epoch_of(run) for run in alike if run.workers == smallest)
         for run in alike:
-            times = run.workers / fewest
+            times = run.workers / smallest
             # The geometric mean of an epoch that is constant and one that grows with the workers.
             if times > 1 and usual and epoch_of(run) > usual * times**0.5:
                 found.append(run)

@@ -57,18 +57,13 @@ def summary(series: Sequence[Point], *, bar: float | None, at: int | None) -> Su
 
 
 def largest_worth(points: Sequence[Point], bar: float) -> int | None:
-    """Return the most workers that reach a bar, without those whose interval is too wide to decide it."""
+    """Return the most workers that reach a bar, without points that are oversubscribed or inconclusive."""
     base = points[0]
-    if outdone(points) is not None:
+    if base.oversubscribed or outdone(points) is not None:
         return None
-    enough = (
-        point.workers for point in points if reaches(point, base, bar) and not _is_unknown(point, base, bar)
-    )
-    return max(enough, default=None)
-
-
-def _is_unknown(point: Point, base: Point, bar: float) -> bool:
-    return point is not base and is_open(point) and not is_decided(point, base, bar)
+    usable = (point for point in points if reaches(point, base, bar) and not point.oversubscribed)
+    sure = (p for p in usable if p is base or not is_open(p) or is_decided(p, base, bar))
+    return max((point.workers for point in sure), default=None)
 
 
 def _by_knee(usable: Sequence[Point], at: int | None) -> Summary:

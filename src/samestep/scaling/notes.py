@@ -33,7 +33,7 @@ def note(code: str, words: str, *, workers: Sequence[int] = (), variant: str = "
         variant: that it is about; empty for all.
     """
     words = f"{variant}: {words}" if variant else words
-    return Finding(kind="note", code=code, words=words, workers=tuple(workers), variant=variant)
+    return Finding("note", code, words, tuple(workers), variant=variant)
 
 
 def notes(points: Sequence[Point]) -> Iterator[Finding]:

@@ -102,10 +102,10 @@ def _is_loading(sums: Sequence[_BatchSums]) -> bool:
 def _part(of: _BatchSums, sums: Sequence[_BatchSums], *, loading: bool) -> float:
     """Return the part of the measured samples that each worker trained on; 1 for all of them."""
     alike = [one for one in sums if one.run.variant == of.run.variant]
-    fewest = min(one.run.workers for one in alike)
-    grown = of.run.workers / fewest
+    smallest = min(one.run.workers for one in alike)
+    grown = of.run.workers / smallest
     found = of.rows_by(loading=loading)
-    usual = min(one.rows_by(loading=loading) for one in alike if one.run.workers == fewest)
+    usual = min(one.rows_by(loading=loading) for one in alike if one.run.workers == smallest)
     # The geometric mean of a measure that is constant and one that shrinks with the workers.
     is_part = of.kind == "native" and grown > 1 and 0 < found < usual * grown**-0.5
     return 1 / grown if is_part else 1

@@ -1,8 +1,9 @@
 """Checks the baseline: a slow step at the smallest number of workers makes every speedup look better."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from samestep.scaling.advice import against_phase, chosen, sentence
+from samestep.scaling.advice import advice_words, against_phase, chosen
 from samestep.scaling.study import Finding, Point
 from samestep.scaling.words import counted, percent
 
@@ -31,28 +32,16 @@ def baseline_findings(series: Sequence[Point]) -> Iterator[Finding]:
     base = series[0]
     if base.oversubscribed:  # the summary already gives this reason
         return
-    slow = _slow_phases(base)
-    if slow:
+    alone = (base.workers,)
+    if slow := _slow_phases(base):
         advised = chosen([against_phase(name, base) for name in slow])
         words = f"The step at {counted(base.workers)} {slowness(base)}: speed that up first."
-        yield Finding(
-            kind="baseline",
-            code="slow-phase",
-            words=" ".join(filter(None, [words, sentence(advised)])),
-            workers=(base.workers,),
-        )
-        for one in advised:
-            yield Finding(kind="advice", code=one.code, words=one.words, workers=(base.workers,))
+        yield Finding("baseline", "slow-phase", f"{words} {advice_words(advised)}".rstrip(), alone)
+        yield from (replace(one, workers=alone) for one in advised)
     if words := _idle_cores(base):
-        yield Finding(kind="baseline", code="idle-cores", words=words, workers=(base.workers,))
-    best = outdone(series)
-    if best is not None:
-        yield Finding(
-            kind="baseline",
-            code="superlinear",
-            words=_superlinear(best, base),
-            workers=(base.workers, best.workers),
-        )
+        yield Finding("baseline", "idle-cores", words, alone)
+    if best := outdone(series):
+        yield Finding("baseline", "superlinear", _superlinear(best, base), (base.workers, best.workers))
 
 
 def outdone(series: Sequence[Point]) -> Point | None:

@@ -187,7 +187,7 @@ class Worth:
     is_certain: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One statement of a study with its stable code; the reference has a table of codes for each kind.
 

@@ -30,15 +30,15 @@ def from_times(rows: Iterable[tuple[int, float] | Time]) -> tuple[Point, ...]:
         rows: workers, seconds, and whether they are weak.
     """
     times = [Time(*row) for row in rows]
-    fewest = min(time.workers for time in times)
+    smallest = min(time.workers for time in times)
     has_two = has_two_bases(times)
     seconds: dict[tuple[int, bool], list[float]] = {}
     for time in times:
-        is_weak = time.is_weak and (has_two or time.workers > fewest)
+        is_weak = time.is_weak and (has_two or time.workers > smallest)
         seconds.setdefault((time.workers, is_weak), []).append(time.seconds)
     return tuple(
         _point(
-            workers, taken, runs=workers / fewest if is_weak else 1.0, mode="weak" if is_weak else "strong"
+            workers, taken, runs=workers / smallest if is_weak else 1.0, mode="weak" if is_weak else "strong"
         )
         for (workers, is_weak), taken in sorted(seconds.items())
     )
@@ -46,8 +46,8 @@ def from_times(rows: Iterable[tuple[int, float] | Time]) -> tuple[Point, ...]:
 
 def has_two_bases(times: Sequence[Time]) -> bool:
     """Return whether the baseline has both strong and weak runs, which need not do the same work."""
-    fewest = min(time.workers for time in times)
-    return len({time.is_weak for time in times if time.workers == fewest}) > 1
+    smallest = min(time.workers for time in times)
+    return len({time.is_weak for time in times if time.workers == smallest}) > 1
 
 
 def _point(workers: int, seconds: list[float], *, runs: float, mode: Mode) -> Point:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from samestep.base.units import seconds_text
 from samestep.scaling.interval import Interval, of_ratio
@@ -10,6 +11,8 @@ from samestep.scaling.study import Finding, Point
 from samestep.scaling.tested import share_text
 from samestep.scaling.unread import why_alike
 from samestep.scaling.words import VAGUE, counted, is_communication_hidden, is_vague, percent, phase_name
+
+_finding = partial(Finding, "comparison")
 
 _MOSTLY = 0.25
 """The smallest part of a difference for which a phase is named."""
@@ -47,10 +50,6 @@ def _compared(group: Sequence[Point]) -> Iterator[Finding]:
             yield _finding("same-runs", f"{names} have the same runs, since one worker does not communicate.")
     fastest, *rest = [points[0] for points in groups]
     yield from _against(fastest, rest)
-
-
-def _finding(code: str, words: str) -> Finding:
-    return Finding(kind="comparison", code=code, words=words)
 
 
 def _against(fastest: Point, rest: Sequence[Point]) -> Iterator[Finding]:

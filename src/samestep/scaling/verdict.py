@@ -1,9 +1,10 @@
 """Draws the conclusions of a study: a summary, advice, and the caveats of both."""
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import NamedTuple
 
-from samestep.scaling.advice import Advice, advice, sentence
+from samestep.scaling.advice import advice, advice_words
 from samestep.scaling.certainty import caveats, is_decided, is_open, reaches
 from samestep.scaling.knee import knee
 from samestep.scaling.manager import Summary, largest_worth, summary
@@ -17,35 +18,24 @@ _PEERS = 3
 """The number of other variants whose efficiency is shown beside that of the fastest."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Conclusions:
+class _Conclusions(NamedTuple):
     """The conclusions from the points of one mode and variant."""
 
-    series: Sequence[Point]
+    first: Point
     knee: int | None
     summary: Summary
     overhead: str
-    advised: Sequence[Advice]
+    advised: Sequence[Finding]
     caveats: Sequence[Finding]
 
     def advice_words(self, known: Collection[str] = ()) -> str:
         """Return overhead, advice and caveats as sentences, without caveats that are `known`."""
-        unknown = [one.words for one in self.caveats if one.words not in known]
-        return " ".join(filter(None, [self.overhead, *unknown]))
+        return " ".join([self.overhead, *(one.words for one in self.caveats if one.words not in known)])
 
     def findings(self) -> Iterator[Finding]:
-        """Yield advice and caveats by code."""
-        first, point = self.series[0], self.summary.point or _default(self.series)
-        for one in self.advised:
-            yield Finding(
-                kind="advice",
-                code=one.code,
-                words=one.words,
-                workers=(point.workers,),
-                mode=first.mode,
-                variant=first.variant,
-            )
-        yield from self.caveats
+        """Yield advice and caveats with their mode and variant."""
+        for one in (*self.advised, *self.caveats):
+            yield replace(one, mode=self.first.mode, variant=self.first.variant)
 
 
 def judge(points: Sequence[Point], bar: float | None = None) -> Verdict | None:
@@ -63,47 +53,40 @@ def judge(points: Sequence[Point], bar: float | None = None) -> Verdict | None:
     first = _fastest([series for series in all_series if series[0].mode == all_series[0][0].mode])
     others = [series for series in all_series if series is not first]
     main, *rest = (_conclusions(series, bar) for series in [first, *others])
-    worth = [] if bar is None else [one for series in all_series for one in _worth(bar, series)]
     modes = {series[0].mode for series in all_series}
     label = _label(first[0], modes) if first[0].variant else ""
     known = [one.words for one in main.caveats]
     baseline, compared = list(baseline_findings(first)), list(comparisons(points))
-    findings = (*baseline, *(one for part in (main, *rest) for one in part.findings()), *compared)
     return Verdict(
         manager=label + _beside(main.summary, others),
         engineer=label + main.advice_words(),
         serial=" ".join(one.words for one in baseline if one.kind == "baseline"),
-        others=tuple(_label(one.series[0], modes) + one.advice_words(known) for one in rest),
+        others=tuple(_label(one.first, modes) + one.advice_words(known) for one in rest),
         comparisons=tuple(one.words for one in compared),
         code=main.summary.code,
         is_certain=main.summary.is_certain,
         workers=main.summary.point.workers if main.summary.point else None,
-        findings=findings,
+        findings=(*baseline, *(found for one in (main, *rest) for found in one.findings()), *compared),
         variant=first[0].variant,
         knee=main.knee,
         bar=bar,
-        worth=tuple(worth),
-        largest_worth=None if bar is None or first[0].oversubscribed else largest_worth(_usable(first), bar),
+        worth=() if bar is None else tuple(one for series in all_series for one in _worth(bar, series)),
+        largest_worth=None if bar is None else largest_worth(first, bar),
     )
 
 
 def _conclusions(series: Sequence[Point], bar: float | None) -> _Conclusions:
-    at = knee(series)
+    usable, at = _usable(series), knee(series)
     found = summary(series, bar=bar, at=at)
-    usable, unknown = _usable(series), []
+    unknown: Sequence[Finding] = ()
     if len(usable) > 1 and not series[0].oversubscribed:
         unknown = list(caveats(usable, bar=bar, at=usable[-1].workers if at is None else at))
-    lost, advised = _overhead(series, found.point)
-    return _Conclusions(series, at, found, lost, advised, unknown)
+    point = found.point or (usable or series)[-1]
+    return _Conclusions(series[0], at, found, *_overhead(series, point), unknown)
 
 
 def _usable(series: Sequence[Point]) -> list[Point]:
     return [point for point in series if not point.oversubscribed]
-
-
-def _default(series: Sequence[Point]) -> Point:
-    """Return the point that advice is about if the summary is about none."""
-    return (_usable(series) or series)[-1]
 
 
 def _fastest(variants: Sequence[Sequence[Point]]) -> Sequence[Point]:
@@ -152,9 +135,9 @@ def _worth(bar: float, series: Sequence[Point]) -> Iterator[Worth]:
         )
 
 
-def _overhead(series: Sequence[Point], found: Point | None) -> tuple[str, Sequence[Advice]]:
-    """Return the overhead at the workers of the summary and at the next number, and what to try."""
-    base, point = series[0], found or _default(series)
+def _overhead(series: Sequence[Point], point: Point) -> tuple[str, Sequence[Finding]]:
+    """Return the overhead at a point and at the next number of workers, with what to try."""
+    base = series[0]
     if len(series) == 1:
         return "For a speedup, measure another number of workers too.", ()
     if point is base:
@@ -163,8 +146,8 @@ def _overhead(series: Sequence[Point], found: Point | None) -> tuple[str, Sequen
         return f"{speed(point)}; the overhead is unknown: {oversubscribed_baseline(base)}.", ()
     if is_open(point):
         return f"{speed(point)} by the medians; the overhead is inconclusive.", ()
-    advised = advice(point, base)
-    parts = [f"{speed(point)}.", overhead(point), sentence(advised)]
+    advised = [replace(one, workers=(point.workers,)) for one in advice(point, base)]
+    parts = [f"{speed(point)}.", overhead(point), advice_words(advised)]
     following = next((one for one in _usable(series) if one.workers > point.workers), None)
     if following is not None:
         parts += [f"{speed(following)}.", "" if is_open(following) else overhead(following)]

@@ -28,12 +28,10 @@ def test_all_codes_are_documented_and_no_others():
     trees = [
         ast.parse(path.read_text()) for one in FOLDERS for path in (ROOT / "src/samestep" / one).glob("*.py")
     ]
-    given = [call.args[:1] for tree in trees for call in calls(tree, "note", "_finding", "Advice", "Summary")]
-    given += [
-        [word.value for word in call.keywords if word.arg == "code"]
-        for tree in trees
-        for call in calls(tree, "Finding", "finding")
+    given = [
+        call.args[:1] for tree in trees for call in calls(tree, "note", "_finding", "_advice", "Summary")
     ]
+    given += [call.args[1:2] for tree in trees for call in calls(tree, "Finding")]
     used = {node.value for nodes in given for node in nodes if isinstance(node, ast.Constant)}
     known = {node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)}
 
