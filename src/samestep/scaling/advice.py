@@ -156,7 +156,8 @@ def _smaller(point: Point) -> str | None:
 
 
 def _against_compute(point: Point, base: Point) -> Sequence[Finding]:
-    if shares_cores(point, base):
+    if point.device == "cpu" and 0 < (point.threads or 0) < (base.threads or 0):
+        # The workers divide cores that a worker of the baseline had alone.
         same = f"--threads {point.threads} at every number of workers, to compare like with like"
         return [_advice("same-threads", same)]
     if point.mode == "strong":
@@ -166,10 +167,3 @@ def _against_compute(point: Point, base: Point) -> Sequence[Finding]:
         more = "more machines, since the workers of one share its memory and caches"
         return [_advice("more-machines", more)]
     return []
-
-
-def shares_cores(point: Point, base: Point) -> bool:
-    """Return whether the workers of `point` divide the cores that a worker of the baseline had alone."""
-    if point.device != "cpu" or point.threads is None or base.threads is None:
-        return False
-    return point.threads < base.threads

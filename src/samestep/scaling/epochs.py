@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from samestep.scaling.rank_files import RankFile, Run
+from samestep.scaling.rank_files import Run
 
 
 def with_epochs(runs: Sequence[Run]) -> tuple[Run, ...]:
@@ -13,7 +13,12 @@ def with_epochs(runs: Sequence[Run]) -> tuple[Run, ...]:
         runs: as `samestep.scaling.samples.in_samples` returns them.
     """
     larger = {id(run) for run in grown(runs)}
-    return tuple(_without(run) if id(run) in larger else run for run in runs)
+    return tuple(
+        replace(run, ranks=[replace(rank, end={**rank.end, "samples_per_epoch": None}) for rank in run.ranks])
+        if id(run) in larger
+        else run
+        for run in runs
+    )
 
 
 def grown(runs: Sequence[Run]) -> list[Run]:
@@ -34,8 +39,3 @@ def grown(runs: Sequence[Run]) -> list[Run]:
 def epoch_of(run: Run) -> float:
     """Return the samples of an epoch on all workers together; 0 if unknown."""
     return max((float(rank.end.get("samples_per_epoch") or 0) for rank in run.ranks), default=0.0)
-
-
-def _without(run: Run) -> Run:
-    ranks = [RankFile(rank.header, rank.steps, {**rank.end, "samples_per_epoch": None}) for rank in run.ranks]
-    return replace(run, ranks=ranks)

@@ -21,13 +21,11 @@ class Straggler:
     Args:
         rank: its number.
         phase: the phase in which it loses the most time against the others.
-        excess_s: seconds of a step by which its own work is longer than that of the others.
         phase_s: seconds of a step by which that phase is longer.
     """
 
     rank: int
     phase: str
-    excess_s: float
     phase_s: float
 
 
@@ -52,7 +50,7 @@ def straggler(point: Point) -> Straggler | None:
         return None
     more = {name: slowest.step_s[name] - median_low(rank.step_s[name] for rank in others) for name in _OWN}
     phase = max(more, key=lambda name: more[name])
-    return Straggler(slowest.rank, phase, excess, more[phase])
+    return Straggler(slowest.rank, phase, more[phase])
 
 
 def _busy(rank: Rank) -> float:

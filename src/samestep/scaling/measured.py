@@ -43,20 +43,18 @@ def _grouped(repeats: Sequence[Repeat]) -> list[list[Repeat]]:
     """Return the repeats of each point, by the measured batch, not by the requested one."""
     groups: list[list[Repeat]] = []
     for repeat in repeats:
-        group = next((group for group in groups if _is_same(group[0], repeat)), None)
-        if group is None:
-            groups.append([repeat])
+        for group in groups:
+            if _is_same(group[0], repeat):
+                group.append(repeat)
+                break
         else:
-            group.append(repeat)
+            groups.append([repeat])
     return groups
 
 
 def _is_same(one: Repeat, other: Repeat) -> bool:
-    return (
-        one.run.workers == other.run.workers
-        and one.run.variant == other.run.variant
-        and same_batch(one.steps.global_batch, other.steps.global_batch)
-    )
+    is_alike = (one.run.workers, one.run.variant) == (other.run.workers, other.run.variant)
+    return is_alike and same_batch(one.steps.global_batch, other.steps.global_batch)
 
 
 def _point(repeats: Sequence[Repeat]) -> Point:

@@ -115,7 +115,11 @@ def in_lines(trials: Sequence[Trial], command: Callable[[Trial], Sequence[str]])
         trials: in their order.
         command: returns the command of a run.
     """
-    return [f"{one.number + 1:3}  {one.in_words()}: {_line(one, command(one))}" for one in trials]
+    lines = []
+    for trial in trials:
+        own = [f"{name}={value}" for name, value in trial.environment.items() if name not in OFF]
+        lines.append(f"{trial.number + 1:3}  {trial.in_words()}: {shlex.join([*own, *command(trial)])}")
+    return lines
 
 
 def nodes_for(workers: int, per_node: int | None) -> int:
@@ -234,8 +238,3 @@ def _command(request: Request, case: _Configuration, trial: Trial) -> tuple[str,
         return ("train", request.target, *clock, *request.flags, *case.arguments, *compared, out)
     scratch, module = f"--scratch={trial.scratch}", ["-m"] * (request.kind == "module")
     return ("run", *clock, *request.flags, *compared, scratch, *module, request.target, *case.arguments)
-
-
-def _line(trial: Trial, words: Sequence[str]) -> str:
-    own = [f"{name}={value}" for name, value in trial.environment.items() if name not in OFF]
-    return shlex.join([*own, *words])

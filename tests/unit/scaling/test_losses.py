@@ -59,7 +59,7 @@ def test_a_slow_rank_is_named_with_its_phase_and_all_that_it_costs(phase):
     assert (first.cause, first.rank, first.phase) == ("straggler", 2, phase)
     assert first.share == pytest.approx(0.010 / whole)
     assert shares(four)["exchange"] == pytest.approx(0.002 / whole)
-    assert straggler(four).excess_s == pytest.approx(0.010)
+    assert straggler(four).phase_s == pytest.approx(0.010)
 
 
 def test_one_of_two_slow_ranks_is_named():
