@@ -46,7 +46,7 @@ class _Estimate:
         return _Estimate(self.value / size, None if self.between is None else (low / size, high / size))
 
 
-def exchange(points: Sequence[Point]) -> Fit:
+def fit_communication(points: Sequence[Point]) -> Fit:
     """Return alpha and beta of the exposed communication, modeled as a ring.
 
     ``exposed = 2 (N - 1) alpha + 2 (N - 1) / N * bytes * beta``. Both are of the part that backward does not

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from samestep.scaling.certainty import is_open
-from samestep.scaling.exchange import exchange
+from samestep.scaling.exchange import fit_communication
 from samestep.scaling.relate import series_of
 from samestep.scaling.study import Fit, Point
 from samestep.scaling.tested import deviation_of, share_text, tested
@@ -30,7 +30,7 @@ def fits(points: Sequence[Point]) -> tuple[Fit, ...]:
         if mode == "weak":
             of_series.append(gustafson([base, *usable]))
         if any(point.exchange_s is not None for point in series):
-            of_series.append(exchange(usable if base.oversubscribed else [base, *usable]))
+            of_series.append(fit_communication(usable if base.oversubscribed else [base, *usable]))
         fitted += [replace(fit, mode=mode, variant=variant) for fit in of_series]
     return tuple(fitted)
 

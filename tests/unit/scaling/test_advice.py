@@ -56,15 +56,15 @@ def test_one_rank_that_waits_for_data_has_other_advice_than_all():
 
 
 def test_small_losses_have_no_advice():
-    verdict = study(clocked(1), clocked(2, own=half(), exchange=0.002)).verdict
+    verdict = study(clocked(1), clocked(2, own=half(), comm=0.002)).verdict
 
     assert "4 %" in verdict.engineer
     assert codes(verdict, "advice") == []
 
 
 def test_two_things_are_tried_and_the_largest_loss_is_first():
-    both = advised(clocked(1, **ROOM), clocked(2, own=half(data=0.03), exchange=0.06, **ROOM))
-    alone = advised(clocked(1), clocked(2, own=half(), exchange=0.06))
+    both = advised(clocked(1, **ROOM), clocked(2, own=half(data=0.03), comm=0.06, **ROOM))
+    alone = advised(clocked(1), clocked(2, own=half(), comm=0.06))
 
     assert [code for code, _ in both] == ["larger-batch", "loader-workers"]
     assert [code for code, _ in alone] == ["larger-batch", "compress"]
@@ -73,7 +73,7 @@ def test_two_things_are_tried_and_the_largest_loss_is_first():
 def test_a_slow_baseline_is_reported_before_its_speedups():
     found = study(
         clocked(1, own=OWN | {"data": 0.2}, **ROOM),
-        clocked(2, own=half(data=0.1), exchange=0.002, **ROOM),
+        clocked(2, own=half(data=0.1), comm=0.002, **ROOM),
     )
     verdict = found.verdict
 
@@ -110,7 +110,7 @@ def test_a_slow_baseline_is_reported_before_its_speedups():
     ],
 )
 def test_advice_against_communication_is_possible_for_that_training(header, code, words):
-    runs = [clocked(n, own=scaled(1 / n), exchange=0.05 * (n > 1), **header) for n in (1, 2)]
+    runs = [clocked(n, own=scaled(1 / n), comm=0.05 * (n > 1), **header) for n in (1, 2)]
 
     first, *rest = [one for one in concluded(runs).verdict.findings if one.kind == "advice"]
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samestep.scaling.conclude import conclude
-from samestep.scaling.exchange import exchange
+from samestep.scaling.exchange import fit_communication
 from samestep.scaling.fit import fits
 from samestep.scaling.measured import measured
 from samestep.scaling.study import Point, Study
@@ -45,7 +45,7 @@ def exposed(alpha, gradient, counts=COUNTS, *, size=None, runs=(), nodes=lambda 
 def test_alpha_and_the_time_of_all_gradients_are_recovered(alpha, gradient):
     hypothesis.assume(alpha + gradient > 1e-8)
 
-    fit = exchange(exposed(alpha, gradient))
+    fit = fit_communication(exposed(alpha, gradient))
 
     assert fit.parameters["alpha_s"] == pytest.approx(alpha, abs=1e-9 + 1e-6 * gradient)
     assert fit.parameters["gradient_s"] == pytest.approx(gradient, abs=1e-9 + 1e-6 * alpha)
@@ -53,7 +53,7 @@ def test_alpha_and_the_time_of_all_gradients_are_recovered(alpha, gradient):
 
 @given(st.floats(1e-6, 0.01), st.floats(1e-11, 1e-7), st.integers(100, 10**10))
 def test_beta_is_of_a_byte_if_the_bytes_are_known(alpha, beta, size):
-    fit = exchange(exposed(alpha, beta * size, size=size, runs=(1, 1, 1)))
+    fit = fit_communication(exposed(alpha, beta * size, size=size, runs=(1, 1, 1)))
 
     found = fit.parameters
     assert found["beta_s_per_byte"] == pytest.approx(beta, abs=1e-12 + 1e-6 * alpha / size, rel=1e-6)
@@ -77,13 +77,13 @@ def test_parameters_are_those_of_non_negative_least_squares(seconds):
     points = [
         replace(point, exchange_s=s) for point, s in zip(exposed(1, 1, COUNTS[1:]), seconds, strict=True)
     ]
-    found = exchange(points).parameters
+    found = fit_communication(points).parameters
 
     assert [found["alpha_s"], found["gradient_s"]] == pytest.approx(list(best), rel=1e-5, abs=1e-9)
 
 
 def test_the_sentence_has_values_with_units():
-    fit = exchange(exposed(0.0012, 0.0008 * 25, size=25 * MB, runs=(1, 1, 1)))
+    fit = fit_communication(exposed(0.0012, 0.0008 * 25, size=25 * MB, runs=(1, 1, 1)))
 
     assert fit.code == "fitted"
     for value in ("1.2 ms for each message", "800 us for each MB", "1.25 GB/s to 1.25 GB/s", "0.0 %"):
@@ -91,14 +91,14 @@ def test_the_sentence_has_values_with_units():
 
 
 def test_single_runs_have_no_interval():
-    fit = exchange(exposed(0.0012, 0.0008 * 25, size=25 * MB, runs=(1,)))
+    fit = fit_communication(exposed(0.0012, 0.0008 * 25, size=25 * MB, runs=(1,)))
 
     assert fit.parameters.keys() == {"alpha_s", "beta_s_per_byte"}
     assert fit.words.count("GB/s") == 1
 
 
 def test_parameters_with_wide_intervals_are_left_out():
-    fit = exchange(exposed(0.0012, 0.02, size=25 * MB, runs=(0.4, 1, 2.5)))
+    fit = fit_communication(exposed(0.0012, 0.02, size=25 * MB, runs=(0.4, 1, 2.5)))
 
     assert (fit.parameters, fit.code) == ({}, "inconclusive")
 
@@ -109,7 +109,7 @@ def test_one_parameter_can_be_conclusive_alone():
         for point in exposed(0.01, 0.02, size=MB)
     ]
 
-    fit = exchange(points)
+    fit = fit_communication(points)
 
     assert fit.parameters.keys() == {"alpha_s", "alpha_s_low", "alpha_s_high"}
     assert fit.code == "fitted"
@@ -118,13 +118,13 @@ def test_one_parameter_can_be_conclusive_alone():
 
 
 def test_a_run_without_exposed_communication_makes_all_parameters_inconclusive():
-    assert exchange(exposed(0.01, 0.02, runs=(1, 0, 1))).parameters == {}
+    assert fit_communication(exposed(0.01, 0.02, runs=(1, 0, 1))).parameters == {}
 
 
 def test_no_speed_is_reported_if_the_model_does_not_describe_the_points():
     points = [replace(point, exchange_s=0.1 / point.workers) for point in exposed(1, 1, size=25 * MB)]
 
-    fit = exchange(points)
+    fit = fit_communication(points)
 
     assert fit.deviation > 0.1
     assert "B/s" not in fit.words
@@ -133,45 +133,45 @@ def test_no_speed_is_reported_if_the_model_does_not_describe_the_points():
 def test_bytes_that_differ_between_points_are_not_used():
     points = [replace(point, exchange_bytes=point.workers * MB) for point in exposed(0.001, 0.02)]
 
-    assert exchange(points).parameters.keys() == {"alpha_s", "gradient_s"}
+    assert fit_communication(points).parameters.keys() == {"alpha_s", "gradient_s"}
 
 
 def test_alpha_and_beta_are_not_negative():
     falling = [replace(point, exchange_s=0.1 / point.workers) for point in exposed(1, 1, size=MB)]
     rising = [replace(point, exchange_s=0.1 * point.workers**2) for point in exposed(1, 1, size=MB)]
 
-    assert exchange(falling).parameters["alpha_s"] == 0
-    assert exchange(rising).parameters["beta_s_per_byte"] == 0
-    assert exchange(rising).deviation == pytest.approx(0.44, abs=0.005)
+    assert fit_communication(falling).parameters["alpha_s"] == 0
+    assert fit_communication(rising).parameters["beta_s_per_byte"] == 0
+    assert fit_communication(rising).deviation == pytest.approx(0.44, abs=0.005)
 
 
 def test_one_point_with_communication_is_reported_without_a_model():
-    fit = exchange(exposed(0.01, 0.1, [1, 2], size=MB))
+    fit = fit_communication(exposed(0.01, 0.1, [1, 2], size=MB))
 
     assert (fit.parameters, fit.deviation, fit.code) == ({}, None, "too-few-points")
     assert "2 workers wait 120 ms of a step for 1 MB of gradients" in fit.words
 
 
 def test_two_points_with_communication_have_no_deviation():
-    assert exchange(exposed(0.01, 0.1, [1, 2, 4])).deviation is None
+    assert fit_communication(exposed(0.01, 0.1, [1, 2, 4])).deviation is None
 
 
 def test_points_on_one_node_and_on_several_are_not_mixed():
     mixed = exposed(0.01, 0.1, (1, 2, 4, 8), nodes=lambda n: max(1, n // 4))
 
-    assert exchange(mixed).parameters == {}
-    assert exchange(mixed[:3]).workers == (2, 4)
+    assert fit_communication(mixed).parameters == {}
+    assert fit_communication(mixed[:3]).workers == (2, 4)
 
 
 def test_communication_that_is_not_exposed_has_no_cost():
     points = [replace(point, exchange_s=0.0) for point in exposed(1, 1)]
 
-    assert exchange(points).code == "nothing-exposed"
+    assert fit_communication(points).code == "nothing-exposed"
 
 
 def test_beta_is_fitted_to_clocked_runs():
     runs = [
-        clocked(n, exchange=ring(n, 0.0005, 0.010) if n > 1 else 0.0, sent=5 * MB if n > 1 else None)
+        clocked(n, comm=ring(n, 0.0005, 0.010) if n > 1 else 0.0, sent=5 * MB if n > 1 else None)
         for n in (1, 2, 4)
         for _ in range(3)
     ]
@@ -185,7 +185,7 @@ def test_beta_is_fitted_to_clocked_runs():
 
 
 def test_bytes_that_one_worker_did_not_record_are_unknown():
-    run = clocked(2, exchange=0.01, sent=5 * MB)
+    run = clocked(2, comm=0.01, sent=5 * MB)
     for line in run.ranks[1].steps:
         line["exchange_bytes"] = None
 

@@ -16,7 +16,7 @@ from support.clocked_runs import OWN, clocked
 
 def study() -> Study:
     runs = [
-        clocked(workers, exchange=0.004 * (workers > 1), seed=seed, noise=0.1)
+        clocked(workers, comm=0.004 * (workers > 1), seed=seed, noise=0.1)
         for seed in range(3)
         for workers in (1, 2, 4)
     ]

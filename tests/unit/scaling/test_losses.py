@@ -27,7 +27,7 @@ def test_an_ideal_point_loses_nothing():
 
 
 def test_communication_is_the_only_overhead():
-    _, two = points(clocked(1), clocked(2, own=scaled(1 / 2), exchange=0.012))
+    _, two = points(clocked(1), clocked(2, own=scaled(1 / 2), comm=0.012))
 
     assert two.efficiency == pytest.approx(0.8)
     assert two.losses[0].cause == "exchange"
@@ -41,7 +41,7 @@ def test_work_that_every_rank_computes_is_overhead():
 
 
 def test_the_ideal_step_of_weak_scaling_is_as_long_as_at_the_baseline():
-    _, four = points(clocked(1), clocked(4, batch=256, exchange=0.024))
+    _, four = points(clocked(1), clocked(4, batch=256, comm=0.024))
 
     assert four.mode == "weak"
     assert shares(four)["exchange"] == pytest.approx(0.2)
@@ -52,7 +52,7 @@ def test_the_ideal_step_of_weak_scaling_is_as_long_as_at_the_baseline():
 def test_a_slow_rank_is_named_with_its_phase_and_all_that_it_costs(phase):
     own = [scaled(1 / 4)] * 4
     own[2] = scaled(1 / 4, **{phase: OWN[phase] / 4 + 0.010})
-    _, four = points(clocked(1), clocked(4, own=own, exchange=0.002))
+    _, four = points(clocked(1), clocked(4, own=own, comm=0.002))
 
     first = four.losses[0]
     whole = sum(OWN.values()) / 4 + 0.012
@@ -83,10 +83,10 @@ own = st.fixed_dictionaries(dict.fromkeys(PHASES, seconds))
 
 @settings(max_examples=40)
 @given(st.lists(own, min_size=2, max_size=5), own, seconds, st.sampled_from([1, 2, 3.5]))
-def test_the_shares_add_up_to_one_less_the_efficiency(ranks, alone, exchange, grown):
+def test_the_shares_add_up_to_one_less_the_efficiency(ranks, alone, comm, grown):
     base, point = points(
         clocked(1, own=alone, steps=3),
-        clocked(len(ranks), own=ranks, exchange=exchange, batch=64 * grown, steps=3),
+        clocked(len(ranks), own=ranks, comm=comm, batch=64 * grown, steps=3),
     )[-2:]
 
     assert base.losses == ()

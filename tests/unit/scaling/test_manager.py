@@ -105,10 +105,10 @@ def test_far_more_than_the_ideal_is_no_yes():
 def test_the_verdict_is_about_the_fastest_variant_and_names_the_others():
     runs = []
     for seed in range(3):
-        for variant, exchange in (("sync=ddp", 0.030), ("sync=flat", 0.002)):
+        for variant, comm in (("sync=ddp", 0.030), ("sync=flat", 0.002)):
             of = {"noise": 0.01, "seed": seed, "variant": variant}
             half = {name: seconds / 2 for name, seconds in OWN.items()}
-            runs += [clocked(1, **of), clocked(2, own=half, exchange=exchange, **of)]
+            runs += [clocked(1, **of), clocked(2, own=half, comm=comm, **of)]
 
     study = conclude(Study(target="digits", points=measured(runs)), 0.7)
     verdict = study.verdict
@@ -137,7 +137,7 @@ def test_overhead_is_of_the_workers_of_the_summary_and_the_next_number():
 
 def test_inconclusive_runs_have_no_overhead_and_no_advice():
     own = [{name: seconds * slow for name, seconds in OWN.items()} for slow in (1, 3, 2)]
-    runs = [clocked(1, own=one) for one in own] + [clocked(2, own=one, exchange=0.05) for one in own]
+    runs = [clocked(1, own=one) for one in own] + [clocked(2, own=one, comm=0.05) for one in own]
 
     study = conclude(Study(target="digits", points=measured(runs)), 0.7)
 

@@ -24,7 +24,7 @@ def changed(run: Run, rank: int, change) -> Run:
 
 
 def test_the_rate_is_all_samples_divided_by_all_time():
-    (point,) = measured([clocked(2, batch=64, exchange=0.004)])
+    (point,) = measured([clocked(2, batch=64, comm=0.004)])
 
     assert point.samples_per_second == pytest.approx(64 / (STEP + 0.004))
     assert (point.workers, point.global_batch, point.threads, point.nodes, point.kind) == (
@@ -140,7 +140,7 @@ def test_different_batches_are_different_points():
 
 
 def test_a_wait_for_a_slow_rank_is_not_communication():
-    (point,) = measured([clocked(4, own=[OWN, OWN, dict(OWN, data=0.012), OWN], exchange=0.004)])
+    (point,) = measured([clocked(4, own=[OWN, OWN, dict(OWN, data=0.012), OWN], comm=0.004)])
 
     assert point.exchange_s == pytest.approx(0.004)
     assert point.waiting_s == pytest.approx(0.010 * 3 / 4)
@@ -149,14 +149,14 @@ def test_a_wait_for_a_slow_rank_is_not_communication():
 
 
 def test_the_rank_that_waits_can_change_from_step_to_step():
-    (point,) = measured([clocked(2, noise=0.5, exchange=0.004)])
+    (point,) = measured([clocked(2, noise=0.5, comm=0.004)])
 
     assert point.exchange_s == pytest.approx(0.004)
     assert point.waiting_s > 0.001
 
 
 def test_phases_of_a_rank_add_up_to_the_step():
-    (point,) = measured([clocked(3, noise=0.3, exchange=0.004)])
+    (point,) = measured([clocked(3, noise=0.3, comm=0.004)])
 
     for rank in (point, *point.ranks):
         assert list(rank.step_s) == list(PHASES)
@@ -165,7 +165,7 @@ def test_phases_of_a_rank_add_up_to_the_step():
 
 @pytest.mark.parametrize("hosts", [("a", "a", "a"), ("a", "b", "b")])
 def test_the_time_line_is_a_step_without_gaps(hosts):
-    run = clocked(3, noise=0.3, exchange=0.004)
+    run = clocked(3, noise=0.3, comm=0.004)
     ranks = [
         RankFile(dict(file.header, host=host), file.steps, file.end)
         for file, host in zip(run.ranks, hosts, strict=True)
@@ -183,7 +183,7 @@ def test_the_time_line_is_a_step_without_gaps(hosts):
 
 @pytest.mark.parametrize("host", ["a", "b"])
 def test_ranks_leave_the_communication_together_whatever_their_clocks_are(host):
-    run = clocked(2, exchange=0.004)
+    run = clocked(2, comm=0.004)
     run = changed(run, 1, lambda line: line | {"at": line["at"] + 3})
     other = RankFile(dict(run.ranks[1].header, host=host), run.ranks[1].steps, {})
 

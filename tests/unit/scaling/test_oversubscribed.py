@@ -15,7 +15,7 @@ def oversubscribed_baseline(*, weak: bool = False, faster: float = 1.0) -> Study
         clocked(
             n,
             own=scaled(1 / n / (faster if n > 2 else 1)),
-            exchange=0.004 if n > 2 else 0.001,
+            comm=0.004 if n > 2 else 0.001,
             batch=64 * (n // 2 if weak else 1),
             oversubscribed=n == 2,
             noise=0.01,
@@ -37,14 +37,14 @@ def test_nothing_is_worth_it_or_not_against_an_oversubscribed_baseline():
 
 @pytest.mark.parametrize("weak", [False, True])
 def test_no_share_is_fitted_to_speedups_against_an_oversubscribed_baseline(weak):
-    share, exchange = oversubscribed_baseline(weak=weak).fit
+    share, comm = oversubscribed_baseline(weak=weak).fit
 
     assert (share.model, share.code) == (
         "gustafson" if weak else "amdahl",
         "baseline-oversubscribed",
     )
     assert (share.workers, share.parameters) == ((), {})
-    assert exchange.workers == (4, 8)  # communication has no baseline
+    assert comm.workers == (4, 8)  # communication has no baseline
 
 
 def test_overhead_against_an_oversubscribed_baseline_is_unknown():

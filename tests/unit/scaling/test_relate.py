@@ -74,7 +74,7 @@ def test_a_second_batch_of_the_baseline_is_kept():
 
 
 def test_variants_have_their_own_baseline():
-    runs = [strong(n, variant=name, exchange=0.01 * (name == "b") * (n > 1)) for name in "ba" for n in (1, 2)]
+    runs = [strong(n, variant=name, comm=0.01 * (name == "b") * (n > 1)) for name in "ba" for n in (1, 2)]
     points = relate(measured(runs))
 
     assert [(point.variant, point.workers) for point in points] == [("b", 1), ("b", 2), ("a", 1), ("a", 2)]

@@ -13,11 +13,11 @@ def variants(repeats: int, *, within_backward: bool = False):
     """Return runs of two variants; the communication of b takes 12 ms, not 1, exposed or within backward."""
     for seed in range(repeats):
         for workers in (1, 2):
-            own, exchange = scaled(1 / workers), 0.012 * (workers > 1)
-            less = clocked(workers, own=own, exchange=exchange / 12, noise=0.01, seed=seed, variant="sync=a")
+            own, comm = scaled(1 / workers), 0.012 * (workers > 1)
+            less = clocked(workers, own=own, comm=comm / 12, noise=0.01, seed=seed, variant="sync=a")
             if within_backward:
-                own, exchange = dict(own, backward=own["backward"] + exchange), 0.0
-            more = clocked(workers, own=own, exchange=exchange, noise=0.01, seed=seed + 9, variant="sync=b")
+                own, comm = dict(own, backward=own["backward"] + comm), 0.0
+            more = clocked(workers, own=own, comm=comm, noise=0.01, seed=seed + 9, variant="sync=b")
             yield from (less, more)
 
 

@@ -18,7 +18,7 @@ def note_codes(study: Study) -> set[str]:
 def test_a_straggler_and_communication_have_their_overhead_and_advice():
     own = [scaled(1 / 4)] * 4
     own[2] = scaled(1 / 4, data=OWN["data"] / 4 + 0.0025)
-    study = concluded([clocked(1), clocked(4, own=own, exchange=0.0017)] * 3)
+    study = concluded([clocked(1), clocked(4, own=own, comm=0.0017)] * 3)
     verdict = study.verdict
 
     assert (verdict.code, verdict.workers) == ("speedup", 4)
@@ -34,8 +34,8 @@ def test_a_straggler_and_communication_have_their_overhead_and_advice():
 
 
 def test_sync_and_backend_are_shown_with_communication():
-    exchange = {"own": scaled(1 / 2), "exchange": 0.012}
-    study = concluded([clocked(1), clocked(2, sync="ddp", backend="nccl", **exchange)])
+    comm = {"own": scaled(1 / 2), "comm": 0.012}
+    study = concluded([clocked(1), clocked(2, sync="ddp", backend="nccl", **comm)])
 
     assert "20 % exposed communication (ddp over nccl)" in study.verdict.engineer
     assert [(point.sync, point.backend) for point in study.points] == [("", ""), ("ddp", "nccl")]
@@ -168,12 +168,12 @@ def test_more_than_ideal_means_a_disturbed_baseline():
 
 def test_a_step_can_be_too_small_to_be_split():
     tiny, shard = scaled(1 / 500), scaled(1 / 1000)
-    verdict = concluded([clocked(1, own=tiny), clocked(2, own=shard, exchange=0.001)]).verdict
+    verdict = concluded([clocked(1, own=tiny), clocked(2, own=shard, comm=0.001)]).verdict
     assert [code for code, _ in codes(verdict, "advice")] == ["stay-at-baseline", "larger-batch"]
     assert "192 us" in verdict.engineer
 
     gained = concluded([clocked(1, own=scaled(1 / 20)), clocked(2, own=scaled(1 / 40))]).verdict
-    long = concluded([clocked(1), clocked(2, own=scaled(1 / 2), exchange=0.1)]).verdict
+    long = concluded([clocked(1), clocked(2, own=scaled(1 / 2), comm=0.1)]).verdict
     for verdict in (gained, long):
         assert "stay-at-baseline" not in [code for code, _ in codes(verdict, "advice")]
 
@@ -197,7 +197,7 @@ def test_communication_that_backward_includes_is_noted():
 
 
 def test_gains_are_shown_beside_overhead():
-    runs = [clocked(1), clocked(2, own=scaled(1 / 2, backward=0.02), exchange=0.005)]
+    runs = [clocked(1), clocked(2, own=scaled(1 / 2, backward=0.02), comm=0.005)]
 
     engineer = concluded(runs).verdict.engineer
 
@@ -207,7 +207,7 @@ def test_gains_are_shown_beside_overhead():
 
 
 def test_other_modes_have_their_overhead_and_notes():
-    runs = [clocked(1), clocked(2, own=scaled(1 / 2)), clocked(2, batch=128, exchange=0.004)]
+    runs = [clocked(1), clocked(2, own=scaled(1 / 2)), clocked(2, batch=128, comm=0.004)]
     study = concluded(runs)
     large = concluded([clocked(1, batch=2**20), clocked(2, batch=2**21)])
 
