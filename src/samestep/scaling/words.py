@@ -63,7 +63,7 @@ def times(factor: float) -> str:
 def amount(value: float) -> str:
     """Return a rate or a number of samples with four significant digits.
 
-    >>> [amount(value) for value in (0.12345, 64, 1281167)]
+    >>> [amount(value) for value in (0.12344, 64, 1281167)]
     ['0.1234', '64', '1,281,167']
     """
     return f"{value:,.0f}" if value >= _WHOLE else f"{value:.4g}"
