@@ -65,6 +65,7 @@ def amdahl(points: Sequence[Point]) -> Fit:
         workers=_workers(points),
         parameters={"serial_share": serial},
         deviation=deviation,
+        code="fitted",
         words=tested(words, deviation),
     )
 
@@ -88,6 +89,7 @@ def gustafson(points: Sequence[Point]) -> Fit:
         workers=_workers(points),
         parameters={"serial_share": serial},
         deviation=deviation,
+        code="fitted",
         words=tested(words, deviation),
     )
 

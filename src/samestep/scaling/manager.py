@@ -43,12 +43,14 @@ def summary(series: Sequence[Point], *, bar: float | None, at: int | None) -> Su
     """
     base, usable = series[0], [point for point in series if not point.oversubscribed]
     if len(series) == 1:
-        return Summary("single-point", f"No conclusion: only {counted(base.workers)} measured.")
+        return Summary("single-point", f"No conclusion: all runs are of {counted(base.workers)}.")
+    code, why = "", ""
     if base.oversubscribed:
-        return Summary("baseline-oversubscribed", f"No conclusion: {oversubscribed_baseline(base)}.")
-    if len(usable) < 2:
-        more = f"all runs of more than {counted(base.workers)} were oversubscribed"
-        return Summary("all-oversubscribed", f"No conclusion: {more}.")
+        code, why = "baseline-oversubscribed", oversubscribed_baseline(base)
+    elif len(usable) < 2:
+        code, why = "all-oversubscribed", f"all runs of more than {counted(base.workers)} were oversubscribed"
+    if code:
+        return Summary(code, f"No conclusion: {why}; measure where each worker has its own cores.")
     best = outdone(usable)
     if best is not None:
         reached = f"{counted(best.workers)} reached {percent(best.efficiency)} of the ideal; measure again"
@@ -96,7 +98,7 @@ def _by_bar(usable: Sequence[Point], bar: float) -> Summary:
     undecided = [point for point in usable if point.workers > largest and not is_decided(point, base, bar)]
     if largest == base.workers:
         if any(map(is_open, undecided)):
-            more = f"more than {counted(base.workers)} are worth it {at}"
+            more = f"more workers than {base.workers} are worth it {at}"
             return Summary("inconclusive", f"It is inconclusive whether {more}: {VAGUE}.")
         sure = "Probably not worth it" if undecided else "Not worth it"
         return Summary("not-worth", f"{sure} {at}: {_gain(usable[1], base)}.", usable[1], not undecided)

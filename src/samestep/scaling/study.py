@@ -151,7 +151,7 @@ class Fit:
         parameters: by name; empty if the points do not determine them.
         deviation: root mean square of the points' relative deviations; None if there are no more points
             than parameters, so that the model passes through them in any case.
-        code: ``fitted``, or why there are no parameters.
+        code: ``fitted``, or why there are no parameters; empty in studies of older versions.
         words: the result in a sentence, or why there is none.
     """
 
@@ -161,7 +161,7 @@ class Fit:
     workers: tuple[int, ...] = ()
     parameters: Mapping[str, float] = field(default_factory=dict)
     deviation: float | None = None
-    code: str = "fitted"
+    code: str = ""
     words: str = ""
 
 
