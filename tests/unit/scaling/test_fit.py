@@ -39,11 +39,11 @@ def test_amdahl_can_find_nothing_that_more_workers_shorten():
 
 
 @given(st.floats(1e-6, 1), st.integers(1, 4))
-def test_amdahls_serial_share_is_recovered(serial, fewest):
-    counts = [fewest * n for n in (1, 2, 3, 7)]
+def test_amdahls_serial_share_is_recovered(serial, smallest):
+    counts = [smallest * n for n in (1, 2, 3, 7)]
     made = by_amdahl(serial)
 
-    fit = amdahl(series(lambda n: fewest * made(n / fewest), counts))
+    fit = amdahl(series(lambda n: smallest * made(n / smallest), counts))
 
     assert fit.parameters["serial_share"] == pytest.approx(serial, rel=1e-6)
     assert fit.deviation == pytest.approx(0, abs=1e-9)
