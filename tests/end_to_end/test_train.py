@@ -186,12 +186,12 @@ def test_a_wrong_configuration_is_named_by_file_and_key(text, message, tmp_path,
 
 
 def test_flags_go_before_the_file_and_the_file_before_the_recipe(tmp_path):
-    from samestep.recipes.order import take_order
+    from samestep.recipes.order import resolve
     from samestep.recipes.request import Request
 
     file = tmp_path / "mine.toml"
     file.write_text("lr = 0.25\nschedule = 'cosine'\n")
-    settings = take_order(Request(recipe="digits", config=file, changes={"lr": 0.5}), workers=1).settings
+    settings = resolve(Request(recipe="digits", config=file, changes={"lr": 0.5}), workers=1).settings
 
     assert (settings.lr, settings.schedule, settings.weight_decay) == (0.5, "cosine", 5e-4)
 

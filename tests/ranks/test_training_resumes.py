@@ -7,9 +7,9 @@ import torch
 
 from samestep.base.errors import CheckpointError
 from samestep.checkpoint.read import read
-from samestep.training.conduct import Conduct
-from samestep.training.keeping import Keeper
-from samestep.training.surroundings import Surroundings
+from samestep.training.conduct import RunOptions
+from samestep.training.keeping import CheckpointManager
+from samestep.training.surroundings import Callbacks
 from samestep.world.solo import SoloWorld
 from samestep.world.threads import run_ranks
 from support.snapshots import same
@@ -30,11 +30,11 @@ def snapshot(tmp_path_factory):
     """The checkpoint in the middle of a short training."""
     folder = tmp_path_factory.mktemp("checkpoints")
     state = torch.get_rng_state()
-    conduct = Conduct(checkpoint_steps=5)
-    keeper = Keeper(SoloWorld(), conduct, folder=folder)
-    around = replace(Surroundings.bare(SoloWorld()), keeper=keeper)
-    training(SoloWorld(), settings(**BEGUN), conduct=conduct).run(around)
-    keeper.close()
+    options = RunOptions(checkpoint_steps=5)
+    checkpoints = CheckpointManager(SoloWorld(), options, folder=folder)
+    callbacks = replace(Callbacks.disabled(SoloWorld()), checkpoints=checkpoints)
+    training(SoloWorld(), settings(**BEGUN), options=options).run(callbacks)
+    checkpoints.close()
     torch.set_rng_state(state)
     return read(folder / "step-5")
 
@@ -108,7 +108,7 @@ def test_a_checkpoint_that_some_script_saved_is_no_state_of_a_training(snapshot)
 def test_what_computes_the_same_steps_may_change(snapshot, change):
     made = training(SoloWorld(), settings(**BEGUN, **change))
     made.restore(snapshot)
-    assert made.run(Surroundings.bare(SoloWorld())).steps == 10
+    assert made.run(Callbacks.disabled(SoloWorld())).steps == 10
 
 
 def test_a_checkpoint_from_before_settings_were_kept_is_gone_on_from(snapshot):

@@ -22,13 +22,13 @@ from samestep.measure.clock import HostClock
 from samestep.measure.clock_file import STEP_PHASES
 from samestep.measure.instants import HostInstants
 from samestep.recipes.book import FAST, RECIPES
-from samestep.recipes.config import WHAT
+from samestep.recipes.config import RECIPE_KEYS
 from samestep.replicas.replicate import SYNCHRONISERS
 from samestep.scaling.fit import fits
 from samestep.scaling.provenance import MACHINE
 from samestep.scaling.relate import relate
 from samestep.scaling.study import PHASES, Fit, Loss, Point, Rank, Study, Verdict, Worth
-from samestep.training.conduct import Conduct
+from samestep.training.conduct import RunOptions
 from samestep.training.journal import Journal
 from samestep.training.option import flag
 from samestep.training.result import Result
@@ -128,7 +128,7 @@ def test_the_provenance_of_a_result_is_described():
 def test_every_key_of_the_configuration_is_described():
     said = re.findall(r"`(\w+)`", section("guide/training.md", "### config.toml"))
 
-    assert said == list(WHAT)
+    assert said == list(RECIPE_KEYS)
 
 
 def settings_table(kind):
@@ -154,7 +154,7 @@ def recipes_table():
     return [f"| {name} | " + " | ".join(str(value) for value in row) + " |" for name, row in rows.items()]
 
 
-@pytest.mark.parametrize("kind", [Settings, Conduct])
+@pytest.mark.parametrize("kind", [Settings, RunOptions])
 def test_every_option_is_described_as_it_describes_itself(kind):
     assert "\n".join(settings_table(kind)) in (DOCS / "guide" / "training.md").read_text()
 

@@ -85,12 +85,12 @@ def test_exact_shards_say_how_busy_they_keep_workers(workers, busy):
 def test_batch_norm_that_was_not_said_is_the_default_that_earlier_versions_stored(changes, stored):
     now = settings(**changes)
 
-    now.check_go_on({**now.as_dict(), "batch_norm": stored})
+    now.check_resumable({**now.as_dict(), "batch_norm": stored})
 
 
 def test_another_batch_norm_is_another_training():
     with pytest.raises(CheckpointError, match="began with --batch-norm local"):
-        settings().check_go_on({**settings().as_dict(), "batch_norm": "local"})
+        settings().check_resumable({**settings().as_dict(), "batch_norm": "local"})
 
 
 def test_without_exact_shards_nothing_is_said_of_them():

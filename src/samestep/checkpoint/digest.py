@@ -1,4 +1,4 @@
-"""One fingerprint for all the weights of a model."""
+"""Computes one checksum over all weights of a model."""
 
 import hashlib
 from collections.abc import Mapping

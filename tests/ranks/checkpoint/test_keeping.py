@@ -5,8 +5,9 @@ import os
 
 import torch
 
-from samestep.training.conduct import Conduct
-from samestep.training.keeping import Keeper, Moment
+from samestep.checkpoint.snapshot import Snapshot
+from samestep.training.conduct import RunOptions
+from samestep.training.keeping import CheckpointManager
 from samestep.world.solo import SoloWorld
 from support.snapshots import names
 
@@ -23,11 +24,11 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_told_once_and_the_training_
 
     monkeypatch.setattr(os, "rename", held)
     told = []
-    keeper = Keeper(SoloWorld(), Conduct(keep=1), folder=tmp_path, tell=told.append)
+    checkpoints = CheckpointManager(SoloWorld(), RunOptions(keep=1), folder=tmp_path, report=told.append)
     for step in (1, 2, 3, 4):
-        keeper.save(Moment(model={"w": torch.ones(1)}, optimizer={}, state={"step": step}))
-    keeper.finish()
-    keeper.close()
+        checkpoints.save(Snapshot(model={"w": torch.ones(1)}, optimizer={}, state={"step": step}))
+    checkpoints.finish()
+    checkpoints.close()
 
     assert told == [
         f"old checkpoints in {tmp_path} cannot be deleted: step-1 (Permission denied). Delete them by hand."

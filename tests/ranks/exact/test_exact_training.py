@@ -11,12 +11,12 @@ from samestep.base.errors import CheckpointError, OutOfStep, UsageError
 from samestep.checkpoint.read import read
 from samestep.exact import identity
 from samestep.models.registry import build
-from samestep.recipes.cook import cook
-from samestep.recipes.order import Request, take_order
+from samestep.recipes.cook import run_recipe
+from samestep.recipes.order import Request, resolve
 from samestep.training import loop
-from samestep.training.conduct import Conduct
-from samestep.training.keeping import Keeper
-from samestep.training.surroundings import Surroundings
+from samestep.training.conduct import RunOptions
+from samestep.training.keeping import CheckpointManager
+from samestep.training.surroundings import Callbacks
 from samestep.world.solo import SoloWorld
 from samestep.world.threads import run_ranks
 from support.training import Memory, digits, settings, train, training
@@ -60,14 +60,14 @@ def test_any_number_of_workers_ends_with_the_bits_of_one(changes):
 
 def interrupted(world, folder, chosen, *, snapshot=None):
     """Train with a checkpoint every second step, from where `snapshot` was taken; return the last digest."""
-    conduct = Conduct(checkpoint_steps=2, keep=9)
-    made = training(world, chosen, model, digits(150, 30), conduct=conduct)
+    options = RunOptions(checkpoint_steps=2, keep=9)
+    made = training(world, chosen, model, digits(150, 30), options=options)
     if snapshot is not None:
         made.restore(snapshot)
     memory = Memory()
-    keeper = Keeper(world, conduct, folder=folder)
-    result = made.run(replace(Surroundings.bare(world, sink=memory), keeper=keeper))
-    keeper.close()
+    checkpoints = CheckpointManager(world, options, folder=folder)
+    result = made.run(replace(Callbacks.disabled(world, sink=memory), checkpoints=checkpoints))
+    checkpoints.close()
     return result.weights_sha256
 
 
@@ -101,14 +101,14 @@ def test_what_a_checkpoint_of_an_earlier_version_does_not_store_is_told(tmp_path
     stored = ("threads", "capability", "torch", "device")
     known = identity.identity(torch.device("cpu"))
     changes = {"exact": 2, "epochs": 1, "batch_size": 50}
-    begun = take_order(Request(subset=100, changes=changes, out=tmp_path), workers=1)
+    begun = resolve(Request(subset=100, changes=changes, out=tmp_path), workers=1)
     with monkeypatch.context() as patch:
         patch.setattr(loop, "identity", lambda _: {name: known[name] for name in stored})
-        cook(SoloWorld(), begun)
+        run_recipe(SoloWorld(), begun)
     (tmp_path / "result.json").unlink()
     capsys.readouterr()
 
-    cook(SoloWorld(), take_order(Request(changes={}, resume=tmp_path), workers=1))
+    run_recipe(SoloWorld(), resolve(Request(changes={}, resume=tmp_path), workers=1))
 
     assert re.search(
         r"not compared, .* step-2 did not store it: settings of torch, processor, the bits of a",

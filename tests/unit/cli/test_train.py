@@ -9,14 +9,14 @@ import tomli_w
 
 from samestep.base.errors import UsageError
 from samestep.cli import train as verb
-from samestep.recipes.order import settled_by_first, take_order
+from samestep.recipes.order import broadcast_resolved, resolve
 from samestep.recipes.request import Request, after_failure
 from samestep.training.result import Result
 from samestep.world.solo import SoloWorld
 
 
 def order(workers=1, **asked):
-    return take_order(Request(**{"changes": {}, **asked}), workers=workers)
+    return resolve(Request(**{"changes": {}, **asked}), workers=workers)
 
 
 def refused(**asked):
@@ -43,7 +43,7 @@ def test_one_command_begins_a_run_and_goes_on_with_it(begun, tmp_path):
 
     assert (first.resume, first.out) == (False, tmp_path / "new")
     assert (later.resume, later.out) == (True, begun)
-    assert (later.settings.lr, later.settings.precision, later.conduct.keep) == (0.5, "fp32", 5)
+    assert (later.settings.lr, later.settings.precision, later.options.keep) == (0.5, "fp32", 5)
 
 
 def test_a_configuration_file_begins_a_run_and_goes_on_with_it(begun, tmp_path):
@@ -90,7 +90,7 @@ def test_a_run_goes_on_kept_and_watched_as_its_start_says(begun):
     watched = {"keep": 3, "checkpoint_minutes": 1.0, "profile": "5:6", "per_rank": True}
     found = order(resume=begun, changes=watched)
 
-    assert {name: getattr(found.conduct, name) for name in watched} == watched
+    assert {name: getattr(found.options, name) for name in watched} == watched
     assert found.settings == order(resume=begun).settings
 
 
@@ -153,7 +153,7 @@ def test_what_a_recipe_or_a_file_says_beyond_need_is_no_flag(tmp_path):
     file.write_text("schedule = 'step'\nstep_epochs = 20\nloader_workers = 1\ndata_dir = 'nowhere'\n")
 
     assert order(config=file, changes={"epochs": 3}).settings.step_epochs == 20
-    assert order(config=file, weights=Path("x"), changes={"precision": "bf16"}).conduct.loader_workers == 1
+    assert order(config=file, weights=Path("x"), changes={"precision": "bf16"}).options.loader_workers == 1
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def test_the_folder_of_a_run_is_the_one_that_rank_0_has_named(begun, tmp_path):
     ours = order(recipe="digits", subset=640, changes={"lr": 0.5}, resume=tmp_path / "seen here only")
     first = order(resume=begun)
 
-    found = settled_by_first(ours, Heard(first))
+    found = broadcast_resolved(ours, Heard(first))
 
     assert (found.out, found.resume) == (begun, True)
     assert found.config() == first.config()
@@ -206,7 +206,7 @@ def test_the_folder_of_a_run_is_the_one_that_rank_0_has_named(begun, tmp_path):
 def test_workers_that_start_afresh_go_on_with_the_run_that_they_have_begun(begun):
     asked = Request(recipe="digits", changes={"lr": 0.5}, batch_per_worker=16, out=begun)
 
-    again = take_order(after_failure(asked), workers=2)
+    again = resolve(after_failure(asked), workers=2)
 
     assert again.resume
     assert again.out == begun

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samestep.base.errors import UsageError
-from samestep.training.conduct import Conduct
+from samestep.training.conduct import RunOptions
 from samestep.training.loggers.logger import evaluation_figures, step_figures
-from samestep.training.loggers.observed import Observed, check_loggers, observed, spread
+from samestep.training.loggers.observed import LoggedSink, check_loggers, spread, with_loggers
 from samestep.training.run_folder import RunFolder
 from support.run_files import CONFIG, RESULT, evaluation_row, json_lines, step_row
 
-LOGGERS = next(one for one in fields(Conduct) if one.name == "logger").metadata["choices"]
+LOGGERS = next(one for one in fields(RunOptions) if one.name == "logger").metadata["choices"]
 
 
 class Fragile:
@@ -43,7 +43,7 @@ class Fragile:
 def watched(tmp_path, **loggers):
     """Return a sink over a run folder with these loggers, and what is told."""
     told = []
-    sink = Observed(RunFolder(tmp_path), told.append)
+    sink = LoggedSink(RunFolder(tmp_path), told.append)
     sink._loggers.update(loggers)
     return sink, told
 
@@ -142,7 +142,7 @@ def test_a_failing_run_folder_is_an_error_as_without_loggers(tmp_path):
 
 
 def test_without_loggers_nothing_but_the_run_folder_is_written(tmp_path):
-    sink = observed(RunFolder(tmp_path), (), CONFIG, tell=pytest.fail)
+    sink = with_loggers(RunFolder(tmp_path), (), CONFIG, report=pytest.fail)
 
     sink.steps([step_row(1)])
 
@@ -158,7 +158,7 @@ def test_without_loggers_nothing_but_the_run_folder_is_written(tmp_path):
 )
 def test_what_cannot_be_shown_or_traced_is_refused_by_its_flag(options, message):
     with pytest.raises(UsageError, match=message):
-        Conduct(**options)
+        RunOptions(**options)
 
 
 @pytest.mark.parametrize("name", LOGGERS)

@@ -7,7 +7,7 @@ import pytest
 import wandb
 from wandb.proto.wandb_internal_pb2 import Record
 
-from samestep.training.loggers.observed import observed
+from samestep.training.loggers.observed import with_loggers
 from samestep.training.loggers.wandb import open_logger
 from samestep.training.run_folder import RunFolder
 from support.run_files import CONFIG, RESULT, evaluation_row, step_row
@@ -158,7 +158,7 @@ def test_a_logger_that_cannot_be_opened_is_told_and_the_run_goes_on(tmp_path, mo
     (tmp_path / "wandb").write_text("in the way")
     told = []
 
-    sink = observed(RunFolder(tmp_path), ["wandb"], CONFIG, tell=told.append)
+    sink = with_loggers(RunFolder(tmp_path), ["wandb"], CONFIG, report=told.append)
     sink.steps([step_row(1)])
 
     (line,) = told
