@@ -45,4 +45,4 @@ SYNTHETIC = Recipe(
     model="resnet152",
     settings=Settings(epochs=1, batch_size=32, lr=0.01),
 )
-"""Measures training throughput in images per second; its random labels cannot be learned."""
+"""Measures training throughput in images per second; its labels are random."""
