@@ -127,7 +127,7 @@ def test_the_schedule_steps_once_per_global_batch():
 
 
 def test_more_workers_than_samples_in_a_batch_are_refused_before_work():
-    with pytest.raises(UsageError, match=r"--batch-size 2 .* 3 workers"):
+    with pytest.raises(UsageError, match=r"--batch-size 2 .* 3"):
         run_ranks(train, 3, settings(batch_size=2))
 
 

@@ -45,12 +45,22 @@ def without(parts, *names):
 
 def assert_refused(world, chosen, snapshot, message):
     made = training(world, settings(**chosen))
-    before = made.learner.tensors(), made.learner.rest(), made.journal.state_dict(), made.position
+    before = (
+        made.learner.tensors(),
+        made.learner.optimization_state(),
+        made.journal.state_dict(),
+        made.position,
+    )
 
     with pytest.raises(CheckpointError, match=message):
         made.restore(snapshot)
 
-    after = made.learner.tensors(), made.learner.rest(), made.journal.state_dict(), made.position
+    after = (
+        made.learner.tensors(),
+        made.learner.optimization_state(),
+        made.journal.state_dict(),
+        made.position,
+    )
     assert same(before[:3], after[:3])
     assert before[3] == after[3]
 

@@ -95,13 +95,13 @@ def test_every_field_of_the_metrics_is_described_and_no_other():
     clock.start()
     clock.mark("data")
     clock.step_done()
-    journal.note(epoch=1, count=4, lr=0.1, loss=torch.tensor(1.0))
-    look = journal.look()
-    (row,) = look.rows
+    journal.record(epoch=1, count=4, lr=0.1, loss=torch.tensor(1.0))
+    window = journal.end_window()
+    (row,) = window.rows
 
     assert named(section("guide/training.md", "### metrics.jsonl")) == list(row)
     ranks = re.findall(r"^\| (`.*?`) \|", section("guide/training.md", "### ranks.jsonl"), re.MULTILINE)
-    assert re.findall(r"`(\w+)`", " ".join(ranks)) == list(look.ranks[0])
+    assert re.findall(r"`(\w+)`", " ".join(ranks)) == list(window.ranks[0])
 
 
 def test_every_phase_and_field_of_a_clocked_step_is_described_and_no_other():
@@ -133,7 +133,7 @@ def test_every_key_of_the_configuration_is_described():
 
 def settings_table(kind):
     """Return the lines of the table that describes the settings of a dataclass in their own words."""
-    lines = ["| option | meaning | if not said |", "|---|---|---|"]
+    lines = ["| option | meaning | default |", "|---|---|---|"]
     for one in dataclasses.fields(kind):
         about, choices = one.metadata["about"].removesuffix("."), one.metadata["choices"]
         told = about + (": " + ", ".join(f"`{choice}`" for choice in choices) if choices else "")

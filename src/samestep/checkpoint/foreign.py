@@ -161,7 +161,7 @@ def _not_plain(path: Path, reported: str) -> str:
         )
     reason = re.search(r"Unpickler error:\s*([^\n]+)", reported)
     why = f": {reason[1].rstrip('.')}" if reason else ""
-    return f"{path} cannot be read with weights_only{why}. Save it again with torch.save."
+    return f"{path} cannot be read as tensors and plain values{why}. Save it again with torch.save."
 
 
 def _state_dict(contents: Mapping[str, Any], where: str) -> dict[str, Any]:

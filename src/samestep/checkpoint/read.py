@@ -64,7 +64,7 @@ def _tensors(path: Path, seal: Seal) -> dict[str, Tensor]:
 def _plain_pickle(path: Path, seal: Seal) -> dict[str, Any]:
     data = _verified(path, seal)
     if not data.startswith(ZIP):
-        raise CheckpointError(f"{path} is not a torch.save file. {_EARLIER}")
+        raise CheckpointError(f"{path} is refused: it is not a torch.save file. {_EARLIER}")
     with _refused(path):
         refuse_inflated(io.BytesIO(data), len(data))
         value = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)

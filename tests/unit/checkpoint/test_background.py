@@ -220,7 +220,7 @@ def test_whatever_goes_wrong_in_clearing_up_is_told_and_not_raised(tmp_path, mon
         save(writer, 1)
 
     assert (writer.newest, writer.failure) == (tmp_path / "step-1", None)
-    assert writer.warning == f"old checkpoints in {tmp_path} cannot be looked through: no more."
+    assert writer.warning == f"old checkpoints in {tmp_path} cannot be listed: no more."
 
 
 def test_what_cannot_be_saved_is_an_error_of_the_call(tmp_path):

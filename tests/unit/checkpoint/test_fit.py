@@ -37,11 +37,10 @@ def test_groups_of_an_optimizer_are_compared():
 
     assert optimizer_mismatch(one.state_dict(), one) is None
     assert (
-        optimizer_mismatch(one.state_dict(), two)
-        == "groups of [4] parameters, in the optimizer of [1, 1, 1, 1]"
+        optimizer_mismatch(one.state_dict(), two) == "groups of [4] parameters, in the optimizer [1, 1, 1, 1]"
     )
     assert optimizer_mismatch(nn.Linear(1, 1).state_dict(), one) == (
-        "it is no optimizer's state: it has weight, bias"
+        "it is not the state of an optimizer: it has weight, bias"
     )
 
 

@@ -38,7 +38,7 @@ def test_of_equal_scores_the_newest_stays():
 
 
 def test_none_to_keep_is_refused():
-    with pytest.raises(UsageError, match="last 0 cannot be kept"):
+    with pytest.raises(UsageError, match="keep is 0"):
         Retention(last=0)
 
 

@@ -136,9 +136,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_nothing_runs(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     hostile = pickle.dumps({b"data": Hostile(), b"labels": []}, protocol=2)
 
-    with pytest.raises(
-        DataError, match=r"batch is refused: .*it asks for (io|_io|__builtin__|builtins).open"
-    ):
+    with pytest.raises(DataError, match=r"batch is refused: .* (io|_io|__builtin__|builtins).open"):
         from_pickle(hostile, "batch")
     assert list(tmp_path.iterdir()) == []
 
@@ -163,7 +161,7 @@ def test_arrays_and_plain_values_are_what_a_pickle_may_hold():
 )
 def test_what_is_no_archive_is_named(content, tmp_path):
     (tmp_path / "it.tar").write_bytes(content)
-    with pytest.raises(DataError, match=r"it\.tar is damaged, or no tar archive"):
+    with pytest.raises(DataError, match=r"it\.tar is damaged"):
         members(tmp_path / "it.tar")
 
 

@@ -104,9 +104,8 @@ def test_a_logger_that_fails_is_told_once_and_left_out_and_the_others_go_on(tmp_
     sink.finish(RESULT)
 
     (line,) = told
-    assert line.startswith(
-        "--logger broken has failed and is off from here on (RuntimeError: the disk is full);"
-    )
+    assert "--logger broken" in line
+    assert "RuntimeError: the disk is full" in line
     assert [kind for kind, _ in whole.calls] == ["steps", "evaluation"] * 2 + ["close"]
     assert len(broken.calls) < len(whole.calls)
     assert len(json_lines(tmp_path / "metrics.jsonl")) == 2
@@ -153,7 +152,7 @@ def test_without_loggers_nothing_but_the_run_folder_is_written(tmp_path):
     ("options", "message"),
     [
         ({"logger": ("tensorboard", "paper")}, "--logger 'paper' is not one of tensorboard, wandb"),
-        ({"profile": "5"}, "--profile '5' is no span of steps"),
+        ({"profile": "5"}, "--profile is '5'"),
     ],
 )
 def test_what_cannot_be_shown_or_traced_is_refused_by_its_flag(options, message):
