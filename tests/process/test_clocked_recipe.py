@@ -69,7 +69,7 @@ def test_all_workers_leave_the_training_after_the_same_step(processes, tmp_path)
 def test_a_training_that_fails_says_so_in_its_file(processes, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "result.json").touch()
-    with pytest.raises(UsageError, match="already holds a run"):
+    with pytest.raises(UsageError, match="already contains a run"):
         processes.run(trained, 1, tmp_path, None, 0)
 
     ((_, steps, last),) = read(tmp_path)
