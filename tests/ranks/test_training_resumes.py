@@ -68,7 +68,7 @@ def assert_refused(world, chosen, snapshot, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"lr": 0.1}, r"began with --lr 0.05, and its settings now say 0.1"),
+        ({"lr": 0.1}, r"--lr 0.05, .* 0.1"),
         ({"momentum": 0.5}, r"--momentum 0.9, .* 0.5"),
         ({"weight_decay": 0.2}, r"--weight-decay 0.1, .* 0.2"),
         ({"optimizer": "adamw"}, r"--optimizer sgd, .* adamw"),
@@ -89,8 +89,8 @@ def test_settings_other_than_those_it_began_with_are_named(snapshot, change, mes
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"optimizer": "adamw"}, "its optimizer does not fit: it has no "),
-        ({"schedule": "constant"}, "its --schedule or --warmup is another"),
+        ({"optimizer": "adamw"}, "optimizer.* has no "),
+        ({"schedule": "constant"}, "--schedule or --warmup"),
         ({"ema": 0.9}, "differ in --ema"),
         ({"precision": "fp16"}, "no loss scale"),
     ],
@@ -104,12 +104,12 @@ def test_a_checkpoint_that_does_not_tell_its_settings_is_refused_by_what_it_hold
 @pytest.mark.parametrize("part", ["optimizer", "schedule", "scaler", "random"])
 def test_what_a_checkpoint_lacks_is_named(snapshot, part):
     lacking = replace(snapshot, optimizer=without(snapshot.optimizer, part))
-    assert_refused(SoloWorld(), BEGUN, lacking, rf"no {part}|lacks {part}: .* --eval-only --from")
+    assert_refused(SoloWorld(), BEGUN, lacking, rf"no {part},? .*--eval-only --from")
 
 
 def test_a_checkpoint_that_some_script_saved_is_no_state_of_a_training(snapshot):
     lacking = replace(snapshot, state={"step": 5})
-    assert_refused(SoloWorld(), BEGUN, lacking, r"lacks best, epoch, loss_count, .*: a training cannot go on")
+    assert_refused(SoloWorld(), BEGUN, lacking, r"no best, epoch, loss_count, .*--eval-only")
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,6 @@ def test_every_file_of_a_run_is_named_where_it_cannot_be_written(tmp_path):
     }
     for name, write in writes.items():
         (tmp_path / name).mkdir()
-        then = "Choose another --out" if name == "config.toml" else f"goes on with --resume {tmp_path}"
+        then = "Choose another --out" if name == "config.toml" else f"--resume {tmp_path}"
         with pytest.raises(Error, match=rf"cannot write to {tmp_path}/{name}: Is a directory\. .*{then}"):
             write()

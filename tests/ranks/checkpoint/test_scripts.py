@@ -155,7 +155,7 @@ def test_a_damaged_one_is_told_on_rank_0_and_the_one_before_is_loaded_on_every_r
     def loading(world):
         return samestep.load(here_only(world, tmp_path), world=world, **Script(world).parts)
 
-    with pytest.warns(UserWarning, match=r"step-2 is not used: .*model\.safetensors was damaged") as told:
+    with pytest.warns(UserWarning, match=r"step-2 is not used: .*model\.safetensors is damaged") as told:
         assert run_ranks(loading, 2) == [{"step": 1}] * 2
     assert len(told) == 1
 

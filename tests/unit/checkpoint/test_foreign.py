@@ -191,10 +191,9 @@ def test_a_file_that_torch_did_not_save_is_not_one_to_trust(tmp_path, contents):
     with pytest.raises(CheckpointError) as caught:
         load_state(tmp_path / "w.pth")
 
-    assert str(caught.value) == (
-        f"{tmp_path / 'w.pth'} is no file of torch.save: it begins with {contents[:20]!r}. "
-        "Get it again, or convert it."
-    )
+    assert str(tmp_path / "w.pth") in str(caught.value)
+    assert repr(contents[:20]) in str(caught.value)
+    assert "weights_only" not in str(caught.value)
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
