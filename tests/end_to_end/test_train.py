@@ -120,7 +120,7 @@ def test_the_config_reproduces_the_run_and_the_checkpoint_holds_its_weights(runs
         (["--resume", "."], "config.toml"),
         (["digits", "--resume", "somewhere", "--out", "other"], "--out cannot be used with --resume"),
         (["digits", "--config", "nowhere.toml"], "cannot read the configuration nowhere.toml"),
-        (["digits", "--config", "file"], "is no TOML"),
+        (["digits", "--config", "file"], "TOML"),
         (["digits", "--profile", "5"], "--profile is '5'"),
         (["digits", "--logger", "paper"], "--logger"),
         (["digits", "--metric", "Beauty"], "--metric"),
@@ -170,10 +170,10 @@ def test_a_run_folder_is_never_written_over(runs, capsys):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("learning_rate = 1", "nothing is called 'learning_rate'. Known are: accumulate,"),
-        ("lr = 'fast'", "lr = 'fast' is of the wrong type"),
-        ("epochs = 1.5", "epochs = 1.5 is of the wrong type"),
-        ("milestones = 3", "milestones = 3 is of the wrong type"),
+        ("learning_rate = 1", "'learning_rate' is unknown"),
+        ("lr = 'fast'", "lr = 'fast' has the wrong type"),
+        ("epochs = 1.5", "epochs = 1.5 has the wrong type"),
+        ("milestones = 3", "milestones = 3 has the wrong type"),
         ("optimizer = 'lion'", "--optimizer 'lion' is not one of sgd, adamw"),
     ],
 )

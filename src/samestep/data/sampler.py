@@ -48,7 +48,7 @@ class ShareBatchSampler(Sampler[list[int]]):
         self.upcoming = position
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass; the position in that epoch is kept if it is to be resumed."""
+        """Set the epoch of the next pass; a pending resume of that epoch is kept."""
         if epoch != self.upcoming.epoch:
             self.upcoming = Position(self.upcoming.seed, epoch)
 
@@ -124,7 +124,7 @@ class UnpaddedSampler(Sampler[int]):
         return chain.from_iterable(self._shares)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass; the position in that epoch is kept if it is to be resumed."""
+        """Set the epoch of the next pass; a pending resume of that epoch is kept."""
         self._shares.set_epoch(epoch)
 
     def state_dict(self, *, epoch: int, steps: int) -> dict[str, int]:

@@ -28,7 +28,7 @@ class Passes(Protocol):
         """Start the next pass at `position`."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass; the position in that epoch is kept if it is to be resumed."""
+        """Set the epoch of the next pass; a pending resume of that epoch is kept."""
 
 
 class StepBatch(NamedTuple):

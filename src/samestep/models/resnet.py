@@ -2,7 +2,7 @@
 
 Source: He, Zhang, Ren, Sun, "Deep residual learning for image recognition", CVPR 2016. As in most current
 implementations, a bottleneck has its stride in the 3x3 convolution, not in the first one ("v1.5"). Parameters
-have torchvision's names, so that weights can be exchanged with it.
+have torchvision's names, so that weights load in both directions.
 """
 
 from collections.abc import Mapping
