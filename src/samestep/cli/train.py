@@ -25,14 +25,14 @@ from samestep.launch.job import Job, Program
 from samestep.launch.plan import Spawn
 from samestep.measure.clock_file import Clocking
 from samestep.report.run_page import write_report
-from samestep.training.conduct import Conduct
+from samestep.training.conduct import RunOptions
 from samestep.training.run_folder import RunFolder
 from samestep.training.settings import Settings
 from samestep.world.compute_threads import asked_threads
 from samestep.world.launchers import SAMESTEP
 
 if TYPE_CHECKING:
-    from samestep.recipes.order import Order
+    from samestep.recipes.order import ResolvedConfig
     from samestep.recipes.request import Request
     from samestep.training.result import Result
     from samestep.world.world import World
@@ -43,7 +43,7 @@ FINISH_S = 300.0
 _WHAT, _DATA, _RESULTS = "What", "Data", "Results"
 
 
-@with_flags_of(Settings, Conduct)
+@with_flags_of(Settings, RunOptions)
 def train(
     recipe: Annotated[
         str | None,
@@ -162,7 +162,7 @@ def train(
     a checkpoint and end with exit code 75; --resume goes on from it. So do the workers by themselves, up to
     --max-restarts times, after one has failed.
     """
-    from samestep.recipes.order import check_compiler, take_order
+    from samestep.recipes.order import check_compiler, resolve
     from samestep.recipes.request import Request, after_failure, configuration
 
     if eval_only != (weights is not None):
@@ -179,7 +179,7 @@ def train(
         model=model,
         data_dir=data_dir,
         subset=subset,
-        changes=given(settings, Settings, Conduct),
+        changes=given(settings, Settings, RunOptions),
         config=config,
         batch_per_worker=batch_per_worker,
         lr_scale=lr_scale,
@@ -203,16 +203,16 @@ def train(
     decision = watched(bound(decision, bind), hang_timeout=hang_timeout, sanitize=False)
     refuse_unused(job, decision.plan, Meeting(), launcher=decision.found.launcher)
     _leave_if_finished(request, decision, as_json=as_json)
-    order = take_order(request, workers=decision.size)
+    resolved = resolve(request, workers=decision.size)
     if (
-        order.settings.compile and not accelerator_count()
+        resolved.settings.compile and not accelerator_count()
     ):  # else the workers look: devices are theirs to open
-        check_compiler(order)
+        check_compiler(resolved)
     if clocking is not None and starts_all(decision):
         clocking.refuse_used()
     if isinstance(decision.plan, Spawn) and (decision.size > 1 or max_restarts):
-        raise typer.Exit(_start(decision, request, order, clocking, as_json=as_json))
-    work = partial(_work, decision, order, clocking, threads=threads, as_json=as_json)
+        raise typer.Exit(_start(decision, request, resolved, clocking, as_json=as_json))
+    work = partial(_work, decision, resolved, clocking, threads=threads, as_json=as_json)
     if decision.found.launcher == SAMESTEP.name:  # which watches its workers
         work()
     else:
@@ -234,74 +234,87 @@ def _leave_if_finished(request: "Request", decision: Decision, *, as_json: bool)
 
 
 def _start(
-    decision: Decision, request: "Request", order: "Order", clocking: Clocking | None, *, as_json: bool
+    decision: Decision,
+    request: "Request",
+    resolved: "ResolvedConfig",
+    clocking: Clocking | None,
+    *,
+    as_json: bool,
 ) -> int:
     """Start the workers, each with all that was asked for and the folder settled; return the exit code."""
-    if order.weights is None:
+    if resolved.weights is None:
         from samestep.recipes.cook import prepare
 
-        refuse_unmeasured(decision, order.settings.algorithm)
+        refuse_unmeasured(decision, resolved.settings.algorithm)
         if isinstance(decision.plan, Spawn) and not decision.plan.nodes.rank:  # rank 0 writes, so its node
-            prepare(order)
-        request = replace(request, out=None if request.resume else order.out)
+            prepare(resolved)
+        request = replace(request, out=None if request.resume else resolved.out)
     if decision.speaks:
-        _tell_what_it_is(decision, order)
+        _tell_what_it_is(decision, resolved)
         tell(headline(decision))
     program = replace(decision.job.program, args=_arguments(request, clocking, as_json=as_json))
     try:
         code, why = act(replace(decision, job=replace(decision.job, program=program))), ""
     except Error as error:
-        if not _has_finished(order):
+        if not _has_finished(resolved):
             raise
         code, why = error.exit_code, str(error).strip().partition("\n")[0]
-    if code and _has_finished(order):
-        tell(f"the training has finished, see {order.out / 'result.json'}; after that a worker failed. {why}")
+    if code and _has_finished(resolved):
+        tell(
+            f"the training has finished, see {resolved.out / 'result.json'}; after that a worker failed. "
+            f"{why}"
+        )
         return 0
     return code
 
 
-def _has_finished(order: "Order") -> bool:
-    return order.weights is None and RunFolder.has_finished(order.out)
+def _has_finished(resolved: "ResolvedConfig") -> bool:
+    return resolved.weights is None and RunFolder.has_finished(resolved.out)
 
 
-def _tell_what_it_is(decision: Decision, order: "Order") -> None:
-    settings, workers = order.settings, decision.size
-    for said in (order.label, settings.advice(workers), settings.about_exact(workers)):
+def _tell_what_it_is(decision: Decision, resolved: "ResolvedConfig") -> None:
+    settings, workers = resolved.settings, decision.size
+    for said in (resolved.label, settings.advice(workers), settings.about_exact(workers)):
         if said is not None:
             tell(said)
 
 
 def _work(
-    decision: Decision, order: "Order", clocking: Clocking | None, *, threads: int | None, as_json: bool
+    decision: Decision,
+    resolved: "ResolvedConfig",
+    clocking: Clocking | None,
+    *,
+    threads: int | None,
+    as_json: bool,
 ) -> None:
     """Be a worker, or the only one."""
     from samestep.recipes.cook import score
-    from samestep.recipes.order import check_compiler, settled_by_first
+    from samestep.recipes.order import broadcast_resolved, check_compiler
     from samestep.world.join import join
 
     bind_worker(decision, decision.found.place)
     finished = False
     try:
         with join(threads=threads) as world:
-            check_compiler(order, world.device)
-            order = settled_by_first(order, world)
+            check_compiler(resolved, world.device)
+            resolved = broadcast_resolved(resolved, world)
             if decision.found.launcher != SAMESTEP.name:  # which has told it
-                world.on_main(lambda: _tell_what_it_is(decision, order))
-            if order.weights is not None:
-                found = score(world, order)
+                world.on_main(lambda: _tell_what_it_is(decision, resolved))
+            if resolved.weights is not None:
+                found = score(world, resolved)
                 world.print(json_line(found.as_dict()).rstrip() if as_json else found.summary())
                 return
-            result = _train(world, order, clocking)
+            result = _train(world, resolved, clocking)
             finished = result is not None
             if result is not None and world.place.is_main:
-                _report(result, order.out, as_json=as_json)
+                _report(result, resolved.out, as_json=as_json)
     except KeyboardInterrupt:
         if decision.size == 1:  # of several, the launcher says it
             tell(f"ended by signal {SIGINT:d}.")
         raise
     except PutOff as stopped:
         if world.place.is_main:
-            tell(f"{stopped}. Go on with: samestep train --resume {order.out}")
+            tell(f"{stopped}. Go on with: samestep train --resume {resolved.out}")
         raise typer.Exit(stopped.exit_code) from None
     except Exception as error:
         if not finished:
@@ -309,17 +322,17 @@ def _work(
         tell(f"the training has finished; after that this worker failed: {_line(error)}")
 
 
-def _train(world: "World", order: "Order", clocking: Clocking | None) -> "Result | None":
+def _train(world: "World", resolved: "ResolvedConfig", clocking: Clocking | None) -> "Result | None":
     """Train; return the result, or None where the training was left once enough steps were clocked."""
     from samestep.recipes.clocked import clocked
-    from samestep.recipes.cook import cook
+    from samestep.recipes.cook import run_recipe
 
     if clocking is None:
-        return cook(world, order)
-    samples = len(order.train_set)
-    config = order.training() | {"samples": samples}
-    train = partial(cook, world, order)
-    result = clocked(train, world, clocking, samples_per_epoch=samples, config=config, tell=tell)
+        return run_recipe(world, resolved)
+    samples = len(resolved.train_set)
+    config = resolved.training() | {"samples": samples}
+    train = partial(run_recipe, world, resolved)
+    result = clocked(train, world, clocking, samples_per_epoch=samples, config=config, report=tell)
     if result is None and world.place.is_main:
         tell(clocking.stopped_words())
     return result

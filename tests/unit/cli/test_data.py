@@ -31,7 +31,7 @@ def test_a_copy_is_found_and_checked(capsys):
 
 def test_what_comes_along_need_not_be_fetched(capsys):
     assert run_command(["data", "fetch", "digits"]) == 0
-    assert capsys.readouterr().out == "digits: 3,823 + 1,797 images, 8 x 8 grey; comes along\n"
+    assert capsys.readouterr().out == "digits: 3,823 + 1,797 images, 8 x 8 grayscale; comes along\n"
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_what_comes_along_need_not_be_fetched(capsys):
     [
         (["check"], "samestep data check needs a NAME"),
         (["fetch", "synthetic"], "'synthetic' is none of those that can be fetched"),
-        (["check", "cats"], "no data set is called 'cats'"),
+        (["check", "cats"], "no data set 'cats'"),
         (["check", "cifar10", "--data-dir", "nowhere"], "--data-dir nowhere is not a folder"),
         (["bake", "digits"], "'bake'"),
     ],

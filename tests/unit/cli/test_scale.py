@@ -191,7 +191,7 @@ def test_compared_threads_are_not_said_twice(script, capsys):
         (["train.py", "--bind=foo"], "--bind 'foo'"),
         (["train.py", "--split=foo"], "--split 'foo' is none of call, loader"),
         (["digits", "--compare", "sync=ddp,bogus"], "--sync 'bogus' is not one of"),
-        (["digits", "-n", "1,4", "--batch-size=3"], "4 workers"),
+        (["digits", "-n", "1,4", "--batch-size=3"], "--batch-size 3"),
         (["train.py", "--scaling=up"], "--scaling 'up' is none of auto, strong, weak, both"),
         (["train.py", "-n", "1,3", "--b={64/n}"], "64 is not divisible by n = 3"),
         (["--repeat=3", "train.py"], "samestep scale has no option --repeat"),
