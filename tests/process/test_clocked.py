@@ -18,16 +18,16 @@ from samestep.autopilot.options import DEFAULTS
 from samestep.autopilot.steering import steering
 from samestep.measure.clock_file import ClockFile, Clocking
 from samestep.replicas.replicate import replicate
-from samestep.watch.bucketed import LEAST_ELEMENTS
+from samestep.watch.bucketed import MIN_ELEMENTS
 from samestep.watch.clocked import ScriptClock
-from samestep.watch.notes import Notes
-from samestep.watch.stolen import processor_clock
+from samestep.watch.notes import StepWriter
+from samestep.watch.stolen import thread_cpu_clock
 
 STEPS = 3
 KEPT = []
 
 
-class Kept(Notes):
+class Kept(StepWriter):
     """Keeps the steps beside writing them."""
 
     def add(self, step):
@@ -40,7 +40,7 @@ def clocked(place, folder, script, *, hides=False):
     from samestep.watch import clocked as module
 
     KEPT.clear()
-    module.Notes, found = Kept, module.Notes
+    module.StepWriter, found = Kept, module.StepWriter
     try:
         clocking = Clocking(folder=Path(folder), warm_up=0)
         clock = ScriptClock(
@@ -50,9 +50,9 @@ def clocked(place, folder, script, *, hides=False):
             script()
         clock.end("end")
     finally:
-        module.Notes = found
+        module.StepWriter = found
     # The processor's time counts where something is exchanged while backward computes.
-    told = hides and processor_clock() is not None
+    told = hides and thread_cpu_clock() is not None
     assert hides is None or all(step.hides == hides for step in KEPT)
     assert hides is None or all((step.readings is not None) == told for step in KEPT[1:])
     return [phase for phase, _ in groupby(KEPT[-1].marks[2::2])], [step.samples for step in KEPT]
@@ -77,7 +77,7 @@ def with_ddp(world, folder):
 
 
 def with_large_gradients(world, folder):
-    model = DistributedDataParallel(nn.Linear(LEAST_ELEMENTS, 1, bias=False))
+    model = DistributedDataParallel(nn.Linear(MIN_ELEMENTS, 1, bias=False))
 
     def exchanges(_, bucket):  # called by DDP's own hook once the last gradient is copied
         dist.barrier()
@@ -90,7 +90,7 @@ def with_large_gradients(world, folder):
     def script():
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(STEPS):
-            model(torch.ones(4, LEAST_ELEMENTS)).mean().backward()
+            model(torch.ones(4, MIN_ELEMENTS)).mean().backward()
             optimizer.step()
 
     return clocked(world.place, folder, script, hides=True)
@@ -101,10 +101,10 @@ def by_hand_after_a_copy_that_failed(world, folder):
         raise ValueError(bucket.index())
 
     def averaged(_):
-        large = DistributedDataParallel(nn.Linear(LEAST_ELEMENTS, 1, bias=False))
+        large = DistributedDataParallel(nn.Linear(MIN_ELEMENTS, 1, bias=False))
         large.register_comm_hook(None, fails)
         with pytest.raises(ValueError, match="0"):
-            large(torch.ones(4, LEAST_ELEMENTS)).mean().backward()
+            large(torch.ones(4, MIN_ELEMENTS)).mean().backward()
         dist.barrier()
 
     return clocked(world.place, folder, lambda: train(network(), averaged=averaged), hides=True)[0]
@@ -127,12 +127,12 @@ def held_or_compiled(world, folder):
 
     told = set()
     for number, made in enumerate((Holding, compiled)):
-        model, below = made(nn.Linear(LEAST_ELEMENTS, 1, bias=False)), Path(folder) / str(number)
+        model, below = made(nn.Linear(MIN_ELEMENTS, 1, bias=False)), Path(folder) / str(number)
 
         def script(model=model):
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             for _ in range(STEPS):
-                model(torch.ones(4, LEAST_ELEMENTS)).mean().backward()
+                model(torch.ones(4, MIN_ELEMENTS)).mean().backward()
                 optimizer.step()
 
         phases, _ = clocked(world.place, below, script, hides=True)
@@ -272,7 +272,7 @@ def test_the_exchange_of_a_native_script_is_none_of_the_phases_it_is_in(processe
         assert samples == [4] * STEPS
 
 
-@pytest.mark.skipif(processor_clock() is None, reason="this system does not tell it")
+@pytest.mark.skipif(thread_cpu_clock() is None, reason="this system does not tell it")
 def test_the_processor_is_asked_in_the_next_step_that_hides_an_exchange(processes, tmp_path):
     for told in processes.run(in_every_second_step, 2, str(tmp_path)):
         assert told == [(True, False), (False, True), (True, True)]
@@ -282,7 +282,7 @@ def test_an_exchange_in_an_optimizers_step_is_not_hidden_by_the_backward_it_is_i
     assert processes.run(in_steps_within_backward, 2, str(tmp_path)) == [{False}] * 2
 
 
-@pytest.mark.skipif(processor_clock() is None, reason="this system does not tell it")
+@pytest.mark.skipif(thread_cpu_clock() is None, reason="this system does not tell it")
 def test_a_step_that_begins_within_backward_knows_the_processor_from_there_on(processes, tmp_path):
     for told in processes.run(with_steps_within_backward, 2, str(tmp_path)):
         assert told

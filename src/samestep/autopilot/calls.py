@@ -46,7 +46,7 @@ from samestep.autopilot.slice_call import Forward, call_slice, draws_by
 from samestep.autopilot.slicing import Slicing
 from samestep.base.errors import OutOfStep, UsageError
 from samestep.sharding.share import share
-from samestep.watch.drawn import Drawn
+from samestep.watch.drawn import RngState
 from samestep.watch.tree import leaves
 from samestep.world.world import World
 
@@ -229,7 +229,7 @@ class Calls:
 
     def _split(self, forward: Forward, module: nn.Module, given: Given, plan: SplitPlan, cut: Cut) -> Any:
         name = type(module).__name__
-        before = None if plan.draws is not None else Drawn.now(self._world.device)
+        before = None if plan.draws is not None else RngState.now(self._world.device)
         check = None
         if self._options.are_serial and self._schedule.is_due(module, grad=torch.is_grad_enabled()):
             check = SampleCheck(forward, module, given, self._world, draws=plan.draws is not None)
@@ -242,7 +242,7 @@ class Calls:
                 outputs = call_slice(
                     forward, module, own, cut, draws=draws, options=self._options, reads=reads
                 )
-            if before is not None and not before.same(Drawn.now(self._world.device)):
+            if before is not None and not before.same(RngState.now(self._world.device)):
                 raise OutOfStep(
                     f"{name} drew random numbers, and had drawn none in its equivalence check: the workers' "
                     "random streams differ now. Keep its calls unsplit: samestep.split(model, dim=None)."

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from samestep.autopilot.coins import are_torchs, bits, heads
 from samestep.autopilot.cut import Cut, inverse, memory_order
 from samestep.autopilot.draw_plans import DrawPlan, OneDraw, RecordedDraw
-from samestep.watch.drawn import Drawn
+from samestep.watch.drawn import RngState
 
 aten = torch.ops.aten
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001 - no public spelling
@@ -128,9 +128,9 @@ class WidenedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         draw = _DRAWS.get(func.overloadpacket)
         if draw is not None:
             return draw(self, func, args, kwargs)
-        before = Drawn.now(_device(args))
+        before = RngState.now(_device(args))
         result = func(*args, **kwargs)
-        if not before.same(Drawn.now(_device(args))):  # attention without dropout draws nothing
+        if not before.same(RngState.now(_device(args))):  # attention without dropout draws nothing
             self.unknown.add(str(func.overloadpacket))
         return result
 

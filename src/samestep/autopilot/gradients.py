@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from samestep.base.errors import OutOfStep, UsageError
 from samestep.collectives.by_algorithm import works_beside
 from samestep.replicas.bucketed import Bucketed
-from samestep.replicas.fingerprint import check_alike
+from samestep.replicas.fingerprint import check_equal
 from samestep.replicas.plan import MEBIBYTE
-from samestep.replicas.synchroniser import Job, Synchroniser
+from samestep.replicas.synchroniser import GradientSynchronizer, SyncConfig
 from samestep.world.world import World
 
 _EARLY = (2, 10)
@@ -41,7 +41,7 @@ class Gradients:
         """By id, which is theirs as long as they are kept here."""
         self._names: list[str] = []
         """Of each followed tensor, for messages."""
-        self._synchronisers: list[Synchroniser] = []
+        self._synchronizers: list[GradientSynchronizer] = []
         self._exchanges = 0
 
     def follow(
@@ -72,19 +72,19 @@ class Gradients:
             return
         self._followed |= new
         self._names += named
-        check_alike(self._world, named)
-        job = Job(
+        check_equal(self._world, named)
+        job = SyncConfig(
             world=self._world,
             model=ref(nn.Module()),
             parameters=named,
             statistics=(),
             bucket_bytes=25 * MEBIBYTE,
             may_overlap=may_overlap and works_beside(self._world),
-            exchanged=self._exchanged,
+            after_sync=self._exchanged,
         )
-        synchroniser = Bucketed(job)
-        synchroniser.attach()
-        self._synchronisers.append(synchroniser)
+        synchronizer = Bucketed(job)
+        synchronizer.attach()
+        self._synchronizers.append(synchronizer)
 
     def follows(self, tensor: Tensor) -> bool:
         """Return whether the gradients of `tensor` are averaged."""
@@ -99,8 +99,8 @@ class Gradients:
 
     def detach(self) -> None:
         """Follow nothing any more."""
-        while self._synchronisers:
-            self._synchronisers.pop().detach()
+        while self._synchronizers:
+            self._synchronizers.pop().detach()
 
     def _exchanged(self) -> None:
         self._exchanges += 1
@@ -129,7 +129,7 @@ class Gradients:
                     )
         readable = {name: tensor for name, tensor in named.items() if _has_values(tensor)}
         if readable:
-            check_alike(self._world, readable)
+            check_equal(self._world, readable)
 
 
 def _form(tensor: Tensor) -> str:

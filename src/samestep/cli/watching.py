@@ -14,7 +14,7 @@ from samestep.launch.hosting import Ending
 from samestep.launch.programs import Around
 from samestep.watch.board import Board, GroupStore, SharedMemory
 from samestep.watch.count import Counter
-from samestep.watch.events import heard_by
+from samestep.watch.events import subscribed
 from samestep.watch.sanitize import sanitizing
 from samestep.watch.watchdog import Watchdog, interval_of
 from samestep.world.detect import detect
@@ -66,12 +66,12 @@ def counted(run: Callable[[], Ending], *, around: Around, native: bool) -> Endin
     counter = Counter()
 
     def heard() -> Ending:
-        with heard_by(counter):
+        with subscribed(counter):
             return run()
 
     ending = around(heard)
     if place.is_main and not ending.exit_code:
-        words = counter.count.in_words(each=native and place.size > 1)
+        words = counter.count.summary(is_sharded=native and place.size > 1)
         write_stderr(f"samestep: {words}\n")
     return ending
 

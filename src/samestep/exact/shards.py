@@ -26,8 +26,8 @@ from samestep.exact.gradients import Gradients
 from samestep.exact.identity import check_alike_here
 from samestep.exact.random import drawing
 from samestep.exact.tree import TreeSum
-from samestep.replicas.agreement import broadcast_values, refuse_differing, refuse_unfit
-from samestep.replicas.fingerprint import check_alike
+from samestep.replicas.agreement import broadcast_values, check_same_structure, check_supported
+from samestep.replicas.fingerprint import check_equal
 from samestep.sharding.share import share
 from samestep.world.current import current
 from samestep.world.world import World
@@ -85,7 +85,7 @@ class Exact:
                 f"{shards} logical shards cannot keep {place.size} workers busy. Use at most {shards}: "
                 "another number of shards is another training."
             )
-        refuse_unfit(model)
+        check_supported(model)
         if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
             raise UsageError(
                 "the model has SyncBatchNorm, which normalises over workers: its result depends on their "
@@ -93,7 +93,7 @@ class Exact:
             )
         if place.size > 1:
             check_alike_here(self._world)
-            refuse_differing(self._world, model)
+            check_same_structure(self._world, model)
             broadcast_values(self._world, model)
         self._world = on_one_host(self._world)
         self.model, self.num_shards, self.seed = model, shards, seed
@@ -145,7 +145,7 @@ class Exact:
         """
         if self._world.place.size > 1:
             state = self.model.state_dict(keep_vars=True)
-            check_alike(
+            check_equal(
                 self._world, {name: value for name, value in state.items() if isinstance(value, Tensor)}
             )
 

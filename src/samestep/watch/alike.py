@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from samestep.base.errors import OutOfStep
-from samestep.replicas.fingerprint import drifted
+from samestep.replicas.fingerprint import drift_message
 from samestep.watch.hang import listed
 
 
@@ -111,7 +111,7 @@ def _check_weights(moments: Sequence[Moment]) -> None:
         found = [one.weights[index] for one in moments]
         if len(set(found)) > 1:
             raise OutOfStep(
-                f"{drifted(f'parameter {index} {list(shape)}', found)} Seen after {moments[0].name}."
+                f"{drift_message(f'parameter {index} {list(shape)}', found)} Seen after {moments[0].name}."
             )
 
 

@@ -5,7 +5,7 @@ import socket
 from collections.abc import Hashable
 from dataclasses import replace
 
-from samestep.watch.recorder import Count, Recorder, has_group, ranks_of
+from samestep.watch.recorder import CollectiveCount, Recorder, has_group, ranks_of
 from samestep.watch.standing import Standing, State, Wait
 from samestep.watch.where import Blocked, blocked_in, line_of, main_frames, with_text
 
@@ -59,9 +59,11 @@ class Lookout:
         name = self._recorder.name_of(group, seq)
         return Wait(op=name, seq=seq, group=group, ranks=ranks_of(group), age_s=0.0)
 
-    def _waited_for(self, counts: dict[str, Count], blocked: Blocked | None, passed_s: float) -> Wait | None:
+    def _waited_for(
+        self, counts: dict[str, CollectiveCount], blocked: Blocked | None, passed_s: float
+    ) -> Wait | None:
         """Return what has been waited in for longest, if it is long enough to ask what it is."""
-        standing = [(group, one) for group, one in counts.items() if one.entered != one.ended_last]
+        standing = [(group, one) for group, one in counts.items() if one.entered != one.last_ended]
         keys: list[Hashable] = [*standing, *([] if blocked is None else [blocked])]
         if blocked is not None and blocked.is_new:
             self._ages.pop(blocked, None)
@@ -76,7 +78,7 @@ class Lookout:
             return None
         return Wait(op=blocked.op, seq=None, group="", ranks=blocked.ranks, age_s=self._ages[blocked])
 
-    def _under_way(self, key: tuple[str, Count]) -> tuple[str, int] | None:
+    def _under_way(self, key: tuple[str, CollectiveCount]) -> tuple[str, int] | None:
         if key not in self._found:
             self._found[key] = self._recorder.under_way(key[0])
         return self._found[key]

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from samestep.replicas.fingerprint import fingerprint
+from samestep.replicas.fingerprint import checksum
 from samestep.watch.alike import Moment, check, suspicions
-from samestep.watch.events import Listener, heard_by, parameters_of
+from samestep.watch.events import Listener, parameters_of, subscribed
 from samestep.watch.inputs import random_digest, rows_of
 from samestep.watch.side import Side, beside
 from samestep.watch.where import line_here
@@ -70,7 +70,7 @@ class Sanitizer(Listener):
         self._meet(
             STEP,
             broken=self._broken_gradient,
-            weights=tuple(int(fingerprint(one)) for one in whole),
+            weights=tuple(int(checksum(one)) for one in whole),
             shapes=tuple(tuple(one.shape) for one in whole),
         )
 
@@ -111,7 +111,7 @@ def sanitizing(*, native: bool) -> Iterator[None]:
             random numbers.
     """
     side = Side()
-    with beside(side), heard_by(Sanitizer(side, native=native, say=_tell)):
+    with beside(side), subscribed(Sanitizer(side, native=native, say=_tell)):
         yield
 
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from samestep.watch.count import Counter
-from samestep.watch.events import heard_by
+from samestep.watch.events import subscribed
 
 
 class Ticking:
@@ -23,7 +23,7 @@ class Ticking:
 @pytest.fixture
 def counter():
     counter = Counter(now=Ticking())
-    with heard_by(counter):
+    with subscribed(counter):
         yield counter
 
 
@@ -82,7 +82,7 @@ def test_times_begin_with_the_end_of_the_first_step(counter):
     # Two steps of four phases, each from one tick to the next, and one more tick at the end of each.
     assert count.seconds == {"loading": 3, "forward": 2, "backward": 2, "optimizer": 2, "evaluation": 1}
     assert count.total_s == 18
-    words = count.in_words(each=False)
+    words = count.summary(is_sharded=False)
     assert words.startswith("3 steps, 20 samples in training, 7 otherwise; ")
     assert "forward 12%" in words
 
@@ -91,4 +91,4 @@ def test_what_a_module_calls_itself_is_not_counted_again(counter):
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model(torch.ones(4, 3))
     assert counter.count.samples == 4
-    assert counter.count.in_words(each=True) == "0 steps, 4 samples in training, 0 otherwise on worker 0"
+    assert counter.count.summary(is_sharded=True) == "0 steps, 4 samples in training, 0 otherwise on worker 0"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from samestep.watch.drawn import Drawn
+from samestep.watch.drawn import RngState
 
 CPU = torch.device("cpu")
 DRAWS = {
@@ -23,7 +23,7 @@ DRAWS = {
 
 @pytest.fixture(autouse=True)
 def _as_before():
-    before = Drawn.now(CPU)
+    before = RngState.now(CPU)
     yield
     before.restore()
 
@@ -33,18 +33,18 @@ def test_every_draw_is_seen_and_can_be_taken_back(name):
     np.random.seed(1)
     if "left over" in name:
         np.random.randn()
-    before = Drawn.now(CPU)
-    assert before.same(Drawn.now(CPU))
+    before = RngState.now(CPU)
+    assert before.same(RngState.now(CPU))
     first = DRAWS[name]()
-    assert not before.same(Drawn.now(CPU))
+    assert not before.same(RngState.now(CPU))
     before.restore()
-    assert before.same(Drawn.now(CPU))
+    assert before.same(RngState.now(CPU))
     assert np.array_equal(DRAWS[name](), first)
 
 
 def test_as_many_draws_as_the_twister_has_words_are_seen():
     np.random.seed(1)
     np.random.rand(312)
-    before = Drawn.now(CPU)
+    before = RngState.now(CPU)
     np.random.rand(312)
-    assert not before.same(Drawn.now(CPU))
+    assert not before.same(RngState.now(CPU))

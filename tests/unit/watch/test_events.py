@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from samestep.watch import events
-from samestep.watch.events import Listener, heard_by
+from samestep.watch.events import Listener, subscribed
 
 
 class Calls(Listener):
@@ -76,13 +76,13 @@ class Telling(nn.Module):
 )
 def test_a_call_is_heard_of_where_some_part_has_a_parameter(module, heard):
     calls = Calls()
-    with heard_by(calls):
+    with subscribed(calls):
         module(torch.ones(1, 2))
     assert calls.modules == ([module] if heard else [])
 
 
 def test_an_argument_may_have_any_name():
-    with heard_by(Listener()):
+    with subscribed(Listener()):
         assert Empty()(torch.ones(1, 2), module="any").shape == (1, 1)
 
 
@@ -93,6 +93,6 @@ def test_what_a_compiler_cannot_follow_is_called_only_for_a_listener_with_a_plac
     monkeypatch.setattr(events, "getpid", refused)
     monkeypatch.setattr(events, "get_ident", refused)
     model = Empty()
-    with heard_by(Listener()):
+    with subscribed(Listener()):
         model(torch.ones(1, 2)).backward()
         torch.optim.SGD(model.parameters(), lr=0.1).step()

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 from samestep.watch import loaded as module
-from samestep.watch.loaded import Batches, Loaded
+from samestep.watch.loaded import LoadedSamples, LoaderHook
 
 
 class Numbers(IterableDataset):
@@ -34,11 +34,11 @@ def read():
     """Reads a loader with a step for each batch; returns the samples of each, and of an epoch."""
 
     def read(loader, *others):
-        loaded = Loaded()
-        with Batches(loaded.gave).attached():
+        loaded = LoadedSamples()
+        with LoaderHook(loaded.add).attached():
             steps = []
             for _ in zip(loader, *others, strict=True):
-                loaded.learns()
+                loaded.trained()
                 steps.append(loaded.next_step())
         return steps, loaded.samples_per_epoch(loader)
 
@@ -94,8 +94,8 @@ def test_what_is_read_for_another_loader_counts_once(read):
 
 
 def test_what_another_thread_reads_is_not_of_the_step():
-    loaded = Loaded()
-    with Batches(loaded.gave).attached():
+    loaded = LoadedSamples()
+    with LoaderHook(loaded.add).attached():
         thread = Thread(target=list, args=(loader(),))
         thread.start()
         thread.join()
@@ -103,8 +103,8 @@ def test_what_another_thread_reads_is_not_of_the_step():
 
 
 def test_a_thread_that_begins_to_train_goes_on_with_what_it_reads():
-    loaded, steps = Loaded(), []
-    batches = Batches(loaded.gave)
+    loaded, steps = LoadedSamples(), []
+    batches = LoaderHook(loaded.add)
     with batches.attached():
         mine = iter(loader())
         next(mine)
@@ -113,9 +113,9 @@ def test_a_thread_that_begins_to_train_goes_on_with_what_it_reads():
             others = iter(loader())
             next(others)
             batches.follow()
-            loaded.forget()
+            loaded.clear()
             for _ in others:
-                loaded.learns()
+                loaded.trained()
                 steps.append(loaded.next_step())
 
         thread = Thread(target=train)
@@ -127,26 +127,26 @@ def test_a_thread_that_begins_to_train_goes_on_with_what_it_reads():
 @pytest.mark.parametrize("uses", [False, True])
 def test_batches_that_no_step_takes_are_dropped(monkeypatch, uses):
     """As where a graph's replay is the step, which nobody sees."""
-    monkeypatch.setattr(module, "MOST_BATCHES", 2)
-    loaded, batches = Loaded(), loader()
-    with Batches(loaded.gave).attached():
+    monkeypatch.setattr(module, "MAX_BATCHES", 2)
+    loaded, batches = LoadedSamples(), loader()
+    with LoaderHook(loaded.add).attached():
         list(batches)
         if uses:
-            loaded.learns()
+            loaded.trained()
         list(batches)
         assert len(loaded._batches) <= 3
-        loaded.evaluates()
+        loaded.drop_evaluation()
         assert loaded.next_step() == (None if uses else 0)
 
 
 def test_batches_of_an_evaluation_are_of_no_step_and_no_epoch():
-    loaded = Loaded()
-    with Batches(loaded.gave).attached():
+    loaded = LoadedSamples()
+    with LoaderHook(loaded.add).attached():
         train = loader()
         for _ in train:
-            loaded.learns()
+            loaded.trained()
             loaded.next_step()
         list(loader(batch_size=2))
-        loaded.evaluates()
+        loaded.drop_evaluation()
         assert loaded.next_step() == 0
     assert loaded.samples_per_epoch(train) == 10

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from samestep.watch.turns import LONGEST, Turns
+from samestep.watch.turns import MAX_CYCLE, OptimizerCycle
 
 
 def ends(order):
     """Return which steps of an order of optimizers end a turn, as marks below it."""
-    turns = Turns()
+    turns = OptimizerCycle()
     made = {name: torch.optim.SGD([torch.zeros(1)]) for name in sorted(set(order))}
-    return "".join("|" if turns.ends_with(made[name]) else "." for name in order)
+    return "".join("|" if turns.ends_cycle(made[name]) else "." for name in order)
 
 
 @pytest.mark.parametrize(
@@ -46,26 +46,26 @@ def test_an_optimizer_that_stops_or_comes_again_is_learnt_anew(order, marks):
 
 
 def test_no_turn_goes_on_for_ever():
-    assert "|" in ends("A" * 5 * LONGEST + "B" + "A" * (LONGEST + 1))[5 * LONGEST :]
-    alone = Turns()
-    assert all(alone.ends_with(torch.optim.SGD([torch.zeros(1)])) for _ in range(5))  # each is gone
+    assert "|" in ends("A" * 5 * MAX_CYCLE + "B" + "A" * (MAX_CYCLE + 1))[5 * MAX_CYCLE :]
+    alone = OptimizerCycle()
+    assert all(alone.ends_cycle(torch.optim.SGD([torch.zeros(1)])) for _ in range(5))  # each is gone
 
 
-def begins_anew(order):
+def restarts(order):
     """Return the steps after which all before are known to be parts of turns."""
-    turns = Turns()
+    turns = OptimizerCycle()
     made = {name: torch.optim.SGD([torch.zeros(1)]) for name in sorted(set(order))}
     found = []
     for number, name in enumerate(order):
-        turns.ends_with(made[name])
-        if turns.begins_anew:
+        turns.ends_cycle(made[name])
+        if turns.restarts:
             found.append(number)
     return found
 
 
 def test_what_was_taken_for_turns_before_they_were_known_is_told():
-    assert begins_anew("AAAA") == begins_anew("AAABBB") == []
-    assert begins_anew("DGDGDG") == [2]
-    assert begins_anew("DDDGDDDG") == [4]
-    assert begins_anew("ABABABAAAAA") == [2]
-    assert begins_anew("A" * (LONGEST + 1) + "BABAB") == []  # a training of its own came first
+    assert restarts("AAAA") == restarts("AAABBB") == []
+    assert restarts("DGDGDG") == [2]
+    assert restarts("DDDGDDDG") == [4]
+    assert restarts("ABABABAAAAA") == [2]
+    assert restarts("A" * (MAX_CYCLE + 1) + "BABAB") == []  # a training of its own came first
