@@ -230,8 +230,8 @@ def test_every_flag_of_scale_is_in_its_guide_or_in_that_of_jobs():
     assert "| `-m` |" in text
 
 
-def test_the_synchronisers_are_described():
-    assert [row[0].split("`")[1] for row in cells(section("guide/gradients.md", "## Synchronisers"))] == list(
+def test_the_synchronizers_are_described():
+    assert [row[0].split("`")[1] for row in cells(section("guide/gradients.md", "## Synchronizers"))] == list(
         dict.fromkeys(["auto", "bucketed", "flat", *SYNCHRONIZERS])
     )
 
