@@ -1,4 +1,4 @@
-"""Where the generators stand is told exactly, also where numpy's need not be asked."""
+"""The state of the generators is exact, also if numpy's state comes from the cache."""
 
 import random
 
@@ -29,7 +29,7 @@ def _as_before():
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_every_draw_is_seen_and_can_be_taken_back(name):
+def test_every_draw_is_detected_and_can_be_undone(name):
     np.random.seed(1)
     if "left over" in name:
         np.random.randn()
@@ -42,7 +42,7 @@ def test_every_draw_is_seen_and_can_be_taken_back(name):
     assert np.array_equal(DRAWS[name](), first)
 
 
-def test_as_many_draws_as_the_twister_has_words_are_seen():
+def test_as_many_draws_as_the_twister_has_words_are_detected():
     np.random.seed(1)
     np.random.rand(312)
     before = RngState.now(CPU)

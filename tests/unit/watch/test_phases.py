@@ -1,4 +1,4 @@
-"""The phases of a step that has no end take no more room than others."""
+"""The phases of a step that never ends have bounded memory."""
 
 from itertools import count
 
@@ -13,7 +13,7 @@ def line(marks):
     return ClockedStep(0, marks, 4, evaluated=False).line(HostInstants(), ContentionEstimator())
 
 
-def test_marks_of_a_step_without_an_end_are_dropped_and_its_time_is_not(monkeypatch):
+def test_marks_of_a_step_that_never_ends_are_dropped_but_not_its_time(monkeypatch):
     monkeypatch.setattr(phases, "MAX_MARKS", 20)
     seen = Phases(map(float, count()).__next__, CpuUse)
     for _ in range(100):

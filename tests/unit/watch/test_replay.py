@@ -1,4 +1,4 @@
-"""What a clock noted is gone through later, in pieces as they come, and gives the same steps."""
+"""The log of the clock gives the same steps, in whatever parts it is processed."""
 
 import json
 import time
@@ -34,8 +34,8 @@ STEP = (
 )
 
 
-def noted(steps):
-    """Return what is noted of steps, a second between each two entries."""
+def entries_of(steps):
+    """Return log entries of steps, one second apart."""
     entries = [(Event.BEGIN, 0.0, (HostInstants(), "other"))]
     for number in range(steps):
         for what, details in STEP:
@@ -52,8 +52,8 @@ def values(steps):
 
 
 @given(st.lists(st.integers(1, 20), max_size=8))
-def test_it_does_not_matter_when_it_is_gone_through(pieces):
-    whole = noted(4)
+def test_the_steps_do_not_depend_on_when_the_log_is_processed(pieces):
+    whole = entries_of(4)
     log = [one for entry in whole for one in entry]
     expected = values(Replay(log).read())
     assert (log, [number for number, *_ in expected]) == ([], [0, 1, 2, 3])
@@ -66,8 +66,8 @@ def test_it_does_not_matter_when_it_is_gone_through(pieces):
     assert found == expected
 
 
-def test_of_a_step_that_is_told_of_each_moment_has_the_processor():
-    log = [one for entry in noted(1) for one in entry]
+def test_a_sampled_step_has_cpu_readings_at_each_instant():
+    log = [one for entry in entries_of(1) for one in entry]
     log += Event.END_STEP, 20.0, (1,)
     log += Event.READ_CPU, CpuInstant(20.5, CpuUse(2.0, 0.5)), ()
     for now, what in enumerate((Event.CALL, Event.BACKWARD, Event.BACKWARD_END), start=21):
@@ -81,7 +81,7 @@ def test_of_a_step_that_is_told_of_each_moment_has_the_processor():
     assert [one.ran for one in last.readings[1::2]] == [2.1, 2.2, 2.3]
 
 
-def test_what_ends_and_began_before_anything_was_noted_is_nothing():
+def test_the_end_of_communication_that_began_before_the_log_is_ignored():
     log = [Event.BEGIN, 0.0, (HostInstants(), "other"), Event.COMMUNICATE_END, 1.0, ()]
     log += Event.END_STEP, 2.0, (0,)
     (step,) = Replay(log).read()
@@ -90,7 +90,7 @@ def test_what_ends_and_began_before_anything_was_noted_is_nothing():
 
 
 @pytest.mark.parametrize("interval", [0.0005, 600.0])
-def test_the_thread_that_goes_through_it_takes_nothing_away_from_the_script(tmp_path, monkeypatch, interval):
+def test_the_writing_thread_loses_no_steps(tmp_path, monkeypatch, interval):
     monkeypatch.setattr(notes, "INTERVAL_S", interval)
     file = ClockFile(Clocking(folder=tmp_path), Place(), "serial")
     clock = ScriptClock(file, Clocking(folder=tmp_path, warm_up=2), stop=lambda: None)
@@ -106,7 +106,7 @@ def test_the_thread_that_goes_through_it_takes_nothing_away_from_the_script(tmp_
     assert (last["made"], last["samples_per_epoch"]) == (300, 1200)
 
 
-def test_what_is_loaded_before_any_model_is_called_takes_no_room_and_is_of_the_first_step(clock, monkeypatch):
+def test_batches_before_the_first_call_are_bounded_and_belong_to_the_first_step(clock, monkeypatch):
     monkeypatch.setattr(clocked, "MAX_BATCHES", 4)
     monkeypatch.setattr(loaded, "MAX_BATCHES", 4)
 
@@ -120,7 +120,7 @@ def test_what_is_loaded_before_any_model_is_called_takes_no_room_and_is_of_the_f
     assert line["loaded"] is None
 
 
-def test_an_error_of_the_thread_that_goes_through_it_is_told_at_the_end(tmp_path, monkeypatch):
+def test_an_error_of_the_writing_thread_is_raised_at_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(notes, "INTERVAL_S", 0.001)
     monkeypatch.setattr(Replay, "read", lambda _: 1 / 0)
     clocking = Clocking(folder=tmp_path)

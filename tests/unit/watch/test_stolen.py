@@ -1,4 +1,4 @@
-"""What backward waited for its processor is exchange, but for what others take; what it slept is not."""
+"""Delays of backward are communication, except for the share of other processes; sleeping is not."""
 
 from pathlib import Path
 
@@ -28,43 +28,43 @@ def readings(forward, backward):
     return [OTHER, CpuUse(), FORWARD, CpuUse(*forward), BACKWARD, both]
 
 
-def test_where_forward_has_its_processor_what_backward_waits_for_it_is_exchange():
+def test_delays_of_backward_are_communication_if_forward_has_none():
     step = seconds(forward=10.0, backward=30.0, exposed_sync=5.0)
     assert ContentionEstimator().of(step, had((10.0, 0.0), (24.0, 6.0))) == 6.0
 
 
-def test_what_a_script_sleeps_or_reads_in_its_phases_is_no_exchange():
+def test_sleeping_and_reading_are_no_communication():
     step = seconds(forward=10.0, backward=30.0, exposed_sync=5.0)
     assert ContentionEstimator().of(step, had((10.0, 0.0), (1.0, 0.0))) == 0.0  # 29 s asleep
     assert ContentionEstimator().of(step, had((1.0, 0.0), (30.0, 0.0))) == 0.0
     assert ContentionEstimator().of(step, had((0.0, 0.0), (0.0, 0.0))) == 0.0
 
 
-def test_what_others_take_of_forward_they_take_of_backward():
+def test_the_share_of_other_processes_in_forward_is_subtracted_in_backward():
     step = seconds(forward=15.0, backward=30.0, exposed_sync=5.0)
     assert ContentionEstimator().of(step, had((10.0, 5.0), (16.0, 14.0))) == pytest.approx(6.0)
 
 
-def test_what_others_take_is_known_from_the_steps_before_too():
-    stolen = ContentionEstimator()
+def test_the_share_of_other_processes_is_averaged_over_steps():
+    estimator = ContentionEstimator()
     for _ in range(50):
-        stolen.of(seconds(forward=15.0, backward=15.0), had((10.0, 5.0), (10.0, 5.0)))
-    by_chance = stolen.of(seconds(forward=10.0, backward=15.0), had((10.0, 0.0), (10.0, 5.0)))
+        estimator.of(seconds(forward=15.0, backward=15.0), had((10.0, 5.0), (10.0, 5.0)))
+    by_chance = estimator.of(seconds(forward=10.0, backward=15.0), had((10.0, 0.0), (10.0, 5.0)))
     assert by_chance == pytest.approx(0.5, abs=0.01)
 
 
-def test_no_more_than_backward_is_exchange():
+def test_communication_is_at_most_backward():
     step = seconds(forward=100.0, backward=30.0, exposed_sync=5.0)
     assert ContentionEstimator().of(step, had((10.0, 0.0), (0.0, 40.0))) == 30.0
 
 
-def test_what_backward_ran_for_is_no_exchange_though_its_delay_was_longer():
+def test_running_time_of_backward_is_no_communication_though_its_delay_was_longer():
     step = seconds(forward=100.0, backward=30.0, exposed_sync=40.0)  # copies within, with half of the delay
     assert ContentionEstimator().of(step, had((10.0, 0.0), (10.0, 50.0))) == pytest.approx(25.0)
 
 
-def test_what_a_step_waited_for_stays_exchange_where_others_took_more_of_forward():
-    stolen, delayed = ContentionEstimator(), readings((0.05, 0.05), (0.1, 0.08))
+def test_measured_waits_stay_communication_if_the_estimate_is_negative():
+    estimator, delayed = ContentionEstimator(), readings((0.05, 0.05), (0.1, 0.08))
     for _ in range(3):
         step = ClockedStep(
             0,
@@ -74,20 +74,20 @@ def test_what_a_step_waited_for_stays_exchange_where_others_took_more_of_forward
             overlaps=True,
             readings=delayed,
         )
-        line = step.line(HostInstants(lambda: 0.0), stolen)
+        line = step.line(HostInstants(lambda: 0.0), estimator)
         assert line["exposed_sync"] == pytest.approx(0.02)
         assert line["backward"] == pytest.approx(0.18)
 
 
-def test_what_is_less_than_nothing_in_a_step_is_taken_off_the_next_so_that_their_sum_is_right():
-    stolen, step = ContentionEstimator(), seconds(forward=100.0, backward=100.0)
-    assert stolen.of(step, had((10.0, 5.0), (10.0, 1.0))) == 0.0  # 4 less than nothing
-    assert stolen.of(step, had((1000.0, 0.0), (0.0, 3.0))) == 0.0
-    assert stolen.of(step, had((1000.0, 0.0), (0.0, 3.0))) == pytest.approx(2.0)
-    assert stolen.of(step, had((1000.0, 0.0), (0.0, 3.0))) == pytest.approx(3.0)
+def test_a_negative_estimate_is_subtracted_from_the_next_steps():
+    estimator, step = ContentionEstimator(), seconds(forward=100.0, backward=100.0)
+    assert estimator.of(step, had((10.0, 5.0), (10.0, 1.0))) == 0.0  # 4 less than nothing
+    assert estimator.of(step, had((1000.0, 0.0), (0.0, 3.0))) == 0.0
+    assert estimator.of(step, had((1000.0, 0.0), (0.0, 3.0))) == pytest.approx(2.0)
+    assert estimator.of(step, had((1000.0, 0.0), (0.0, 3.0))) == pytest.approx(3.0)
 
 
-def test_a_step_still_adds_up():
+def test_phases_still_add_up_to_the_step():
     marks = ["other", 0.0, FORWARD, 10.0, BACKWARD, 40.0, EXCHANGE, 45.0]
     read = readings((10.0, 0.0), (24.0, 6.0))
     step = ClockedStep(3, marks, 8, evaluated=False, overlaps=True, readings=read)
@@ -95,9 +95,9 @@ def test_a_step_still_adds_up():
     assert (line["forward"], line["backward"], line["exposed_sync"], line["seconds"]) == (10, 24, 11, 45)
 
 
-def test_of_each_phase_that_computes_what_it_had_of_the_processor_is_told_once():
-    told = iter([CpuUse(1.0, 1.0), CpuUse(3.0, 1.5), CpuUse(4.0, 1.5), CpuUse(9.0, 9.0)])
-    phases = Phases(lambda: 0.0, lambda: next(told))
+def test_the_cpu_time_of_each_computing_phase_is_counted_once():
+    reading = iter([CpuUse(1.0, 1.0), CpuUse(3.0, 1.5), CpuUse(4.0, 1.5), CpuUse(9.0, 9.0)])
+    phases = Phases(lambda: 0.0, lambda: next(reading))
     phases.switch(FORWARD)
     phases.switch(OTHER)
     assert phases.take_readings() is None
@@ -110,7 +110,7 @@ def test_of_each_phase_that_computes_what_it_had_of_the_processor_is_told_once()
     assert phases.take_readings() is None
 
 
-def test_what_a_thread_waits_for_its_processor_within_an_exchange_is_told_once():
+def test_delays_during_communication_are_counted_once():
     had_by = {0.0: (0, 0), 5.0: (5, 0), 10.0: (10, 0), 15.0: (11, 4)}
     now = 0.0
     phases = Phases(lambda: now, lambda: CpuUse(*had_by[now]))
@@ -129,7 +129,7 @@ def test_what_a_thread_waits_for_its_processor_within_an_exchange_is_told_once()
     assert (line["forward"], line["backward"], line["exposed_sync"], line["seconds"]) == (5, 5, 5, 15)
 
 
-def test_readings_of_a_step_without_an_end_are_dropped(monkeypatch):
+def test_readings_of_a_step_that_never_ends_are_dropped(monkeypatch):
     monkeypatch.setattr(phases_module, "MAX_MARKS", 20)
     phases = Phases(lambda: 0.0, CpuUse)
     phases.begin_readings()
@@ -139,30 +139,30 @@ def test_readings_of_a_step_without_an_end_are_dropped(monkeypatch):
     assert len(phases.take_readings()) <= 22
 
 
-def test_a_step_that_was_not_asked_for_has_the_share_of_those_that_were():
-    stolen, step = ContentionEstimator(), seconds(forward=10.0, backward=30.0)
-    assert stolen.of(step, None) == 0.0
+def test_a_step_that_is_not_sampled_has_the_share_of_sampled_steps():
+    estimator, step = ContentionEstimator(), seconds(forward=10.0, backward=30.0)
+    assert estimator.of(step, None) == 0.0
     for _ in range(3):
-        assert stolen.of(step, had((10.0, 0.0), (24.0, 6.0))) == 6.0
-    assert stolen.of(seconds(forward=10.0, backward=20.0), None) == pytest.approx(4.0)
+        assert estimator.of(step, had((10.0, 0.0), (24.0, 6.0))) == 6.0
+    assert estimator.of(seconds(forward=10.0, backward=20.0), None) == pytest.approx(4.0)
 
 
-def test_the_first_steps_are_asked_for_and_some_of_those_after():
+def test_the_first_steps_and_then_every_sixteenth_are_sampled():
     assert [step for step in range(-3, 33) if module.is_sampled(step)] == [*range(-3, 8), 16, 32]
 
 
-@pytest.mark.skipif(not module._SCHEDSTAT.exists(), reason="this system does not tell it")
-def test_the_delay_is_what_the_system_counts_for_this_thread():
+@pytest.mark.skipif(not module._SCHEDSTAT.exists(), reason="this system has no such count")
+def test_the_delay_is_the_systems_count_for_this_thread():
     def counted():
         return int(module._SCHEDSTAT.read_text().split()[1]) / 1e9
 
     clock = ThreadCpuClock()
-    before, told, after = counted(), clock(), counted()
-    assert before <= told.delayed <= after
-    assert told.ran > 0
+    before, reading, after = counted(), clock(), counted()
+    assert before <= reading.delayed <= after
+    assert reading.ran > 0
 
 
-def test_where_the_system_does_not_tell_only_what_was_waited_for_is_exchange(clock, monkeypatch, tmp_path):
+def test_without_the_systems_count_only_measured_waits_are_communication(clock, monkeypatch, tmp_path):
     monkeypatch.setattr(module, "_SCHEDSTAT", tmp_path / "none")
     assert thread_cpu_clock() is None
 
@@ -179,8 +179,8 @@ def test_where_the_system_does_not_tell_only_what_was_waited_for_is_exchange(clo
     assert [line["exposed_sync"] for line in lines] == [2, 2]  # in the hook, and when backward is at its end
 
 
-@pytest.mark.skipif(not module._SCHEDSTAT.exists(), reason="this system does not tell it")
-def test_its_file_is_closed_with_it():
+@pytest.mark.skipif(not module._SCHEDSTAT.exists(), reason="this system has no such count")
+def test_the_clocks_file_is_closed_with_it():
     clock = ThreadCpuClock()
     file = Path(f"/proc/self/fd/{clock._file}")
     assert file.readlink().name == "schedstat"

@@ -1,4 +1,4 @@
-"""Who ends a turn of several optimizers is learnt from their steps, and learnt again where it changes."""
+"""The optimizer that ends a cycle is inferred from the steps, and inferred again after a change."""
 
 import pytest
 import torch
@@ -7,10 +7,10 @@ from samestep.watch.turns import MAX_CYCLE, OptimizerCycle
 
 
 def ends(order):
-    """Return which steps of an order of optimizers end a turn, as marks below it."""
-    turns = OptimizerCycle()
+    """Return a mark for each step of an order of optimizers: ``|`` if it ends a cycle."""
+    cycle = OptimizerCycle()
     made = {name: torch.optim.SGD([torch.zeros(1)]) for name in sorted(set(order))}
-    return "".join("|" if turns.ends_cycle(made[name]) else "." for name in order)
+    return "".join("|" if cycle.ends_cycle(made[name]) else "." for name in order)
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def ends(order):
         ("AAABBB", "|||.||"),
     ],
 )
-def test_a_turn_is_known_once_it_has_come_twice(order, marks):
+def test_a_cycle_is_known_after_it_has_occurred_twice(order, marks):
     assert ends(order) == marks
 
 
@@ -41,29 +41,29 @@ def test_a_turn_is_known_once_it_has_come_twice(order, marks):
         ("ABABCABCABC", "|..|...|..|"),  # C joins
     ],
 )
-def test_an_optimizer_that_stops_or_comes_again_is_learnt_anew(order, marks):
+def test_the_cycle_is_inferred_again_when_an_optimizer_stops_or_returns(order, marks):
     assert ends(order) == marks
 
 
-def test_no_turn_goes_on_for_ever():
+def test_no_cycle_is_endless():
     assert "|" in ends("A" * 5 * MAX_CYCLE + "B" + "A" * (MAX_CYCLE + 1))[5 * MAX_CYCLE :]
     alone = OptimizerCycle()
     assert all(alone.ends_cycle(torch.optim.SGD([torch.zeros(1)])) for _ in range(5))  # each is gone
 
 
 def restarts(order):
-    """Return the steps after which all before are known to be parts of turns."""
-    turns = OptimizerCycle()
+    """Return the steps after which all earlier cycles are known to be parts."""
+    cycle = OptimizerCycle()
     made = {name: torch.optim.SGD([torch.zeros(1)]) for name in sorted(set(order))}
     found = []
     for number, name in enumerate(order):
-        turns.ends_cycle(made[name])
-        if turns.restarts:
+        cycle.ends_cycle(made[name])
+        if cycle.restarts:
             found.append(number)
     return found
 
 
-def test_what_was_taken_for_turns_before_they_were_known_is_told():
+def test_cycles_that_were_only_parts_are_reported():
     assert restarts("AAAA") == restarts("AAABBB") == []
     assert restarts("DGDGDG") == [2]
     assert restarts("DDDGDDDG") == [4]
