@@ -1,4 +1,4 @@
-"""A clock does not change what it measures: ranks exchange as often under it as without it."""
+"""A clock does not change what it measures: ranks communicate as often with it as without it."""
 
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace

@@ -84,7 +84,7 @@ def test_training_with_global_batch_norm_is_the_serial_training(processes, sync,
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_all_synchronisers_train_alike_and_leave_equal_bits(processes, size):
+def test_all_synchronizers_train_equally_with_equal_bits(processes, size):
     found = {sync: processes.run(train_rank, size, sync, "local") for sync in SYNCHRONIZERS}
     for ranks in found.values():
         for states in ranks:
@@ -147,7 +147,7 @@ def accumulate_rank(world, sync):
 
 
 @pytest.mark.parametrize("sync", SYNCHRONIZERS)
-def test_accumulated_gradients_are_exchanged_once(processes, sync):
+def test_accumulated_gradients_are_averaged_once(processes, sync):
     model = network()
     plain(model, samples(), 1.0)
     plain(model, samples() + 1, 1.0)
@@ -195,7 +195,7 @@ def interrupted_rank(world):
     return rounds
 
 
-def test_what_a_failed_backward_has_sent_does_not_reach_the_next_gradients(processes):
+def test_messages_of_a_failed_backward_do_not_affect_the_next_gradients(processes):
     model = Interrupted()
     inputs = torch.tensor([1.0, 2.0]).repeat_interleave(2).unsqueeze(1).expand(4, 16)
     for rounds in processes.run(interrupted_rank, 2):
@@ -206,7 +206,7 @@ def test_what_a_failed_backward_has_sent_does_not_reach_the_next_gradients(proce
 
 
 @pytest.mark.parametrize("sync", ["reference", "bucketed"])
-def test_several_models_are_exchanged_in_one_order_whichever_backward_reaches_first(processes, sync):
+def test_several_models_are_synchronized_in_one_order_whichever_backward_reaches_first(processes, sync):
     models = [network(0), network(1)]
     two_models(models, samples(), 1.0)
     for found in processes.run(two_models_rank, 3, sync):
