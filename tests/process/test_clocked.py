@@ -220,10 +220,10 @@ def in_steps_within_backward(world, folder):
 
 def with_steps_within_backward(world, folder):
     step_within_backward(world, folder, DistributedDataParallel(nn.Linear(3, 1)), torch.optim.SGD)
-    is_read = [
+    all_readings = [
         dict(zip(step.readings[::2], step.readings[1::2], strict=True)) for step in KEPT if step.readings
     ]
-    return [reading.ran > 0 for readings in read for reading in readings.values()]
+    return [reading.ran > 0 for readings in all_readings for reading in readings.values()]
 
 
 def with_barriers(world, folder):
