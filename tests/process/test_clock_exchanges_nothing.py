@@ -1,4 +1,4 @@
-"""A clock does not change what it measures: ranks exchange as often under it as without it."""
+"""A clock does not change what it measures: ranks communicate as often with it as without it."""
 
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -17,7 +17,7 @@ from samestep.autopilot.steering import replicated_script
 from samestep.collectives.shared_memory import SharedMemory
 from samestep.measure.clock_file import ClockFile, Clocking
 from samestep.watch.clocked import ScriptClock
-from samestep.watch.events import redirected
+from samestep.watch.events import wrapped
 
 STEPS = 4
 
@@ -46,7 +46,7 @@ class Counted:
     def attached(self):
         stack = ExitStack()
         for name in ("agree", "all_gather", "all_reduce", "average", "barrier", "broadcast", "fold"):
-            stack.enter_context(redirected(SharedMemory, name, self._count))
+            stack.enter_context(wrapped(SharedMemory, name, self._count))
         return stack
 
     def _count(self, original, *args, **kwargs):

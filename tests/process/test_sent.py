@@ -1,4 +1,4 @@
-"""The step clock tells how many bytes of gradients each worker gives to the exchange."""
+"""The step clock records how many bytes of gradients each worker sends."""
 
 import json
 from dataclasses import replace

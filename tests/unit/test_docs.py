@@ -23,7 +23,7 @@ from samestep.measure.clock_file import STEP_PHASES
 from samestep.measure.instants import HostInstants
 from samestep.recipes.book import FAST, RECIPES
 from samestep.recipes.config import RECIPE_KEYS
-from samestep.replicas.replicate import SYNCHRONISERS
+from samestep.replicas.replicate import SYNCHRONIZERS
 from samestep.scaling.fit import fits
 from samestep.scaling.provenance import MACHINE
 from samestep.scaling.relate import relate
@@ -33,8 +33,8 @@ from samestep.training.journal import Journal
 from samestep.training.option import flag
 from samestep.training.result import Result
 from samestep.training.settings import SMALL_SHARE, Settings
-from samestep.watch.phases import Clocked
-from samestep.watch.stolen import Stolen
+from samestep.watch.phases import ClockedStep
+from samestep.watch.stolen import ContentionEstimator
 from samestep.world.launchers import LAUNCHERS
 from samestep.world.solo import SoloWorld
 from support.studies import point
@@ -105,11 +105,11 @@ def test_every_field_of_the_metrics_is_described_and_no_other():
 
 
 def test_every_phase_and_field_of_a_clocked_step_is_described_and_no_other():
-    step = Clocked(0, ["other", 0.0, "other", 1.0], 8, evaluated=True)
+    step = ClockedStep(0, ["other", 0.0, "other", 1.0], 8, evaluated=True)
     fields = " ".join(row[0] for row in cells(section("guide/watching.md", "### Its files")))
 
     assert named(section("guide/watching.md", "## The step clock")) == list(STEP_PHASES)
-    assert re.findall(r"`(\w+)`", fields) == list(step.line(HostInstants(lambda: 0.0), Stolen()))
+    assert re.findall(r"`(\w+)`", fields) == list(step.line(HostInstants(lambda: 0.0), ContentionEstimator()))
 
 
 def test_every_field_of_the_result_is_described_and_no_other():
@@ -230,9 +230,9 @@ def test_every_flag_of_scale_is_in_its_guide_or_in_that_of_jobs():
     assert "| `-m` |" in text
 
 
-def test_the_synchronisers_are_described():
-    assert [row[0].split("`")[1] for row in cells(section("guide/gradients.md", "## Synchronisers"))] == list(
-        dict.fromkeys(["auto", "bucketed", "flat", *SYNCHRONISERS])
+def test_the_synchronizers_are_described():
+    assert [row[0].split("`")[1] for row in cells(section("guide/gradients.md", "## Synchronizers"))] == list(
+        dict.fromkeys(["auto", "bucketed", "flat", *SYNCHRONIZERS])
     )
 
 

@@ -40,7 +40,7 @@ from samestep.autopilot.slice_call import Forward, call_slice
 from samestep.autopilot.slicing import Slicing
 from samestep.base.errors import OutOfStep, UsageError
 from samestep.sharding.share import share
-from samestep.watch.drawn import Drawn
+from samestep.watch.drawn import RngState
 from samestep.watch.tree import leaves
 from samestep.world.world import World
 
@@ -228,7 +228,7 @@ class CallSplitter:
         self, forward: Forward, module: nn.Module, given: CallArguments, plan: SplitPlan, split: BatchSplit
     ) -> Any:
         name = type(module).__name__
-        before = None if plan.draws is not None else Drawn.now(self._world.device)
+        before = None if plan.draws is not None else RngState.now(self._world.device)
         check = None
         if self._options.are_serial and self._schedule.is_due(module, grad=torch.is_grad_enabled()):
             check = SampleCheck(forward, module, given, self._world, draws=plan.draws is not None)
@@ -241,7 +241,7 @@ class CallSplitter:
                 outputs = call_slice(
                     forward, module, own, split, draws=draws, options=self._options, reads=reads
                 )
-            if before is not None and not before.same(Drawn.now(self._world.device)):
+            if before is not None and not before.same(RngState.now(self._world.device)):
                 raise OutOfStep(
                     f"{name} drew random numbers, and drew none in its equivalence check: the workers' "
                     "random streams now differ. Keep its calls unsplit: samestep.split(model, dim=None)."

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from samestep.autopilot.coins import bernoulli_mask, matches_torch, random_bits
 from samestep.autopilot.cut import BatchSplit, inverse, memory_order
 from samestep.autopilot.draw_plans import DrawPlan, DrawRecord, DrawType
-from samestep.watch.drawn import Drawn
+from samestep.watch.drawn import RngState
 
 aten = torch.ops.aten
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001 - no public spelling
@@ -128,9 +128,9 @@ class SplitDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         draw = _DRAWS.get(func.overloadpacket)
         if draw is not None:
             return draw(self, func, args, kwargs)
-        before = Drawn.now(_device(args))
+        before = RngState.now(_device(args))
         result = func(*args, **kwargs)
-        if not before.same(Drawn.now(_device(args))):  # attention without dropout draws no numbers
+        if not before.same(RngState.now(_device(args))):  # attention without dropout draws no numbers
             self.unknown.add(str(func.overloadpacket))
         return result
 

@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from samestep.autopilot.account import Account
 from samestep.autopilot.gradients import Gradients
 from samestep.base.errors import Error, OutOfStep, PeerLost
-from samestep.watch.watchdog import at_the_end
+from samestep.watch.watchdog import waiting_at_end
 from samestep.world.world import World
 
 _POLL_S = 0.05
@@ -74,7 +74,7 @@ class EndCheck:
             store.set(f"{_ENDED}/{place.rank}", "")
             if store.add(_ENDED, 1) == place.size:
                 store.set(_ALL_ENDED, "")
-            with at_the_end():
+            with waiting_at_end():
                 return self._wait(store, deadline)
         except RuntimeError as error:
             raise PeerLost(

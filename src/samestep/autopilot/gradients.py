@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from samestep.base.errors import OutOfStep, UsageError
 from samestep.collectives.by_algorithm import overlaps_compute
 from samestep.replicas.bucketed import Bucketed
-from samestep.replicas.fingerprint import check_alike
+from samestep.replicas.fingerprint import check_equal
 from samestep.replicas.plan import MEBIBYTE
-from samestep.replicas.synchroniser import Job, Synchroniser
+from samestep.replicas.synchroniser import GradientSynchronizer, SyncConfig
 from samestep.world.world import World
 
 _EARLY = (2, 10)
@@ -43,7 +43,7 @@ class Gradients:
         """By id, which is unique as long as the tensors are kept here."""
         self._names: list[str] = []
         """The names of the followed tensors, for messages."""
-        self._synchronizers: list[Synchroniser] = []
+        self._synchronizers: list[GradientSynchronizer] = []
         self._all_reduces = 0
 
     def follow(
@@ -74,15 +74,15 @@ class Gradients:
             return
         self._followed |= new
         self._names += named
-        check_alike(self._world, named)
-        job = Job(
+        check_equal(self._world, named)
+        job = SyncConfig(
             world=self._world,
             model=ref(nn.Module()),
             parameters=named,
             statistics=(),
             bucket_bytes=25 * MEBIBYTE,
             may_overlap=may_overlap and overlaps_compute(self._world),
-            exchanged=self._count_all_reduce,
+            after_sync=self._count_all_reduce,
         )
         synchronizer = Bucketed(job)
         synchronizer.attach()
@@ -132,7 +132,7 @@ class Gradients:
                     )
         readable = {name: tensor for name, tensor in named.items() if _has_values(tensor)}
         if readable:
-            check_alike(self._world, readable)
+            check_equal(self._world, readable)
 
 
 def _form(tensor: Tensor) -> str:

@@ -20,7 +20,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher as Fetcher
 
 from samestep.autopilot.reads import state_of
 from samestep.autopilot.rows import Row, rows_of, same_rows
-from samestep.watch.drawn import Drawn
+from samestep.watch.drawn import RngState
 
 DRAWS = "loading a sample draws random numbers"
 CHANGES = "loading a sample changes the data set"
@@ -95,13 +95,13 @@ class _PreservedGenerators:
     drew = False
 
     def __enter__(self) -> "_PreservedGenerators":
-        self._before = Drawn.now(_CPU)
+        self._before = RngState.now(_CPU)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.drew = not self._before.same(Drawn.now(_CPU))
+        self.drew = not self._before.same(RngState.now(_CPU))
         if self.drew:
             self._before.restore()
 
@@ -111,7 +111,7 @@ class _ShareCheck:
 
     def __init__(self, fetch: Fetch, fetcher: Fetcher, request: FetchRequest) -> None:
         self._fetch, self._fetcher, self._request = fetch, fetcher, request
-        self._samples_drawn: Drawn | None = None
+        self._samples_drawn: RngState | None = None
 
     def run(self) -> FetchResult:
         """Load the batch, then this rank's share, and compare."""
@@ -119,10 +119,10 @@ class _ShareCheck:
         is_first = not hasattr(fetcher, "samestep_loaded")
         fetcher.samestep_loaded = True  # type: ignore[attr-defined]
         state = state_of(fetcher.dataset, fetcher.collate_fn)
-        before = Drawn.now(_CPU)
+        before = RngState.now(_CPU)
         with patch.object(fetcher, "collate_fn", self._recording(fetcher.collate_fn)):
             whole_s, data = _timed(lambda: self._fetch(fetcher, request.indices))
-        drawn = Drawn.now(_CPU)
+        drawn = RngState.now(_CPU)
         if state_of(fetcher.dataset, fetcher.collate_fn) != state:
             # The first batch of a process may open files, which then stay open.
             return FetchResult(data, "" if is_first else CHANGES)
@@ -141,7 +141,7 @@ class _ShareCheck:
 
     def _recording(self, collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def recording(samples: Any) -> Any:
-            self._samples_drawn = Drawn.now(_CPU)
+            self._samples_drawn = RngState.now(_CPU)
             return collate(samples)
 
         return recording

@@ -18,7 +18,7 @@ from samestep.autopilot.sides import outcome
 from samestep.autopilot.slice_call import Forward
 from samestep.autopilot.whole_call import ModuleRun, UnsplitCall, close, differing_buffer
 from samestep.base.errors import OutOfStep
-from samestep.watch.drawn import Drawn
+from samestep.watch.drawn import RngState
 from samestep.watch.tree import leaves, text
 from samestep.world.world import World
 
@@ -101,7 +101,7 @@ class SampleCheck:
                 return f"its output{text(path[1:])} differs{apart}"
         if (name := differing_buffer(self._run.before.buffers(), whole.buffers)) is not None:
             return f"its buffer {name} differs"
-        if not Drawn.now(self._world.device).same(whole.drawn):
+        if not RngState.now(self._world.device).same(whole.drawn):
             return "it draws other random numbers"
         return ""
 

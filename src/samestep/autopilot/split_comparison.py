@@ -25,7 +25,7 @@ from samestep.autopilot.sides import assign_side_outputs, outcome
 from samestep.autopilot.slice_call import Forward, call_slice
 from samestep.autopilot.whole_call import ModuleRun, UnsplitCall, close, differing_buffer, eagerly
 from samestep.base.errors import UsageError
-from samestep.watch.drawn import Drawn
+from samestep.watch.drawn import RngState
 from samestep.watch.tree import Path, leaves, mapped, text
 from samestep.world.world import World
 
@@ -191,7 +191,7 @@ class SplitComparison:
         buffer = differing_buffer(run.before.buffers(), whole.buffers)
         if not self.agreed(buffer is None):
             return f"its buffers differ: it keeps statistics of its slice ({buffer or 'on another worker'})"
-        if not self.agreed(Drawn.now(self._world.device).same(whole.drawn)):
+        if not self.agreed(RngState.now(self._world.device).same(whole.drawn)):
             return "it draws random numbers in a way that cannot be split"
         return ""
 

@@ -19,7 +19,7 @@ from samestep.autopilot.sample_reads import Reads, SampleReads
 from samestep.autopilot.sides import outcome
 from samestep.autopilot.slice_call import WRITES_INPUT, Forward, versions_of
 from samestep.autopilot.state import SavedState, SideOutput, restore_records
-from samestep.watch.drawn import Drawn
+from samestep.watch.drawn import RngState
 from samestep.watch.tree import Path, leaves
 
 RELATIVE = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float16: 2e-2, torch.bfloat16: 5e-2}
@@ -52,7 +52,7 @@ class UnsplitCall:
     tensors: Mapping[Path, Tensor]
     sides: tuple[SideOutput, ...]
     buffers: Mapping[str, Tensor]
-    drawn: Drawn
+    drawn: RngState
     returned: Any
     left: Attributes
     draws: Sequence[DrawRecord]
@@ -80,7 +80,7 @@ class ModuleRun:
     def __init__(self, forward: Forward, module: nn.Module, device: torch.device) -> None:
         self._forward, self.module, self._device = forward, module, device
         self.before = SavedState(module)
-        self.drawn = Drawn.now(device)
+        self.drawn = RngState.now(device)
         self.left = python_state(module)
         self.dims: Dims = {}
         """The way to split whose sample reads are recorded; empty for none."""
@@ -145,7 +145,7 @@ class ModuleRun:
             tensors=found if grad else {},
             sides=sides,
             buffers=self.before.buffers(),
-            drawn=Drawn.now(self._device),
+            drawn=RngState.now(self._device),
             returned=returned,
             left=changed(self.left, python_state(self.module)),
             draws=() if recorder is None else tuple(recorder.shapes),

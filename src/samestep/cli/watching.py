@@ -12,9 +12,9 @@ from samestep.base.streams import write_stderr
 from samestep.launch.failure import follows_from_another
 from samestep.launch.hosting import Ending
 from samestep.launch.programs import Around
-from samestep.watch.board import Board, GroupStore, SharedMemory
+from samestep.watch.board import ProcessGroupStore, SharedMemoryStore, StatusStore
 from samestep.watch.count import Counter
-from samestep.watch.events import heard_by
+from samestep.watch.events import subscribed
 from samestep.watch.sanitize import sanitizing
 from samestep.watch.watchdog import Watchdog, interval_of
 from samestep.world.detect import detect
@@ -38,7 +38,7 @@ def watching(
         steered: whether the program is a serial script, run in step.
         shared_by: how many workers will be forked from this process, where these are all.
     """
-    memory = None if shared_by is None else SharedMemory(shared_by)
+    memory = None if shared_by is None else SharedMemoryStore(shared_by)
     return partial(_watched, limit_s=limit_s, advice=_COPIES_APART if steered else _APART, memory=memory)
 
 
@@ -66,18 +66,18 @@ def counted(run: Callable[[], Ending], *, around: Around, native: bool) -> Endin
     counter = Counter()
 
     def heard() -> Ending:
-        with heard_by(counter):
+        with subscribed(counter):
             return run()
 
     ending = around(heard)
     if place.is_main and not ending.exit_code:
-        words = counter.count.in_words(each=native and place.size > 1)
+        words = counter.count.summary(is_sharded=native and place.size > 1)
         write_stderr(f"samestep: {words}\n")
     return ending
 
 
 def _watched(
-    run: Callable[[], Ending], say: Say, *, limit_s: float, advice: str, memory: SharedMemory | None
+    run: Callable[[], Ending], say: Say, *, limit_s: float, advice: str, memory: SharedMemoryStore | None
 ) -> Ending:
     environment = env.snapshot()
     place = detect(environment).place
@@ -87,9 +87,9 @@ def _watched(
         place,
         _board(place, environment, memory, limit_s),
         limit_s=limit_s,
-        start=env.integer(environment, "TORCHELASTIC_RESTART_COUNT") or 0,
-        give_up=partial(_give_up, say),
-        follow=partial(_follow, say),
+        generation=env.integer(environment, "TORCHELASTIC_RESTART_COUNT") or 0,
+        on_hang=partial(_give_up, say),
+        on_abort=partial(_follow, say),
         advice=advice,
     )
     watchdog.begin()
@@ -100,19 +100,21 @@ def _watched(
         raise
     watchdog.end("failed" if ending.exit_code else "ended")
     lost = follows_from_another(ending.error, ending.message)
-    if lost and (text := watchdog.bereaved(ending.line)):
+    if lost and (text := watchdog.explain_lost_connection(ending.line)):
         told = _told(text)
         said = "" if ending.error == "PeerLost" else ending.traceback  # one line, which says less
         return replace(told, traceback=said + told.traceback)
     return ending
 
 
-def _board(place: Place, environment: env.Environment, memory: SharedMemory | None, limit_s: float) -> Board:
+def _board(
+    place: Place, environment: env.Environment, memory: SharedMemoryStore | None, limit_s: float
+) -> StatusStore:
     if memory is not None:
         memory.rank = place.rank
         return memory
     serves = place.is_main and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    return GroupStore(place, interval_s=interval_of(limit_s), served_here=serves)
+    return ProcessGroupStore(place, interval_s=interval_of(limit_s), served_here=serves)
 
 
 def _told(text: str) -> Ending:

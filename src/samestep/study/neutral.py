@@ -12,7 +12,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher as Fetcher
 
 from samestep.autopilot.norms import batch_norm_of_slices, batch_norm_over_ranks
 from samestep.study.own_draws import draws_of_samples
-from samestep.watch.drawn import Drawn, seed_at
+from samestep.watch.drawn import RngState, seed_generators
 from samestep.world.process_group import adopt
 
 _DROPOUTS = (
@@ -90,8 +90,8 @@ class _Seeded:
         return len(self._inner)
 
     def __getitem__(self, index: Any) -> Any:
-        before = Drawn.now()
-        seed_at(hash(index) % 2**32)
+        before = RngState.now()
+        seed_generators(hash(index) % 2**32)
         try:
             return self._inner[index]
         finally:

@@ -14,7 +14,7 @@ from samestep.checkpoint.snapshot import Snapshot
 from samestep.data.augment import parse_augment
 from samestep.data.image_set import Images
 from samestep.data.loading import Draw, batches_of
-from samestep.exact.identity import check_go_on, identity
+from samestep.exact.identity import check_resumable, identity
 from samestep.measure.clock import OTHER, step_clock
 from samestep.sharding.position import Position
 from samestep.training.conduct import RunOptions
@@ -135,7 +135,7 @@ class Training:
     def _load(self, snapshot: Snapshot) -> None:
         state = snapshot.state
         if self.settings.exact is not None:
-            self.uncompared = check_go_on(state["identity"], self.world.device)
+            self.uncompared = check_resumable(state["identity"], self.world.device)
         self.learner.load(snapshot)
         self.position = Position(state["seed"], state["epoch"], state["samples"])
         self.journal.load_state_dict(state)

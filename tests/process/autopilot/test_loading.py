@@ -19,7 +19,7 @@ from samestep.autopilot.account import Account
 from samestep.autopilot.loaders import intercepted_loaders, sharded_loading
 from samestep.autopilot.loading import ScriptLoaders
 from samestep.base.errors import UsageError
-from samestep.replicas.fingerprint import check_alike
+from samestep.replicas.fingerprint import check_equal
 
 
 class Rows(Dataset):
@@ -89,7 +89,7 @@ def read(world, make, load="shared", epochs=2):
             loader = make()
             batches = [batch for _ in range(epochs) for batch in loader]
     drawn = torch.rand(1).item(), random.random(), np.random.rand()
-    check_alike(world, {"state": torch.get_rng_state().to(torch.float64)})
+    check_equal(world, {"state": torch.get_rng_state().to(torch.float64)})
     return batches, drawn, account.lines(), account.exceptions
 
 
