@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.measure.clock_file import STEP_PHASES, Clocking
+from samestep.measure.clock_file import STEP_PHASES, ClockOptions
 from samestep.recipes.clocked import clocked
 from samestep.recipes.cook import cook
 from samestep.recipes.order import take_order
@@ -18,7 +18,7 @@ def trained(world, folder, steps, warm_up, samples=90):
     changes = {"epochs": 2, "batch_size": 32}
     request = Request(recipe="digits", subset=samples, out=folder / "run", changes=changes)
     order = take_order(request, workers=world.place.size)
-    clocking = Clocking(folder=folder / "clock", steps=steps, warm_up=warm_up)
+    clocking = ClockOptions(folder=folder / "clock", steps=steps, warm_up=warm_up)
     train, warnings = partial(cook, world, order), []
     result = clocked(
         train, world, clocking, samples_per_epoch=samples, config=order.training(), tell=warnings.append

@@ -23,7 +23,7 @@ from samestep.cli.shares import bind_worker, bound
 from samestep.launch.accelerators import accelerator_count
 from samestep.launch.job import Job, Program
 from samestep.launch.plan import Spawn
-from samestep.measure.clock_file import Clocking
+from samestep.measure.clock_file import ClockOptions
 from samestep.report.run_page import write_report
 from samestep.training.conduct import Conduct
 from samestep.training.run_folder import RunFolder
@@ -234,7 +234,7 @@ def _leave_if_finished(request: "Request", decision: Decision, *, as_json: bool)
 
 
 def _start(
-    decision: Decision, request: "Request", order: "Order", clocking: Clocking | None, *, as_json: bool
+    decision: Decision, request: "Request", order: "Order", clocking: ClockOptions | None, *, as_json: bool
 ) -> int:
     """Start the workers, each with all that was asked for and the folder settled; return the exit code."""
     if order.weights is None:
@@ -272,7 +272,7 @@ def _tell_what_it_is(decision: Decision, order: "Order") -> None:
 
 
 def _work(
-    decision: Decision, order: "Order", clocking: Clocking | None, *, threads: int | None, as_json: bool
+    decision: Decision, order: "Order", clocking: ClockOptions | None, *, threads: int | None, as_json: bool
 ) -> None:
     """Be a worker, or the only one."""
     from samestep.recipes.cook import score
@@ -309,7 +309,7 @@ def _work(
         tell(f"the training has finished; after that this worker failed: {_line(error)}")
 
 
-def _train(world: "World", order: "Order", clocking: Clocking | None) -> "Result | None":
+def _train(world: "World", order: "Order", clocking: ClockOptions | None) -> "Result | None":
     """Train; return the result, or None where the training was left once enough steps were clocked."""
     from samestep.recipes.clocked import clocked
     from samestep.recipes.cook import cook
@@ -321,7 +321,7 @@ def _train(world: "World", order: "Order", clocking: Clocking | None) -> "Result
     train = partial(cook, world, order)
     result = clocked(train, world, clocking, samples_per_epoch=samples, config=config, tell=tell)
     if result is None and world.place.is_main:
-        tell(clocking.stopped_words())
+        tell(clocking.stopped_message())
     return result
 
 
@@ -353,7 +353,7 @@ def _line(error: BaseException) -> str:
     return told if isinstance(error, Error) else f"{type(error).__name__}: {told}"
 
 
-def _arguments(request: "Request", clocking: Clocking | None, *, as_json: bool) -> tuple[str, ...]:
+def _arguments(request: "Request", clocking: ClockOptions | None, *, as_json: bool) -> tuple[str, ...]:
     """Return the arguments that ask for `request` again."""
     flags = {
         one.name: getattr(request, one.name)

@@ -79,7 +79,7 @@ class RunRecord:
         return _sorted(keys)
 
     def losses(self, step: int) -> Sequence[float]:
-        """Return candidates for the global loss: the sample-weighted mean, the mean and the sum of the ranks."""
+        """Return candidates for the global loss: the sample-weighted mean, the mean, the sum."""
         ranks = self.of_ranks(step)
         means = np.array([np.mean(one.losses) if one.losses else np.nan for one in ranks])
         weights = np.array([len(one.samples) for one in ranks], dtype=float)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from samestep.base.errors import UsageError
 from samestep.base.place import Place
-from samestep.measure.clock_file import ClockFile, Clocking
+from samestep.measure.clock_file import ClockFile, ClockOptions
 from support.clocked_scripts import loader, plain, spent, train
 
 
@@ -248,7 +248,7 @@ def test_what_carries_exchanges_is_told_though_the_script_ends_its_group_at_once
 
 
 def test_files_of_another_run_are_not_written_over(tmp_path):
-    clocking = Clocking(folder=tmp_path / "clock")
+    clocking = ClockOptions(folder=tmp_path / "clock")
     ClockFile(clocking, Place(), "serial")
     with pytest.raises(UsageError, match=r"rank-0\.jsonl is there already, from another run"):
         ClockFile(clocking, Place(), "serial")
@@ -256,7 +256,7 @@ def test_files_of_another_run_are_not_written_over(tmp_path):
 
 
 def test_a_disk_that_takes_a_part_is_given_the_rest(tmp_path, monkeypatch):
-    file = ClockFile(Clocking(folder=tmp_path), Place(), "serial")
+    file = ClockFile(ClockOptions(folder=tmp_path), Place(), "serial")
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
     file.write([{"step": 1, "seconds": 0.5}])
@@ -264,7 +264,7 @@ def test_a_disk_that_takes_a_part_is_given_the_rest(tmp_path, monkeypatch):
 
 
 def test_steps_that_are_written_can_be_taken_back(tmp_path):
-    file = ClockFile(Clocking(folder=tmp_path), Place(), "serial")
+    file = ClockFile(ClockOptions(folder=tmp_path), Place(), "serial")
     file.forget_steps()
     file.header(device=torch.device("cpu"), backend="", sync="")
     file.write([{"step": 1}, {"step": 2}])

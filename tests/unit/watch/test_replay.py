@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samestep.base.place import Place
-from samestep.measure.clock_file import ClockFile, Clocking
+from samestep.measure.clock_file import ClockFile, ClockOptions
 from samestep.measure.instants import HostInstants
 from samestep.watch import clocked, loaded, notes
 from samestep.watch.clocked import ScriptClock
@@ -91,8 +91,8 @@ def test_what_ends_and_began_before_anything_was_noted_is_nothing():
 @pytest.mark.parametrize("interval", [0.0005, 600.0])
 def test_the_thread_that_goes_through_it_takes_nothing_away_from_the_script(tmp_path, monkeypatch, interval):
     monkeypatch.setattr(notes, "INTERVAL_S", interval)
-    file = ClockFile(Clocking(folder=tmp_path), Place(), "serial")
-    clock = ScriptClock(file, Clocking(folder=tmp_path, warm_up=2), stop=lambda: None)
+    file = ClockFile(ClockOptions(folder=tmp_path), Place(), "serial")
+    clock = ScriptClock(file, ClockOptions(folder=tmp_path, warm_up=2), stop=lambda: None)
     with clock.attached():
         train(*plain(), loader(samples=1200))
     clock.end("end")
@@ -122,7 +122,7 @@ def test_what_is_loaded_before_any_model_is_called_takes_no_room_and_is_of_the_f
 def test_an_error_of_the_thread_that_goes_through_it_is_told_at_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(notes, "INTERVAL_S", 0.001)
     monkeypatch.setattr(Replay, "read", lambda _: 1 / 0)
-    clocking = Clocking(folder=tmp_path)
+    clocking = ClockOptions(folder=tmp_path)
     clock = ScriptClock(ClockFile(clocking, Place(), "serial"), clocking, stop=lambda: None)
     with clock.attached():
         train(*plain(), loader())
