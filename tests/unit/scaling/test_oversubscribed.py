@@ -56,7 +56,7 @@ def test_of_what_was_lost_against_crowded_workers_nothing_is_told():
     )
     for said in (study_text(study), render(study)):
         assert "Try " not in said
-        assert "exposed exchange (" not in said
+        assert "exposed communication (" not in said
 
 
 def test_why_crowded_workers_are_slow_is_no_riddle():
