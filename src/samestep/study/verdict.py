@@ -6,47 +6,23 @@ from typing import Any, Literal, TypeAlias
 
 Verdict: TypeAlias = Literal["same", "same but for exceptions", "different"]
 
+RunCause: TypeAlias = Literal["steps-differ", "crash", "refused", "hang", "silent-copies", "number-of-steps"]
+BatchCause: TypeAlias = Literal[
+    "no-set-epoch", "overlapping-shards", "batch-times-n", "padded-samples", "samples-left-out"
+]
+OrderCause: TypeAlias = Literal["other-order", "other-samples", "padded-evaluation"]
+RateCause: TypeAlias = Literal["lr-times-n", "schedule-n-times", "learning-rate"]
+SyncCause: TypeAlias = Literal[
+    "replicas-differ-at-start", "never-averaged", "accumulation-not-averaged", "sum-not-mean", "divided-twice"
+]
+ValueCause: TypeAlias = Literal[
+    "gradient-scale", "mean-of-means", "gradient", "gradient-norm", "loss", "update", "parameters"
+]
+PrintCause: TypeAlias = Literal["local-metric", "printed", "local-print"]
+ScriptCause: TypeAlias = Literal["unseeded-data", "unseeded", "unsteady", "nan-loss", "zero-loss"]
+RankCause: TypeAlias = Literal["batch-norm-local", "random-per-worker", "augmentation-per-worker"]
 Cause: TypeAlias = Literal[
-    "steps-differ",
-    "crash",
-    "refused",
-    "hang",
-    "silent-copies",
-    "no-set-epoch",
-    "overlapping-shards",
-    "batch-times-n",
-    "padded-samples",
-    "samples-left-out",
-    "other-order",
-    "other-samples",
-    "lr-times-n",
-    "schedule-n-times",
-    "learning-rate",
-    "replicas-differ-at-start",
-    "never-averaged",
-    "accumulation-not-averaged",
-    "sum-not-mean",
-    "divided-twice",
-    "gradient-scale",
-    "mean-of-means",
-    "gradient",
-    "gradient-norm",
-    "loss",
-    "update",
-    "parameters",
-    "padded-evaluation",
-    "number-of-steps",
-    "local-metric",
-    "printed",
-    "unseeded-data",
-    "unseeded",
-    "nan-loss",
-    "zero-loss",
-    "local-print",
-    "batch-norm-local",
-    "random-per-worker",
-    "augmentation-per-worker",
-    "unsteady",
+    RunCause, BatchCause, OrderCause, RateCause, SyncCause, ValueCause, PrintCause, ScriptCause, RankCause
 ]
 """Stable codes of findings; the guide `verify` explains each."""
 

@@ -73,9 +73,9 @@ def _of_times(path: Path) -> Study:
 def _assumption(times: Sequence[Time]) -> str:
     """Return a note on the work that the runs are assumed to have done."""
     if any(time.is_weak for time in times):
-        work = "did the same work (strong), or the baseline's work per worker (weak)"
+        work = "done the same work (strong), or the baseline's work per worker (weak)"
     else:
-        work = "did the same work; mark weak scaling in a third column, scaling"
+        work = "done the same work; mark weak scaling in a third column, scaling"
     note = f"Only the seconds of whole runs are known. The runs are assumed to have {work}."
     if has_two_bases(times):
         note += " Strong and weak runs have baselines of their own: do not compare their rates."
