@@ -115,16 +115,7 @@ def _speedup(found: list[Kind]) -> PointChart:
     return PointChart(
         title="Speedup",
         y="times the baseline",
-        series=[
-            Series(
-                kind.title,
-                [
-                    _measured(point, point.speedup, point.speedup_low, point.speedup_high)
-                    for point in kind.points
-                ],
-            )
-            for kind in found
-        ],
+        series=_series(found, per_worker=False),
         ideal=float,
         by_doublings=True,
         text=times_text,
@@ -137,29 +128,25 @@ def _efficiency(study: Study, found: list[Kind]) -> PointChart:
     return PointChart(
         title="Efficiency",
         y="speedup by workers",
-        series=[
-            Series(
-                kind.title,
-                [
-                    _measured(
-                        point,
-                        point.efficiency,
-                        *(
-                            None if end is None else end / point.workers
-                            for end in (point.speedup_low, point.speedup_high)
-                        ),
-                    )
-                    for point in kind.points
-                ],
-            )
-            for kind in found
-        ],
+        series=_series(found, per_worker=True),
         ideal=lambda _: 1.0,
         limit=None if bar is None else (bar, f"required: {percent(bar)}"),
         tick=percent,
         text=percent,
         note=_caveats(found),
     )
+
+
+def _series(found: list[Kind], *, per_worker: bool) -> list[Series]:
+    """Return the speedups of each kind with their intervals, divided by the workers if `per_worker`."""
+
+    def measured(point: Point) -> DataPoint:
+        ends = point.speedup, point.speedup_low, point.speedup_high
+        by = point.workers if per_worker else 1
+        y, low, high = ((point.speedup if end is None else end) / by for end in ends)
+        return DataPoint(point.workers, y, low, high, is_hollow=point.oversubscribed)
+
+    return [Series(kind.title, [measured(point) for point in kind.points]) for kind in found]
 
 
 def _throughput(found: list[Kind], unit: str) -> BarChart:
@@ -232,11 +219,6 @@ def _steps(found: list[Kind]) -> BarChart:
         shares=True,
         note="Mean over ranks. " + " ".join(f"{kind.title}." for kind in found if kind.letter),
     )
-
-
-def _measured(point: Point, value: float, low: float | None, high: float | None) -> DataPoint:
-    ends = (value if low is None else low, value if high is None else high)
-    return DataPoint(point.workers, value, *ends, is_hollow=point.oversubscribed)
 
 
 def _workers(found: list[Kind]) -> list[int]:

@@ -12,7 +12,9 @@ from samestep.scaling.study import Loss, Point, Study
 from samestep.scaling.times import UNIT
 from samestep.scaling.words import amount, exchanged_by, is_vague, percent, told
 
-OVERHEAD = "overhead"
+INTERVAL, WORTH, OVERHEAD = "95 % interval", "worth it", "overhead"
+MEMORY, COST = "memory each", "workers' time per epoch"
+"""Names of columns."""
 NO_POINTS = "No run was measured."
 _MANY_H = 100
 """Hours from which minutes are not shown."""
@@ -20,23 +22,33 @@ _MANY_H = 100
 
 def results(study: Study) -> tuple[list[str], list[list[str]]]:
     """Return a header and a row for each point of `study`, without empty columns."""
-    found = kinds(study)
-    head = [
-        "workers",
-        "kind",
-        rate_name(study),
-        "95 % interval",
-        "speedup",
-        "efficiency",
-        "step",
-        "global batch",
-        "synchronization",
-        "gradients",
-    ]
-    head += ["memory each", "on its device", "workers' time per epoch", OVERHEAD, ""]
-    rows = [_result(study, kind, point) for kind in found for point in kind.points]
-    kept = [k for k in range(len(head)) if any(row[k] for row in rows)]
-    return [head[k] for k in kept], [[row[k] for k in kept] for row in rows]
+    rows = [cells(study, kind, point) for kind in kinds(study) for point in kind.points]
+    names = [name for name in rows[0] if name != WORTH and any(row[name] for row in rows)]
+    return names, [[row[name] for name in names] for row in rows]
+
+
+def cells(study: Study, kind: Kind, point: Point) -> dict[str, str]:
+    """Return the numbers of a point as text, by column."""
+    step_s, cost = sum(point.step_s.values()), point.worker_hours_per_epoch
+    rate, interval = rates(study, point)
+    return {
+        "workers": str(point.workers),
+        "kind": kind.letter,
+        rate_name(study): rate,
+        INTERVAL: interval,
+        "speedup": times_text(point.speedup) if kind.has_speedup else "",
+        "efficiency": percent(point.efficiency) if kind.has_speedup else "",
+        "step": seconds_text(step_s) if step_s else "",
+        "global batch": "" if point.global_batch is None else amount(point.global_batch),
+        "synchronization": exchanged_by(point),
+        "gradients": f"{count_text(point.exchange_bytes)}B" if point.exchange_bytes else "",
+        MEMORY: bytes_text(point.memory_bytes) if point.memory_bytes else "",
+        "on its device": bytes_text(point.device_memory_bytes) if point.device_memory_bytes else "",
+        COST: "" if cost is None else worker_time(cost),
+        WORTH: worth(study, point),
+        OVERHEAD: overhead(point, most=2),
+        "": "oversubscribed" if point.oversubscribed else "",
+    }
 
 
 def steps(study: Study) -> tuple[list[str], list[list[str]]]:
@@ -164,27 +176,6 @@ def worker_time(hours: float) -> str:
 def rate_name(study: Study) -> str:
     """Return the name of the speed of a point: ``seconds`` if only those of whole runs are known."""
     return "seconds" if study.unit == UNIT else study.unit
-
-
-def _result(study: Study, kind: Kind, point: Point) -> list[str]:
-    step_s = sum(point.step_s.values())
-    cost = point.worker_hours_per_epoch
-    return [
-        str(point.workers),
-        kind.letter,
-        *rates(study, point),
-        times_text(point.speedup) if kind.has_speedup else "",
-        percent(point.efficiency) if kind.has_speedup else "",
-        seconds_text(step_s) if step_s else "",
-        "" if point.global_batch is None else amount(point.global_batch),
-        exchanged_by(point),
-        f"{count_text(point.exchange_bytes)}B" if point.exchange_bytes else "",
-        bytes_text(point.memory_bytes) if point.memory_bytes else "",
-        bytes_text(point.device_memory_bytes) if point.device_memory_bytes else "",
-        "" if cost is None else worker_time(cost),
-        overhead(point, most=2),
-        "oversubscribed" if point.oversubscribed else "",
-    ]
 
 
 def _named(kind: Kind, point: Point) -> str:

@@ -5,28 +5,26 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from samestep.base.units import bytes_text, seconds_text
 from samestep.report.scaling.rows import (
+    COST,
+    INTERVAL,
+    MEMORY,
     NO_POINTS,
     OVERHEAD,
+    WORTH,
+    cells,
     fit_texts,
-    overhead,
     rate_name,
-    rates,
     text_table,
-    worker_time,
-    worth,
 )
 from samestep.report.scaling.series import Kind, headings, kinds
-from samestep.scaling.study import Point, Study, Verdict
-from samestep.scaling.words import percent
+from samestep.scaling.study import Study, Verdict
 
 _LONGEST = 48
 """Number of characters of the longest bar."""
 
 _NO_BREAK = "\N{NO-BREAK SPACE}"
-_MEMORY, _COST = "memory each", "workers' time per epoch"
-_OPTIONAL = (OVERHEAD, _MEMORY, _COST, "step", "95 % interval")
+_OPTIONAL = (OVERHEAD, MEMORY, COST, "step", INTERVAL)
 """Columns that are dropped from a table that is too wide, in this order."""
 
 
@@ -70,47 +68,23 @@ def _wrapped(sentences: Sequence[str], width: int | None) -> list[str]:
 
 def _table(study: Study, found: list[Kind], width: int | None) -> list[str]:
     """Return the table, with the overhead below it if its column does not fit."""
-    head = [
-        "workers",
-        "",
-        rate_name(study),
-        "95 % interval",
-        "speedup",
-        "efficiency",
-        "step",
-        _MEMORY,
-        _COST,
-        "worth it",
-        OVERHEAD,
-    ]
-    rows = [_row(study, kind, point) for kind in found for point in kind.points]
-    kept = [k for k in range(len(head)) if any(row[k] for row in rows)]
+    names = ["workers", "kind", rate_name(study), INTERVAL, "speedup", "efficiency", "step"]
+    names += [MEMORY, COST, WORTH, OVERHEAD]
+    rows = [cells(study, kind, point) for kind in found for point in kind.points]
+    for row in rows:
+        row[OVERHEAD] = "; ".join(filter(None, [row[OVERHEAD], row[""]]))
+    names = [name for name in names if any(row[name] for row in rows)]
     below: list[str] = []
-    for name in ("", *_OPTIONAL):
-        kept = [k for k in kept if head[k] != name or not name]
-        lines = text_table([head[k] for k in kept], [[row[k] for k in kept] for row in rows])
-        if name == OVERHEAD:
-            texts = [f"{' '.join(filter(None, row[:2]))} {OVERHEAD}: {row[-1]}" for row in rows if row[-1]]
-            below = _wrapped(texts, width)
+    for dropped in ("", *_OPTIONAL):
+        names = [name for name in names if name != dropped]
+        lines = text_table(names, [[row[name] for name in names] for row in rows])
+        if dropped == OVERHEAD:
+            known = [row for row in rows if row[OVERHEAD]]
+            texts = [[row["workers"], row["kind"], f"{OVERHEAD}:", row[OVERHEAD]] for row in known]
+            below = _wrapped([" ".join(filter(None, text)) for text in texts], width)
         if width is None or max(map(len, lines)) <= width:
             break
     return [*lines, *below]
-
-
-def _row(study: Study, kind: Kind, point: Point) -> list[str]:
-    step_s = sum(point.step_s.values())
-    return [
-        str(point.workers),
-        kind.letter,
-        *rates(study, point),
-        f"{point.speedup:.2f}x" if kind.has_speedup else "",
-        percent(point.efficiency) if kind.has_speedup else "",
-        seconds_text(step_s) if step_s else "",
-        bytes_text(point.memory_bytes) if point.memory_bytes else "",
-        worker_time(hours) if (hours := point.worker_hours_per_epoch) is not None else "",
-        worth(study, point),
-        "; ".join(filter(None, [overhead(point, most=2), "oversubscribed" * point.oversubscribed])),
-    ]
 
 
 def _picture(kind: Kind) -> list[str]:
