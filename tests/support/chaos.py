@@ -267,24 +267,36 @@ def _read_only(victim: Victim, _: random.Random) -> bool:
     )
 
 
+FOREIGN_FOLDERS = ("photos-2024", ".notes.draft-2", ".photos.gone-2024", ".backup.old-2023")
+"""Names of a user's folders; the hidden ones resemble those of samestep's own unfinished checkpoints."""
+FOREIGN_LINKS = ("elsewhere", ".notes.draft-3")
+
+
 def _foreign_files(victim: Victim, draw: random.Random) -> bool:
-    """Put a user's files into the run folder, and have a worker begin anew, which clears up there."""
+    """Put a user's files into the run folder and restart the workers, which clean up there."""
+    outside = victim.disk.parent / "foreign"
+    outside.mkdir(exist_ok=True)
+    (outside / "file").write_text("mine")
     for folder in (victim.folder, victim.folder / "checkpoints"):
-        (folder / "photos-2024").mkdir(exist_ok=True)
-        (folder / "photos-2024" / "one").write_text("mine")
+        for name in FOREIGN_FOLDERS:
+            (folder / name).mkdir(exist_ok=True)
+            (folder / name / "one").write_text("mine")
         (folder / "notes.txt").write_text("mine")
-        (folder / "elsewhere").unlink(missing_ok=True)
-        (folder / "elsewhere").symlink_to(victim.disk.parent / "foreign")
-    (victim.disk.parent / "foreign").mkdir(exist_ok=True)
-    (victim.disk.parent / "foreign" / "file").write_text("mine")
+        for name in FOREIGN_LINKS:
+            (folder / name).unlink(missing_ok=True)
+            (folder / name).symlink_to(outside)
     return FAULTS["SIGKILL"](victim, draw)
 
 
 def foreign_files_lost(victim: Victim) -> list[Path]:
-    """Return what is gone of a user's files; only after that fault."""
-    folders = (victim.folder, victim.folder / "checkpoints")
-    names = ("photos-2024/one", "notes.txt", "elsewhere/file")
-    return [folder / name for folder in folders for name in names if not (folder / name).is_file()]
+    """Return which of a user's files are missing; for use after that fault."""
+    names = [f"{name}/one" for name in FOREIGN_FOLDERS] + [f"{name}/file" for name in FOREIGN_LINKS]
+    paths = [
+        folder / name
+        for folder in (victim.folder, victim.folder / "checkpoints")
+        for name in (*names, "notes.txt")
+    ]
+    return [path for path in paths if not path.is_file()]
 
 
 def steps_missing(victim: Victim) -> set[int]:

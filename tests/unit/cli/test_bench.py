@@ -22,7 +22,7 @@ from samestep.collectives.crossovers import Measured
     ("arguments", "words"),
     [
         (["all-reduce"], "one worker exchanges nothing: give -n 2 or more"),
-        (["all-reduce", "-n", "2", "--sizes", "x"], "--sizes 'x' is no size"),
+        (["all-reduce", "-n", "2", "--sizes", "x"], "--sizes 'x'"),
         (["all-reduce", "-n", "2", "--plot", "x.png"], "--plot x.png: give a name that ends in .svg"),
         (["all-reduce", "-n", "2", "--plot", "/nowhere/x.svg"], "in a folder that there is"),
         (
