@@ -99,6 +99,6 @@ def check_batch_size(batch_size: int, place: Place) -> None:
         raise UsageError(f"the batch size is {batch_size}; use at least 1")
     if batch_size < place.size:
         raise UsageError(
-            f"the global batch of {batch_size} has fewer samples than there are workers ({place.size}). "
+            f"a global batch of {batch_size} has too few samples for {place.size} workers. "
             f"Use a batch size of {place.size} or more, or at most {batch_size} workers."
         )
