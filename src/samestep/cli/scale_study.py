@@ -20,8 +20,8 @@ from samestep.report.scaling.page import write_study_page
 from samestep.scaling.files import NAME, write_study
 from samestep.scaling.study import Study
 from samestep.submit.words import slug
-from samestep.trials.collect import Frame, collected, in_words, log_of
-from samestep.trials.trial import Outcome, Runner, Told, Trial
+from samestep.trials.collect import Frame, collect_study, in_words, log_of
+from samestep.trials.trial import Outcome, Report, Runner, Trial
 
 FOLDER = Path("studies")
 """Where studies are kept, below the folder they are made from."""
@@ -116,9 +116,9 @@ def finish(
                 raise
             ended = INTERRUPTED
         except OSError:  # nobody can be told: the terminal is gone
-            _kept(collected(frame, trials, outcomes, command=command), request.folder)
+            _kept(collect_study(frame, trials, outcomes, command=command), request.folder)
             raise
-        study = collected(frame, trials, outcomes, command=command)
+        study = collect_study(frame, trials, outcomes, command=command)
         try:
             where = f"study: {request.folder}, as a page: {_kept(study, request.folder)}"
         except UsageError as error:  # as on a full disk; what was measured can be printed all the same
@@ -162,7 +162,7 @@ def _kept(study: Study, folder: Path) -> Path:
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Told]:
+def _progress(total: int) -> Iterator[Report]:
     """Give what tells of each run before it begins: a bar on a terminal, lines elsewhere."""
     with progress_bar(total, shown=True) as done:
         begun = 0

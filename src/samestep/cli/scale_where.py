@@ -52,7 +52,7 @@ class Where:
     def made(self, frame: Frame, trials: Sequence[Trial]) -> tuple[Study, int]:
         """Run trials; return the study of them and the exit code."""
         with new_folder(frame.request.folder):
-            _warn_of(self.runner.others())
+            _warn_of(self.runner.background_load())
             return finish(frame, trials, self.runner)
 
 

@@ -148,7 +148,9 @@ def test_what_is_compared_goes_behind_what_was_said(script, capsys):
 def test_threads_that_the_environment_says_take_cores_too(script, capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "4,2")
 
-    assert "2 workers would share 4 cores (the machine itself), 4 threads each" in refused(capsys, "train.py")
+    assert "2 workers oversubscribe 4 cores (the machine itself), 4 threads each" in refused(
+        capsys, "train.py"
+    )
     assert len(planned(capsys, "train.py", "--threads=2")) == 2
 
 
@@ -165,18 +167,18 @@ def test_compared_threads_are_not_said_twice(script, capsys):
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["train.py", "-n", "1,8"], "8 workers would share 4 cores"),
+        (["train.py", "-n", "1,8"], "8 workers oversubscribe 4 cores"),
         (
             ["train.py", "-n", "1,4", "--threads=2"],
-            "share 4 cores (the machine itself), 2 threads",
+            "oversubscribe 4 cores (the machine itself), 2 threads",
         ),
         (
             ["train.py", "-n", "1,2,4", "--compare", "threads=1,2"],
-            "4 workers would share 4 cores (the machine itself), 2 threads each",
+            "4 workers oversubscribe 4 cores (the machine itself), 2 threads each",
         ),
         (
             ["train.py", "-n", "1,2", "--compare", "env:OMP_NUM_THREADS=1,4"],
-            "2 workers would share 4 cores (the machine itself), 4 threads each",
+            "2 workers oversubscribe 4 cores (the machine itself), 4 threads each",
         ),
         (["train.py", "-n", "one"], "-n 'one' is no list of numbers"),
         (["train.py", "-n", "0,2"], "there must be at least one worker"),
@@ -191,7 +193,7 @@ def test_compared_threads_are_not_said_twice(script, capsys):
         (["digits", "--compare", "sync=ddp,bogus"], "--sync 'bogus' is not one of"),
         (["digits", "-n", "1,4", "--batch-size=3"], "4 workers"),
         (["train.py", "--scaling=up"], "--scaling 'up' is none of auto, strong, weak, both"),
-        (["train.py", "-n", "1,3", "--b={64/n}"], "64 cannot be divided evenly by n = 3"),
+        (["train.py", "-n", "1,3", "--b={64/n}"], "64 is not divisible by n = 3"),
         (["--repeat=3", "train.py"], "samestep scale has no option --repeat"),
         (["torchrun", "train.py"], "torchrun starts workers itself. Give the script"),
         (["spawns.py"], "spawns.py starts its own workers, where scale cannot see them"),
@@ -208,7 +210,7 @@ def test_compared_threads_are_not_said_twice(script, capsys):
         (["digits", "--", "--clock-steps=3"], "which needs as many steps of each run: say --steps"),
         (["digits", "--clock-warm-up", "1"], "which needs as many of each run: say --warm-up"),
         (["digits", "--split=loader"], "--split says how a script is run"),
-        (["train.py", "--compare", "sync=ddp,flat"], "--sync belongs to recipes"),
+        (["train.py", "--compare", "sync=ddp,flat"], "--sync is a flag of recipes"),
         (
             ["digits", "--compare", "colour=red,blue"],
             "nor env:NAME, nor a flag of samestep train",
@@ -253,7 +255,7 @@ def test_the_tasks_of_a_launcher_do_not_scale(script, capsys, monkeypatch):
 class Failing:
     """Makes one run, which gives nothing, beside others who keep a processor busy."""
 
-    def others(self):
+    def background_load(self):
         return Load(0.94, 2)
 
     def run(self, trials, told):

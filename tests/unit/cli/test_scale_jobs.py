@@ -70,8 +70,8 @@ def test_each_number_of_workers_is_printed_as_a_job(capsys):
         (("-n", "2", "--worth", "0.7", "--collect", "study"), "-n says how a study is made"),
         (("--collect", "study", "--steps=30"), "--steps says how a study is made"),
         (("--collect", "study", "--mem", "4G"), "--mem says how a study is made"),
-        (("--collect", "study", "--json", "--worth=70%"), "--collect takes the folder of a study that was"),
-        (("--collect", "study"), "--collect takes the folder of a study that was submitted"),
+        (("--collect", "study", "--json", "--worth=70%"), "Give --collect the folder of a submitted"),
+        (("--collect", "study"), "Give --collect the folder of a submitted study"),
         ((), "what is to be measured?"),
     ],
 )
@@ -122,12 +122,12 @@ def test_what_does_not_fit_an_allocation_is_refused_unless_forced(capsys, alloca
     code, _, err = scale(capsys, "train.py", "-n", "1,8", "--dry-run")
 
     assert code == 2
-    assert "8 workers would share Slurm allocation 12 (2 node(s) with 2 processor(s): room for 4)" in err
+    assert "8 workers oversubscribe Slurm allocation 12 (2 node(s) with 2 processor(s): room for 4)" in err
     _, out, _ = scale(capsys, "train.py", "-n", "1,8", "--dry-run", "--repeats", 1, "--oversubscribe")
     assert out.count("--overcommit") == 2
     _, _, err = scale(capsys, "train.py", "-n", "1,4", "--threads", 2, "--dry-run")
-    assert "4 workers would share Slurm allocation 12 (" in err
-    assert "room for 4), 2 threads each:" in err
+    assert "4 workers oversubscribe Slurm allocation 12 (" in err
+    assert "room for 4), 2 threads each" in err
 
 
 def test_an_allocation_of_several_nodes_without_srun_is_refused(capsys, allocation, monkeypatch):

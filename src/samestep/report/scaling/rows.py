@@ -10,7 +10,7 @@ from samestep.scaling.certainty import is_open, knee_words
 from samestep.scaling.serial import outdone
 from samestep.scaling.study import Loss, Point, Study
 from samestep.scaling.times import UNIT
-from samestep.scaling.words import amount, exchanged_by, is_vague, percent, told
+from samestep.scaling.words import amount, is_vague, notable_losses, percent, sync_words
 
 INTERVAL, WORTH, OVERHEAD = "95 % interval", "worth it", "overhead"
 MEMORY, COST = "memory each", "workers' time per epoch"
@@ -40,7 +40,7 @@ def cells(study: Study, kind: Kind, point: Point) -> dict[str, str]:
         "efficiency": percent(point.efficiency) if kind.has_speedup else "",
         "step": seconds_text(step_s) if step_s else "",
         "global batch": "" if point.global_batch is None else amount(point.global_batch),
-        "synchronization": exchanged_by(point),
+        "synchronization": sync_words(point),
         "gradients": f"{count_text(point.exchange_bytes)}B" if point.exchange_bytes else "",
         MEMORY: bytes_text(point.memory_bytes) if point.memory_bytes else "",
         "on its device": bytes_text(point.device_memory_bytes) if point.device_memory_bytes else "",
@@ -125,7 +125,7 @@ def loss_text(loss: Loss) -> str:
 
 def overhead(point: Point, *, most: int) -> str:
     """Return the largest causes of the overhead of `point`; empty if the measurement is inconclusive."""
-    return "" if is_open(point) else "; ".join(loss_text(loss) for loss in told(point)[:most])
+    return "" if is_open(point) else "; ".join(loss_text(loss) for loss in notable_losses(point)[:most])
 
 
 def worth(study: Study, point: Point) -> str:

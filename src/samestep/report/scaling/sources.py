@@ -9,11 +9,11 @@ from samestep.report.read import read_run
 from samestep.report.scaling.one_training import check_same_training, differences, target
 from samestep.report.scaling.run_steps import WARM_UP, measured_run
 from samestep.report.scaling.times_csv import read_times
-from samestep.scaling.conclude import conclude
-from samestep.scaling.crowding import is_crowded
+from samestep.scaling.conclude import conclude, with_notes
+from samestep.scaling.crowding import is_oversubscribed
 from samestep.scaling.files import NAME, read_study
 from samestep.scaling.measured import measured
-from samestep.scaling.notes import notes_of_runs
+from samestep.scaling.notes import note, notes_of_runs
 from samestep.scaling.provenance import launchers, machine, recipe
 from samestep.scaling.rank_files import Run, read_ranks
 from samestep.scaling.study import Study
@@ -59,15 +59,15 @@ def _is_clocked(path: Path) -> bool:
 
 def _of_times(path: Path) -> Study:
     times, made = read_times(path), provenance()
-    return Study(
+    study = Study(
         target=path.name,
         command=tuple(made["command"]),
         created=made["created"],
         settings={"from": str(path), "runs": len(times)},
         unit=UNIT,
         points=from_times(times),
-        notes=(_assumption(times),),
     )
+    return with_notes(study, [note("whole-runs-only", _assumption(times))])
 
 
 def _assumption(times: Sequence[Time]) -> str:
@@ -76,10 +76,10 @@ def _assumption(times: Sequence[Time]) -> str:
         work = "done the same work (strong), or the baseline's work per worker (weak)"
     else:
         work = "done the same work; mark weak scaling in a third column, scaling"
-    note = f"Only the seconds of whole runs are known. The runs are assumed to have {work}."
+    text = f"Only the seconds of whole runs are known. The runs are assumed to have {work}."
     if has_two_bases(times):
-        note += " Strong and weak runs have baselines of their own: do not compare their rates."
-    return note
+        text += " Strong and weak runs have baselines of their own: do not compare their rates."
+    return text
 
 
 def _of_runs(paths: Sequence[Path]) -> Study:
@@ -94,15 +94,17 @@ def _of_runs(paths: Sequence[Path]) -> Study:
         "launchers": launchers(runs),
         "recipe": recipe(runs),
     }
-    return Study(
+    study = Study(
         target=target(runs),
         command=tuple(made["command"]),
         created=made["created"],
         machine=machine(runs),
         settings={name: value for name, value in settings.items() if value},
         points=measured(runs),
-        notes=(*differences(runs), *_of_folders(paths), *notes_of_runs(runs)),
     )
+    called = [note("settings-differ", words) for words in differences(runs)]
+    folders = [note("run-folder-steps", words) for words in _of_folders(paths)]
+    return with_notes(study, [*called, *folders, *notes_of_runs(runs)])
 
 
 def _refuse_twice(paths: Sequence[Path]) -> None:
@@ -122,7 +124,7 @@ def _refuse_twice(paths: Sequence[Path]) -> None:
 def _run(path: Path) -> Run:
     if _is_clocked(path):
         ranks = read_ranks(path)
-        return Run(ranks=ranks, oversubscribed=is_crowded([rank.header for rank in ranks]))
+        return Run(ranks=ranks, oversubscribed=is_oversubscribed([rank.header for rank in ranks]))
     if path.is_file():
         raise UsageError(f"{path} is a file: give one study or one table of times alone, or folders of runs.")
     return measured_run(read_run(path))
@@ -132,8 +134,8 @@ def _of_folders(paths: Sequence[Path]) -> list[str]:
     """Return a note on which steps of run folders count."""
     if all(_is_clocked(path) for path in paths):
         return []
-    note = (
+    text = (
         "The step time of a run folder is the mean over all ranks and all steps since the last start without "
         f"the first {WARM_UP}. The run's own report counts other steps too, and has medians."
     )
-    return [note]
+    return [text]
