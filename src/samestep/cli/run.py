@@ -20,6 +20,7 @@ from samestep.cli.shares import bound
 from samestep.collectives.crossovers import ALGORITHMS
 from samestep.launch.hosting import leave
 from samestep.launch.job import Job
+from samestep.world.job_secret import SECRET_FILE
 
 SETTINGS: Mapping[str, Any] = {
     # What stands behind the program is the program's, whatever it looks like.
@@ -231,6 +232,14 @@ def run(
     standalone: Annotated[
         bool, typer.Option("--standalone", help="This node alone (the default).", rich_help_panel=_NODES)
     ] = False,
+    secret_file: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="What the nodes prove themselves with, where they share no home directory.",
+            rich_help_panel=_NODES,
+        ),
+    ] = "",
     role: Annotated[str, typer.Option(help="Told to the workers.", rich_help_panel=_NODES)] = "default",
     monitor_interval: Annotated[
         float, typer.Option(help="Seconds between two looks at the other nodes.", rich_help_panel=_NODES)
@@ -242,6 +251,8 @@ def run(
     would under torchrun; one that starts its own workers is started once. Of a serial script the models'
     calls are shared out. Under srun, mpirun or torchrun the launcher's tasks are the workers.
     """
+    if secret_file:
+        env.export({SECRET_FILE: str(Path(secret_file).absolute())})
     meeting = Meeting(
         nnodes=nnodes,
         node_rank=node_rank,

@@ -175,10 +175,14 @@ class GroupStore:
 
     def _own_connection(self) -> Any:
         """Return another connection to the store of the default group, if there is one, with our keys."""
+        from samestep.world.network_store import base_of
+
         c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
         if c10d is None or not c10d.is_initialized():
             return None
         self._group_store = c10d._get_default_store()  # noqa: SLF001 - no public spelling
+        if (base := base_of(self._group_store)) is not None:
+            base.keep()
         store = self._group_store.clone()
         store.set_timeout(_PATIENCE)
         return c10d.PrefixStore("samestep/watch", store)

@@ -1,0 +1,229 @@
+"""Serves authenticated connections from one thread; a peer without the secret gets nothing.
+
+A connection has a few seconds for the whole handshake, however it sends. Only so many may be in their
+handshake at a time: the oldest of them makes room for the next, since an honest one takes milliseconds.
+"""
+
+import os
+import selectors
+import socket
+import threading
+import weakref
+from contextlib import suppress
+from time import monotonic
+from typing import Protocol
+
+from samestep.world.authentication import Channel, ServerSide
+
+HANDSHAKE_S = 2.0
+"""Seconds that a handshake may take."""
+_AT_ONCE = 64
+"""Connections in their handshake at a time."""
+_CHUNK = 1 << 16
+_LARGEST_BACKLOG = 256 * 1024 * 1024
+"""Bytes that wait to be sent to one peer at most."""
+
+_servers: "weakref.WeakSet[Server]" = weakref.WeakSet()
+
+
+class Service(Protocol):
+    """Answers the messages of authenticated peers; called from the server's thread only."""
+
+    def received(self, peer: "Peer", message: bytes) -> None:
+        """Take a message of a peer; answers go through `Peer.send`."""
+
+    def gone(self, peer: "Peer") -> None:
+        """Forget a peer whose connection has ended."""
+
+    def passed(self, now: float) -> float | None:
+        """Do what is due; return when to be called next, on the clock of `time.monotonic`."""
+
+
+class Peer:
+    """One connection, as the server has it.
+
+    Args:
+        connection: its socket, which does not block.
+        key: of the job.
+    """
+
+    def __init__(self, connection: socket.socket, key: bytes) -> None:
+        self.connection = connection
+        self.handshake = ServerSide(key)
+        self.deadline = monotonic() + HANDSHAKE_S
+        self.out = bytearray()
+
+    @property
+    def channel(self) -> Channel | None:
+        """How messages come and go; None until the peer has proved itself."""
+        return self.handshake.channel
+
+    def send(self, message: bytes) -> None:
+        """Send a message once the connection takes it."""
+        assert self.channel is not None
+        self.out += self.channel.sealed(message)
+
+
+class Server:
+    """Serves a service on a listening socket, until it is closed.
+
+    Args:
+        listener: the socket, which this object then owns.
+        key: of the job, for this purpose.
+        service: answers the messages.
+        name: of the thread.
+    """
+
+    def __init__(
+        self, listener: socket.socket, key: bytes, service: Service, *, name: str = "samestep-server"
+    ) -> None:
+        self._listener, self._key, self._service = listener, key, service
+        self._selector = selectors.DefaultSelector()
+        self._awake, self._wake = socket.socketpair()
+        self._peers: dict[int, Peer] = {}
+        self._closing = False
+        self._pid = os.getpid()
+        listener.settimeout(0.0)
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(self._awake, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        _servers.add(self)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._listener.getsockname()[1])
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it serves no more, or did so in a process that this one was forked from."""
+        return self._closing
+
+    def close(self) -> None:
+        """Stop listening and end all connections."""
+        if self._closing or self._pid != os.getpid():
+            return
+        self._closing = True
+        with suppress(OSError):
+            self._wake.send(b"\0")
+        if threading.current_thread() is not self._thread:
+            self._thread.join(5.0)
+
+    def forget_in_child(self) -> None:
+        """Let go of all files in a forked process, so that its parent's end closes the connections."""
+        self._closing = True
+        for held in (self._listener, self._awake, self._wake, *(p.connection for p in self._peers.values())):
+            held.close()
+        self._selector.close()
+
+    def _serve(self) -> None:
+        due: float | None = None
+        try:
+            while not self._closing:
+                now = monotonic()
+                ends = [peer.deadline for peer in self._peers.values() if peer.channel is None]
+                if due is not None:
+                    ends.append(due)
+                for key, _ in self._selector.select(max(0.0, min(ends) - now) if ends else None):
+                    self._ready(key)
+                now = monotonic()
+                for peer in [p for p in self._peers.values() if p.channel is None and p.deadline <= now]:
+                    self._end(peer)
+                due = self._service.passed(now)
+                for peer in list(self._peers.values()):
+                    self._flush(peer)
+        finally:
+            if self._pid == os.getpid():
+                self._release()
+
+    def _ready(self, key: selectors.SelectorKey) -> None:
+        if key.fileobj is self._listener:
+            self._accept()
+        elif isinstance(key.data, Peer):
+            self._read(key.data)
+        else:
+            with suppress(OSError):
+                self._awake.recv(64)
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # too many open files, or it has gone again
+                self._make_room(1)
+                return
+            connection.settimeout(0.0)
+            with suppress(OSError):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._make_room(_AT_ONCE)
+            peer = Peer(connection, self._key)
+            self._peers[connection.fileno()] = peer
+            self._selector.register(connection, selectors.EVENT_READ, peer)
+
+    def _make_room(self, at_most: int) -> None:
+        """Leave fewer than so many connections in their handshake: the oldest ones end."""
+        waiting = [peer for peer in self._peers.values() if peer.channel is None]
+        for peer in waiting[: max(0, len(waiting) - at_most + 1)]:
+            self._end(peer)
+
+    def _read(self, peer: Peer) -> None:
+        try:
+            data = peer.connection.recv(_CHUNK)
+            if not data:
+                raise ConnectionError("closed")
+            if (channel := peer.channel) is None:
+                peer.out += peer.handshake.fed(data)
+            else:
+                for message in channel.opened(data):
+                    self._service.received(peer, message)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError):  # of the connection, or what it sent is none of ours
+            self._end(peer)
+
+    def _flush(self, peer: Peer) -> None:
+        if peer.connection.fileno() < 0:
+            return
+        try:
+            while peer.out and (sent := peer.connection.send(peer.out[:_CHUNK])):
+                del peer.out[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._end(peer)
+            return
+        if len(peer.out) > _LARGEST_BACKLOG:
+            self._end(peer)
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.out else 0)
+        if self._selector.get_key(peer.connection).events != events:
+            self._selector.modify(peer.connection, events, peer)
+
+    def _end(self, peer: Peer) -> None:
+        if self._peers.pop(peer.connection.fileno(), None) is None:
+            return
+        self._selector.unregister(peer.connection)
+        peer.connection.close()
+        self._service.gone(peer)
+
+    def _release(self) -> None:
+        for peer in list(self._peers.values()):
+            with suppress(OSError):
+                self._flush(peer)
+            self._end(peer)
+        self._listener.close()
+        self._selector.close()
+        self._awake.close()
+        self._wake.close()
+
+
+def _forget_in_child() -> None:
+    for server in list(_servers):
+        server.forget_in_child()
+    _servers.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
