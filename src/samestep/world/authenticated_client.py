@@ -27,6 +27,11 @@ class Connection:
         """Whether this process has made it, and did not inherit it."""
         return self._pid == os.getpid()
 
+    @property
+    def plain(self) -> socket.socket:
+        """The connection itself, for bytes that need no proof."""
+        return self._socket
+
     def ask(self, message: bytes, *, timeout_s: float) -> bytes:
         """Send a message and return the answer.
 

@@ -220,6 +220,49 @@ class Server:
         self._wake.close()
 
 
+class Callers:
+    """Keeps authenticated connections, as a service, until each is taken by its first message."""
+
+    def __init__(self) -> None:
+        self._found: dict[bytes, tuple[socket.socket, Channel]] = {}
+        self._changed = threading.Condition()
+
+    def received(self, peer: Peer, message: bytes) -> None:
+        """See `Service.received`; the server's own copy of the connection ends."""
+        assert peer.channel is not None
+        with self._changed:
+            if message not in self._found:
+                self._found[message] = peer.connection.dup(), peer.channel
+                self._changed.notify_all()
+        raise ConnectionError("handed over")
+
+    def gone(self, peer: Peer) -> None:
+        """See `Service.gone`."""
+
+    def passed(self, now: float) -> None:
+        """See `Service.passed`."""
+
+    def taken(self, message: bytes, *, limit_s: float) -> socket.socket:
+        """Return the connection of the peer that has sent this first, once that is answered.
+
+        Raises:
+            TimeoutError: it did not come.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: message in self._found, limit_s):
+                raise TimeoutError("timed out")
+            connection, channel = self._found.pop(message)
+        connection.settimeout(limit_s)
+        connection.sendall(channel.sealed(b""))
+        return connection
+
+    def close(self) -> None:
+        """Close the connections that nobody has taken."""
+        for connection, _ in self._found.values():
+            connection.close()
+        self._found.clear()
+
+
 def _forget_in_child() -> None:
     for server in list(_servers):
         server.forget_in_child()

@@ -265,8 +265,8 @@ def _not_ours(address: str, port: int) -> str:
 def _silent(address: str, port: int, timeout_s: float, error: Exception) -> str:
     return (
         f"rank 0 did not answer at {address}:{port} within {timeout_s:g} s ({error}). Is it on that host, "
-        "did it fail before it joined, or does a firewall close the port? Set MASTER_ADDR and MASTER_PORT to say "
-        "where it is."
+        "did it fail before it joined, or does a firewall close the port? Set MASTER_ADDR and MASTER_PORT to "
+        "say where it is."
     )
 
 

@@ -2,6 +2,7 @@
 
 import errno
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from socket import gethostname
 
@@ -127,16 +128,23 @@ def close_unused(store: Store) -> None:
 def _agents_store(address: str, port: int, *, size: int, connect_s: float) -> Store:
     """Return the store that torchrun's agent serves."""
     await_listener(address, port, timeout_s=connect_s)
+    connect = partial(
+        TCPStore,
+        address,
+        port,
+        size,
+        is_master=False,
+        timeout=timedelta(seconds=connect_s),
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
     try:
-        return TCPStore(
-            address,
-            port,
-            size,
-            is_master=False,
-            timeout=timedelta(seconds=connect_s),
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
+        try:
+            return connect()
+        except RuntimeError as error:
+            if "libuv" not in str(error):
+                raise
+            return connect(use_libuv=False)  # distributions build torch without it; the protocol is the same
     except RuntimeError as error:
         first_line = str(error).partition("\n")[0]
         raise PeerLost(f"the agent does not answer at {address}:{port} ({first_line}).") from error
