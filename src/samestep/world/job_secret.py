@@ -77,7 +77,7 @@ def _read(path: Path) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise UsageError(f"the secret in {path} cannot be read: {error.strerror}. {_ADVICE}") from None
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise UsageError(f"{path} is no regular file and holds no secret. {_ADVICE}")
@@ -86,7 +86,9 @@ def _read(path: Path) -> bytes:
                 f"{path} is no secret: other users can read or change it (mode "
                 f"{stat.S_IMODE(found.st_mode):03o}, owner {found.st_uid}). Use `chmod 600`, as its owner."
             )
-        content = file.read(_MOST + 1)
+        content = os.read(descriptor, _MOST + 1)
+    finally:
+        os.close(descriptor)
     if not _FEWEST <= len(content) <= _MOST:
         raise UsageError(f"{path} holds {len(content)} bytes; a secret has {_FEWEST} to {_MOST}. {_ADVICE}")
     return content
