@@ -45,7 +45,7 @@ def drip(targets: list[tuple[str, int]]) -> None:
             with suppress(OSError):
                 held.append((socket.create_connection(targets[number % len(targets)], timeout=1), 0))
         held = [(peer, at + 1) for peer, at in held if sent(peer, GREETING[at % len(GREETING) :][:1])]
-        time.sleep(0.02)
+        time.sleep(0.1)
 
 
 def sent(peer: socket.socket, byte: bytes) -> bool:

@@ -81,6 +81,8 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._awake, self._wake = socket.socketpair()
         self._peers: dict[int, Peer] = {}
+        self._shaking: dict[int, Peer] = {}
+        """Those that have not proved themselves, the oldest first."""
         self._closing = False
         self._pid = os.getpid()
         listener.settimeout(0.0)
@@ -121,17 +123,18 @@ class Server:
         due: float | None = None
         try:
             while not self._closing:
-                now = monotonic()
-                ends = [peer.deadline for peer in self._peers.values() if peer.channel is None]
-                if due is not None:
-                    ends.append(due)
-                for key, _ in self._selector.select(max(0.0, min(ends) - now) if ends else None):
+                # Connections are in the order in which they came, and so are their deadlines.
+                first = next(iter(self._shaking.values()), None)
+                ends = [end for end in (due, None if first is None else first.deadline) if end is not None]
+                for key, _ in self._selector.select(max(0.0, min(ends) - monotonic()) if ends else None):
                     self._ready(key)
                 now = monotonic()
-                for peer in [p for p in self._peers.values() if p.channel is None and p.deadline <= now]:
+                for peer in list(self._shaking.values()):
+                    if peer.deadline > now:
+                        break
                     self._end(peer)
                 due = self._service.passed(now)
-                for peer in list(self._peers.values()):
+                for peer in [peer for peer in self._peers.values() if peer.out]:
                     self._flush(peer)
         finally:
             if self._pid == os.getpid():
@@ -160,14 +163,13 @@ class Server:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._make_room(_AT_ONCE)
             peer = Peer(connection, self._key)
-            self._peers[connection.fileno()] = peer
+            self._peers[connection.fileno()] = self._shaking[connection.fileno()] = peer
             self._selector.register(connection, selectors.EVENT_READ, peer)
 
     def _make_room(self, at_most: int) -> None:
         """Leave fewer than so many connections in their handshake: the oldest ones end."""
-        waiting = [peer for peer in self._peers.values() if peer.channel is None]
-        for peer in waiting[: max(0, len(waiting) - at_most + 1)]:
-            self._end(peer)
+        while self._shaking and len(self._shaking) >= at_most:
+            self._end(next(iter(self._shaking.values())))
 
     def _read(self, peer: Peer) -> None:
         try:
@@ -176,6 +178,8 @@ class Server:
                 raise ConnectionError("closed")
             if (channel := peer.channel) is None:
                 peer.out += peer.handshake.fed(data)
+                if peer.channel is not None:
+                    del self._shaking[peer.connection.fileno()]
             else:
                 for message in channel.opened(data):
                     self._service.received(peer, message)
@@ -205,6 +209,7 @@ class Server:
     def _end(self, peer: Peer) -> None:
         if self._peers.pop(peer.connection.fileno(), None) is None:
             return
+        self._shaking.pop(peer.connection.fileno(), None)
         self._selector.unregister(peer.connection)
         peer.connection.close()
         self._service.gone(peer)

@@ -4,6 +4,7 @@ torch's c10d rendezvous unpickles its state from the store: whoever could write 
 """
 
 import errno
+import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -51,14 +52,20 @@ def open_launchers_store(nodes: Nodes, secret: bytes) -> NetworkStore:
         else:
             serves = nodes.rank == 0 if nodes.rank is not None else is_own(resolve(host))
         limit_s = int(nodes.options.get("read_timeout", _READ_S))
-    store = _served(resolve(host), port, key, must=must) if serves else None
-    if store is None:
+    own = _served(resolve(host), port, key, must=must) if serves else None
+    store = own
+    if store is None or not is_own(resolve(host)):
+        # As torch's: another node may be there, which takes itself for this one and then learns it.
         store = NetworkStore(host, port, key)
         try:
             store.reach(limit_s)
         except BaseException:
             store.close()
+            if own is not None:
+                own.close()
             raise
+        if own is not None:
+            weakref.finalize(store, own.close)
     store.set_timeout(timedelta(seconds=limit_s))
     return store
 

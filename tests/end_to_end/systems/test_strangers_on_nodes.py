@@ -1,0 +1,149 @@
+"""Another user on another host neither gets into a run over several nodes nor delays it."""
+
+import json
+import os
+import time
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import pytest
+
+from samestep.base.errors import PeerLost
+from support import stranger
+from support.commands import finish
+from support.launches import RUN
+from support.mpi import mpirun
+from support.nodes import LOGIN
+from support.systems import program
+
+DELAY_S = 5.0
+FORWARD = ("PYTHONPATH",) if "PYTHONPATH" in os.environ else ()
+TWO = ("node0", "node1")
+PYTHON = "/usr/bin/python3"  # which the other user can reach
+
+# Rank 1 comes later: in the script, or before its launcher's task begins.
+SCRIPT = """
+import os, sys, time
+import torch.distributed as dist
+attacked = sys.argv[1]
+while os.environ["RANK"] == "1" and not os.path.exists(attacked):
+    time.sleep(0.01)
+dist.init_process_group("gloo")
+values = [None, None]
+dist.all_gather_object(values, os.environ["RANK"])
+open(f"{attacked}-{dist.get_rank()}", "w").write("".join(values))
+"""
+LATE = """
+case "${SLURM_PROCID:-$OMPI_COMM_WORLD_RANK}" in 1) while [ ! -e "$0" ]; do sleep 0.05; done ;; esac
+exec "$@"
+"""
+
+
+def static(nodes, slurm, program):
+    flags = ("--nnodes", 2, "--master-addr", "node0", "--nproc-per-node", 1)
+    return [nodes.start(node, *RUN, *flags, "--node-rank", i, *program) for i, node in enumerate(TWO)]
+
+
+def c10d(nodes, slurm, program):
+    flags = ("--nnodes", 2, "--rdzv-backend", "c10d", "--rdzv-endpoint", "node0:29777", "--nproc-per-node", 1)
+    return [nodes.start(node, *RUN, *flags, *program) for node in TWO]
+
+
+def slurm_script(nodes, slurm, program):
+    return [slurm.start("srun", "--nodes=2", *RUN, *program)]
+
+
+def slurm_meeting(nodes, slurm, program):
+    return [slurm.start("srun", "--nodes=2", "sh", "-c", LATE, program[-1], *RUN, *program)]
+
+
+def open_mpi(nodes, slurm, program):
+    launch = mpirun("openmpi", nodes, TWO, per_host=1, forward=FORWARD)
+    return [nodes.start(LOGIN, *launch, *RUN, *program)]
+
+
+def mpich(nodes, slurm, program):
+    launch = mpirun("mpich", nodes, TWO, per_host=1)
+    return [nodes.start(LOGIN, *launch, *RUN, *program)]
+
+
+def ports(nodes):
+    """Return the ports at which Python programs listen on node0."""
+    lines = nodes.run("node0", "ss", "-ltnpH").out.splitlines()
+    return {line.split()[3].rpartition(":")[2] for line in lines if "python" in line}
+
+
+def await_ports(nodes, before, count, running):
+    deadline = time.monotonic() + 60
+    while len(found := ports(nodes) - before) < count:
+        assert time.monotonic() < deadline, [process.poll() for process in running]
+        time.sleep(0.1)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("launch", "listeners"),
+    # Launchers of several nodes have a store of their own beside that of rank 0.
+    [(static, 2), (c10d, 2), (slurm_script, 1), (slurm_meeting, 1), (open_mpi, 1), (mpich, 1)],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_user_of_another_host_neither_gets_in_nor_delays(nodes, slurm, tmp_path, launch, listeners):
+    program("netns", "setpriv")
+    (tmp_path / "train.py").write_text(SCRIPT)
+
+    def run(name, attack):
+        """Return what the attack reports, and how long the run takes from then on."""
+        before = ports(nodes)
+        attacked = tmp_path / name
+        running = launch(nodes, slurm, (tmp_path / "train.py", attacked))
+        found = await_ports(nodes, before, listeners, running)
+        with attack(nodes, found) as report:
+            attacked.touch()
+            begin = time.monotonic()
+            ended = [finish(process) for process in running]
+            took = time.monotonic() - begin
+        assert [done.code for done in ended] == [0] * len(ended), [done.err for done in ended]
+        assert [Path(f"{attacked}-{rank}").read_text() for rank in range(2)] == ["01", "01"]
+        return report, took
+
+    _, usual = run("alone", lambda *_: nullcontext())
+    report, took = run("attacked", attacking)
+
+    assert max(report["answers"].values()) <= 64, report
+    assert report["uid"] == 65534
+    assert took < usual + DELAY_S
+
+
+@contextmanager
+def attacking(nodes, found):
+    """Attack ports of node0 from node2, to the end of the block; give what came back."""
+    as_nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", PYTHON, "-S", "-c")
+    code = Path(stranger.__file__).read_text()
+    other = nodes.start("node2", *as_nobody, code, *(f"node0:{port}" for port in found), folder=Path("/"))
+    try:
+        yield json.loads(other.stdout.readline())
+    finally:
+        other.kill()
+        other.communicate()
+
+
+def test_nodes_with_different_secrets_do_not_meet_and_say_what_helps(nodes, tmp_path):
+    files = [tmp_path / f"secret-{i}" for i in range(2)]
+    for file in files:
+        file.touch(0o600)
+        file.write_bytes(os.urandom(32))
+    flags = ("--nnodes", 2, "--master-addr", "node0", "--nproc-per-node", 1)
+    program = ("--no-python", "true")
+    one, other = (
+        nodes.start(node, *RUN, *flags, "--node-rank", i, "--secret-file", files[i], *program)
+        for i, node in enumerate(TWO)
+    )
+    try:
+        done = finish(other)
+    finally:
+        one.terminate()
+        finish(one)
+
+    assert done.code == PeerLost.exit_code
+    assert "--secret-file" in done.err
+    assert "Traceback" not in done.err
