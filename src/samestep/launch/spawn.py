@@ -88,9 +88,13 @@ def _forked_entry(fn: Callable[..., Any], args: Sequence[Any]) -> Entry:
 
 def _in_processes(entry: Entry, n: int) -> list[Any]:
     ensure_standard()
-    with reserved_port() as holder, shared_secret() as secret, Workers(private=[holder.fileno()]) as workers:
+    with (
+        reserved_port() as holder,
+        shared_secret() as secret,
+        Workers(private=[holder.fileno(), secret.file]) as workers,
+    ):
         this = Round(run_id=uuid.uuid4().hex[:8], restarts=0, max_restarts=0, master=holder.getsockname())
-        own = secret | {"SAMESTEP_BANNER": "0"}
+        own = secret.variables | {"SAMESTEP_BANNER": "0"}
         workers.start(
             [Start(place=place, variables=worker_variables(place, this) | own) for place in places(n)],
             entry,

@@ -18,6 +18,7 @@ import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -31,6 +32,19 @@ _FEWEST, _MOST = 16, 4096
 _ADVICE = (
     "Make one with `(umask 077; head -c 32 /dev/urandom > FILE)`, and give --secret-file FILE on every node."
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A secret that child processes find by their variables.
+
+    Args:
+        variables: for their environment.
+        file: this process's descriptor, which they do not need.
+    """
+
+    variables: dict[str, str]
+    file: int
 
 
 def job_key(environment: Environment, purpose: str) -> bytes:
@@ -49,8 +63,8 @@ def job_key(environment: Environment, purpose: str) -> bytes:
 
 
 @contextmanager
-def shared_secret(secret: bytes | None = None) -> Iterator[dict[str, str]]:
-    """Give the variables by which child processes find a secret, which lives as long as the block.
+def shared_secret(secret: bytes | None = None) -> Iterator["Shared"]:
+    """Give what child processes need to find a secret, which lives as long as the block.
 
     Args:
         secret: what they share; random where it is None.
@@ -62,7 +76,7 @@ def shared_secret(secret: bytes | None = None) -> Iterator[dict[str, str]]:
         fcntl.fcntl(
             descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
         )
-        yield {SECRET_FILE: f"/proc/{os.getpid()}/fd/{descriptor}"}
+        yield Shared({SECRET_FILE: f"/proc/{os.getpid()}/fd/{descriptor}"}, descriptor)
     finally:
         os.close(descriptor)
 

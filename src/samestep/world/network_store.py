@@ -113,7 +113,8 @@ class NetworkStore(Store):
     def keep_for(self, user: object) -> None:
         """Keep the store open as long as `user` exists; the last one's end closes it."""
         self._users += 1
-        weakref.finalize(user, self._let_go)
+        # Handlers of atexit, which may come later, use the store as well.
+        weakref.finalize(user, self._let_go).atexit = False
 
     def keep(self) -> None:
         """Keep the store open until the process ends."""

@@ -11,7 +11,8 @@ from samestep.world.job_secret import SECRET_FILE, job_key, shared_secret
 
 
 def test_children_find_the_secret_of_their_launcher_while_it_lives():
-    with shared_secret() as own, shared_secret() as other:
+    with shared_secret() as one, shared_secret() as another:
+        own, other = one.variables, another.variables
         assert job_key(own, "store") == job_key(dict(own), "store")
         assert job_key(own, "store") != job_key(own, "nodes")
         assert job_key(own, "store") != job_key(other, "store")

@@ -41,19 +41,19 @@ def test_a_taken_port_is_told_with_what_to_do():
     with socket.create_server(("127.0.0.1", 0)) as other, shared_secret() as secret:
         port = other.getsockname()[1]
         with pytest.raises(WorldError, match=rf"port {port} is taken on .* Set MASTER_PORT to a free one"):
-            store.open_store(secret, given(MAIN, {}), master=("127.0.0.1", port), timeout_s=5)
+            store.open_store(secret.variables, given(MAIN, {}), master=("127.0.0.1", port), timeout_s=5)
 
 
 def test_ranks_with_one_secret_share_a_store_and_one_without_it_is_refused(monkeypatch):
     monkeypatch.setattr("samestep.world.network_store._FOREIGN_S", 0.05)
     with shared_secret() as ours, shared_secret() as theirs:
-        main = store.open_store(ours, given(MAIN, {}), master=("127.0.0.1", 0), timeout_s=5)
+        main = store.open_store(ours.variables, given(MAIN, {}), master=("127.0.0.1", 0), timeout_s=5)
         base = store.base_of(main)
         main.set("key", "value")
         at = ("127.0.0.1", base.port)
 
         with pytest.raises(PeerLost, match="--secret-file"):
-            store.open_store(theirs, given(OTHER, {}), master=at, timeout_s=5)
+            store.open_store(theirs.variables, given(OTHER, {}), master=at, timeout_s=5)
         # Each joining of a process has keys of its own: this one is the third.
-        reader = store.base_of(store.open_store(ours, given(OTHER, {}), master=at, timeout_s=5))
+        reader = store.base_of(store.open_store(ours.variables, given(OTHER, {}), master=at, timeout_s=5))
         assert reader.num_keys() == 1

@@ -4,7 +4,6 @@ torch's c10d rendezvous unpickles its state from the store: whoever could write 
 """
 
 import errno
-import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -64,8 +63,6 @@ def open_launchers_store(nodes: Nodes, secret: bytes) -> NetworkStore:
             if own is not None:
                 own.close()
             raise
-        if own is not None:
-            weakref.finalize(store, own.close)
     store.set_timeout(timedelta(seconds=limit_s))
     return store
 

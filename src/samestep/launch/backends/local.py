@@ -36,11 +36,13 @@ def run(job: Job, entry: Entry, *, local: int, tell: Tell, alone: bool = False) 
     ensure_standard()
     adopt_orphans()
     with signals_noted() as signals, shared_secret() as secret:
-        own = secret | loopback_only(env.snapshot())
+        own = secret.variables | loopback_only(env.snapshot())
         for restarts in range(job.max_restarts + 1):
             with (
                 reserved_port() as holder,
-                Workers(wakeup=signals.wakeup, private=[*signals.files, holder.fileno()]) as workers,
+                Workers(
+                    wakeup=signals.wakeup, private=[*signals.files, holder.fileno(), secret.file]
+                ) as workers,
             ):
                 this = Round(
                     run_id=job.run_id,

@@ -8,7 +8,7 @@ import errno
 import re
 import signal
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -41,7 +41,7 @@ from samestep.launch.plan import host_of
 from samestep.launch.supervisor import Outcome, Signals, conclude, hand_on, signals_noted
 from samestep.launch.variables import Round
 from samestep.launch.workers import Workers
-from samestep.world.job_secret import job_key, shared_secret
+from samestep.world.job_secret import Shared, job_key, shared_secret
 from samestep.world.rendezvous import resolve
 
 _IN_USE = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
@@ -134,7 +134,7 @@ class _Agent(SimpleElasticAgent):
         *,
         job: Job,
         entry: Entry,
-        own: Mapping[str, str],
+        own: Shared,
         signals: Signals,
         tell: Tell,
     ) -> None:
@@ -179,8 +179,8 @@ class _Agent(SimpleElasticAgent):
             for worker in worker_group.workers
         ]
         self.has_begun = True
-        self._workers = Workers(wakeup=self._signals.wakeup, private=self._signals.files)
-        self._workers.start(starts(self._job, here, this, own=self._own), self._entry)
+        self._workers = Workers(wakeup=self._signals.wakeup, private=[*self._signals.files, self._own.file])
+        self._workers.start(starts(self._job, here, this, own=self._own.variables), self._entry)
         return {worker.start.place.local_rank: worker.pid for worker in self._workers.all}
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
