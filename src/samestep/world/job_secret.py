@@ -113,18 +113,18 @@ def _of_user(environment: Environment) -> bytes:
 
     Where the home directory cannot be written, a folder in the temporary directory does for one host.
     """
-    home = environment.get("XDG_CONFIG_HOME") or str(
-        Path(environment.get("HOME") or "/nonexistent", ".config")
-    )
-    places = [Path(home, "samestep"), Path(gettempdir(), f"samestep-{os.geteuid()}")]
+    home = environment.get("HOME", "")
+    config = environment.get("XDG_CONFIG_HOME") or (home and str(Path(home, ".config")))
     with suppress(OSError):
-        return _made(places[0])
+        if config:
+            return _made(Path(config, "samestep"))
+    folder = Path(gettempdir(), f"samestep-{os.geteuid()}")
     try:
-        return _made(places[1])
+        return _made(folder)
     except OSError as error:
         raise UsageError(
-            f"this user's secret can be kept neither in {places[0]} nor in {places[1]} ({error.strerror}). "
-            f"{_ADVICE}"
+            f"this user's secret can be kept neither in {config or 'a home directory'} nor in {folder} "
+            f"({error.strerror}). {_ADVICE}"
         ) from None
 
 

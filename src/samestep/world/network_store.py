@@ -251,8 +251,8 @@ def base_of(store: Any) -> NetworkStore | None:
 
 def close_all() -> None:
     """Close every store of this process."""
-    for store in _kept:
-        store.close()
+    while _kept:
+        _kept[0].close()
 
 
 def _not_ours(address: str, port: int) -> str:

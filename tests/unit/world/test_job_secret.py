@@ -32,7 +32,7 @@ def test_the_users_own_secret_is_made_once_by_any_of_many(tmp_path):
 
 def test_where_the_home_cannot_be_written_the_temporary_directory_does(tmp_path, monkeypatch):
     monkeypatch.setattr(job_secret, "gettempdir", lambda: str(tmp_path))
-    assert job_key({"HOME": "/proc/nowhere"}, "store") == job_key({"HOME": "/proc/nowhere"}, "store")
+    assert job_key({"HOME": "/proc/nowhere"}, "store") == job_key({}, "store")
     assert [path.name for path in tmp_path.iterdir()] == [f"samestep-{os.geteuid()}"]
 
 
