@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup train test check format docs bench exact chaos random clean
+.PHONY: help setup train test check format docs bench exact chaos fuzz random clean
 
 help:
 	@echo "make setup   environment in $(VENV), from requirements.lock"
@@ -13,7 +13,8 @@ help:
 	@echo "make check   lint, format, types, layers"
 	@echo "make docs    build the documentation, warnings are errors"
 	@echo "make exact   equal weights at any number of workers, by the commands that a user types; some minutes"
-	@echo "make chaos   a training under 30 faults; it has to end with the undisturbed weights"
+	@echo "make chaos   a training under 60 faults; it has to end with the undisturbed weights"
+	@echo "make fuzz    feed every reader of files, variables and flags with 500 wrong cases; some minutes"
 	@echo "make random  compare 2,000 random scripts on 1, 2 and 3 ranks; about 30 minutes"
 	@echo "make bench   measure against the peers on a quiet machine; DATA_DIR=DIR holds mnist, cifar10"
 
@@ -73,7 +74,10 @@ exact: $(READY)
 	$(BIN)/python benchmarks/same_bits.py
 
 chaos: $(READY)
-	PYTHONPATH=tests $(BIN)/python -m support.chaos --faults 30
+	PYTHONPATH=tests $(BIN)/python -m support.chaos --faults 60
+
+fuzz: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m support.fuzz --count 500
 
 random: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m support.random_scripts --count 2000

@@ -5,7 +5,11 @@ import platform
 import shutil
 
 import pytest
+import torch
 
+from samestep.base.errors import CheckpointError
+from samestep.checkpoint.choose import newest_valid
+from samestep.exact.identity import check_go_on
 from support import commands
 from support.forked_commands import samestep
 
@@ -30,7 +34,7 @@ def stopped(alone, tmp_path):
     """That run as it was in the middle of its first epoch."""
     folder = shutil.copytree(alone[0], tmp_path / "stopped")
     (folder / "result.json").unlink()
-    for checkpoint in (folder / "checkpoints").iterdir():
+    for checkpoint in (folder / "checkpoints").glob("step-*"):
         if checkpoint.name != "step-3":
             shutil.rmtree(checkpoint) if checkpoint.is_dir() else checkpoint.unlink()
     return folder
@@ -38,6 +42,21 @@ def stopped(alone, tmp_path):
 
 def test_three_workers_end_with_the_weights_of_one(alone, tmp_path):
     assert digest(samestep(*TRAIN, "-n", 3, "--out", tmp_path / "three", "--json")) == alone[1]
+
+
+@pytest.mark.parametrize(("workers", "variables"), [(1, {}), (2, {"OMP_NUM_THREADS": "2"})])
+def test_started_by_run_it_ends_with_the_same_weights(alone, tmp_path, workers, variables):
+    run = ("run", "-n", workers, "-m", "samestep")
+    assert digest(samestep(*run, *TRAIN, "--out", tmp_path / "run", "--json", **variables)) == alone[1]
+
+
+def test_a_run_does_not_go_on_with_other_settings_of_torch(stopped):
+    torch.set_flush_denormal(True)
+    try:
+        with pytest.raises(CheckpointError, match=r"denormals kept.* denormals flushed"):
+            check_go_on(newest_valid(stopped / "checkpoints").snapshot.state["identity"], torch.device("cpu"))
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def test_a_run_that_goes_on_with_two_workers_ends_with_the_weights_of_one(alone, stopped):

@@ -1,5 +1,6 @@
 """``samestep run`` when something fails: it is told once, nobody waits, and nothing is left behind."""
 
+import errno
 import os
 import pty
 import signal
@@ -178,6 +179,25 @@ def test_restarts_come_to_an_end(script):
     assert ended.err.count("exit code 5") == 2
 
 
+def test_a_failure_that_returns_at_the_same_step_ends_the_restarts_and_its_path_is_named(script, tmp_path):
+    prog = script(
+        """
+        import errno, os
+        from samestep.base.last_step import record_step
+        os.write(1, b"started\\n")
+        record_step(3)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/full/weights.pt")
+        """
+    )
+    ended = samestep("run", "-n", 1, "--mode", "native", "--max-restarts", 5, prog)
+
+    assert ended.code == 1
+    assert ended.out.splitlines() == ["started"] * 2
+    last = ended.err.splitlines()[-1]
+    assert "/full/weights.pt" in last
+    assert os.strerror(errno.ENOSPC) in last
+
+
 def test_spawn_returns_results_and_raises_the_first_failure(tmp_path):
     file = tmp_path / "spawning.py"
     file.write_text(dedent(SPAWNING))
@@ -285,7 +305,7 @@ def test_a_worker_is_alone_with_its_files_its_forks_and_its_orphans(script, tmp_
                 held += [os.readlink(f"/proc/self/fd/{fd}")] if int(fd) > 2 else []
             except FileNotFoundError:  # the listing's own
                 pass
-        assert [file.split(":")[0] for file in held] == ["pipe"], f"more than the pipe for its report: {held}"
+        assert [file.split(":")[0] for file in held] == ["pipe"] * 2, f"too many: {held}"
 
         import torch.distributed as dist
         dist.init_process_group("gloo")

@@ -159,12 +159,12 @@ def test_a_script_that_spawns_is_started_once_and_left_to_it(script):
     assert "started once" in ended.err
 
 
-def test_a_serial_script_of_which_nothing_can_be_shared_out_is_refused_and_runs_on_one(script):
+def test_a_serial_script_of_which_nothing_can_be_split_is_refused_and_runs_on_one(script):
     prog = script("import sys; print('ran', *sys.argv[1:])")
 
     refused = samestep("run", "-n", 2, prog, "-v")
     assert refused.code == 2
-    assert "could be shared out (it calls no module with parameters)" in refused.err
+    assert "could be split across workers (it calls no module with parameters)" in refused.err
     assert "2 silent copies" in refused.err
 
     ran = samestep("run", "-n", 1, prog, "-v")
@@ -203,13 +203,13 @@ def test_a_serial_script_trains_on_two_workers_what_it_trains_on_one(script, tmp
     assert shared.out == serial.out
     assert shared.out.endswith("at exit 1 False\n")
     assert (tmp_path / "2").read_text() == "once"
-    assert "Sequential at prog.py:10: 5 calls shared out" in shared.err
+    assert "Sequential at prog.py:10: 5 calls split" in shared.err
     assert "Sequential" not in serial.err
 
     (temporary := tmp_path / "temporary").mkdir()
     explained = samestep("run", "-n", 2, "--explain", prog, tmp_path / "3", TMPDIR=str(temporary))
     assert (explained.code, explained.out) == (0, ""), explained.err
-    assert "Sequential at prog.py:10: 3 calls shared out" in explained.err
+    assert "Sequential at prog.py:10: 3 calls split" in explained.err
     assert not (tmp_path / "3").exists()
     assert not list(temporary.glob("samestep-*"))
 
@@ -233,7 +233,7 @@ def test_a_copy_that_exits_with_a_code_does_not_cut_off_what_rank_0_still_writes
 
     assert command.wait(20) == 3
     assert "x" * 200_000 in said
-    assert "Linear at prog.py:2: 1 calls shared out" in said
+    assert "Linear at prog.py:2: 1 calls split" in said
 
 
 def test_a_copy_that_exits_alone_has_its_code(script):

@@ -1,4 +1,4 @@
-"""What forward does follows from what the model does not have: globals, closures, a class, the environment."""
+"""Forward depends on globals, closures, a class and the environment, beside the attributes of the model."""
 import os
 
 import torch

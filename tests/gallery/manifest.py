@@ -1,4 +1,4 @@
-"""How each script of the gallery is started, what it leaves behind, and which of its lines hold durations."""
+"""Lists the scripts of the gallery: their arguments, the files they write, the lines with durations."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +10,13 @@ class Script:
 
     Attributes:
         name: the file in this folder.
-        files: what it leaves in the current folder, after all its runs.
-        arguments: what follows its name on the command line.
-        timing_patterns: regular expressions that match (`re.search`) the printed lines that hold a duration.
-        slice_patterns: the same, of lines that a model prints in `forward`, of its slice when it is split.
-        deterministic: whether two runs print the same, but for those lines, and write the same numbers.
-        runs: how often it is started in the same folder, one after the other.
-        device: what `--device` is to say, also on one worker.
+        files: the files in the current folder after all its runs.
+        arguments: the command-line arguments.
+        timing_patterns: regular expressions that match (`re.search`) the printed lines with a duration.
+        slice_patterns: regular expressions for lines that `forward` prints, in a split call of its slice.
+        deterministic: whether two runs print the same other lines, and write the same numbers.
+        runs: the number of consecutive runs in the same folder.
+        device: the value of `--device`, also on one worker.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Script:
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
+        """The path of the script."""
         return Path(__file__).parent / self.name
 
 
@@ -137,6 +137,7 @@ SCRIPTS = [
     Script("cropped_to_longest.py"),
     Script("faint_coupling.py"),
     Script("small_router.py"),
+    Script("later_batches.py"),
     Script("changing_layers.py"),
     Script("changing_flags.py"),
     Script("changing_globals.py"),

@@ -16,17 +16,17 @@ class Base(nn.Module):
         super().__init__()
         self.fc1, self.fc2 = nn.Linear(4, 8), nn.Linear(8, 3)
 
-    def tell(self, x, h):
+    def report(self, x, h):
         pass
 
     def forward(self, x):
         h = self.fc1(x).relu()
-        self.tell(x, h)
+        self.report(x, h)
         return self.fc2(h)
 
 
 class Shapes(Base):
-    def tell(self, x, h):
+    def report(self, x, h):
         print("\tIn Model: input size", x.size(), "output size", h.size())
 
 
@@ -35,19 +35,19 @@ class Once(Base):
 
     calls = 0
 
-    def tell(self, x, h):
+    def report(self, x, h):
         Once.calls += 1
         if Once.calls == 3:
             print("third call:", len(x), f"dead units {(h == 0).all(0).sum().item()} mean {h.mean().item():.10f}")
 
 
 class Logs(Base):
-    def tell(self, x, h):
+    def report(self, x, h):
         logging.info("activations %.10f", h.mean().item())
 
 
 class Writes(Base):
-    def tell(self, x, h):
+    def report(self, x, h):
         with open("activations.txt", "a") as file:
             file.write(f"{len(x)} {h.norm().item():.10f}\n")
 

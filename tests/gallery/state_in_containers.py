@@ -1,4 +1,4 @@
-"""What forward keeps, in plain containers: histories, meters, the last features; and the loop reads it."""
+"""Forward keeps histories, meters and the last features in plain containers, and the loop reads them."""
 from collections import deque
 
 import numpy as np

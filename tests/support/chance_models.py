@@ -1,4 +1,4 @@
-"""Models that agree with their slices on the first batch by chance, or for good, and loops that call them."""
+"""Models whose split calls are correct always, or on the first batch by chance, and loops that call them."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -143,7 +143,7 @@ class CountsInTensor(CountsTo):
 
 
 class RunningMaximum(Net):
-    """Writes to a buffer what the first batches do not change."""
+    """Writes to a buffer, whose value the first batches do not change."""
 
     def __init__(self):
         super().__init__()
@@ -176,7 +176,7 @@ class Renormalized(Net):
 
 
 def on_rank(world, options, work, *args):
-    """Run `work` on a rank; return what it returns, and the numbers of split and of unsplit calls."""
+    """Run `work` on a rank; return its result, and the numbers of split and of unsplit calls."""
     account, gradients = Account(), Gradients(world, check_every=1)
     with (
         outermost_calls(),
@@ -192,7 +192,7 @@ def on_rank(world, options, work, *args):
 
 
 def batch(number, count=9):
-    """Return a batch; the first has no ignored labels, and the last only in its first samples."""
+    """Return a batch; the first batches have no ignored labels, and later ones in their first samples."""
     y = labels(count, seed=number)
     y[: max(0, number - 1) * 2] = -100
     return drawn(count, 4, seed=number), y
@@ -286,7 +286,7 @@ def switched():
 
 
 class Surprises(Net):
-    """Compares samples once they are large, which no guard shows."""
+    """Compares samples if they are large, which is not visible to guards."""
 
     def features(self, x):
         h = super().features(x)
@@ -294,7 +294,7 @@ class Surprises(Net):
 
 
 def calls_until_refused(world):
-    """Return how many calls of `Surprises` are made until a sample check ends the run."""
+    """Return the number of calls of `Surprises` until a sample check ends the run."""
     torch.manual_seed(0)
     model, made = Surprises(), []
 
@@ -316,7 +316,7 @@ def kept_unsplit():
 
 
 def of_batch_norm():
-    """A running mean that is zero but for rounding, as in networks of inverted residuals."""
+    """Return outputs of a model with a running mean of almost zero, as in networks of inverted residuals."""
     torch.manual_seed(0)
     layers = [nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU()]
     model = nn.Sequential(*layers)

@@ -1,6 +1,6 @@
 """Faults for a training: one after another, at random moments, until it has ended in spite of them.
 
-    python -m support.chaos --faults 30
+    python -m support.chaos --faults 60
 
 prints how long each took to get over, until the run is one step further than when it struck, under samestep's
 launcher and under torchrun's.
@@ -50,6 +50,7 @@ DISK = "4m"
 _ROOM = 200 << 10
 """Bytes left on a full disk: for lines, not for a checkpoint."""
 _POLL_S = 0.02
+_WAITING, _COMPLETE = "lines are kept in memory", "can be written to again"
 _STEPS_BETWEEN = 25
 """Of the whole training, for each fault: it tells of its steps about once a second."""
 
@@ -185,15 +186,16 @@ def _fill_disk(victim: Victim, _: random.Random) -> bool:
     """Leave no room for a checkpoint until one has failed."""
     ballast = victim.disk / "ballast"
     before = victim.said.count("No space left")
-    with ballast.open("wb") as stream:
-        free = os.statvfs(victim.disk)
-        stream.write(bytes(max(0, free.f_bavail * free.f_frsize - _ROOM)))
     deadline = time.monotonic() + PATIENCE_S
-    while victim.said.count("No space left") == before:
-        victim.look_after()
-        if victim.over or time.monotonic() > deadline:
-            raise AssertionError(f"no checkpoint failed for the full disk\n{victim.said}")
-        time.sleep(_POLL_S)
+    with ballast.open("wb", buffering=0) as stream:
+        while victim.said.count("No space left") == before:
+            free = os.statvfs(victim.disk)
+            # Old checkpoints that are deleted make room again.
+            stream.write(bytes(max(0, free.f_bavail * free.f_frsize - _ROOM)))
+            victim.look_after()
+            if victim.over or time.monotonic() > deadline:
+                raise AssertionError(f"no checkpoint failed for the full disk\n{victim.said}")
+            time.sleep(_POLL_S)
     ballast.unlink()
     return False
 
@@ -212,6 +214,95 @@ def _corrupt(victim: Victim, _: random.Random) -> bool:
     return True
 
 
+def _await_said(victim: Victim, enough: Callable[[str], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not enough(victim.said):
+        victim.look_after()
+        if victim.over or time.monotonic() > deadline:
+            raise AssertionError(f"nothing of what it does with its lines\n{victim.said}")
+        time.sleep(_POLL_S)
+
+
+def _lines_wait(victim: Victim, block: Callable[[], None], free: Callable[[], None]) -> bool:
+    """Have no line of metrics written for a while; all of them are in the end."""
+    before = victim.said.count(_WAITING)
+    block()
+    try:
+        _await_said(victim, lambda said: said.count(_WAITING) > before)
+    finally:
+        free()
+    _await_said(victim, lambda said: said.count(_COMPLETE) >= said.count(_WAITING))
+    return False
+
+
+def _fill_all(victim: Victim, _: random.Random) -> bool:
+    """Leave no room for a single line."""
+    ballast = victim.disk / "ballast"
+
+    def block() -> None:
+        with suppress(OSError), ballast.open("wb", buffering=0) as stream:
+            while True:
+                stream.write(bytes(4096))
+
+    return _lines_wait(victim, block, ballast.unlink)
+
+
+def _remount(disk: Path, how: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while subprocess.run(
+        ["mount", "-o", f"remount,{how}", disk], capture_output=True, check=False
+    ).returncode:
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{disk} cannot be made {how}")
+        time.sleep(_POLL_S)  # a file is open for writing
+
+
+def _read_only(victim: Victim, _: random.Random) -> bool:
+    """Have nothing written, nor removed."""
+    return _lines_wait(
+        victim, lambda: _remount(victim.disk, "ro"), lambda: _remount(victim.disk, f"rw,size={DISK}")
+    )
+
+
+def _foreign_files(victim: Victim, draw: random.Random) -> bool:
+    """Put a user's files into the run folder, and have a worker begin anew, which clears up there."""
+    for folder in (victim.folder, victim.folder / "checkpoints"):
+        (folder / "photos-2024").mkdir(exist_ok=True)
+        (folder / "photos-2024" / "one").write_text("mine")
+        (folder / "notes.txt").write_text("mine")
+        (folder / "elsewhere").unlink(missing_ok=True)
+        (folder / "elsewhere").symlink_to(victim.disk.parent / "foreign")
+    (victim.disk.parent / "foreign").mkdir(exist_ok=True)
+    (victim.disk.parent / "foreign" / "file").write_text("mine")
+    return FAULTS["SIGKILL"](victim, draw)
+
+
+def foreign_files_lost(victim: Victim) -> list[Path]:
+    """Return what is gone of a user's files; only after that fault."""
+    folders = (victim.folder, victim.folder / "checkpoints")
+    names = ("photos-2024/one", "notes.txt", "elsewhere/file")
+    return [folder / name for folder in folders for name in names if not (folder / name).is_file()]
+
+
+def steps_missing(victim: Victim) -> set[int]:
+    """Return the steps of a finished training that its metrics lack."""
+    rows = [json.loads(line) for line in (victim.folder / "metrics.jsonl").read_text().splitlines()]
+    return set(range(1, int(str(result(victim.folder)["steps"])) + 1)) ^ {row["step"] for row in rows}
+
+
+def _unreadable(victim: Victim, _: random.Random) -> bool:
+    """Have the newest checkpoint's weights be no file, and kill all workers before there is a newer one."""
+    workers = victim.workers()
+    for worker in workers:
+        os.kill(worker, signal.SIGSTOP)
+    weights = victim.checkpoints[-1] / "model.safetensors"
+    weights.unlink()
+    weights.mkdir()
+    for worker in workers:
+        os.kill(worker, signal.SIGKILL)
+    return True
+
+
 FAULTS: dict[str, Callable[[Victim, random.Random], bool]] = {
     "SIGKILL": _signals(signal.SIGKILL),
     "SIGSTOP": _signals(signal.SIGSTOP),
@@ -219,6 +310,10 @@ FAULTS: dict[str, Callable[[Victim, random.Random], bool]] = {
     "exception": _signals(signal.SIGUSR2),
     "full disk": _fill_disk,
     "corrupted checkpoint": _corrupt,
+    "unreadable checkpoint": _unreadable,
+    "no room for metrics": _fill_all,
+    "read-only disk": _read_only,
+    "foreign files": _foreign_files,
 }
 """Each returns whether the workers have to begin anew."""
 
@@ -277,7 +372,7 @@ def whole(folder: Path, *, steps: int) -> list[str]:
 def main() -> None:
     """Print the recoveries of one run under each launcher."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--faults", type=int, default=30)
+    parser.add_argument("--faults", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     draw = random.Random(asked.seed)
@@ -305,6 +400,10 @@ def _tormented(folder: Path, launcher: str, faults: Sequence[str], draw: random.
                 recoveries.append(one)
                 print(f"step {one.step:4d}  {one.fault:20s}  {one.seconds:5.1f} s", flush=True)
             weights = result(victim.folder)["weights_sha256"]
+            if missing := steps_missing(victim):
+                weights = f"metrics lack steps {sorted(missing)}"
+            if "foreign files" in faults and (lost := foreign_files_lost(victim)):
+                weights = f"lost: {lost}"
         finally:
             victim.end()
     for fault in FAULTS:

@@ -1,4 +1,4 @@
-"""Sequences of file operations: of a serial program, of rank 0 and of another rank, all in one process."""
+"""Executes sequences of file operations as a serial program, rank 0 and another rank, in one process."""
 
 import glob
 import json
@@ -18,7 +18,7 @@ from samestep.autopilot.overlay_files import Overlay
 
 
 class Switch:
-    """A handler of file calls that passes them to the rank whose turn it is."""
+    """A handler of file calls that passes them to the active rank."""
 
     active = None
 
@@ -34,7 +34,7 @@ class Switch:
 
     @contextmanager
     def to(self, calls):
-        """Let the calls of another rank take place, also within one of this rank."""
+        """Pass the file calls to another rank, also within a call of this rank."""
         before, self.active = self.active, calls
         busy = getattr(file_calls._inside, "busy", False)
         file_calls._inside.busy = False
@@ -46,7 +46,7 @@ class Switch:
 
 
 class Program:
-    """A rank that executes a sequence of operations in a folder; `results` are their outcomes."""
+    """A rank that executes a sequence of operations in a folder, and stores their results."""
 
     def __init__(self, switch, calls, root, operations):
         self._switch, self._calls, self._root = switch, calls, str(root)
@@ -60,7 +60,7 @@ class Program:
         return len(self.results) == len(self._operations)
 
     def step(self):
-        """Execute the next operation; return False if there is none, or one is under way."""
+        """Execute the next operation; return False if there is none, or one is running."""
         if self.is_done or self._is_inside:
             return False
         self._is_inside = True
@@ -168,7 +168,7 @@ class Program:
         one, other = os.path.realpath(self.at(source)), os.path.realpath(self.at(target))
         if not f"{other}/".startswith(
             f"{one}/"
-        ):  # it goes on until the path is too long, which depends on the root
+        ):  # otherwise it copies until the path is too long, which depends on the root
             shutil.copytree(self.at(source), self.at(target), symlinks=True)
 
     def do_move(self, source, target):
@@ -243,7 +243,7 @@ class Program:
 
 
 def lay_out(root, items):
-    """Make what exists before the run: (path, kind, content)."""
+    """Create the files that exist before the run, given as (path, kind, content)."""
     root.mkdir()
     for path, kind, content in items:
         place = root / path
@@ -258,7 +258,7 @@ def lay_out(root, items):
 
 
 def tree(root):
-    """Return all that is below a folder."""
+    """Return the kinds and contents of all paths below a folder."""
     found = {}
     for folder, folders, files in os.walk(root):
         for name in folders + files:
@@ -276,7 +276,7 @@ def tree(root):
 
 
 class InterruptedJournal(Journal):
-    """A journal that lets rank 0 go on as soon as this rank has read it."""
+    """A journal that lets rank 0 continue as soon as this rank has read it."""
 
     def __init__(self, file, interrupt):
         super().__init__(file)
@@ -293,11 +293,11 @@ def run_interleaved(switch, folder, items, operations, turns, interruptions=()):
 
     Args:
         switch: the handler of all file calls.
-        folder: an empty one.
-        items: what exists before the run.
-        operations: of each rank.
-        turns: the rank that goes on next, as long as there are any; then rank 1, which waits for rank 0.
-        interruptions: whether rank 0 goes on when rank 1 has just read the journal, for each time it does.
+        folder: an empty folder.
+        items: the files that exist before the run; see `lay_out`.
+        operations: the operations that each rank executes.
+        turns: the ranks that execute the next operation, in order; then rank 1 continues, waiting for rank 0.
+        interruptions: for each time that rank 1 has read the journal, whether rank 0 then continues.
     """
     for name in ("serial", "ranks"):
         (folder / name).mkdir()
@@ -335,7 +335,7 @@ def run_interleaved(switch, folder, items, operations, turns, interruptions=()):
 
 
 def without_order(results):
-    """Return results with lists in one order."""
+    """Return results with sorted lists."""
     if isinstance(results, list):
         return sorted((without_order(one) for one in results), key=repr)
     return results

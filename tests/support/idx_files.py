@@ -53,4 +53,5 @@ def published(name: str, content: bytes) -> PublishedFile:
         suffix=".gz",
         sha256=hashlib.sha256(ENCODERS[".gz"](content)).hexdigest(),
         content_sha256=hashlib.sha256(content).hexdigest(),
+        content_bytes=len(content),
     )

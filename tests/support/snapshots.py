@@ -1,8 +1,11 @@
 """Small snapshots to write, read and damage."""
 
+from pathlib import Path
+
 import torch
 from torch import nn
 
+from samestep.base.own_names import IDENTITY_FILE, hidden_name, identity_of
 from samestep.checkpoint.snapshot import Snapshot
 
 
@@ -34,6 +37,18 @@ def snapshot(step=3, seed=0, **changes) -> Snapshot:
         "state": {"step": step, "seed": seed, "epoch": 1, "samples": 12},
     }
     return Snapshot(**{**parts, **changes})
+
+
+def names(folder: Path) -> list[str]:
+    """Return what lies in a folder of checkpoints, beside the identity of the run that writes to it."""
+    return sorted(path.name for path in folder.iterdir() if path.name != IDENTITY_FILE)
+
+
+def in_hand(checkpoint: Path, kind: str) -> Path:
+    """Rename a checkpoint to what a killed writer leaves of it (``draft``, ``old`` or ``gone``)."""
+    identity = identity_of(checkpoint.parent)
+    assert identity is not None
+    return checkpoint.rename(checkpoint.with_name(hidden_name(kind, checkpoint.name, identity)))
 
 
 def same(one, other) -> bool:

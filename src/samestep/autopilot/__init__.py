@@ -1,1 +1,1 @@
-"""Hosting a script that knows of one worker only: replicated on all, its models' calls shared out."""
+"""Runs a serial script on several ranks: replicates it, and splits the calls of its models."""

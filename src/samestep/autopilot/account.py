@@ -1,4 +1,4 @@
-"""What was done to a script, and where: for the line at the end, for ``--explain``, and for tests."""
+"""Records the split and unsplit calls of a script, for the report at its end, ``--explain`` and tests."""
 
 import os
 import re
@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from samestep.autopilot.failed_calls import FailedCalls
 from samestep.base.errors import UsageError
 
 _PASSED_BY = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", "<")
@@ -25,9 +26,9 @@ _STANDARD = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A line of the script, or of a module of the user's that it imports.
+    """A line of the script, or of a user-defined module that it imports.
 
-    Where no code of the user's is on the stack, the file is a library's.
+    If no user code is on the stack, the file belongs to a library.
     """
 
     file: str
@@ -38,35 +39,37 @@ class Site:
         return f"{Path(self.file).name}:{self.line}" if not library else f"{library} (a library)"
 
 
-class Told(Protocol):
-    """Something whose last state is told at the end."""
+class LoaderStatus(Protocol):
+    """The status of a data loader, which the report at the end contains."""
 
     def text(self) -> str:
-        """Return it in words."""
+        """Return the status as text."""
 
 
 @dataclass(slots=True)
 class Account:
-    """What happened to the calls of a script's models."""
+    """The calls of a script's models, and whether they were split."""
 
     split: Counter[str] = field(default_factory=Counter)
-    """Calls that were shared out, by what was called and where."""
+    """The number of split calls, by the module and the line that calls it."""
     whole: Counter[str] = field(default_factory=Counter)
-    """Calls that every rank computed in full."""
+    """The number of unsplit calls, which every rank computes in full, by the module and the line."""
     reasons: dict[str, str] = field(default_factory=dict)
-    """Why the first of them was; the others are in `counts`."""
+    """The reason of the first unsplit call; `counts` has all reasons."""
     counts: dict[str, Counter[str]] = field(default_factory=dict)
-    """How many unsplit calls there were for each reason, by what was called and where."""
+    """The number of unsplit calls for each reason, by the module and the line."""
     exceptions: list[str] = field(default_factory=list)
-    """What is otherwise than on one worker, because the user wants it so."""
-    loading: dict[tuple[str, int], Told] = field(default_factory=dict)
-    """What each worker loads, by where batches are read, and by which loader of those read there."""
+    """Differences from a run on one worker that the user has chosen."""
+    loading: dict[tuple[str, int], LoaderStatus] = field(default_factory=dict)
+    """The status of each loader, by the line that reads its batches and by its id."""
     printing: set[str] = field(default_factory=set)
     """Split modules that print when they are called."""
     backwards: int = 0
     """Backward passes that the script has run."""
+    failed: FailedCalls = field(default_factory=FailedCalls)
+    """Split calls that have raised."""
     plain_weights: list[str] = field(default_factory=list)
-    """Shapes of the tensors with gradients that are no parameters, in a first backward pass without calls."""
+    """Shapes of tensors that get gradients and are no parameters, if the first backward pass had no call."""
 
     def note_whole(self, what: str, why: str) -> None:
         """Record a call that every rank computed in full, and why."""
@@ -75,12 +78,12 @@ class Account:
         self.counts.setdefault(what, Counter())[why] += 1
 
     def note_exception(self, text: str) -> None:
-        """Note, once, what is otherwise than on one worker."""
+        """Record, once, a difference from a run on one worker."""
         if text not in self.exceptions:
             self.exceptions.append(text)
 
     def note_prints(self, what: str, *, main: bool) -> None:
-        """Report, once and as soon as it happens, that a split module prints: it prints of a slice.
+        """Report once, at the first such call, that a split module prints values of a slice.
 
         Args:
             what: the module and where it is called.
@@ -99,25 +102,26 @@ class Account:
 
         Args:
             size: the ranks.
-            advice: says what a script does that calls no module.
+            advice: returns the reason, and what to do, for a script that calls no module.
 
         Raises:
-            UsageError: nothing was; each rank has computed all of it.
+            UsageError: nothing was split; each rank has computed all of it.
         """
         if self.split:
             return
         found = [f"{what} is unsplit: {why}" for what, counts in self.counts.items() for why in counts]
         raise UsageError(
-            f"nothing of what this script does could be shared out ({'; '.join(found) or advice(self)}). "
+            "nothing of what this script does could be split across workers "
+            f"({'; '.join(found) or advice(self)}). "
             f"Each of {size} workers would compute all of it: {size} silent copies of one run. "
             "Run it with -n 1, or with --mode native if it splits its work itself."
         )
 
     def lines(self) -> list[str]:
-        """Return what happened, a line for each kind of call."""
-        shared = [f"{what}: {count} calls shared out" for what, count in self.split.items()]
+        """Return the report: a line for each module, line and reason."""
+        shared = [f"{what}: {count} calls split" for what, count in self.split.items()]
         whole = [
-            f"{what}: {count} calls whole ({why})"
+            f"{what}: {count} calls unsplit ({why})"
             for what, counts in self.counts.items()
             for why, count in counts.items()
         ]
@@ -126,10 +130,10 @@ class Account:
 
 
 def library_of(file: str) -> str:
-    """Return the name of the library that a file belongs to; empty for the user's code.
+    """Return the name of the library that a file belongs to; empty for user code.
 
-    The user's are the program that runs, wherever it is, the modules beside it, and all that is not
-    installed, such as packages in editable installs.
+    User code is the program that runs, wherever its file is, the modules in its folder, and everything that
+    is not installed, such as packages in editable installs.
 
     >>> library_of("/home/ada/venv/lib/python3.11/site-packages/timm/models/vit.py")
     'timm'
@@ -142,7 +146,7 @@ def library_of(file: str) -> str:
 
 
 def _is_of_program(file: str) -> bool:
-    """Return whether a file of a library is the program itself, as with ``-m``, or in the package of it."""
+    """Return whether a file of a library is the program itself, as with ``-m``, or in its package."""
     program = getattr(sys.modules.get("__main__"), "__file__", None)
     if program is None:
         return False
@@ -155,19 +159,19 @@ def _is_of_program(file: str) -> bool:
 
 
 def is_passed_by(file: str) -> bool:
-    """Return whether code is torch's or samestep's, or has no file."""
+    """Return whether a file belongs to torch or samestep, or is a placeholder such as ``<string>``."""
     return file.startswith(_PASSED_BY)
 
 
 def is_users(file: str) -> bool:
-    """Return whether code is the user's: the script, a module beside it, an editable install."""
+    """Return whether a file is user code: the script, a module beside it, an editable install."""
     return not is_passed_by(file) and not library_of(file)
 
 
 def calling_site() -> Site:
-    """Return the line of the user's code that the current call comes from, maybe through a library.
+    """Return the line of user code that has led to the current call, directly or through a library.
 
-    Where there is none, as in a thread that a library starts, the nearest line of a library.
+    If there is none, as in a thread that a library starts, return the nearest line of a library.
     """
     caller = sys._getframe(1)  # noqa: SLF001 - the public way copies the whole stack
     libraries = [Site(caller.f_code.co_filename, caller.f_lineno)]

@@ -4,6 +4,7 @@ A handler sets a flag, as a rule, at which the loop looks in every step. Called 
 copy would see it a step before another, write its checkpoint and leave, while the others wait for it.
 """
 
+import os
 import signal
 import sys
 from collections import Counter
@@ -40,6 +41,7 @@ class Handlers:
     ) -> None:
         self._world, self._install, self._installed = world, install, installed
         self._handlers: dict[int, Handler] = {}
+        self._kill = os.kill
         self._arrived: Counter[int] = Counter()
         self._handled: Counter[int] = Counter()
 
@@ -78,6 +80,18 @@ class Handlers:
                 if (handler := self._handlers.get(number)) is not None:  # one before may have taken it away
                     handler(number, sys._getframe(1))  # noqa: SLF001 - where the script stands, as Python gives it
 
+    def send(self, process: int, number: int) -> None:
+        """Send a signal, in the place of `os.kill`; all copies send themselves one at the same point."""
+        handler = self._handlers.get(int(number)) if process == os.getpid() else None
+        if handler is None:
+            self._kill(process, number)
+        else:
+            handler(int(number), sys._getframe(1))  # noqa: SLF001
+
+    def raise_signal(self, number: int) -> None:
+        """Send a signal to this copy, in the place of `signal.raise_signal`."""
+        self.send(os.getpid(), number)
+
     def give_back(self) -> None:
         """Leave the handlers to Python."""
         while self._handlers:
@@ -92,4 +106,6 @@ def signals_agreed(world: World) -> Iterator[Handlers]:
         stack.callback(handlers.give_back)
         stack.enter_context(patch.object(signal, "signal", handlers.set))
         stack.enter_context(patch.object(signal, "getsignal", handlers.get))
+        stack.enter_context(patch.object(signal, "raise_signal", handlers.raise_signal))
+        stack.enter_context(patch.object(os, "kill", handlers.send))
         yield handlers

@@ -1,8 +1,8 @@
-"""Finds computations with weights that do not go through a module's call, which alone can be split.
+"""Finds computations with weights that bypass the call of a module; only calls of modules can be split.
 
-``model.forward(x)`` skips the call: the layers within are called one by one, and a model that computes
-with its own parameters calls nothing. ``functional_call`` calls a module with weights that may be new tensors
-in each call, so that their gradients are not averaged; it is unsplit. Weights may be plain tensors.
+``model.forward(x)`` bypasses the call: the model's layers are then called one by one, and a model that
+computes with its own parameters has no call at all. ``functional_call`` stays unsplit: its weights may be new
+tensors in each call, whose gradients are not averaged. A script may also keep weights in plain tensors.
 """
 
 import ast
@@ -22,9 +22,9 @@ from samestep.autopilot.account import NO_CALLS, Account, Site, is_users
 from samestep.autopilot.gradients import leaves_of
 
 _FILES = 100
-"""Source files of the user's that are read at most."""
+"""The largest number of user-defined source files that are read."""
 _functional = [0]
-"""How many calls of `functional_call` are running."""
+"""The number of calls of `functional_call` that are running."""
 
 TRANSFORMED = "it is called in a transform of torch.func or in a trace"
 FUNCTIONAL = "its weights are given by functional_call; load them into the module and call it"
@@ -32,7 +32,7 @@ FUNCTIONAL = "its weights are given by functional_call; load them into the modul
 
 @contextmanager
 def functional_calls() -> Iterator[None]:
-    """Within, it is known whether a module is called by `torch.func.functional_call`."""
+    """Count the running calls of `torch.func.functional_call`, for `is_functional`."""
     original: Callable[..., Any] = stateless._functional_call  # noqa: SLF001 - behind both public functions
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -47,18 +47,18 @@ def functional_calls() -> Iterator[None]:
 
 
 def is_functional() -> bool:
-    """Return whether the weights of the module that is called now are given by `functional_call`."""
+    """Return whether the current call of a module gets its weights from `functional_call`."""
     return _functional[0] > 0
 
 
 def is_transformed() -> bool:
-    """Return whether something other than the script itself calls: a trace, a transform, a compiler."""
+    """Return whether the current call is part of a transform of `torch.func` or of a trace."""
     level: Any = torch._C._functorch.maybe_current_level()  # noqa: SLF001 - no public spelling
     return level is not None or bool(torch._C._get_tracing_state())  # noqa: SLF001
 
 
 def note_direct_forward(account: Account, module: nn.Module) -> None:
-    """Record, once, if a module is called by the `forward` of another that was called directly."""
+    """Record, once, that a module is called from a `forward` that was called directly."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the public way copies the whole stack
     while frame is not None:
         owner = _owner(frame)
@@ -82,7 +82,7 @@ def _owner(frame: FrameType) -> nn.Module | None:
 
 
 def _caller(frame: FrameType) -> Site | None:
-    """Return the line that calls a frame, if it is the user's."""
+    """Return the line that calls a frame, if it is user code."""
     caller = frame.f_back
     if caller is None or not is_users(caller.f_code.co_filename):
         return None
@@ -90,14 +90,14 @@ def _caller(frame: FrameType) -> Site | None:
 
 
 def plain_weights(losses: Tensor | Sequence[Tensor]) -> list[str]:
-    """Return the shapes of tensors that a backward from these losses gives gradients, parameters left out."""
+    """Return the shapes of the tensors, except parameters, to which a backward from these losses leads."""
     roots = [losses] if isinstance(losses, Tensor) else list(losses)
     found = [leaf for leaf in leaves_of(*roots) if not isinstance(leaf, nn.Parameter)]
     return [str(list(leaf.shape)) for leaf in found]
 
 
 def direct_forwards() -> list[str]:
-    """Return where the user's code calls a `forward` directly, each as ``m.forward(...) at train.py:12``."""
+    """Return the direct calls of `forward` in user code, each as ``m.forward(...) at train.py:12``."""
     files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     own = [file for file in dict.fromkeys(files) if file and file.endswith(".py") and is_users(file)]
     main = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -119,7 +119,7 @@ def _in_file(file: Path) -> Iterator[str]:
 
 
 def advice(account: Account) -> str:
-    """Return what was found in a script of which no call was seen, and what to do."""
+    """Return the reason why a script has no calls of modules, and how to change it."""
     direct = direct_forwards()
     if direct:
         more = f" and {len(direct) - 1} more" if len(direct) > 1 else ""

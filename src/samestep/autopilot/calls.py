@@ -1,4 +1,4 @@
-"""The outermost calls of modules with parameters, shared out among the ranks."""
+"""Splits the outermost calls of modules with parameters across the ranks."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ from samestep.autopilot.gradients import Gradients, leaves_of
 from samestep.autopilot.guards import (
     Attributes,
     changed,
-    hooked,
+    observer,
     plain_arguments,
     plain_attributes,
     without,
@@ -40,6 +40,7 @@ from samestep.autopilot.options import DEFAULTS, Options
 from samestep.autopilot.plans import Given, SplitPlan
 from samestep.autopilot.recomputed import is_within_slice
 from samestep.autopilot.sample_check import CheckSchedule, SampleCheck
+from samestep.autopilot.sample_reads import GuardedReads
 from samestep.autopilot.sides import continues, cut_again, leave, outcome, put_together
 from samestep.autopilot.slice_call import Forward, call_slice, draws_by
 from samestep.autopilot.slicing import Slicing
@@ -75,7 +76,7 @@ class Calls:
         world: the ranks.
         gradients: told of what is computed with.
         account: told of each call.
-        options: how calls are shared out.
+        options: the options for split calls.
         slicing: which batches the script has slices of already, under ``--split loader``.
         before: done before each of the script's calls.
     """
@@ -91,7 +92,7 @@ class Calls:
     ) -> None:
         self._slicing, self._before = slicing, before
         self._world, self._gradients, self._account, self._options = world, gradients, account, options
-        self._inside = False
+        self._inside, self._number = False, 0
         self._plans: WeakKeyDictionary[nn.Module, dict[Kind, SplitPlan | None]] = WeakKeyDictionary()
         self._whys: WeakKeyDictionary[nn.Module, dict[Kind, str]] = WeakKeyDictionary()
         self._looked: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
@@ -107,6 +108,7 @@ class Calls:
         """Call a module, and share the call out if it is worth it."""
         if self._inside or next(module.parameters(), None) is None or _is_recomputed():
             return forward(module, *args, **kwargs)
+        self._account.failed.check(self._world.place.size)
         if is_functional() or is_transformed():
             return self._unsplit(forward, module, Given(args, kwargs))
         self._before()
@@ -135,11 +137,9 @@ class Calls:
         kind = self._kind(module, given, plain)
         plans = self._plans.setdefault(module, {})
         what = f"{type(module).__name__} at {calling_site()}"
-        if not any(max(tensor.shape[:2]) >= self._world.place.size for _, tensor in given.tensors()):
-            self._account.note_whole(what, FEWER if given.tensors() else NO_TENSORS)
-            return forward(module, *given.args, **given.kwargs)
-        if any(is_lazy(parameter) for parameter in module.parameters()):
-            self._account.note_whole(what, LAZY)
+        obstacle = self._obstacle(module, given)
+        if obstacle is not None:
+            self._account.note_whole(what, obstacle)
             return forward(module, *given.args, **given.kwargs)
         with torch.inference_mode(mode=False):  # what is made for gradients is used outside of it
             self._follow(module, given)
@@ -161,14 +161,18 @@ class Calls:
                 check.restore()
                 return self._followed(self._made(forward, module, given, verdict.plan, what), given)
         plan = plans.get(kind)
-        hook = hooked(module)
-        why = self._whys.get(module, {}).get(kind, FAILED)
-        if plan is not None and hook is not None:  # it was put there after the check
-            plan, why = None, f"a hook on {hook} would see slices"
         if plan is None:
-            self._account.note_whole(what, why)
+            self._account.note_whole(what, self._whys.get(module, {}).get(kind, FAILED))
             return forward(module, *given.args, **given.kwargs)
         return self._made(forward, module, given, plan, what)
+
+    def _obstacle(self, module: nn.Module, given: Given) -> str | None:
+        """Return why this call stays unsplit without a check of its signature; None if a check decides."""
+        if not any(max(tensor.shape[:2]) >= self._world.place.size for _, tensor in given.tensors()):
+            return FEWER if given.tensors() else NO_TENSORS
+        if any(is_lazy(parameter) for parameter in module.parameters()):
+            return LAZY
+        return observer(module)
 
     def _kind(self, module: nn.Module, given: Given, plain: Attributes) -> Kind:
         """Return the signature of a call, with the values of its guards.
@@ -212,11 +216,16 @@ class Calls:
             self._account.note_whole(what, OTHER_STATE)
             return forward(module, *given.args, **given.kwargs)
         self._account.split[what] += 1
+        self._number += 1
         if is_local:
             self._account.note_exception("batch norm: over each worker's slice (--batch-norm local)")
         if plan.draws and self._options.random == "per-worker":
             self._account.note_exception("random numbers: each worker's own (--random per-worker)")
-        return self._split(forward, module, given, plan, Cut(self._world, total))
+        try:
+            return self._split(forward, module, given, plan, Cut(self._world, total))
+        except Exception as error:
+            self._account.failed.note(type(module).__name__, self._number, error)
+            raise
 
     def _split(self, forward: Forward, module: nn.Module, given: Given, plan: SplitPlan, cut: Cut) -> Any:
         name = type(module).__name__
@@ -227,20 +236,21 @@ class Calls:
         if plan.sides:
             cut_again(module, plan.joints, plan.sides, cut)
         draws = draws_by(plan.draws, cut)
+        own, reads = given.cut(cut, plan.dims), GuardedReads(plan.reads, name) if plan.reads else None
         with watching_reductions(when=plan.watches_reductions) as watching:
             with watching or nullcontext():
                 outputs = call_slice(
-                    forward, module, given, cut, plan.dims, draws=draws, options=self._options
+                    forward, module, own, cut, draws=draws, options=self._options, reads=reads
                 )
             if before is not None and not before.same(Drawn.now(self._world.device)):
                 raise OutOfStep(
                     f"{name} drew random numbers, and had drawn none in its equivalence check: the workers' "
                     "random streams differ now. Keep its calls unsplit: samestep.split(model, dim=None)."
                 )
-            if draws is not None and draws.untold:
+            if draws is not None and draws.unknown:
                 raise OutOfStep(
                     f"{name} drew random numbers otherwise than in its equivalence check "
-                    f"({'; '.join(sorted(draws.untold))}). Keep its calls unsplit: "
+                    f"({'; '.join(sorted(draws.unknown))}). Keep its calls unsplit: "
                     "samestep.split(model, dim=None)."
                 )
             value = outcome(module, outputs, plan.sides)
@@ -314,7 +324,7 @@ def sharing_out(calls: Calls) -> Iterator[None]:
 
 @contextmanager
 def outermost_calls() -> Iterator[None]:
-    """Have all modules of this process look whether their calls are shared out."""
+    """Make all modules of this process check whether their calls are split."""
     original: Callable[..., Any] = nn.Module.__call__
     counting = register_module_parameter_registration_hook(_count_registration)
 
@@ -360,7 +370,7 @@ def _count_registration(*_: Any) -> None:
 
 
 _registered = [0]
-"""How many parameters modules of this process have been given while calls are shared out."""
+"""The number of parameters that modules of this process have got while calls are split."""
 
 
 def current_gradients() -> Gradients | None:

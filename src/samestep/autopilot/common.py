@@ -1,12 +1,13 @@
 """A folder that the ranks of a replicated script share."""
 
-import shutil
-import tempfile
+import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from samestep.base.errors import Error
+from samestep.base.owned_folders import make_folder, remove_folder, use_folder
 from samestep.world.world import World
 
 
@@ -32,27 +33,33 @@ def common_folder(world: World) -> Iterator[CommonFolder]:
         sharing = all_sharing if kept is shared else sharing
         path = kept
         if world.place.is_main:
-            shutil.rmtree(dropped, ignore_errors=True)
+            remove_folder(dropped)
+    process = os.getpid()
+    if world.place.rank in sharing and not world.place.is_main:
+        use_folder(path)
     try:
         yield CommonFolder(path, sharing)
     finally:
-        if world.place.rank in sharing:
+        # A process that the script has forked leaves here too: the folder is its parent's.
+        if world.place.rank in sharing and os.getpid() == process:
             _left(path, world.place.rank).touch()
             if all(_left(path, rank).exists() for rank in sharing):
-                shutil.rmtree(path, ignore_errors=True)
+                remove_folder(path)
 
 
 def _make(world: World, parent: Path | None) -> tuple[Path, list[int]]:
     """Make a folder on rank 0, and return it with the ranks that see it."""
-    made = ""
+    made, refused = "", ""
     if world.place.is_main:
         try:
-            made = tempfile.mkdtemp(prefix="samestep-" if parent is None else ".samestep-", dir=parent)
-        except OSError:
-            if parent is None:
-                raise
-    path = Path(world.broadcast_object(made))
-    seen = world.all_gather_objects(made != "" or (str(path) != "." and path.exists()))
+            made = str(make_folder(parent))
+        except Error as error:
+            refused = str(error)
+    made, refused = world.broadcast_object((made, refused))
+    if refused and parent is None:
+        raise Error(refused)
+    path = Path(made)
+    seen = world.all_gather_objects(bool(made) and path.exists())
     return path, [rank for rank, here in enumerate(seen) if here]
 
 

@@ -26,7 +26,7 @@ from samestep.world.world import World
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """How the samples of one batch are shared out."""
+    """The slices of one batch, and this rank's slice."""
 
     world: World
     total: int

@@ -1,4 +1,4 @@
-"""What a script says about its models' inputs, for what cannot be told: which dimension counts samples."""
+"""Lets a script declare the sample dimension of a model's inputs, if samestep cannot infer it."""
 
 import inspect
 from collections.abc import Mapping
@@ -17,16 +17,16 @@ _declared: WeakKeyDictionary[nn.Module, Declared] = WeakKeyDictionary()
 
 
 def split(model: M, *, dim: int | Mapping[str, int] | None) -> M:
-    """Say along which dimension the inputs of a model's calls hold the samples.
+    """Declare the sample dimension of a model's inputs.
 
-    For a serial script under ``samestep run -n N``, where this could not be told: it is the one way that is
-    tried, and still proved by the first call. Anywhere else it changes nothing.
+    This is for a serial script under ``samestep run -n N``, if samestep cannot infer the dimension. The
+    declared way is the only one that the equivalence check tries. Without samestep this has no effect.
 
     Args:
         model: a module that the script calls.
-        dim: of all tensors it is called with, but for those that have no such dimension or another size
-            there; or of some arguments of its `forward`, by name: others are not split. None keeps the
-            model's calls unsplit: every worker computes all of them.
+        dim: the sample dimension of all tensor arguments, except those without this dimension or with another
+            size there; or the sample dimensions of some arguments of `forward`, by name, while the others are
+            not split. None keeps the model's calls unsplit: every worker computes all of them.
 
     Returns:
         The model.
@@ -49,21 +49,21 @@ def split(model: M, *, dim: int | Mapping[str, int] | None) -> M:
 
 
 def stays_unsplit(module: nn.Module) -> bool:
-    """Return whether the script says that calls of a module are not split."""
+    """Return whether the script has declared that calls of a module are not split."""
     owner = _declaring(module)
     return owner is not None and _declared[owner] is None
 
 
 def declared_dims(module: nn.Module, given: Given) -> Dims | None:
-    """Return how the script says that a call is split; None where it says nothing."""
-    said = _declaring(module)
-    if said is None:
+    """Return the declared sample dimension of each input of a call; None without a declaration."""
+    owner = _declaring(module)
+    if owner is None:
         return None
-    dim = _declared[said]
+    dim = _declared[owner]
     if dim is None:
         return None
     if not isinstance(dim, int):
-        names = list(inspect.signature(said.forward).parameters)
+        names = list(inspect.signature(owner.forward).parameters)
         by_path = {path: dim.get(_argument(path, names)) for path, _ in given.tensors()}
         return {path: one for path, one in by_path.items() if one is not None}
     sizes = {path: tensor.size(dim) for path, tensor in given.tensors() if tensor.dim() > dim}
@@ -72,12 +72,12 @@ def declared_dims(module: nn.Module, given: Given) -> Dims | None:
 
 
 def _declaring(module: nn.Module) -> nn.Module | None:
-    """Return the module of which the script has declared something: the one called, or the one it wraps."""
+    """Return the module with a declaration: the called one, or the one that it wraps; None for neither."""
     inner = [module, getattr(module, "module", None), getattr(module, "_orig_mod", None)]
     return next((one for one in inner if isinstance(one, nn.Module) and one in _declared), None)
 
 
 def _argument(path: Path, names: list[str]) -> str:
-    """Return the name of the argument that holds what is at `path` of all that a module is given."""
+    """Return the name of the argument to which the tensor at `path` belongs."""
     by_name, where = path[:2]
     return str(where) if by_name else names[int(where)] if int(where) < len(names) else ""

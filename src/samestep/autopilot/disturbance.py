@@ -1,10 +1,10 @@
-"""Other weights and other samples for an equivalence check, in double precision.
+"""Disturbs the weights and samples of an equivalence check, which runs in double precision.
 
-What is equal on one batch with fresh weights may be so by chance: a head that begins as zeros hides what
-stands before it, slices with as many labels have equal means, a gate of 1e-5 is below rounding. So a call is
-checked on disturbed weights, on samples that differ between slices, in slices of unequal size, and in double
-precision, where rounding hides nothing. All ranks disturb alike: the numbers come from a generator that is
-seeded here, and the streams of the script are left alone.
+Results that agree on one batch with fresh weights may agree by chance: a head that starts at zero hides the
+layers before it, slices with equally many labels have equal means, a gate of 1e-5 is below rounding. So a
+call is checked on disturbed weights, on samples that differ between slices, in slices of unequal size, and in
+double precision, which makes small differences visible. All ranks apply the same disturbance: its numbers
+come from a generator that is seeded here, and the script's random streams do not change.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from samestep.autopilot.plans import Dims, Given
@@ -23,29 +24,35 @@ from samestep.watch.tree import Path, mapped
 aten = torch.ops.aten
 _LOWER = (torch.float32, torch.float16, torch.bfloat16)
 _CYCLE = 2520
-"""Divisible by all numbers to 10: what happens in every so many calls happens here."""
+"""A number that 1 to 10 divide: a branch that a model takes every n-th call, n up to 10, is taken here."""
 COUNTERS = (400 * _CYCLE - 1, 400 * _CYCLE)
-"""What a counter of calls holds in checks: much more, and just before and at a multiple."""
+"""The values that call counters are set to in checks: large, just before a multiple of `_CYCLE` and at it."""
 _IGNORED = (-100, -1)
-"""Labels that do not count: torch's default, and the usual other one."""
+"""Labels that losses ignore: torch's default, and another usual one."""
+SCALES = (100.0, 0.01)
+"""The factors by which samples are multiplied in further checks."""
+_MISSING = (float("nan"), 0.0)
+"""Values that mark what is ignored: a missing measurement, and padding."""
 _MADE_OF_NUMBERS = (aten.lift_fresh, aten.scalar_tensor)
 
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """What a check changes; a model may not take all of it.
+    """The changes that a check makes to weights and samples; a model may fail under some of them.
 
     Args:
         size: the number of ranks.
-        samples: how many samples the batch of the check has; None for as many as the call's.
-        inputs: whether values are changed, or the batch's samples are only chosen anew.
-        buffers: whether buffers of floating-point numbers are changed too.
+        samples: the number of samples in the checked batch; None for as many as in the call.
+        inputs: whether input values are changed; otherwise samples are only selected again.
+        buffers: whether floating-point buffers are changed too.
         gradients: whether gradients are compared.
-        double: whether all is computed in double precision.
-        seed: of the choice of samples and values.
-        lopsided: whether each slice has one sample only, again and again.
-        counters: which of `COUNTERS` the integers hold that the model counts in; None for as they are.
-        empties: an input, and what it holds for the last samples, of which nothing may count then.
+        double: whether everything is computed in double precision.
+        seed: the seed of the selected samples and of the changed values.
+        lopsided: whether each slice repeats a single sample.
+        counters: the value that the model's call counters are set to, one of `COUNTERS`; None leaves them.
+        empties: the place of an input, and the value that its last samples are filled with, such as an
+            ignored label; the loss may then ignore these samples.
+        scale: the factor of floating-point samples: a value that one batch clamps, another does not.
     """
 
     size: int
@@ -57,18 +64,19 @@ class Disturbance:
     seed: int = 1
     lopsided: bool = False
     counters: int | None = None
-    empties: tuple[Path, int] | None = None
+    empties: tuple[Path, float] | None = None
+    scale: float = 1.0
 
 
 def disturbances(size: int, total: int, *, is_large: bool = False) -> Sequence[Disturbance]:
-    """Return the disturbances to try until the model takes one.
+    """Return the disturbances to try, in order, until the model runs under one.
 
-    The first have few samples, in slices of unequal size.
+    The first ones have few samples, in slices of unequal size.
 
     Args:
         size: the number of ranks.
-        total: the samples of the call.
-        is_large: whether the model is: then there is one slice of two samples, and the others have one.
+        total: the number of samples of the call.
+        is_large: whether the model is large: one slice then has two samples, and the others have one.
     """
     few = size + 1 if is_large else 2 * size + 1
     uneven = total if total % size else None
@@ -86,7 +94,7 @@ def disturbances(size: int, total: int, *, is_large: bool = False) -> Sequence[D
 
 @contextmanager
 def disturbed_weights(module: nn.Module, how: Disturbance) -> Iterator[None]:
-    """Within, the parameters of a module hold other numbers, and its buffers too if `how` says so."""
+    """Disturb the parameters of a module, and its buffers if `how.buffers` is set; restore them at exit."""
     own = torch.Generator().manual_seed(how.seed)
     tensors = [*module.parameters()]
     buffers = {id(one) for one in module.buffers()}
@@ -109,10 +117,10 @@ def disturbed_weights(module: nn.Module, how: Disturbance) -> Iterator[None]:
 
 
 def disturbed_inputs(given: Given, dims: Dims, total: int, how: Disturbance) -> Given:
-    """Return a call with other samples, chosen from its own and, if `how` says so, with other values."""
+    """Return a call with samples selected from `given`, and with other values if `how.inputs` is set."""
     own = torch.Generator().manual_seed(1000 + how.seed)
     count = total if how.samples is None else how.samples
-    # In their order, which may be one by length; more than once, so that slices differ.
+    # The order is kept, since it may be by length; samples repeat, so that slices differ.
     if how.lopsided:
         groups = how.size * torch.arange(count) // count
         chosen = groups * (total // how.size)
@@ -125,6 +133,8 @@ def disturbed_inputs(given: Given, dims: Dims, total: int, how: Disturbance) -> 
             value = value.index_select(dims[path], chosen.to(tensor.device))
             if how.inputs:
                 value = _other_values(value, own)
+            if how.scale != 1 and value.is_floating_point():
+                value = value * how.scale
             if how.empties is not None and how.empties[0] == path:
                 value.narrow(dims[path], count - count // 2, count // 2).fill_(how.empties[1])
         if how.double and value.is_floating_point():
@@ -136,13 +146,13 @@ def disturbed_inputs(given: Given, dims: Dims, total: int, how: Disturbance) -> 
 
 
 def set_counters(module: nn.Module, keys: Sequence[Key], tensors: Sequence[Tensor], number: int) -> None:
-    """Set what a model counts in to a number.
+    """Set the call counters of a model to a number.
 
     Args:
         module: the model.
-        keys: the places of integers.
-        tensors: of one integer each.
-        number: what they hold then.
+        keys: the places of the counters that are Python numbers.
+        tensors: the counters that are tensors, each of one element.
+        number: the number.
     """
     for tensor in tensors:
         tensor.fill_(number)
@@ -156,17 +166,33 @@ def set_counters(module: nn.Module, keys: Sequence[Key], tensors: Sequence[Tenso
                     names[name] = number
 
 
-def emptying(given: Given, dims: Dims) -> Iterator[tuple[Path, int]]:
-    """Yield inputs that may say which samples count, and the values by which they say none: masks, labels."""
+@contextmanager
+def parametrizations_computed() -> Iterator[None]:
+    """Compute parametrized weights anew within the block, without torch's cache.
+
+    The cache would keep disturbed weights, and those of calls without gradients.
+    """
+    count = parametrize._cache_enabled  # noqa: SLF001 - there is no public spelling
+    parametrize._cache_enabled = 0  # noqa: SLF001
+    try:
+        yield
+    finally:
+        parametrize._cache_enabled = count  # noqa: SLF001
+
+
+def emptying(given: Given, dims: Dims) -> Iterator[tuple[Path, float]]:
+    """Yield inputs that may select samples (masks, labels), each with a value that selects none."""
     for path, tensor in given.tensors():
         if path in dims and _is_mask(tensor):
             yield path, 0
         elif path in dims and tensor.dtype == torch.int64:
             yield from ((path, ignored) for ignored in _IGNORED)
+        elif path in dims and tensor.is_floating_point():
+            yield from ((path, missing) for missing in _MISSING)
 
 
 class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context in which what is made or cast in lower precision is made in double precision instead."""
+    """A context that creates tensors of lower precision in double precision instead, casts included."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -186,7 +212,7 @@ class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _weight_noise(values: Tensor, own: torch.Generator) -> Tensor:
-    """Return noise of the size of the weights; where they are next to nothing, of that of usual weights."""
+    """Return noise of the scale of the weights; if they are almost zero, of the usual initial scale."""
     if not values.numel():
         return values
     root_mean_square = float(values.square().mean()) ** 0.5
@@ -195,7 +221,7 @@ def _weight_noise(values: Tensor, own: torch.Generator) -> Tensor:
 
 
 def _other_values(value: Tensor, own: torch.Generator) -> Tensor:
-    """Return other values of the kind and within the range of those that are there."""
+    """Return changed values of the same kind, within about the same range."""
     if not value.numel():
         return value
     if value.dtype == torch.bool:
@@ -214,7 +240,7 @@ def _other_values(value: Tensor, own: torch.Generator) -> Tensor:
 
 
 def _is_mask(value: Tensor) -> bool:
-    """Return whether a tensor may be a mask: it holds zeros and ones, and is no vector of labels."""
+    """Return whether a tensor may be a mask: it holds only zeros and ones, and is no vector of labels."""
     if value.dtype == torch.bool:
         return True
     is_label = value.dim() == 1 and not value.is_floating_point()
@@ -222,16 +248,16 @@ def _is_mask(value: Tensor) -> bool:
 
 
 def _other_integers(value: Tensor, own: torch.Generator) -> Tensor:
-    """Return some integers nearer to 1, which are labels, tokens, positions or lengths as well.
+    """Return integers of which some are nearer to 1: still valid labels, tokens, positions or lengths.
 
-    Lengths that begin with the longest still do.
+    Lengths that are sorted from the longest to the shortest stay sorted.
     """
     lower = 1 + (_uniform(value, own) * (value - 1).clamp(min=1)).to(value.dtype)
     share = 0.6 if value.dim() == 1 else 0.3
     other = torch.where((_uniform(value, own) < share) & (value > 1), lower, value)
     if value.dim() == 1 and len(value) > 1 and bool((value[1:] <= value[:-1]).all()):
         return other.sort(descending=True).values
-    if value.dim() > 1:  # padding and ignored labels are the least of what is there
+    if value.dim() > 1:  # padding and ignored labels are usually the smallest value
         return torch.where(_uniform(value, own) < 0.1, value.min(), other)
     return other
 

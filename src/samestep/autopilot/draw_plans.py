@@ -1,14 +1,14 @@
-"""Random draws of a call as data: what was drawn for the whole batch, and which dimensions count samples."""
+"""Describes the random draws of a call: their shapes for the whole batch, and their sample dimensions."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class OneDraw:
-    """One draw of a call: the operation, and how many dimensions it has.
+    """One draw of a call: the operation, and the number of dimensions that it draws.
 
     Args:
-        operation: its name.
+        operation: the name of the operation.
         rank: the number of dimensions.
     """
 
@@ -18,11 +18,11 @@ class OneDraw:
 
 @dataclass(frozen=True, slots=True)
 class RecordedDraw:
-    """One draw of a call of the whole batch.
+    """One draw of an unsplit call.
 
     Args:
         draw: the operation.
-        shape: what it drew.
+        shape: the shape of the drawn tensor.
         order: its dimensions, outermost in memory first.
     """
 
@@ -33,13 +33,13 @@ class RecordedDraw:
 
 @dataclass(frozen=True, slots=True)
 class DrawPlan:
-    """Which dimension of each draw of a call counts samples, as it was found in an equivalence check.
+    """The sample dimension of each random draw of a call, as the equivalence check has found it.
 
     Args:
-        draws: in the order in which they were made.
-        dims: the dimension of each, None where it draws nothing for samples.
-        orders: the dimensions of each, outermost in memory first.
-        inner: whether samples change faster than their places, where a dimension counts both.
+        draws: the draws, in the order of the call.
+        dims: the sample dimension of each draw; None where the draw does not depend on the samples.
+        orders: the dimensions of each draw, outermost in memory first.
+        inner: whether samples vary faster than positions, if one dimension combines both.
     """
 
     draws: tuple[OneDraw, ...] = ()
@@ -48,9 +48,14 @@ class DrawPlan:
     inner: bool = False
 
     def find(self, draw: OneDraw, number: int) -> tuple[int | None, tuple[int, ...]] | None:
-        """Return the dimension of the draw with this number, and its order; None if it is not known.
+        """Return the sample dimension of a draw, and its order in memory; None for an unknown draw.
 
-        Where all draws of one operation agree, their number does not matter: a loop over time makes more.
+        If all draws of one operation agree, the number is ignored: a loop over time steps may draw more often
+        than in the check.
+
+        Args:
+            draw: the draw.
+            number: its index among the draws of the call.
         """
         found = [
             (dim, order)

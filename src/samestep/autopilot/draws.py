@@ -1,12 +1,12 @@
-"""Random numbers drawn within a slice: those of the whole batch, of which the slice takes its part.
+"""Draws random numbers of a split call in the shape of the whole batch, and takes this rank's slice.
 
-Every rank has the same random stream. What a module draws for its samples is drawn here in the shape that
-it would have for all of them, so that the stream goes on alike on every rank, and each rank's samples get
-the numbers they would get on one worker::
+Every rank has the same random stream. A draw for the samples of a slice is made in the shape for the whole
+batch, so that the stream advances equally on every rank, and each sample gets the numbers that it gets on one
+worker::
 
     bernoulli_((local, 128))    becomes    bernoulli_((total, 128))[start : start + local]
 
-What has no dimension for the samples, such as noise on weights, is drawn as it is, alike on every rank.
+A draw without a sample dimension, such as noise on weights, is not changed: it is the same on every rank.
 """
 
 import functools
@@ -30,16 +30,16 @@ Draw: TypeAlias = Callable[["WidenedDraws", Any, Sequence[Any], Mapping[str, Any
 
 @dataclass(frozen=True, slots=True)
 class Widened:
-    """A shape as it would be for the whole batch, and where this rank's part of it lies.
+    """The shape of a draw for the whole batch, and the position of this rank's part in it.
 
     Args:
-        shape: for the whole batch.
+        shape: the shape for the whole batch.
         dim: the dimension of the samples.
         start: the first sample of this rank.
-        length: samples of this rank.
-        every: places along `dim` for each sample.
-        inner: whether the samples change faster than their places.
-        order: the dimensions of the whole batch's draw, outermost in memory first; None if not known.
+        length: the number of samples of this rank.
+        every: the number of positions along `dim` for each sample.
+        inner: whether samples vary faster than positions.
+        order: the dimensions of the whole batch's draw, outermost in memory first; None if unknown.
     """
 
     shape: tuple[int, ...]
@@ -67,22 +67,22 @@ class Widened:
         rows.narrow(self.dim + 1, self.start, self.length).copy_(own)
 
     def laid_out(self, new: Callable[[Sequence[int]], Tensor], like: Tensor) -> Tensor:
-        """Return what `new` makes in the whole shape, its dimensions in memory ordered as those of `like`.
+        """Return the tensor that `new` creates in the whole shape, in the memory layout of `like`.
 
-        Numbers are drawn in the order of the memory. A dimension of size 1, such as that of a slice of one
-        sample, does not tell where it lies.
+        Numbers are drawn in memory order. A dimension of size 1, as in a slice of one sample, has no
+        definite position in that order; `order` is used then.
         """
-        is_told = self.order is None or 1 not in like.shape
-        order = memory_order(like) if is_told or self.order is None else list(self.order)
+        is_definite = self.order is None or 1 not in like.shape
+        order = memory_order(like) if is_definite or self.order is None else list(self.order)
         return new([self.shape[dim] for dim in order]).permute(inverse(order))
 
     def empty(self, like: Tensor) -> Tensor:
-        """Return a tensor of the whole shape, laid out and of the type as `like`."""
+        """Return a tensor of the whole shape, with the memory layout and dtype of `like`."""
         return self.laid_out(like.new_empty, like)
 
 
 class RecordedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context that records the shape of each draw: those of a call of the whole batch."""
+    """A context that records the shape of each random draw of an unsplit call."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -105,14 +105,14 @@ class RecordedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class WidenedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context in which what is drawn for samples is a part of what is drawn for more of them."""
+    """A context that draws for more samples than an operation requests, and returns a part of the numbers."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.untold: set[str] = set()
-        """Draws of which the part of a slice is not known, such as those that depend on values."""
+        self.unknown: set[str] = set()
+        """Draws whose part for a slice is unknown, such as those that depend on values."""
         self.number = 0
-        """Draws so far, the one under way included."""
+        """The number of draws so far, including the current one."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -131,7 +131,7 @@ class WidenedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before = Drawn.now(_device(args))
         result = func(*args, **kwargs)
         if not before.same(Drawn.now(_device(args))):  # attention without dropout draws nothing
-            self.untold.add(str(func.overloadpacket))
+            self.unknown.add(str(func.overloadpacket))
         return result
 
     def widened(self, func: Any, shape: Sequence[int]) -> Widened | None:
@@ -140,12 +140,12 @@ class WidenedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class GlobalDraws(WidenedDraws):  # type: ignore[no-untyped-call]
-    """A context in which a slice of a batch draws as part of it.
+    """A context that draws for the whole batch, and returns the part of this rank's slice.
 
     Args:
         cut: the slice.
-        plan: which dimensions count samples; None where that follows from the sizes.
-        number: draws of the call before the first one here.
+        plan: the sample dimension of each draw; None to infer it from the sizes.
+        number: the number of draws of the call before this context is entered.
     """
 
     def __init__(self, cut: Cut, plan: DrawPlan | None = None, number: int = 0) -> None:
@@ -163,7 +163,7 @@ class GlobalDraws(WidenedDraws):  # type: ignore[no-untyped-call]
             found = self.known.find(draw, self.number - 1)
             dim, order = (_only_dim(shape, cut.local), None) if found is None else found
             if (found is None and dim is None) or (dim is not None and shape[dim] % cut.local):
-                self.untold.add(f"{draw.operation} in another shape than in the check, {list(shape)}")
+                self.unknown.add(f"{draw.operation} in another shape than in the check, {list(shape)}")
                 return None
             place = None if dim is None else (dim, shape[dim] // cut.local)
             inner = self.known.inner
@@ -171,21 +171,21 @@ class GlobalDraws(WidenedDraws):  # type: ignore[no-untyped-call]
 
 
 class FoundDraws(GlobalDraws):  # type: ignore[no-untyped-call]
-    """A context that finds the dimension of each draw: where a slice's shape is not that of the whole batch.
+    """A context that finds the sample dimension of each draw, by comparing its shape with the whole batch's.
 
     Args:
         cut: the slice.
-        shapes: the draws of the call of the whole batch.
-        inner: whether samples change faster than their places, where a dimension counts both.
+        shapes: the draws of the unsplit call.
+        inner: whether samples vary faster than positions, if one dimension combines both.
     """
 
     def __init__(self, cut: Cut, shapes: Sequence[RecordedDraw], *, inner: bool = False) -> None:
         super().__init__(cut)
         self._shapes, self._inner = shapes, inner
         self._dims: dict[int, int | None] = {}
-        """By the number of the draw."""
+        """The sample dimension, by the number of the draw."""
         self.has_flattened = False
-        """Whether a dimension counts samples and something else."""
+        """Whether a dimension combines samples and positions."""
 
     def widened(self, func: Any, shape: Sequence[int]) -> Widened | None:
         """Return the shape for the whole batch; None where no dimension counts samples."""
@@ -193,7 +193,7 @@ class FoundDraws(GlobalDraws):  # type: ignore[no-untyped-call]
         draw = _named(func, shape)
         known = self._shapes[number] if number < len(self._shapes) else None
         if known is None or known.draw != draw:
-            self.untold.add(f"{draw.operation} in another order than for the whole batch")
+            self.unknown.add(f"{draw.operation} in another order than for the whole batch")
             return None
         differing = [dim for dim, size in enumerate(shape) if size != known.shape[dim]]
         if not differing:
@@ -201,7 +201,8 @@ class FoundDraws(GlobalDraws):  # type: ignore[no-untyped-call]
             return None
         dim = differing[0]
         if len(differing) > 1 or shape[dim] * self._cut.total != known.shape[dim] * self._cut.local:
-            self.untold.add(f"{draw.operation} of {list(shape)}, and {list(known.shape)} for the whole batch")
+            whole = list(known.shape)
+            self.unknown.add(f"{draw.operation} of {list(shape)}, and {whole} for the whole batch")
             return None
         self._dims[number] = dim
         every = shape[dim] // self._cut.local
@@ -209,7 +210,7 @@ class FoundDraws(GlobalDraws):  # type: ignore[no-untyped-call]
         return widened_to(shape, (dim, every), self._cut, inner=self._inner, order=known.order)
 
     def plan(self) -> DrawPlan:
-        """Return what was found."""
+        """Return the sample dimensions found."""
         draws = tuple(one.draw for one in self._shapes)
         dims = tuple(self._dims.get(number) for number in range(len(draws)))
         return DrawPlan(draws, dims, tuple(one.order for one in self._shapes), self._inner)
@@ -223,7 +224,15 @@ def widened_to(
     inner: bool,
     order: tuple[int, ...] | None = None,
 ) -> Widened:
-    """Return the shape for the whole batch of a slice's; `place` is the samples' dimension and places."""
+    """Return the whole batch's shape for a slice's shape.
+
+    Args:
+        shape: the shape for the slice.
+        place: the sample dimension, and the number of positions along it for each sample.
+        cut: the slice.
+        inner: whether samples vary faster than positions.
+        order: the dimensions of the whole batch's draw, outermost in memory first; None if unknown.
+    """
     dim, every = place
     whole = (*shape[:dim], cut.total * every, *shape[dim + 1 :])
     return Widened(whole, dim, cut.start, cut.local, every, inner and every > 1, order)
@@ -238,21 +247,21 @@ def _named(func: Any, shape: Sequence[int]) -> OneDraw:
 
 
 def _is_composite(func: Any) -> bool:
-    """Return whether an operation draws by others, which arrive here themselves but in inference mode."""
+    """Return whether an operation draws by calling others; torch dispatches these but in inference mode."""
     return torch.Tag.nondeterministic_seeded in func.tags and func.has_kernel_for_dispatch_key(_COMPOSITE)
 
 
 def _only_dim(shape: Sequence[int], samples: int) -> int | None:
-    """Return the dimension that counts so many samples, if it can be only one."""
+    """Return the dimension of size `samples`, if no other one is a multiple of it."""
     multiples = [dim for dim, size in enumerate(shape) if size % samples == 0]
     return multiples[0] if len(multiples) == 1 and shape[multiples[0]] == samples else None
 
 
 def sample_dim(shape: Sequence[int], samples: int) -> tuple[int, int] | None:
-    """Return which dimension is that of so many samples, and how many places there each has.
+    """Return the sample dimension, and the number of positions along it for each sample; None if none fits.
 
-    That is the first dimension as long as they are many, or else the first one if it is a multiple of it:
-    samples that were flattened together with something else.
+    It is the first dimension of size `samples`, or else dimension 0 if its size is a multiple of `samples`:
+    samples were then flattened together with another dimension.
     """
     dim = next((dim for dim, size in enumerate(shape) if size == samples), None)
     if dim is not None:
@@ -261,7 +270,7 @@ def sample_dim(shape: Sequence[int], samples: int) -> tuple[int, int] | None:
 
 
 def _fill(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """``x.uniform_()`` and the like, which overwrite `x`; probabilities may be given for each element."""
+    """Draw for ``x.uniform_()`` and the like, which overwrite `x`; probabilities may be one per element."""
     return _filled(mode.widened(func, args[0].shape), func, args, kwargs)
 
 
@@ -275,8 +284,8 @@ def _filled(wide: Widened | None, func: Any, args: Sequence[Any], kwargs: Mappin
     return target
 
 
-def _coins(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """``x.bernoulli_(p)``: what dropout draws on the CPU, and for large activations most of its time."""
+def _bernoulli(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Draw for ``x.bernoulli_(p)``, the mask of dropout on the CPU, which takes most of dropout's time."""
     target, *rest = args
     probability = rest[0] if rest else kwargs.get("p", 0.5)
     wide = mode.widened(func, target.shape)
@@ -288,7 +297,7 @@ def _coins(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[s
 
 
 def _like(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """``rand_like(x)`` and the like, which take the form of `x` alone."""
+    """Draw for ``rand_like(x)`` and the like, which use only the shape and dtype of `x`."""
     model, *rest = args
     wide = mode.widened(func, model.shape)
     if wide is None:
@@ -297,7 +306,7 @@ def _like(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[st
 
 
 def _of_size(position: int) -> Draw:
-    """``randn(shape)`` and the like, whose shape is the argument at `position`."""
+    """Return the function for ``randn(shape)`` and the like, whose shape is the argument at `position`."""
 
     def draw(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if "size" in kwargs:
@@ -317,7 +326,7 @@ def _of_size(position: int) -> Draw:
 
 
 def _of_values(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """``bernoulli(p)``, ``normal(mean, std)``: the values do not change how many numbers are drawn."""
+    """Draw for ``bernoulli(p)`` and ``normal(mean, std)``; the values do not affect the number of draws."""
     model = next((one for one in args if isinstance(one, Tensor)), None)
     if model is None:
         return _of_size(2)(mode, func, args, kwargs)
@@ -328,7 +337,7 @@ def _of_values(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mappi
 
 
 def _native_dropout(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Dropout in one kernel, as on accelerators: returns what is left, and which."""
+    """Draw for dropout in one kernel, as on accelerators, which returns the values and the mask."""
     values, probability, train = args
     wide = mode.widened(func, values.shape)
     if wide is None or not train:
@@ -339,13 +348,13 @@ def _native_dropout(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: 
     return values * kept * scale, kept
 
 
-def _as_it_is(_: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """An order of something, which is never an order of a slice's own samples alone."""
+def _unchanged(_: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Draw for ``randperm``, which is not sliced: a call that permutes its samples cannot be split."""
     return func(*args, **kwargs)
 
 
 def _among_others(value: Any, shape: Sequence[int], wide: Widened) -> Any:
-    """Return a tensor of the whole shape with `value` in this rank's part; numbers as they are."""
+    """Return a tensor of the whole shape with `value` in this rank's part; return numbers unchanged."""
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
     whole = wide.empty(value).fill_(0.5)
@@ -366,12 +375,12 @@ _DRAWS: Mapping[Any, Draw] = {
         ),
         _fill,
     ),
-    aten.bernoulli_: _coins,
+    aten.bernoulli_: _bernoulli,
     **dict.fromkeys((aten.rand_like, aten.randn_like, aten.randint_like), _like),
     aten.rand: _of_size(0),
     aten.randn: _of_size(0),
     aten.randint: _of_size(1),
     **dict.fromkeys((aten.bernoulli, aten.normal), _of_values),
     aten.native_dropout: _native_dropout,
-    aten.randperm: _as_it_is,
+    aten.randperm: _unchanged,
 }

@@ -1,8 +1,8 @@
 """Compares the ranks of a replicated script that has ended, before any of them reports success.
 
-Parameters are compared during training every so many gradient all-reduces; a drift after the last of these
-comparisons, or in a shorter run, is found here. The ranks first wait for each other at the store, and not in
-a collective: a rank that leaves for a reason of its own never arrives, and may be in another collective.
+Parameters are compared at intervals during training; a drift after the last of these comparisons, or in a
+shorter run, is found here. The ranks first wait for each other at the store, and not in a collective: a rank
+that has exited early never arrives, and another one may be in another collective.
 """
 
 import os
@@ -26,7 +26,7 @@ _ENDED, _ALL_ENDED, _FAILED = "samestep/ended", "samestep/all-ended", "samestep/
 
 
 class Store(Protocol):
-    """The part of torch's stores that is used here."""
+    """The methods of torch's stores that are used here."""
 
     def set(self, key: str, value: str) -> None:
         """Store a value."""
@@ -35,7 +35,7 @@ class Store(Protocol):
         """Add to a number and return the sum."""
 
     def check(self, keys: list[str]) -> bool:
-        """Return whether all keys are there."""
+        """Return whether all keys exist."""
 
 
 class EndCheck:
@@ -43,11 +43,11 @@ class EndCheck:
 
     Args:
         world: the ranks.
-        gradients: their parameters are compared.
-        account: its number of backward passes is compared.
-        timeout_s: how long to wait for the other ranks: as long as in a collective, and not --hang-timeout,
-            because rank 0 alone writes files, and a last checkpoint on a slow file system takes its time. A
-            rank that waits in a collective for one that has ended is found by --hang-timeout as ever.
+        gradients: the gradient synchronizer, whose parameters are compared.
+        account: the account, whose number of backward passes is compared.
+        timeout_s: the time in seconds to wait for the other ranks. It is the timeout of collectives, and not
+            --hang-timeout, because only rank 0 writes files, and a last checkpoint on a slow file system may
+            take long. --hang-timeout still detects a rank that waits in a collective for one that has ended.
     """
 
     def __init__(self, world: World, gradients: Gradients, account: Account, *, timeout_s: float) -> None:
@@ -56,24 +56,27 @@ class EndCheck:
         self._process = os.getpid()
 
     def run(self, exit_code: int) -> None:
-        """Compare the ranks if this one has ended without an error; nothing is done in a forked child.
+        """Compare the ranks if this one has ended without an error; do nothing in a forked child.
 
-        Where any rank has failed there is nothing to compare: its own error is that of the run.
+        If a rank has failed, nothing is compared: its error is the error of the run.
 
         Args:
-            exit_code: what the script ended with.
+            exit_code: the exit code of the script.
 
         Raises:
-            OutOfStep: the ranks differ, or some did not reach the end in time.
-            PeerLost: rank 0 has left, and the store with it.
+            OutOfStep: the ranks differ, or some did not reach the end in time, or a call has raised an error
+                on this rank only.
+            PeerLost: rank 0 has exited, and its store is gone.
         """
-        if os.getpid() != self._process:  # it shares its parent's connection to the store
+        if os.getpid() != self._process:  # a child shares its parent's connection to the store
             return
         store: Store = _get_default_store()
         if exit_code:
             with suppress(RuntimeError):
                 store.set(_FAILED, "")
-        elif self._all_have_ended(store):
+            return
+        self._account.failed.check(self._world.place.size)
+        if self._all_have_ended(store):
             self._compare()
 
     def _all_have_ended(self, store: Store) -> bool:
@@ -116,7 +119,7 @@ class EndCheck:
 
 @contextmanager
 def checked_exits(check: EndCheck) -> Iterator[None]:
-    """Within, `os._exit` of the script's main thread compares the ranks first, as its normal end does."""
+    """Let `os._exit` in the script's main thread compare the ranks first, as its normal end does."""
     process, leave = os.getpid(), os._exit
 
     def leave_checked(code: int) -> NoReturn:

@@ -1,14 +1,14 @@
-"""The equivalence check: a call is computed both ways, unsplit and split, before it is split in a run.
+"""Checks whether a call gives the same results split and unsplit, before it is split in a run.
 
-Whether a call can be split cannot be seen from its inputs: samples may be compared with each other, the first
+The inputs do not show whether a call can be split: samples may be compared with each other, the first
 dimension may be time, a loss may be a mean of unequal parts. Nor does one batch prove it: see
 `samestep.autopilot.disturbance`. So each call signature is checked, for each way that its shapes allow::
 
     other weights and samples, uneven slices, double precision     outputs, buffers, draws, gradients
     the call itself                                                outputs, buffers, draws
 
-A way is right if it gives in both what the unsplit call gives. If none is, calls of this signature stay
-unsplit: every rank computes all of them, which is slower and right.
+A way passes if the split call equals the unsplit call in both. If none passes, calls of this signature stay
+unsplit: every rank computes all of them, which is slower and correct.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,18 +23,21 @@ from torch import Tensor, nn
 from samestep.autopilot.declared import declared_dims, stays_unsplit
 from samestep.autopilot.disturbance import (
     COUNTERS,
+    SCALES,
     Disturbance,
     DoublePrecision,
     disturbances,
     disturbed_inputs,
     disturbed_weights,
     emptying,
+    parametrizations_computed,
     set_counters,
 )
-from samestep.autopilot.guards import counters, hooked
+from samestep.autopilot.guards import Attributes, changed, counters, kept_of_slice, python_state
 from samestep.autopilot.plans import Dims, Given, Reduced, SplitPlan, candidates
 from samestep.autopilot.quiet import quiet
 from samestep.autopilot.reached import Key, is_compiled, reached
+from samestep.autopilot.sample_reads import Site
 from samestep.autopilot.sides import outcome
 from samestep.autopilot.slice_call import Forward
 from samestep.autopilot.split_comparison import SplitComparison, SplitResult, in_one_line
@@ -46,7 +49,7 @@ from samestep.world.world import World
 
 FEWER = "fewer samples than workers"
 LARGE = 5_000_000
-"""Parameters from which a model is checked on fewer samples, and once less: each check takes seconds."""
+"""The number of parameters above which a model is checked on fewer samples and one batch less."""
 WRITES_FILES = "it writes to files when it is called"
 UNLIKE_DRAWS = "it draws other random numbers each time it is called"
 COMPILED_DRAWS = (
@@ -60,9 +63,9 @@ class Verdict:
     """The result of a check.
 
     Args:
-        plan: how calls of this signature are split; None where they stay unsplit.
-        outputs: of this call, by the plan; nothing where there is none.
-        why: why there is no plan.
+        plan: the split of calls of this signature; None if they stay unsplit.
+        outputs: the outputs of this call, computed by the plan; None without a plan.
+        why: the reason why there is no plan.
         printed: whether the module prints when it is called.
     """
 
@@ -80,7 +83,7 @@ class EquivalenceCheck:
         module: the module.
         given: the call's arguments.
         world: the ranks.
-        gradient: computes gradients, as `torch.autograd.grad` of torch itself.
+        gradient: computes gradients: the original `torch.autograd.grad`.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class EquivalenceCheck:
         self._gradient = gradient
         self._run = ModuleRun(forward, module, world.device)
         self._counters: list[Key] = []
-        """The integers in which the module counts its calls."""
+        """The numbers with which the module counts its calls."""
         self._counting_tensors: list[Tensor] = []
         self._draws = False
         """Whether the module has drawn random numbers."""
@@ -103,24 +106,31 @@ class EquivalenceCheck:
         self._comparison = SplitComparison(forward, module, world)
 
     def run(self) -> Verdict:
-        """Check all ways; leave the module and the generators as the way that is right does, or as before."""
+        """Check all ways; the module and the generators then are as after the split call, or as before."""
         if (why := self._refusal()) is not None:
             return Verdict(None, why=why)
+        with parametrizations_computed():
+            return self._verdict()
+
+    def _verdict(self) -> Verdict:
         whole: WholeCall | None = None
         reasons = []
         for dims in self._ways():
             why = self._refuted(dims)
             if not why and whole is None:
+                self._run.dims = {} if is_compiled(self._module) else dims
                 computed = self._whole()
                 if isinstance(computed, str):
                     return Verdict(None, why=computed)
                 whole = computed
             if not why and whole is not None:
                 found = self._comparison.split(self._run, self._given, dims, whole)
-                if isinstance(found, SplitResult):
-                    return Verdict(self._plan(dims, whole, found), found.outputs, printed=whole.printed)
+                guards = self._comparison.reads.guards(is_compiled=is_compiled(self._module))
+                if isinstance(found, SplitResult) and not isinstance(guards, str):
+                    plan = self._plan(dims, whole, found, guards)
+                    return Verdict(plan, found.outputs, printed=whole.printed)
                 self.restore()
-                why = found
+                why = found if isinstance(found, str) else str(guards)
             reasons.append(why)
         self.restore()
         first = next((tensor.size(0) for _, tensor in self._given.tensors()), 0)
@@ -128,14 +138,14 @@ class EquivalenceCheck:
         return Verdict(None, why=likeliest)
 
     def _whole(self) -> WholeCall | str:
-        """Return the results of the unsplit call, or why it is not split."""
+        """Return the results of the unsplit call, or the reason why it is not split."""
         failure, whole = "", None
-        # A graph of the whole batch takes memory; but a model may differentiate within its forward.
+        # Without a graph first, to save memory; a model may need one to differentiate within its forward.
         for grad in (False, True)[: 1 + torch.is_grad_enabled()]:
             failure = ""
             try:
                 whole = self._run.recorded(self._given, grad=grad)
-            except Exception as error:  # noqa: BLE001 - the call of the run will raise it, too
+            except Exception as error:  # noqa: BLE001 - the actual call raises it, too
                 failure = in_one_line(error)
             self.restore()
             if self._comparison.agreed(not failure):
@@ -147,30 +157,31 @@ class EquivalenceCheck:
         return whole.writes or whole
 
     def restore(self) -> None:
-        """Leave the module and the generators as they were before."""
+        """Restore the module and the generators."""
         self._run.restore()
 
     def _refusal(self) -> str | None:
-        """Return why this module is not split at all, if that can be said before it is called."""
+        """Return the reason why no call of this module is split, if there is one before any is computed."""
         if stays_unsplit(self._module):
             return "samestep.split(..., dim=None) keeps it so"
         if any(isinstance(one, torch.jit.ScriptModule) for one in self._module.modules()):
             return "TorchScript has compiled it, and what it reads cannot be seen"
         if any(isinstance(value, IteratorType) for _, value in reached(self._module)):
             return "it reads an iterator, which cannot be put back"
-        hook = hooked(self._module)
-        return None if hook is None else f"a hook on {hook} would see slices"
+        return None
 
-    def _plan(self, dims: Dims, whole: WholeCall, found: SplitResult) -> SplitPlan:
+    def _plan(
+        self, dims: Dims, whole: WholeCall, found: SplitResult, guards: Mapping[Site, Any]
+    ) -> SplitPlan:
         outputs = dict(leaves(found.outputs))
         watches = any(
             isinstance(joint, Reduced) and (path[0] != 0 or outputs[path[1:]].grad_fn is None)
             for path, joint in found.joints.items()
         )
-        return SplitPlan(dims, found.joints, whole.sides, found.draws, watches)
+        return SplitPlan(dims, found.joints, whole.sides, found.draws, watches, guards)
 
     def _ways(self) -> Iterator[Dims]:
-        """Yield the way that the script declares, or else all that the shapes allow."""
+        """Yield the way that the script declares, or else all ways that the shapes allow."""
         size = self._world.place.size
         declared = declared_dims(self._module, self._given)
         if declared is None:
@@ -179,9 +190,9 @@ class EquivalenceCheck:
             yield declared
 
     def _refuted(self, dims: Dims) -> str:
-        """Return what is wrong with a way on other weights and samples; nothing where it is right.
+        """Return how a way fails on disturbed weights and samples; empty if it passes.
 
-        Of the disturbances, the first decides that the unsplit call takes.
+        The first disturbance under which the unsplit call runs decides.
         """
         self._comparison.forget()
         total = self._given.total(dims)
@@ -195,15 +206,17 @@ class EquivalenceCheck:
         return f"it cannot be checked with other weights and samples: {failure}"
 
     def _refuted_again(self, dims: Dims, total: int, how: Disturbance) -> str:
-        """Return what is wrong with a way on more disturbed calls, as far as the model takes them.
+        """Return how a way fails on further disturbed calls; empty if it passes.
 
-        They are other batches, since one may agree by chance; batches of which nothing counts in a slice; and
-        calls with counters that stand elsewhere.
+        These calls have other batches, since one may agree by chance; batches with a slice whose samples are
+        all ignored; larger and smaller samples; and other values of the call counters. Calls that fail
+        unsplit are skipped.
         """
         others = [replace(how, seed=3, lopsided=True)]
         if how.samples is not None and not self._is_large:
             others.append(replace(how, samples=2 * how.samples + 1, seed=2))
         others += [replace(how, empties=one) for one in emptying(self._given, dims)]
+        others += [replace(how, scale=scale) for scale in SCALES]
         if self._counters or self._counting_tensors:
             others += [replace(how, counters=number) for number in COUNTERS]
         for other in others:
@@ -213,7 +226,7 @@ class EquivalenceCheck:
         return ""
 
     def _disturbed(self, dims: Dims, total: int, how: Disturbance) -> "str | _Failed":
-        """Check a way on a disturbed call; leave the module and the generators as they were before."""
+        """Check a way on a disturbed call; restore the module and the generators."""
         failure, given = "", self._given
         with ExitStack() as stack:
             stack.callback(self.restore)
@@ -230,10 +243,12 @@ class EquivalenceCheck:
 
     def _compared(self, given: Given, dims: Dims, how: Disturbance) -> "str | _Failed":
         run = ModuleRun(self._forward, self._module, self._world.device)
+        run.dims = dims
         precise = DoublePrecision() if how.double else nullcontext()
-        # A full batch with a graph may take more memory than there is.
+        # A graph of a full batch may need more memory than there is.
         grad = torch.is_grad_enabled() and how.samples is not None and how.gradients
         failure, whole, expected = "", None, None
+        kept: Attributes = {}
         try:
             with precise, eagerly(self._module, when=True), changing_no_files():
                 whole = (
@@ -243,10 +258,11 @@ class EquivalenceCheck:
                 )
                 with quiet():
                     expected = self._gradients(whole.tensors, given) if grad and whole is not None else None
+                kept = changed(run.left, python_state(self._module))
             failure = UNLIKE_DRAWS if whole is None else whole.flaw
         except WritesFileError:
             failure = WRITES_FILES
-        except Exception as error:  # noqa: BLE001 - a model may not take other samples; then others are tried
+        except Exception as error:  # noqa: BLE001 - the model may fail on these samples; others are tried
             failure = in_one_line(error)
         if not self._comparison.agreed(not failure):
             if not self._comparison.agreed(failure != WRITES_FILES):
@@ -263,10 +279,14 @@ class EquivalenceCheck:
         if isinstance(found, str):
             return found
         with precise, quiet():
-            return self._other_gradients(found, given, whole.sides, expected) if grad else ""
+            why = self._other_gradients(found, given, whole.sides, expected) if grad else ""
+        name = kept_of_slice(kept, changed(run.left, python_state(self._module)), given.total(dims) or 0)
+        if not why and not self._comparison.agreed(not grad or name is None):
+            return f"its backward keeps a number of its slice ({name or 'on another worker'})"
+        return why
 
     def _gradients(self, tensors: Mapping[Path, Tensor], given: Given) -> Sequence[Tensor | None]:
-        """Return gradients of a sum of all outputs, by random weights, of parameters and inputs."""
+        """Return the gradients of a randomly weighted sum of all outputs, for parameters and inputs."""
         own = torch.Generator().manual_seed(3)
         value = torch.zeros((), dtype=torch.float64, device=self._world.device)
         for _, tensor in sorted(tensors.items(), key=lambda item: repr(item[0])):
@@ -276,14 +296,15 @@ class EquivalenceCheck:
         leaf = self._leaves(given)
         if not value.requires_grad or not leaf:
             return [None] * len(leaf)
-        return list(self._gradient(value, leaf, allow_unused=True))
+        found = self._gradient(value, leaf, allow_unused=True)
+        return [one if one is None or one.layout == torch.strided else one.to_dense() for one in found]
 
     def _leaves(self, given: Given) -> list[Tensor]:
         learning = [one for one in self._module.parameters() if one.requires_grad]
         return [*learning, *(tensor for _, tensor in given.tensors() if tensor.requires_grad)]
 
     def _other_gradients(self, found: SplitResult, given: Given, sides: Sequence[Side], expected: Any) -> str:
-        """Return what is wrong with the gradients of a split call; nothing where they are right."""
+        """Return how the gradients of a split call differ; empty if they are equal."""
         value = outcome(self._module, found.outputs, sides)
         failure = ""
         gradients: Sequence[Tensor | None] = ()
@@ -309,10 +330,10 @@ class EquivalenceCheck:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """An unsplit call that a model did not take.
+    """An unsplit call that failed.
 
     Args:
-        why: what it raised.
+        why: the error.
     """
 
     why: str

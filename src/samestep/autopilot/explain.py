@@ -1,10 +1,10 @@
-"""``--explain``: what would be shared out and written, seen in a script's first steps; nothing is kept."""
+"""Implements ``--explain``: reports the calls to split and files to write, from a script's first steps."""
 
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -13,6 +13,7 @@ from samestep.autopilot.journal import Journal
 from samestep.autopilot.output import silenced
 from samestep.autopilot.overlay_calls import overlaid
 from samestep.autopilot.overlay_files import Overlay
+from samestep.base.owned_folders import owned_folder
 from samestep.world.world import World
 
 Stop: TypeAlias = Callable[[Account], None]
@@ -27,11 +28,9 @@ def explaining(world: World, leave: Callable[[], object]) -> Iterator[Stop]:
         world: the ranks; all of them call what this yields, in the same step.
         leave: takes back all that steering has changed and made, this as well.
     """
-    scratch = Path(tempfile.mkdtemp(prefix="samestep-"))
-    overlay = Overlay(scratch, Journal(scratch / "journal"))
     stderr = os.dup(2)
 
-    def stop(account: Account) -> None:
+    def stop(overlay: Overlay, account: Account) -> None:
         world.barrier()  # nobody has to wait for one that has left
         if world.place.is_main:
             lines = account.lines() + [f"{path}: would be written" for path in _shown(overlay.made)]
@@ -40,11 +39,12 @@ def explaining(world: World, leave: Callable[[], object]) -> Iterator[Stop]:
         os._exit(0)
 
     try:
-        with silenced(), overlaid(overlay):
-            yield stop
+        with owned_folder() as scratch, silenced():
+            overlay = Overlay(scratch, Journal(scratch / "journal"))
+            with overlaid(overlay):
+                yield partial(stop, overlay)
     finally:
         os.close(stderr)
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _shown(made: list[str]) -> list[str]:

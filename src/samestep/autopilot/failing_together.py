@@ -1,7 +1,7 @@
-"""Lets a slice fail on one rank while others wait for it in a collective of the same forward.
+"""Makes all ranks fail if the slice of one rank does, instead of waiting for it in a collective.
 
-In an equivalence check a slice may be anything to a module: it may raise on one rank where the others have
-entered a batch norm. So before each collective within a forward the ranks agree that none has failed.
+In an equivalence check a forward may raise for the slice of one rank, while the others have entered a batch
+norm. So before each collective within a forward the ranks agree that none has failed.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ class OtherRankFailedError(Exception):
 
 @contextmanager
 def failing_together(agree: Agree) -> Iterator[None]:
-    """Within, an error of one rank ends the block on all of them.
+    """End the block on all ranks if one of them raises an error in it.
 
     Args:
         agree: returns whether all ranks have passed True.
@@ -32,7 +32,7 @@ def failing_together(agree: Agree) -> Iterator[None]:
     except OtherRankFailedError:
         raise
     except Exception:
-        agree(False)  # noqa: FBT003 - as it is declared
+        agree(False)  # noqa: FBT003 - its only argument
         raise
     else:
         before_collective()
@@ -41,7 +41,7 @@ def failing_together(agree: Agree) -> Iterator[None]:
 
 
 def before_collective() -> None:
-    """Raise `OtherRankFailedError` if a rank has failed that this one would wait for; only in checks."""
+    """Raise `OtherRankFailedError` if another rank has failed; do nothing outside of `failing_together`."""
     agree = _agree.get()
     if agree is not None and not agree(True):  # noqa: FBT003
         raise OtherRankFailedError

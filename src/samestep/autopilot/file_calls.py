@@ -1,7 +1,7 @@
 """Redirects the functions of Python, numpy and torch through which a script reaches files.
 
-Each function is redirected to the method of a handler that the table below names. `overlay_calls` has the
-handler of the other ranks, `kept_calls` that of rank 0; without that method, the function stays as it is.
+The table below names the handler's method for each function. `overlay_calls` has the handler of the other
+ranks, `kept_calls` that of rank 0. A function for which the handler has no method is not redirected.
 """
 
 import builtins
@@ -29,19 +29,19 @@ Call: TypeAlias = Callable[..., Any]
 
 _inside = threading.local()
 _PLAIN = ("posix", "_io", "importlib", "samestep", "_frozen_importlib", "_frozen_importlib_external")
-"""Packages whose references to the functions stay as they are: Python's import, and this program."""
+"""Packages in which the functions are not redirected: Python's import system, and samestep."""
 
 _FIRST = ("file", "path", "filename", "src", "database")
-"""How functions name a path that is their first argument."""
+"""The keywords by which functions take a path that is their first argument."""
 
 
 def _table() -> list[tuple[Any, str, str]]:
-    """Return what is redirected: owner, name, and method of the handler."""
+    """Return the redirected functions: owner, name, and method of the handler."""
     names = {
-        "asked": ("stat", "access", "statvfs", "pathconf", "getxattr", "listxattr"),
-        "asked_itself": ("lstat", "readlink"),
+        "inspected": ("stat", "access", "statvfs", "pathconf", "getxattr", "listxattr"),
+        "link_inspected": ("lstat", "readlink"),
         "changed": ("chmod", "chown", "utime", "truncate", "setxattr", "removexattr"),
-        "changed_itself": ("lchown",),
+        "link_changed": ("lchown",),
         "special_made": ("mkfifo", "mknod"),
         "renamed": ("rename", "replace"),
         "removed": ("remove", "unlink"),
@@ -59,7 +59,7 @@ def _table() -> list[tuple[Any, str, str]]:
     table = [(os, name, method) for method, group in names.items() for name in group if hasattr(os, name)]
     return [
         *table,
-        (builtins, "open", "opened"),
+        (builtins, "open", "file_io"),
         (io, "FileIO", "file_io"),
         (shutil, "rmtree", "tree_removed"),
         (shutil, "copystat", "copied"),  # as a whole: it goes through sets of functions
@@ -89,7 +89,7 @@ def _of_torch() -> list[tuple[Any, str, str]]:
 
 @contextmanager
 def redirected(handler: Any) -> Iterator[None]:
-    """Redirect the functions of the table to the methods of `handler`, wherever modules refer to them."""
+    """Redirect the functions of the table to methods of `handler`, in every module that refers to them."""
     changed: dict[int, tuple[Any, Any]] = {}
     with ExitStack() as stack:
         for owner, name, method in _table():
@@ -116,11 +116,11 @@ def _call(original: Any, handler: Any, method: str) -> Any:
 
 
 def _outermost(original: Call, handler: Any, method: str) -> Call:
-    """Return `original` redirected; what it calls itself is not redirected again."""
+    """Return `original` redirected; functions that it calls are not redirected again."""
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if getattr(_inside, "busy", False):
+        if getattr(_inside, "busy", False) or (method == "file_io" and _has_opener(args, kwargs)):
             return original(*args, **kwargs)
         refuse_change(method, (*args, kwargs["mode"]) if "mode" in kwargs and len(args) == 1 else args)
         _inside.busy = True
@@ -136,15 +136,20 @@ def _outermost(original: Call, handler: Any, method: str) -> Call:
     return call
 
 
+def _has_opener(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether `open` gets an opener, which calls `os.open` itself."""
+    return len(args) > 7 or kwargs.get("opener") is not None
+
+
 def _positional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the arguments with the paths among them that were given by keyword."""
+    """Return the positional arguments, including paths that were passed by keyword."""
     if not args:
         args = tuple(kwargs.pop(name) for name in _FIRST if name in kwargs)
     return (*args, kwargs.pop("dst")) if len(args) == 1 and "dst" in kwargs else args
 
 
 def _name_as_given(error: OSError, args: tuple[Any, ...]) -> None:
-    """Have an error name the path that the script gave, and not where that was led."""
+    """Replace the paths in an error, which may be redirected, by those that the script passed."""
     if error.filename is not None and args and isinstance(args[0], (str, bytes, os.PathLike)):
         error.filename = os.fspath(args[0])
         if error.filename2 is not None and len(args) > 1 and isinstance(args[1], (str, bytes, os.PathLike)):
@@ -152,7 +157,7 @@ def _name_as_given(error: OSError, args: tuple[Any, ...]) -> None:
 
 
 def _file_io(original: type, handler: Any) -> type:
-    """Return a class of files that are opened through the handler, and whose instances are the original's."""
+    """Return a class that opens files through the handler; instance checks treat it as the original."""
 
     class Meta(type(original)):  # type: ignore[misc]
         def __instancecheck__(cls, instance: Any) -> bool:
@@ -166,6 +171,7 @@ def _file_io(original: type, handler: Any) -> type:
             if getattr(_inside, "busy", False):
                 super().__init__(file, mode, *args, **kwargs)
                 return
+            refuse_change("file_io", (file, mode))
             _inside.busy = True
             try:
                 handler.file_io(super().__init__, file, mode, *args, **kwargs)
@@ -181,7 +187,7 @@ def _file_io(original: type, handler: Any) -> type:
 
 
 def _replace_all(calls: dict[int, tuple[Any, Any]]) -> None:
-    """Replace functions wherever a module refers to them."""
+    """Replace functions in every module that refers to them."""
     for name, module in [*sys.modules.items()]:
         if name.partition(".")[0] not in _PLAIN and isinstance(getattr(module, "__dict__", None), dict):
             _replace(module.__dict__, calls)
@@ -209,7 +215,7 @@ def _replace(names: dict[Any, Any], calls: dict[int, tuple[Any, Any]]) -> None:
 
 @contextmanager
 def unredirected() -> Iterator[None]:
-    """Within, the calling thread reaches the files as they are."""
+    """Let the calling thread access files directly."""
     before, _inside.busy = getattr(_inside, "busy", False), True
     try:
         yield
@@ -219,7 +225,7 @@ def unredirected() -> Iterator[None]:
 
 @contextmanager
 def redirected_again() -> Iterator[None]:
-    """Within a redirected function: redirect what it calls itself."""
+    """Redirect the functions that a redirected function calls, too."""
     _inside.busy = False
     try:
         yield

@@ -1,5 +1,6 @@
-"""Paths as scripts give them: made absolute, and those that no rank has a private copy of."""
+"""Converts paths to text, and finds the paths that all ranks share instead of private copies."""
 
+import multiprocessing.process
 import os
 import tempfile
 from typing import Any
@@ -10,7 +11,7 @@ _FILES_IN_MEMORY = "/dev/shm/"  # noqa: S108 - scripts keep data and checkpoints
 
 
 def path_text(path: Any) -> str | None:
-    """Return a path as text; None for a descriptor or for what is no path."""
+    """Return a path as text; None for a descriptor or for a value that is no path."""
     if isinstance(path, int):
         return None
     try:
@@ -20,32 +21,39 @@ def path_text(path: Any) -> str | None:
 
 
 def folder_of_descriptor(number: int) -> str:
-    """Return the path of the folder that a descriptor has open."""
+    """Return the path of a descriptor's folder."""
     return os.readlink(f"/proc/self/fd/{number}")
 
 
+def is_device(path: str) -> bool:
+    """Return whether an absolute path names a device."""
+    return path.startswith("/dev/") and not path.startswith(_FILES_IN_MEMORY)
+
+
 class CommonPaths:
-    """Paths that are no files, or that all processes use together: these stay as they are.
+    """The paths that are not redirected: they are no files, or all processes share them.
 
     Args:
-        more: beginnings of further ones.
+        more: the prefixes of further paths.
     """
 
     def __init__(self, *more: str) -> None:
         configured = [env.snapshot().get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")]
+        # The launcher has chosen it for its workers, or multiprocessing makes one when it needs it.
+        sockets = multiprocessing.process.current_process()._config.get("tempdir")  # type: ignore[attr-defined]  # noqa: SLF001
+        configured.append(sockets)
         self._beginnings: tuple[str, ...] = (
             *("/proc/", "/sys/"),
             f"{tempfile.gettempdir()}/pymp-",  # where multiprocessing binds its sockets
-            *(os.path.abspath(one) for one in configured if one),  # compilers look there with programs
+            *(os.path.abspath(one) for one in configured if one),  # compilers read them in other programs
             f"{tempfile.gettempdir()}/torchinductor_",
             os.path.expanduser("~/.triton/"),
             *more,
         )
 
     def __contains__(self, path: str) -> bool:
-        is_device = path.startswith("/dev/") and not path.startswith(_FILES_IN_MEMORY)
-        return is_device or path.startswith(self._beginnings)
+        return is_device(path) or path.startswith(self._beginnings)
 
     def add(self, beginning: str) -> None:
-        """Leave another path as it is, with all that is below it."""
+        """Add a prefix of paths that are not redirected."""
         self._beginnings = (*self._beginnings, beginning)

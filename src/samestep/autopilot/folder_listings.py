@@ -1,7 +1,7 @@
-"""Folder listings: the same names in the same order on all ranks, which is the order that rank 0 sees.
+"""Lists folders with the same names in the same order on all ranks: in the order of rank 0.
 
-A folder that the run has not changed has one order for all. In one that it has changed, the order is the file
-system's: rank 0 records what it lists, and the other ranks take the record of the same listing.
+A folder that the run has not changed has the same order for all ranks. In a folder that it has changed, the
+order depends on the file system: rank 0 records each listing, and the other ranks use the record of theirs.
 """
 
 import os
@@ -15,11 +15,11 @@ from typing import Any
 from samestep.autopilot.journal import PATIENCE_S, Journal
 
 _OTHER_NAMES_S = 2.0
-"""Seconds to wait for a record with the same names, when there is one with other names."""
+"""Seconds to wait for a record with the same names, if there is one with other names."""
 
 
 class ChangedFolders:
-    """The folders in which this process has made, removed or renamed something."""
+    """The folders in which this process has created, removed or renamed entries."""
 
     def __init__(self) -> None:
         self._paths: set[str] = set()
@@ -32,7 +32,7 @@ class ChangedFolders:
         self._paths.add(path)
 
     def rename(self, source: str, target: str) -> None:
-        """Follow a folder that has another path from now on."""
+        """Update the paths in a folder that was renamed."""
         inside = {path for path in self._paths if path == source or path.startswith(f"{source}/")}
         self._paths -= {path for path in self._paths if path == target or path.startswith(f"{target}/")}
         self._paths -= inside
@@ -40,7 +40,7 @@ class ChangedFolders:
 
 
 class RecordedListings:
-    """Records what rank 0 lists."""
+    """Records the listings of rank 0."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -48,7 +48,7 @@ class RecordedListings:
 
     def record(self, path: str, names: Sequence[str]) -> None:
         """Record the names in a folder that the run has changed."""
-        if os.getpid() != self._process:  # a worker of a loader: there may be more or fewer of them elsewhere
+        if os.getpid() != self._process:  # a loader's worker; other ranks may have more or fewer of them
             return
         self._journal.refresh()
         before = self._journal.listings.get(path)
@@ -57,12 +57,12 @@ class RecordedListings:
 
 
 class ReplayedListings:
-    """Gives the other ranks the order that rank 0 has recorded.
+    """Orders listings of the other ranks as rank 0 has recorded them.
 
     Args:
-        journal: which holds the records.
+        journal: the journal of the run, which holds the records.
         patience_s: seconds to wait for a record.
-        pause: called between two looks into the journal.
+        pause: called before each further read of the journal.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ReplayedListings:
         self._taken: Counter[str] = Counter()
 
     def ordered(self, path: str, names: Sequence[str]) -> list[str]:
-        """Return names in the order in which rank 0 has listed them, or as they are if it has not."""
+        """Return names in the order of rank 0's listing, or unchanged if there is no record of it."""
         record = self._record(path, set(names))
         if record is None:
             return [*names]
@@ -84,7 +84,7 @@ class ReplayedListings:
         return [*(name for name in record if name in present), *sorted(present.difference(record))]
 
     def _record(self, path: str, names: set[str]) -> list[str] | None:
-        """Return the first record of a folder that has not been taken and has these names."""
+        """Return the first unused record of a folder with these names."""
         records = self._journal.listings.get(path, [])
         if os.getpid() != self._process:
             alike = [record for record in records if set(record) == names]
@@ -109,7 +109,7 @@ class ReplayedListings:
 
 
 class Scan:
-    """The iterator that `os.scandir` returns, which is a context manager too."""
+    """An iterator and context manager, such as `os.scandir` returns."""
 
     def __init__(self, entries: Iterable[Any]) -> None:
         self._entries = iter(entries)
@@ -129,19 +129,19 @@ class Scan:
         self.close()
 
     def close(self) -> None:
-        """Yield nothing any more."""
+        """Stop the iteration."""
         self._entries = iter(())
 
 
 class OverlayEntry:
-    """An entry of a folder as another rank than 0 sees it.
+    """An entry of a folder in the view of a rank other than 0.
 
     Args:
-        name: str or bytes, like the path of the folder.
-        path: of the entry, as the folder's was given.
-        place: that path from the root on.
-        status: returns the status of a path, of a link itself if not told to follow it.
-        known: the entry of the file system where it is the same, so that its kind costs nothing.
+        name: the name, as str or bytes like the path of the folder.
+        path: the path of the entry, relative if the path of the folder was.
+        place: the absolute path of the entry.
+        status: returns the status of a path; of a symbolic link itself with ``follow_symlinks=False``.
+        known: the entry of the file system, if it is the same, so that its type needs no system call.
     """
 
     __slots__ = ("_known", "_place", "_status", "name", "path")
@@ -182,7 +182,7 @@ class OverlayEntry:
         return stat.S_ISLNK(self._mode(follow_symlinks=False))
 
     def is_junction(self) -> bool:
-        """Return False: there are none here."""
+        """Return False: Linux has no junctions."""
         return False
 
     def inode(self) -> int:

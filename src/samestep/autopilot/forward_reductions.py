@@ -1,7 +1,7 @@
-"""Reads how scalars were reduced over samples as they are computed, where there is no autograd graph.
+"""Reads the reductions of scalars while they are computed, for scalars without an autograd graph.
 
-Losses in evaluation, accuracies and what was detached have no graph. This mode watches the operations of a
-call, and remembers for each reduced tensor what `samestep.autopilot.reduction` would read from its graph.
+Losses in evaluation, accuracies and detached values have no graph. This mode observes the operations of a
+call, and records for each reduced tensor what `samestep.autopilot.reduction` would read from its graph.
 """
 
 import math
@@ -34,14 +34,14 @@ _Readings: TypeAlias = Mapping[Reading, Term]
 
 
 class ForwardReductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context that remembers how each tensor computed in it was reduced over samples."""
+    """A context that records the reduction that computed each tensor."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._found: dict[int, tuple[Tensor, _Readings]] = {}
-        """By the tensor's id, which is its own as long as the tensor is kept here."""
+        """The readings by the id of the tensor, which stays unique because the tensor is kept here."""
         self._computed: dict[int, Tensor] = {}
-        """Scalars computed here of which nothing is known."""
+        """The scalars computed here whose reading is unknown."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -53,10 +53,10 @@ class ForwardReductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def of(self, value: Tensor, reading: Reading) -> Reduction | None:
-        """Return how `value` was reduced over samples; None where that is not known."""
+        """Return the reduction that computed `value`; None if it is unknown."""
         found = self._found.get(id(value))
         term = None if found is None else found[1][reading]
-        # Whether some elements were selected is not known here, so several means have no common weight.
+        # A selection of elements is not visible here, so several means have no common weight.
         return term if isinstance(term, Reduction) and not term.others else None
 
     def _watch(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
@@ -73,7 +73,7 @@ class ForwardReductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._computed[id(value)] = value
 
     def term(self, value: Any, reading: Reading) -> Term:
-        """Return what is known of an operand."""
+        """Return the reading of an operand."""
         if not isinstance(value, Tensor):
             return INDEPENDENT
         found = self._found.get(id(value))
@@ -85,10 +85,10 @@ class ForwardReductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def watching_reductions(*, when: bool) -> Iterator[ForwardReductions | None]:
-    """Within, `read_reduction` knows what is computed under the mode that this yields.
+    """Let `read_reduction` use the records of the mode that this yields.
 
     Args:
-        when: whether anything is watched at all.
+        when: whether to observe operations; otherwise this yields None.
     """
     mode = ForwardReductions() if when else None
     token = _current.set(mode)
@@ -99,7 +99,7 @@ def watching_reductions(*, when: bool) -> Iterator[ForwardReductions | None]:
 
 
 def read_reduction(value: Tensor, reading: Reading) -> Reduction | None:
-    """Return how `value` was reduced over samples, by its graph or by the mode around its computation."""
+    """Return the reduction that computed `value`, from its graph or else from the current mode's records."""
     if value.grad_fn is not None:
         return reduction_of(value, reading)
     mode = _current.get()
@@ -155,7 +155,7 @@ def _product(mode: ForwardReductions, func: Any, args: Any, _: Any, __: Any, rea
 
 
 def _by_number(term: Term, factor: Any, factors_term: Term, reading: Reading, *, divides: bool) -> Term:
-    """Return the reading of a term times a number, or divided by it; of one that depends on samples too."""
+    """Return the reading of a term multiplied or divided by a number, which may depend on samples too."""
     if isinstance(factor, Tensor) and factor.numel() != 1:
         return None
     if not isinstance(term, Reduction):

@@ -189,7 +189,7 @@ def averaging_grad(of: Callable[[], Gradients | None]) -> Iterator[None]:
         own = [one for one, tensor in zip(found, asked, strict=False) if gradients.follows(tensor)]
         if own and any(one is not None and one.requires_grad for one in own):
             raise UsageError(
-                "torch.autograd.grad(..., create_graph=True) of a model's parameters cannot be shared out: "
+                "torch.autograd.grad(..., create_graph=True) of a model's parameters cannot be split: "
                 "the penalty it is for would be that of each worker's slice. Run this script with -n 1."
             )
         gradients.average(own)

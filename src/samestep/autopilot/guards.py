@@ -1,6 +1,7 @@
-"""The guards of a proof: flags, numbers and texts that a call depends on; and hooks that would see slices.
+"""Collects the guards of a call, the flags, numbers and texts that it may depend on, and finds its hooks.
 
-A proof holds under its guards: a model that is given its epoch may do something else in the next one.
+The result of an equivalence check is valid for equal guards only: a model that gets the number of its epoch
+may compute something else in the next one. A hook would get a slice instead of the whole batch.
 """
 
 import hashlib
@@ -16,6 +17,9 @@ from torch.nn.modules import module as torch_modules
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.rnn import RNNBase
 from torch.nn.parameter import is_lazy
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from samestep.autopilot.plans import Given
 from samestep.autopilot.reached import LISTS, PLAIN, Key, modules_of, reached, walked
@@ -23,14 +27,14 @@ from samestep.autopilot.state import is_count
 from samestep.watch.tree import Path, parts_of, text
 
 Attributes: TypeAlias = Mapping[Key, Any]
-"""Values by the place of their module among those in the one called, and their name."""
+"""Values by the index of their module among the called module's submodules, and by their name."""
 
 _DRAWING: tuple[tuple[type[nn.Module], str], ...] = (
     (_DropoutNd, "p"),
     (nn.MultiheadAttention, "dropout"),
     (RNNBase, "dropout"),
 )
-"""torch's own layers whose calls depend on a number, and its attribute."""
+"""Layers of torch whose calls depend on a number, and the attribute that holds it."""
 _MOST_ELEMENTS, _MOST_OF_LIST = 1 << 16, 16
 
 
@@ -54,8 +58,8 @@ def plain_arguments(given: Given) -> tuple[Any, ...]:
 def plain_attributes(module: nn.Module) -> Attributes:
     """Return the flags, numbers and texts that a module's forward may depend on.
 
-    They are those that the script's classes keep, the globals that their functions name, the probability of
-    each dropout, which modules are in training, and how many parameters learn.
+    They are the attributes of user-defined modules, the globals that their functions refer to, the dropout
+    probabilities, the training mode of each module, and the number of parameters that require gradients.
     """
     found: dict[Key, Any] = {}
     for key, value in reached(module):
@@ -65,53 +69,74 @@ def plain_attributes(module: nn.Module) -> Attributes:
             found[key] = _identity(value)
         elif isinstance(value, (*LISTS, set)) and (parts := _plain_parts(value)) is not None:
             found[key] = parts
-    training, kinds = 0, 0
-    for place, one in enumerate(modules_of(module)):
-        training = training << 1 | one.training
-        # What it is made of, and by which code: layers and methods may be replaced.
-        kinds = hash((kinds, id(type(one)), _forward_code(type(one))))
-        for name, buffer in one._buffers.items():  # noqa: SLF001
-            if buffer is not None and not is_lazy(buffer) and buffer.numel() == 1 and _is_flag(buffer):
-                found[place, name] = int(buffer)
-        for kind, name in _DRAWING:
-            if isinstance(one, kind):
-                found[place, name] = getattr(one, name)
-    found[0, "training of all"] = training
-    found[0, "layers of all"] = kinds
-    found[0, "requires_grad of all"] = _learning(module)
+    found.update(_layers(module))
     return found
 
 
+def _layers(module: nn.Module) -> dict[Key, Any]:
+    """Return the classes and modes of a module's layers, and the flags and numbers of torch's layers."""
+    found: dict[Key, Any] = {}
+    training, kinds, learning = 0, 0, 0
+    of_kinds: dict[type, tuple[int, list[str]]] = {}
+    for place, one in enumerate(modules_of(module)):
+        kind = type(one)
+        if kind not in of_kinds:
+            of_kinds[kind] = (
+                _forward_id(kind),
+                [name for other, name in _DRAWING if issubclass(kind, other)],
+            )
+        code, drawing = of_kinds[kind]
+        training = training << 1 | one.training
+        # The classes of the layers and the code of their forward: a script may replace both.
+        kinds = hash((kinds, id(kind), code))
+        found.update(((place, name), getattr(one, name)) for name in drawing)
+        for name, buffer in one._buffers.items():  # noqa: SLF001 - faster than named_buffers
+            if buffer is not None and _is_flag(buffer):
+                found[place, name] = int(buffer)
+        learning += sum(map(_learns, one._parameters.values()))  # noqa: SLF001
+    found[0, "training of all"] = training
+    found[0, "layers of all"] = kinds
+    found[0, "requires_grad of all"] = learning
+    return found
+
+
+def _learns(parameter: nn.Parameter | None) -> bool:
+    return parameter is not None and parameter.requires_grad
+
+
 def _identity(value: Any) -> int:
-    """Return what tells one function or choice from another: of a function its code."""
+    """Return the id of a function's code, or of another value itself, such as an enum member."""
     function = getattr(value, "__func__", value)
     return id(getattr(function, "__code__", function))
 
 
 def _plain_parts(values: Any) -> tuple[Any, ...] | None:
-    """Return what a short list or set of flags, numbers and texts holds; None for any other."""
+    """Return the elements of a short list or set of flags, numbers and texts; None for any other one."""
     if len(values) > _MOST_OF_LIST or not all(isinstance(one, PLAIN) for one in values):
         return None
     return tuple(sorted(values, key=repr)) if isinstance(values, set) else tuple(values)
 
 
-def _forward_code(kind: type) -> int:
-    """Return what tells the code of a class's forward; a class may be given another one."""
+def _forward_id(kind: type) -> int:
+    """Return the id of the code of a class's forward, which a script may replace."""
     forward = next((vars(owner)["forward"] for owner in kind.__mro__ if "forward" in vars(owner)), None)
     return id(getattr(forward, "__code__", forward))
 
 
 def _is_flag(buffer: Tensor) -> bool:
-    return not buffer.is_floating_point() and not buffer.is_complex() and buffer.device.type == "cpu"
+    """Return whether a buffer is one integer or boolean that can be read without a device synchronization."""
+    if is_lazy(buffer) or buffer.numel() != 1 or buffer.device.type != "cpu":
+        return False
+    return not buffer.is_floating_point() and not buffer.is_complex()
 
 
-def left_behind(module: nn.Module) -> Attributes:
-    """Return what a call may leave beside tensors: `plain_attributes`, and the ends of lists, and arrays."""
+def python_state(module: nn.Module) -> Attributes:
+    """Return the state beside tensors that a call may change: `plain_attributes`, ends of lists, arrays."""
     found = dict(plain_attributes(module))
     for key, value in reached(module):
         if isinstance(value, LISTS):
             found[key] = (len(value), _end_of(value))
-        elif isinstance(value, Tensor) and key[0] < 0:  # a global: it is not put together
+        elif isinstance(value, Tensor) and key[0] < 0:  # a global: it is not gathered
             found[key] = ("tensor", id(value))
         elif isinstance(value, (dict, set)):
             found[key] = (len(value), None)
@@ -121,7 +146,7 @@ def left_behind(module: nn.Module) -> Attributes:
 
 
 def _end_of(values: Any) -> Any:
-    """Return what is last in a list, or in a deque: of tensors in a deque which they are."""
+    """Return the last element of a list or a deque; the ids of all elements for a deque of tensors."""
     if not values:
         return None
     if isinstance(values, deque) and any(isinstance(one, Tensor) for one in values):
@@ -143,17 +168,17 @@ def _is_counted(before: Any, after: Any) -> bool:
 
 
 def changed(before: Attributes, after: Attributes) -> Attributes:
-    """Return what is other than it was."""
+    """Return the attributes that are new or have another value."""
     return {key: value for key, value in after.items() if key not in before or not _same(before[key], value)}
 
 
 def kept_of_slice(whole: Attributes, part: Attributes, total: int) -> str | None:
-    """Return the name of what a call has left that is not known to be the whole batch's, if there is any.
+    """Return the name of an attribute that may depend on the slice, if there is any.
 
     Args:
-        whole: what was other after the call of the whole batch.
-        part: after that of a slice.
-        total: the samples of the batch.
+        whole: the attributes that the unsplit call has changed.
+        part: the attributes that the call of a slice has changed.
+        total: the number of samples in the batch.
     """
     for key in {**whole, **part}:
         one = whole.get(key)
@@ -164,12 +189,12 @@ def kept_of_slice(whole: Attributes, part: Attributes, total: int) -> str | None
 
 
 def returned_number(whole: Any, part: Any, total: int) -> str | None:
-    """Return the place of a number among outputs that is not known to be the whole batch's, if there is any.
+    """Return the place of a number among the outputs that may depend on the slice, if there is any.
 
     Args:
-        whole: the outputs of the call of the whole batch.
-        part: those of a slice.
-        total: the samples of the batch.
+        whole: the outputs of the unsplit call.
+        part: the outputs for a slice.
+        total: the number of samples in the batch.
     """
     other = dict(_numbers(part))
     for path, value in _numbers(whole):
@@ -179,15 +204,31 @@ def returned_number(whole: Any, part: Any, total: int) -> str | None:
 
 
 def _is_share(value: Any, total: int) -> bool:
-    """Return whether a number may be the share of samples of which something holds, an accuracy.
+    """Return whether a number may be a fraction of the samples, such as an accuracy.
 
-    It may be the same in a slice by chance, which proves nothing for the next batch.
+    It may be equal in a slice by chance, and differ in the next batch.
     """
     return isinstance(value, float) and (value * total).is_integer()
 
 
-def hooked(module: nn.Module) -> str | None:
-    """Return the name of a module or a parameter of which a hook would see a slice, if there is one."""
+def observer(module: nn.Module) -> str | None:
+    """Return which hook or mode of the script would get slices if a call were split; None for neither.
+
+    A `DeviceContext` is not counted: it is torch's own mode, which only selects the device of new tensors.
+    """
+    hook = _hooked(module)
+    if hook is not None:
+        return f"a hook on {hook} would see slices"
+    modes: list[object] = [
+        *_get_current_dispatch_mode_stack(),
+        *_get_current_function_mode_stack(),  # type: ignore[no-untyped-call]
+    ]
+    mode = next((type(one).__name__ for one in modes if not isinstance(one, DeviceContext)), None)
+    return None if mode is None else f"{mode} is active, and would see slices"
+
+
+def _hooked(module: nn.Module) -> str | None:
+    """Return the name of a module or a parameter with a hook that would get a slice, if there is one."""
     if torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks:  # noqa: SLF001
         return "all modules"
     for one in modules_of(module):
@@ -201,18 +242,9 @@ def hooked(module: nn.Module) -> str | None:
 
 
 def _is_torchs(hook: Any) -> bool:
-    """Return whether a hook is torch's own, as that of weight norm."""
+    """Return whether a hook is defined by torch, as that of weight norm."""
     owner = getattr(hook, "__module__", None) or type(hook).__module__
     return owner.startswith("torch.")
-
-
-def _learning(module: nn.Module) -> int:
-    return sum(
-        parameter.requires_grad
-        for one in modules_of(module)
-        for parameter in one._parameters.values()  # noqa: SLF001
-        if parameter is not None
-    )
 
 
 def _is_hooked(parameter: nn.Parameter) -> bool:
@@ -223,7 +255,7 @@ def _is_hooked(parameter: nn.Parameter) -> bool:
 
 
 def _is_ours(hook: Any) -> bool:
-    """Return whether a hook is one of those that average gradients."""
+    """Return whether a hook is one of samestep's, which average gradients."""
     return getattr(getattr(hook, "func", hook), "__module__", "").startswith("samestep.replicas.")
 
 
@@ -239,6 +271,6 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def without(attributes: Attributes, keys: Iterable[Key]) -> tuple[Any, ...]:
-    """Return attributes but for some, to be looked up by."""
+    """Return all attributes but some, as a key for a dict."""
     own = set(keys)
     return tuple((key, value) for key, value in attributes.items() if key not in own)

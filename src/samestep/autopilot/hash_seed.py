@@ -1,4 +1,4 @@
-"""Python's hash seed, which decides the order of sets of strings, must be the same on all ranks."""
+"""Checks that Python's hash seed, which decides the order of sets of strings, is the same on all ranks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,15 +12,15 @@ _TEXT = "samestep"
 
 @contextmanager
 def equal_hashes(world: World) -> Iterator[None]:
-    """Check that hashes are equal on all ranks; within, they are in processes that the script starts, too.
+    """Check that hashes are equal on all ranks; make them equal in the script's child processes, too.
 
-    A loader's workers that are not forked (``multiprocessing_context="spawn"``) choose their own seed.
+    Spawned workers of a loader (``multiprocessing_context="spawn"``) would otherwise choose their own seed.
 
     Args:
         world: the ranks, all of which call this.
 
     Raises:
-        UsageError: hashes differ; on all ranks alike.
+        UsageError: hashes differ; all ranks raise it.
     """
     found = world.all_gather_objects(hash(_TEXT))
     other = next((rank for rank, value in enumerate(found) if value != found[0]), None)

@@ -1,12 +1,13 @@
-"""The journal of a run: what rank 0 has changed of the files that existed before the run.
+"""Records in a journal which of the files that existed before the run rank 0 has changed.
 
-Rank 0 appends one JSON line before each first change; the other ranks read them. Paths are of two kinds:
+Rank 0 appends one JSON line before the first change of each file; the other ranks read them. There are two
+kinds of paths:
 
-- a *base path* names something as it was before the run,
-- a *live path* names something as it is now.
+- a *base path* is the path of a file before the run,
+- a *live path* is the current path of a file.
 
-Rank 0 needs the base path of a live path (`base_of`), the others the place of a base path now (`place_of`).
-Both follow from the lines alone, so that processes that a rank has forked agree with it.
+Rank 0 needs the base path of a live path (`base_of`), the others the current place of a base path
+(`place_of`). Both follow from the lines alone, so that forked processes of a rank get the same results.
 """
 
 import json
@@ -16,30 +17,31 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE_S = 60.0
-"""Seconds that a rank waits for another one at most."""
+"""The longest time in seconds that a rank waits for another one."""
 _RENAME_S = 5.0
-"""Seconds that a rename takes at most, between the lines before and after it."""
+"""The longest time in seconds between the lines before and after a rename."""
 
 
 class Journal:
     """Reads and appends the lines.
 
     Args:
-        file: on a file system that rank 0 shares with the readers. Where it is missing, nothing has changed.
+        file: the path of the journal, on a file system that rank 0 shares with the readers. Without this
+            file, nothing has changed.
     """
 
     def __init__(self, file: Path) -> None:
         self._file = str(file)
         self.size = 0
-        """Bytes read so far."""
+        """The number of bytes read so far."""
         self.places: dict[str, str | None] = {}
-        """Where base paths are now that are not where they were; None for what did not exist."""
+        """The current places of moved or copied base paths; None for a path that did not exist."""
         self._bases: dict[str, str | None] = {}
-        """The base paths of live paths; None for what rank 0 has made or changed."""
+        """The base paths of live paths; None for a file that rank 0 has created or changed."""
         self.entries: dict[str, list[str]] = {}
         """The names in base folders that rank 0 has changed, in the order of the file system."""
         self.listings: dict[str, list[list[str]]] = {}
-        """What rank 0 has listed, by live path: only folders that the run has changed."""
+        """The listings of rank 0 by live path, of folders that the run has changed."""
         self._is_renaming = False
 
     def append(self, do: str, **what: Any) -> None:
@@ -53,7 +55,7 @@ class Journal:
         self._read()
 
     def refresh(self) -> int:
-        """Apply the lines that are new, wait for a rename under way, and return the size of the journal."""
+        """Apply the new lines, wait for the end of a rename, and return the size of the journal."""
         self._read()
         if self._is_renaming:
             deadline = time.monotonic() + _RENAME_S
@@ -64,11 +66,11 @@ class Journal:
         return self.size
 
     def base_of(self, live: str) -> str | None:
-        """Return the base path of a live path; None for what rank 0 has made or changed."""
+        """Return the base path of a live path; None for a file that rank 0 has created or changed."""
         return _nearest(self._bases, live)
 
     def place_of(self, base: str) -> str | None:
-        """Return where a base path is now; None if nothing was there before the run."""
+        """Return the current place of a base path; None if it did not exist before the run."""
         return _nearest(self.places, base)
 
     def _read(self) -> None:
@@ -122,7 +124,7 @@ class Journal:
 
 
 def _nearest(table: dict[str, str | None], path: str) -> str | None:
-    """Return what a table gives for a path, or for the nearest folder above it, with the rest of the path."""
+    """Map a path by the table's entry for it or its nearest parent folder; return it unchanged if none."""
     head = path
     while table:
         if head in table:

@@ -1,11 +1,11 @@
-"""The functions that reach files, as rank 0 executes them: for real, once the originals are kept."""
+"""Executes redirected file functions on rank 0: keeps the originals, then calls the function itself."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from samestep.autopilot.file_calls import Call, redirected, redirected_again
+from samestep.autopilot.file_calls import Call, redirected
 from samestep.autopilot.folder_listings import Scan
 from samestep.autopilot.kept_originals import OriginalKeeper
 from samestep.autopilot.overlay_calls import DATABASE_SUFFIXES, WRITES, database_path
@@ -13,26 +13,19 @@ from samestep.autopilot.overlay_calls import DATABASE_SUFFIXES, WRITES, database
 
 @contextmanager
 def originals_kept(keeper: OriginalKeeper) -> Iterator[None]:
-    """Have everything that this process changes kept for the other ranks, before it is changed."""
+    """Keep the original of each file that this process is about to change, for the other ranks."""
     with redirected(KeptCalls(keeper)):
         yield
 
 
 class KeptCalls:
-    """Each function that changes or lists files; its arguments follow the function itself."""
+    """The handler of rank 0 for `file_calls`: a method gets the original function and its arguments."""
 
     def __init__(self, keeper: OriginalKeeper) -> None:
         self._keeper = keeper
 
-    def opened(self, original: Call, path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        """Act for `open`."""
-        if len(args) > 5 or kwargs.get("opener") is not None:  # it calls os.open
-            with redirected_again():
-                return original(path, mode, *args, **kwargs)
-        return self.file_io(original, path, mode, *args, **kwargs)
-
     def file_io(self, original: Call, path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        """Act for `io.FileIO`."""
+        """Act for `open` and `io.FileIO`."""
         if set(mode) & set("wa+"):
             self._keeper.open(path, creates="r" not in mode)
         elif "x" in mode:
@@ -53,11 +46,11 @@ class KeptCalls:
         return original(path, flags, mode, dir_fd=dir_fd)
 
     def changed(self, original: Call, path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Act for functions that change contents or attributes of what is there."""
+        """Act for functions that change contents or attributes of an existing file."""
         self._keeper.change(path, kwargs.get("dir_fd"), follow=kwargs.get("follow_symlinks", True))
         return original(path, *args, **kwargs)
 
-    def changed_itself(self, original: Call, path: Any, *args: Any) -> Any:
+    def link_changed(self, original: Call, path: Any, *args: Any) -> Any:
         """Act for functions that change attributes of a link itself."""
         self._keeper.change(path, follow=False)
         return original(path, *args)
@@ -120,12 +113,12 @@ class KeptCalls:
         original(source, target, follow_symlinks=follow_symlinks)
 
     def second_written(self, original: Call, first: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Act for functions whose second argument is a file to write anew."""
+        """Act for functions whose second argument is a file to overwrite."""
         self._keeper.open(path, creates=True)
         return original(first, path, *args, **kwargs)
 
     def mapped(self, original: Call, path: Any, shared: bool = False, *args: Any, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002 - as torch has it
-        """Act for `torch.from_file`, which writes what is shared."""
+        """Act for `torch.from_file`, which writes to shared files."""
         if shared:
             self._keeper.open(path, creates=True)
         return original(path, shared, *args, **kwargs)

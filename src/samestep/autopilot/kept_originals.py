@@ -1,4 +1,4 @@
-"""Keeps what rank 0 is about to change, so that the other ranks still see it as it was before the run."""
+"""Keeps the originals of the files that rank 0 changes, so that the other ranks can still read them."""
 
 import os
 import shutil
@@ -19,15 +19,15 @@ LARGE = 16 << 20
 
 
 class OriginalKeeper:
-    """Rank 0's side: called before each change of a file or folder.
+    """Keeps originals on rank 0; its methods are called before each change of a file or folder.
 
-    Only a first change matters, and only of what existed before the run. The original is copied into the
-    common folder, the journal gets a line, and then rank 0 makes the change where the script wants it.
+    Only the first change of a file that existed before the run matters. The original is copied into the
+    common folder and a line is appended to the journal; then rank 0 changes the file in its place.
 
     Args:
-        journal: of the run.
+        journal: the journal of the run.
         folder: the common folder.
-        siblings: the other ranks; None if nobody else reads the files.
+        siblings: the other ranks; None if no other rank reads the files.
     """
 
     def __init__(self, journal: Journal, folder: Path, siblings: SiblingRanks | None = None) -> None:
@@ -38,7 +38,7 @@ class OriginalKeeper:
         self._numbers = count()
 
     def live_path(self, path: Any, dir_fd: int | None = None, *, follow: bool = False) -> str | None:
-        """Return where something is, without symbolic links above it; None for what is not kept."""
+        """Return a path without symbolic links in its folder part; None for a file that needs no original."""
         text = path_text(path)
         if not text:
             return None
@@ -53,7 +53,7 @@ class OriginalKeeper:
         return None if text in self._common else text
 
     def open(self, path: Any, *, creates: bool, follow: bool = True, dir_fd: int | None = None) -> None:
-        """Prepare for a file that is about to be opened for writing."""
+        """Keep the original of a file before it is opened for writing."""
         live = self.live_path(path, dir_fd, follow=follow)
         if live is None:
             return
@@ -63,7 +63,7 @@ class OriginalKeeper:
             self._make(live)
 
     def make(self, path: Any, dir_fd: int | None = None, *, is_folder: bool = False) -> None:
-        """Prepare for something that is about to be made."""
+        """Record a file or folder before it is created."""
         live = self.live_path(path, dir_fd)
         if live is not None and not os.path.lexists(live):
             self._make(live)
@@ -71,13 +71,13 @@ class OriginalKeeper:
                 self._changed.add(live)
 
     def change(self, path: Any, dir_fd: int | None = None, *, follow: bool = True) -> None:
-        """Prepare for a file whose contents or attributes are about to be changed."""
+        """Keep the original of a file before its contents or attributes are changed."""
         live = self.live_path(path, dir_fd, follow=follow)
         if live is not None and os.path.lexists(live):
             self._change(live)
 
     def remove(self, path: Any, dir_fd: int | None = None, *, is_folder: bool = False) -> None:
-        """Prepare for a file or an empty folder that is about to be removed."""
+        """Keep a file or an empty folder before it is removed."""
         live = self.live_path(path, dir_fd)
         if live is None or not os.path.lexists(live):
             return
@@ -86,14 +86,14 @@ class OriginalKeeper:
             self._keep(live, in_place=False)
 
     def remove_tree(self, path: Any, dir_fd: int | None = None) -> None:
-        """Prepare for a folder that is about to be removed with all that is in it."""
+        """Keep a folder and its contents before it is removed."""
         live = self.live_path(path, dir_fd)
         if live is not None and _is_folder(live):
             self._enter_change(live)
             self._keep_tree(live)
 
     def link(self, source: Any, target: Any, **folders: int | None) -> None:
-        """Prepare for a file that is about to get a second name."""
+        """Keep the original of a file before a hard link to it is created."""
         live = self.live_path(source, folders.get("src_dir_fd"))
         if live is None or os.path.isfile(live) or os.path.islink(live):
             if live is not None:
@@ -102,7 +102,7 @@ class OriginalKeeper:
 
     @contextmanager
     def renaming(self, source: Any, target: Any, **folders: int | None) -> Iterator[None]:
-        """Surround a rename."""
+        """Record a rename, which the caller executes within this context."""
         old = self.live_path(source, folders.get("src_dir_fd"))
         new = self.live_path(target, folders.get("dst_dir_fd"))
         if old is None or new is None or not _can_rename(old, new):
@@ -128,7 +128,7 @@ class OriginalKeeper:
         self._changed.rename(old, new)
 
     def listed(self, path: Any, names: Sequence[str]) -> list[str]:
-        """Return names that the script may see, and record them if the run has changed their folder."""
+        """Return the names without the common folder; record them if the run has changed their folder."""
         live = self.live_path(path, follow=True)
         if live is None:
             return [*names]
@@ -149,7 +149,7 @@ class OriginalKeeper:
             self._keep(live, in_place=True)
 
     def _enter_change(self, live: str) -> None:
-        """Record the names in the folder of `live`, before the first of them is made or removed."""
+        """Record the names in the folder of `live`, before the first of them is created or removed."""
         self._journal.refresh()
         folder = os.path.dirname(live)
         self._changed.add(folder)

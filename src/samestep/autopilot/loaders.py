@@ -38,7 +38,7 @@ class _Sliced:
     """What is told of a loader under ``--split loader``."""
 
     def text(self) -> str:
-        """See `account.Told`."""
+        """See `account.LoaderStatus`."""
         return "the loop runs on each worker's slice of a batch"
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind as DatasetKind
 
-from samestep.autopilot.account import Account, Told
+from samestep.autopilot.account import Account, LoaderStatus
 from samestep.autopilot.options import Load
 from samestep.autopilot.orders import Loaded
 from samestep.autopilot.rows import GOOD, Row, exchange, put_together
@@ -97,10 +97,10 @@ class Loading:
         verdict.has_fewer_workers = most < loader.num_workers
         return min(loader.num_workers, most)
 
-    def note(self, site: str, told: Told) -> None:
+    def note(self, site: str, status: LoaderStatus) -> None:
         """Put into the account what is done to the loader that is read at `site`."""
-        self._account.loading[site, id(told)] = told
-        if isinstance(told, Verdict) and told.is_shared and told.draws:
+        self._account.loading[site, id(status)] = status
+        if isinstance(status, Verdict) and status.is_shared and status.draws:
             self._account.note_exception(
                 f"{site}: random numbers drawn in loading are each sample's own, not those of one worker "
                 "(--load shared)"

@@ -1,4 +1,4 @@
-"""What a user may say about how a serial script is shared out."""
+"""The options for serial scripts: how their calls and data are split across ranks."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ class Options:
     """The choices of one run; the defaults are those whose result is the serial one.
 
     Args:
-        explain: only say what would be shared out and written, and end after a few steps.
+        explain: whether to only report what would be split and written, and end after a few steps.
         batch_norm: whether batch norm within a shared call is over the whole batch, or over each slice.
         load: whether each worker loads its share of a batch, or all of it; ``auto`` shares where that gives
             the same batch, and sooner.

@@ -1,4 +1,4 @@
-"""The functions that reach files, as they act on the overlay of another rank than 0."""
+"""Executes redirected file functions on the overlay of a rank other than 0."""
 
 import os
 import stat
@@ -20,14 +20,14 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 @contextmanager
 def overlaid(overlay: Overlay) -> Iterator[None]:
-    """Have everything that this process does to files happen in `overlay`."""
+    """Redirect all file accesses of this process to `overlay`."""
     with redirected(OverlayCalls(overlay)):
         yield
 
 
 @contextmanager
 def writing_to(scratch: Path, rank: int) -> Iterator[None]:
-    """Have all that this process writes go into a folder of its own within `scratch`, and nowhere else."""
+    """Redirect all writes of this process to a private folder within `scratch`."""
     own = scratch / str(rank)
     own.mkdir(parents=True, exist_ok=True)
     with overlaid(Overlay(own, Journal(own / "journal"))):
@@ -35,20 +35,13 @@ def writing_to(scratch: Path, rank: int) -> Iterator[None]:
 
 
 class OverlayCalls:
-    """Each function, as it acts on an overlay; its arguments follow the function itself."""
+    """The handler of a rank other than 0 for `file_calls`: a method gets the function and its arguments."""
 
     def __init__(self, overlay: Overlay) -> None:
         self._overlay = overlay
 
-    def opened(self, original: Call, path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        """Act for `open`."""
-        if len(args) > 5 or kwargs.get("opener") is not None:  # it calls os.open
-            with redirected_again():
-                return original(path, mode, *args, **kwargs)
-        return self.file_io(original, path, mode, *args, **kwargs)
-
     def file_io(self, original: Call, path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        """Act for `io.FileIO`."""
+        """Act for `open` and `io.FileIO`."""
         if isinstance(path, int) or not set(mode) & set("wax+"):
             file = self._overlay.read(
                 path, lambda where: original(where, mode, *args, **kwargs), close=_close
@@ -87,7 +80,7 @@ class OverlayCalls:
         ) as where:
             return int(original(where, flags, mode))
 
-    def asked(self, original: Call, path: Any, *args: Any, **kwargs: Any) -> Any:
+    def inspected(self, original: Call, path: Any, *args: Any, **kwargs: Any) -> Any:
         """Act for functions that read attributes."""
         follow, dir_fd = kwargs.get("follow_symlinks", True), kwargs.pop("dir_fd", None)
         if original.__name__ == "access" and not self._overlay.exists(path, follow=follow) and dir_fd is None:
@@ -96,18 +89,18 @@ class OverlayCalls:
             path, lambda where: original(where, *args, **kwargs), follow=follow, dir_fd=dir_fd
         )
 
-    def asked_itself(self, original: Call, path: Any, *, dir_fd: int | None = None) -> Any:
-        """Act for functions that read what a link itself is."""
+    def link_inspected(self, original: Call, path: Any, *, dir_fd: int | None = None) -> Any:
+        """Act for functions that read attributes or the target of a link itself."""
         return self._overlay.read(path, original, follow=False, dir_fd=dir_fd)
 
     def changed(self, original: Call, path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Act for functions that change contents or attributes of what is there."""
+        """Act for functions that change contents or attributes of an existing file."""
         dir_fd = kwargs.pop("dir_fd", None)
         follow = kwargs.get("follow_symlinks", True)
         with self._overlay.writing(path, creates=False, follow=follow, dir_fd=dir_fd) as where:
             return original(where, *args, **kwargs)
 
-    def changed_itself(self, original: Call, path: Any, *args: Any) -> Any:
+    def link_changed(self, original: Call, path: Any, *args: Any) -> Any:
         """Act for functions that change attributes of a link itself."""
         with self._overlay.writing(path, creates=False, follow=False) as where:
             return original(where, *args)
@@ -214,7 +207,7 @@ class OverlayCalls:
     def temporary_made(
         self, original: Call, suffix: Any = None, prefix: Any = None, folder: Any = None, **kwargs: Any
     ) -> Any:
-        """Act for `tempfile.mkdtemp`: other programs are started on what is in there."""
+        """Act for `tempfile.mkdtemp`; its folder is not redirected, since other programs may use it."""
         folder = kwargs.get("dir", folder)
         if folder is not None and os.fsdecode(folder) != tempfile.gettempdir():
             with redirected_again():
@@ -228,7 +221,7 @@ class OverlayCalls:
         if not os.path.isdir(folder):
             with redirected_again():
                 return original(folder, *args)
-        # Under a name that nobody else has; it is removed, or moved to where it is to be.
+        # The name is unique; the script removes the file, or moves it to its final path.
         number, path = original(folder, *args)
         self._overlay.lookup.share(os.fsdecode(path))
         return number, path
@@ -242,12 +235,12 @@ class OverlayCalls:
         return self._overlay.read(path, lambda where: original(_as_text(where), *args, **kwargs))
 
     def second_written(self, original: Call, first: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Act for functions whose second argument is a file to write anew."""
+        """Act for functions whose second argument is a file to overwrite."""
         with self._overlay.writing(path, truncates=True) as where:
             return original(first, _as_text(where), *args, **kwargs)
 
     def mapped(self, original: Call, path: Any, shared: bool = False, *args: Any, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002 - as torch has it
-        """Act for `torch.from_file`, which writes what is shared."""
+        """Act for `torch.from_file`, which writes to shared files."""
         if not shared:
             return self.first_read(original, path, shared, *args, **kwargs)
         with self._overlay.writing(path) as where:
@@ -271,16 +264,16 @@ class OverlayCalls:
             return original(f"file:{where}?{options}" if options else where, *args, **kwargs)
 
     def _status(self, path: Any, *, follow_symlinks: bool) -> os.stat_result:
-        with unredirected():  # a script calls this past the redirected functions
+        with unredirected():  # a script calls this through an entry, outside of the redirected functions
             return self._overlay.status(path, follow_symlinks=follow_symlinks)
 
 
 DATABASE_SUFFIXES = ("-journal", "-wal", "-shm")
-"""Of the files that SQLite makes beside a database."""
+"""The suffixes of the files that SQLite creates beside a database."""
 
 
 def database_path(database: Any, *, uri: bool) -> tuple[str | None, str]:
-    """Return the path of a SQLite database and its options; None for one that is in memory."""
+    """Return the path of a SQLite database and its options; None as the path of one in memory."""
     text = path_text(database)
     if text is None or text in ("", ":memory:"):
         return None, ""
@@ -309,7 +302,7 @@ def _as_text(path: Any) -> Any:
 
 
 def _name_file(file: Any, path: Any) -> None:
-    """Give an opened file the name that the script has opened it by."""
+    """Set the name of an opened file to the path that the script has used."""
     raw = getattr(file, "buffer", file)
     raw = getattr(raw, "raw", raw)
     if not isinstance(path, int) and hasattr(raw, "name"):

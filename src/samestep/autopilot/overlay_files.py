@@ -1,7 +1,7 @@
-"""The files that another rank than 0 changes: in an overlay of its own, over the files as they were before.
+"""Gives a rank other than 0 a private overlay over the files from before the run.
 
-Every rank executes the same operations, so that the files before the run with a rank's own changes are what
-a serial script finds. Rank 0 changes the files for real, and keeps the originals (`kept_originals`).
+Every rank executes the same operations, so the files from before the run plus the rank's changes are the
+files that a serial script finds. Rank 0 changes the actual files, and keeps the originals (`kept_originals`).
 """
 
 import errno
@@ -25,10 +25,10 @@ class Overlay:
 
     Args:
         root: a private folder.
-        journal: of rank 0.
-        listings: gives the order of folders that the run has changed; None without a rank 0.
-        announce: called with what existed before the run and is not read from there any more.
-        hidden: a folder that the script does not see.
+        journal: the journal of rank 0.
+        listings: orders the listings of folders that the run has changed; None without a rank 0.
+        announce: called with each base path whose original this rank does not read any more.
+        hidden: a folder that is hidden from the script.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Overlay:
 
     @property
     def made(self) -> list[str]:
-        """What this rank has made or written, in that order."""
+        """The paths that this rank has created or written, in this order."""
         return self._layer.made
 
     def find(self, path: Any, *, follow: bool = True, dir_fd: int | None = None) -> Any:
-        """Return where to read a path; a place where nothing is, if there is nothing."""
+        """Return the actual path to read; if there is no file, a path that does not exist."""
         text = self.lookup.text(path, dir_fd)
         if text is None:
             return self.lookup.plain(path, dir_fd)
@@ -69,11 +69,11 @@ class Overlay:
         dir_fd: int | None = None,
         close: Callable[[T], object] | None = None,
     ) -> T:
-        """Return what `how` gives for where `path` is; again, if rank 0 has changed it meanwhile.
+        """Return the result of `how` for the actual path; call it again if rank 0 changes the file meanwhile.
 
         Args:
-            path: as the script has it.
-            how: called with the path of the file as it is for this rank.
+            path: the path that the script uses.
+            how: called with the actual path of the file for this rank.
             follow: whether symbolic links are followed.
             dir_fd: the folder that the path is relative to.
             close: undoes `how`.
@@ -83,7 +83,7 @@ class Overlay:
             size = self.lookup.journal.size
             try:
                 found = how(where)
-            except Exception:  # whatever a library raises for a file that is gone
+            except Exception:  # a library may raise any error for a missing file
                 again = self._if_elsewhere(path, where, size, follow=follow, dir_fd=dir_fd)
                 if again is None:
                     raise
@@ -96,7 +96,7 @@ class Overlay:
             where = again
 
     def exists(self, path: Any, *, follow: bool = False) -> bool:
-        """Return whether there is something at `path` for this rank."""
+        """Return whether `path` exists for this rank."""
         text = self.lookup.text(path)
         if text is None:
             return os.path.lexists(path)
@@ -116,7 +116,7 @@ class Overlay:
         follow: bool = True,
         dir_fd: int | None = None,
     ) -> Iterator[Any]:
-        """Yield where to write a path: a copy of what there is, unless that is overwritten."""
+        """Yield the actual path to write: a new file, or a copy of the existing one."""
         text = self.lookup.text(path, dir_fd)
         if text is None:
             yield self.lookup.plain(path, dir_fd)
@@ -139,7 +139,7 @@ class Overlay:
 
     @contextmanager
     def making(self, path: Any, dir_fd: int | None = None) -> Iterator[Any]:
-        """Yield where to make something that is not there yet, other than a folder."""
+        """Yield the actual path at which to create a new file; for folders there is `make_folder`."""
         text = self.lookup.text(path, dir_fd)
         if text is None:
             yield self.lookup.plain(path, dir_fd)
@@ -151,7 +151,7 @@ class Overlay:
             yield own
 
     def make_folder(self, path: Any, mode: int = 0o777, dir_fd: int | None = None) -> None:
-        """Make a folder."""
+        """Create a folder."""
         text = self.lookup.text(path, dir_fd)
         if text is None:
             os.mkdir(self.lookup.plain(path, dir_fd), mode)
@@ -179,7 +179,7 @@ class Overlay:
         self._layer.drop(spot)
 
     def remove_tree(self, path: Any, dir_fd: int | None = None) -> bool:
-        """Remove a folder with all that is in it; return False if it is none, or shared."""
+        """Remove a folder with its contents; return False if it is not a folder, or shared."""
         text = self.lookup.text(path, dir_fd)
         if text is None:
             return False
@@ -216,7 +216,7 @@ class Overlay:
         self.lookup.changed()
 
     def link(self, source: Any, target: Any, **folders: int | None) -> None:
-        """Give a file a second name."""
+        """Create a hard link to a file."""
         text = self.lookup.text(source, folders.get("src_dir_fd"))
         where = source
         if text is not None:
@@ -228,7 +228,7 @@ class Overlay:
             os.link(where, own)
 
     def enter(self, path: Any) -> None:
-        """Change the working folder: this rank's, and that of the process as far as it exists there."""
+        """Change the working folder of this rank, and of the process if the folder exists on disk."""
         text = self.lookup.text(path)
         if text is None:
             os.chdir(path)
@@ -247,7 +247,7 @@ class Overlay:
         if text is None:
             return os.listdir(path)
         size = -1
-        while size != self.lookup.journal.size:  # until rank 0 changes nothing meanwhile
+        while size != self.lookup.journal.size:  # again if rank 0 has changed files meanwhile
             folder = self.lookup.folder(text)
             size = self.lookup.journal.size
             names = self._layer.names(folder)
@@ -257,7 +257,7 @@ class Overlay:
         return self._listings.ordered(folder.path, names)
 
     def unchanged_entries(self, path: Any) -> "dict[str, os.DirEntry[str]]":
-        """Return the entries of a folder in the file system, by name; none if a rank has changed it."""
+        """Return the entries of a folder in the file system by name; empty if a rank has changed it."""
         text = self.lookup.text(path)
         folder = self.lookup.folder(text) if text is not None else None
         if folder is None or folder.own is not None or folder.place is None:
@@ -275,7 +275,7 @@ class Overlay:
     def _if_elsewhere(
         self, path: Any, where: Any, size: int, *, follow: bool, dir_fd: int | None
     ) -> Any | None:
-        """Return where to read a path, if that is not `where` any more; `size` is of the journal then."""
+        """Return the new actual path if it is not `where` any more; `size` is the journal's at that time."""
         if self.lookup.journal.refresh() == size:
             return None
         again = self.find(path, follow=follow, dir_fd=dir_fd)
@@ -305,7 +305,7 @@ def _is_same_file(old: Spot, new: Spot) -> bool:
 
 
 def _check_removable(spot: Spot, path: Any, *, is_folder: bool) -> None:
-    """Raise what Linux raises for what cannot be removed."""
+    """Raise the error that Linux raises if a file or folder cannot be removed."""
     if spot.where is None:
         code = errno.ENOENT
     elif is_folder and not spot.is_folder:
@@ -318,7 +318,7 @@ def _check_removable(spot: Spot, path: Any, *, is_folder: bool) -> None:
 
 
 def _check_rename(old: Spot, new: Spot, source: Any, target: Any) -> None:
-    """Raise what Linux raises for what cannot be renamed."""
+    """Raise the error that Linux raises if a file or folder cannot be renamed."""
     code = 0
     if old.where is None:
         code = errno.ENOENT

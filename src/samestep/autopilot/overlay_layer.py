@@ -1,4 +1,4 @@
-"""The layer of an overlay that holds what this rank has changed."""
+"""Holds the changes of this rank in the upper layer of its overlay."""
 
 import os
 import shutil
@@ -18,15 +18,15 @@ class Read(Protocol):
     """Reads a path, again if rank 0 has changed it meanwhile."""
 
     def __call__(self, path: Any, how: Callable[[Any], object], *, follow: bool) -> object:
-        """Return what `how` gives for where the path is."""
+        """Return the result of `how` for the actual path."""
 
 
 class OverlayLayer:
-    """What one rank has made, changed, renamed and removed.
+    """The files that one rank has created, changed, renamed and removed.
 
     Args:
-        lookup: finds what a path means to this rank.
-        announce: called with what existed before the run and is not read from there any more.
+        lookup: resolves paths for this rank.
+        announce: called with each base path whose original this rank does not read any more.
         read: reads a path.
     """
 
@@ -34,10 +34,10 @@ class OverlayLayer:
         self._lookup, self._announce, self._read = lookup, announce, read
         self.changed = ChangedFolders()
         self.made: list[str] = []
-        """What this rank has made or written, in that order."""
+        """The paths that this rank has created or written, in this order."""
 
     def names(self, folder: Folder) -> list[str]:
-        """Return the names in a folder: those from before the run in their order, then the others, sorted."""
+        """Return the names in a folder: those from before the run in their order, then new ones, sorted."""
         before, gone, added = self._base_names(folder), set(), []
         if folder.own is not None:
             for name in os.listdir(folder.own):
@@ -72,7 +72,7 @@ class OverlayLayer:
         return self._lookup.folder(spot.path)
 
     def own_folder(self, path: str) -> str:
-        """Return the folder of the overlay that holds what this rank changes in a folder."""
+        """Return the folder of the overlay for this rank's changes in a folder; create a missing one."""
         folder = self._lookup.folder(path)
         if folder.own is not None:
             return folder.own
@@ -82,7 +82,7 @@ class OverlayLayer:
         return own
 
     def _make_like(self, path: str, own: str) -> None:
-        """Make a folder with the attributes of the one at `path`."""
+        """Create a folder with the attributes of the one at `path`."""
         draft = f"{own}{_DRAFT}"
         os.mkdir(draft)
         self._read(path, lambda where: shutil.copystat(where, draft), follow=False)
@@ -93,7 +93,7 @@ class OverlayLayer:
 
     @contextmanager
     def making(self, spot: Spot) -> Iterator[str]:
-        """Yield where to make what is not there; it stays removed if that fails."""
+        """Yield the actual path at which to create a new file; restore the mark `GONE` if that fails."""
         if self._lookup.is_common(spot.path):
             yield spot.path
             return
@@ -112,7 +112,7 @@ class OverlayLayer:
             self._lookup.changed()
 
     def own_copy(self, spot: Spot, *, truncates: bool = False) -> str:
-        """Return where this rank changes what is there."""
+        """Return the path of this rank's copy of a file or folder; create the copy if it is missing."""
         assert spot.where is not None
         if self._lookup.is_common(spot.path):
             return spot.path
@@ -143,7 +143,7 @@ class OverlayLayer:
         self._read(spot.path, copy, follow=False)
 
     def drop(self, spot: Spot) -> None:
-        """Remove what is there, with all that is in it."""
+        """Remove a file, or a folder with its contents."""
         assert spot.where is not None
         base = spot.base
         if spot.is_folder:
@@ -164,7 +164,7 @@ class OverlayLayer:
             os.symlink(GONE, own)
 
     def move(self, old: Spot, new: Spot) -> None:
-        """Rename what is at one spot to another one, where nothing is."""
+        """Rename the file or folder at one spot to another spot, which must be free."""
         source, target = self._own_place(old), self._own_place(new)
         self.made.append(new.path)
         folder = self.folder_at(old) if old.is_folder else None

@@ -1,12 +1,12 @@
-"""Finds what a path means to another rank than 0: in its overlay, or as it was before the run.
+"""Resolves paths for a rank other than 0: to a file in its overlay, or to the file from before the run.
 
-The overlay is a folder that mirrors paths from the root on. Beside files and folders that this rank has made
-or copied, it holds three kinds of marks, so that processes that the rank has forked see them too:
+The overlay is a folder that mirrors absolute paths. Beside files and folders that this rank has created or
+copied, it holds three kinds of marks, which forked processes of the rank find there too:
 
-- a link to `GONE`: this rank has removed what was there before the run;
+- a link to `GONE`: this rank has removed the file from before the run;
 - a link to `BASE` and a path: this rank has renamed a file that existed before the run;
-- a link `MARK` in a folder: the base path that the folder goes on from, or `GONE` for none. Without it, a
-  folder goes on from the same name in the base of the folder above.
+- a link `MARK` in a folder: the base path of the folder, whose files it includes, or `GONE` for none. Without
+  it, the base path is that of the parent folder plus the name.
 """
 
 import errno
@@ -26,18 +26,18 @@ BASE = "/dev/null/base"
 MARK = ".samestep-base"
 _CHANGES = ".samestep-changes"
 _LINKS = 40
-"""Symbolic links that one path may lead through, as in Linux."""
+"""The largest number of symbolic links in the resolution of one path, as in Linux."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder as this rank sees it.
+    """A folder in the view of this rank.
 
     Attributes:
         path: its path, without symbolic links.
-        own: the folder of the overlay that holds what this rank has changed in it; None if there is none.
+        own: the folder of the overlay that holds this rank's changes in it; None if there is none.
         base: its path before the run; None if it did not exist.
-        place: where that is now.
+        place: the current place of the base folder.
     """
 
     path: str
@@ -48,14 +48,14 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A name in a folder, and what is there.
+    """A name in a folder, and the file with this name if there is one.
 
     Attributes:
         folder: the folder.
         name: the name; empty for the root.
-        where: where the file is for real; None if there is none.
-        base: its path before the run; None for what this rank has made or changed.
-        mode: type and permissions; 0 if there is nothing.
+        where: the actual path of the file; None if there is no file.
+        base: its path before the run; None for a file that this rank has created or changed.
+        mode: type and permissions; 0 if there is no file.
     """
 
     folder: Folder
@@ -81,12 +81,12 @@ class Spot:
 
 
 class OverlayLookup:
-    """Looks paths up.
+    """Resolves paths.
 
     Args:
-        root: of the overlay.
-        journal: of rank 0.
-        hidden: a folder that scripts do not see: the common folder of the ranks.
+        root: the root folder of the overlay.
+        journal: the journal of rank 0.
+        hidden: a folder that is hidden from scripts: the common folder of the ranks.
     """
 
     def __init__(self, root: str, journal: Journal, hidden: str | None = None) -> None:
@@ -96,11 +96,11 @@ class OverlayLookup:
         self._folders: dict[str, tuple[Folder, int]] = {}
         self._known: tuple[int, int] = (-1, -1)
         self.current: str | None = None
-        """The working folder, once this rank has changed it."""
+        """The working folder, after this rank has changed it; None before."""
         self._descriptors: dict[int, tuple[int, str]] = {}
 
     def text(self, path: Any, dir_fd: int | None = None) -> str | None:
-        """Return an absolute path; None for what has no path, or is the same file for all processes."""
+        """Return an absolute path; None for a descriptor, or for a file that all processes share."""
         text = path_text(path)
         if not text:
             return None
@@ -110,24 +110,24 @@ class OverlayLookup:
         return None if self.is_common(text) else text
 
     def plain(self, path: Any, dir_fd: int | None) -> Any:
-        """Return a path that is relative to a descriptor's folder as one that is not."""
+        """Return a path that does not depend on `dir_fd`."""
         text = path_text(path)
         return path if dir_fd is None or text is None else join(self.folder_of(dir_fd), text)
 
     def is_common(self, text: str) -> bool:
-        """Return whether an absolute path is the same file for all processes."""
+        """Return whether all processes share the file at an absolute path."""
         return text in self._common
 
     def share(self, path: str) -> None:
-        """Leave a path as it is that only this rank uses, with all that is below it."""
+        """Exclude a path that only this rank uses, and the paths below it, from the overlay."""
         self._common.add(path)
 
     def opened(self, number: int, path: str) -> None:
-        """Record which folder a descriptor has open."""
+        """Record the folder of a descriptor."""
         self._descriptors[number] = os.fstat(number).st_ino, path
 
     def folder_of(self, number: int) -> str:
-        """Return the path of the folder that a descriptor has open, as this rank sees it."""
+        """Return the path of a descriptor's folder in the view of this rank."""
         inode, path = self._descriptors.get(number, (None, ""))
         if inode == os.fstat(number).st_ino:
             return path
@@ -135,7 +135,7 @@ class OverlayLookup:
         return place[len(self.root) :] or "/" if place.startswith(self.root) else place
 
     def state(self) -> tuple[int, int]:
-        """Return what changes with each change of rank 0, or of folders by this rank."""
+        """Return a pair of numbers that changes with each change by rank 0, or of folders by this rank."""
         try:
             changes = os.stat(self._changes).st_size
         except OSError:
@@ -143,15 +143,15 @@ class OverlayLookup:
         return self.journal.refresh(), changes
 
     def changed(self) -> None:
-        """Forget what is known of folders, here and in processes that this rank has forked."""
+        """Invalidate the cached folders, here and in forked processes of this rank."""
         with open(self._changes, "ab") as file:
             file.write(b".")
 
     def spot(self, text: str, *, follow: bool = True) -> Spot:
-        """Return what is at an absolute path.
+        """Return the spot at an absolute path.
 
         Raises:
-            OSError: a folder above it is missing, or is none.
+            OSError: a folder in the path does not exist, or is not a folder.
         """
         return self._unchanged(text, lambda: self._spot(text, follow=follow, links=0))
 
@@ -159,15 +159,15 @@ class OverlayLookup:
         """Return the folder at an absolute path.
 
         Raises:
-            OSError: it is missing, or is none.
+            OSError: it does not exist, or is not a folder.
         """
         return self._unchanged(text, lambda: self._folder(text, 0)[0])
 
     def _unchanged(self, text: str, find: Callable[[], T]) -> T:
-        """Return what `find` returns, or raise what it raises for `text`, while rank 0 changes nothing.
+        """Return the result of `find`, or raise its error for `text`; repeat it if rank 0 changes files.
 
-        Otherwise a file that rank 0 makes between the look into the journal and the one into the file system
-        would be taken for one from before the run.
+        Otherwise a file that rank 0 creates after the journal is read, and before the file system is, would
+        be taken for a file from before the run.
         """
         while True:
             state = self.state()
@@ -177,14 +177,14 @@ class OverlayLookup:
                 found = find()
             except OSError as error:
                 if self.state() == state:
-                    error.filename = text  # what was asked for, not what a link leads to
+                    error.filename = text  # the requested path, not the target of a link
                     raise
             else:
                 if self.state() == state:
                     return found
 
     def entry(self, folder: Folder, name: str) -> Spot:
-        """Return what is at a name in a folder."""
+        """Return the spot of a name in a folder."""
         if name == MARK:
             return Spot(folder, name)
         if folder.own is not None:
@@ -201,7 +201,7 @@ class OverlayLookup:
         return self.beneath(folder, name)
 
     def beneath(self, folder: Folder, name: str) -> Spot:
-        """Return what was at a name in a folder before the run, whatever this rank has done."""
+        """Return the spot of a name in a folder before the run, without the changes of this rank."""
         if folder.base is None:
             return Spot(folder, name)
         base = join(folder.base, name)
@@ -233,7 +233,7 @@ class OverlayLookup:
         return found
 
     def _folder(self, text: str, links: int) -> tuple[Folder, int]:
-        """Return a folder, and how many symbolic links have led there, after `links` before it."""
+        """Return a folder, and the number of symbolic links followed so far, with `links` earlier ones."""
         known = self._folders.get(text)
         if known is None:
             folder, used = self._find_folder(text, links)
@@ -275,7 +275,7 @@ class OverlayLookup:
 
 
 def join(folder: str, name: str) -> str:
-    """Return the path of a name in a folder, or the name if it is a path from the root on."""
+    """Return the path of a name in a folder, or the name if it is an absolute path."""
     if name.startswith("/"):
         return name
     return f"/{name}" if folder == "/" else f"{folder}/{name}"

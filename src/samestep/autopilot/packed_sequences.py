@@ -1,4 +1,4 @@
-"""Packed sequences within split calls: padded to the longest sequence of the batch, not of the slice."""
+"""Pads packed sequences of split calls to the longest sequence of the batch, not of the slice."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +14,9 @@ from samestep.autopilot.recomputed import current_cut
 
 @contextmanager
 def sequences_of_slices() -> Iterator[None]:
-    """Let `pad_packed_sequence` pad a slice to the length that it has in the whole batch.
+    """Let `pad_packed_sequence` pad a slice to the longest sequence of the whole batch.
 
-    Otherwise a mean over time, or an output with a time dimension, depends on which samples share a slice.
+    Otherwise a mean over time, or an output with a time dimension, would depend on the samples of the slice.
     """
     original: Callable[..., Any] = rnn.pad_packed_sequence
 

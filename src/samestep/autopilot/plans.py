@@ -1,4 +1,4 @@
-"""How one kind of call is split: along which dimensions, and how its outputs come together."""
+"""Describes how the calls of one signature are split: the sample dimensions, and how to gather outputs."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,32 +11,33 @@ from samestep.autopilot.cut import Cut, memory_order
 from samestep.autopilot.draw_plans import DrawPlan
 from samestep.autopilot.forward_reductions import read_reduction
 from samestep.autopilot.reduction import READINGS, Reading, Reduction, without_gradient
+from samestep.autopilot.sample_reads import Site
 from samestep.autopilot.state import Side
 from samestep.base.errors import UsageError
 from samestep.watch.tree import Path, leaves, mapped
 
 Dims: TypeAlias = Mapping[Path, int]
-"""Of each input that is cut, the dimension that counts samples."""
+"""The sample dimension of each input that is split."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """An output that does not depend on the samples: every rank has it."""
+    """An output that does not depend on the samples, and is equal on all ranks."""
 
     def put_together(self, part: Tensor, _: Cut) -> Tensor:
-        """Return it."""
+        """Return the output of this rank."""
         return part
 
 
 @dataclass(frozen=True, slots=True)
 class Concatenated:
-    """An output with a row, or several, for each sample.
+    """An output with one or several rows for each sample.
 
     Args:
         dim: the dimension of the rows.
-        order: its dimensions, outermost in memory first, as on one worker.
-        inner: whether the samples change faster than their rows, as where sequences come first.
-        expanded: dimensions along which all is the same memory.
+        order: the dimensions of the output, outermost in memory first, as on one worker.
+        inner: whether samples vary faster than rows, as with time-first sequences.
+        expanded: the expanded dimensions, which have stride 0.
     """
 
     dim: int
@@ -45,7 +46,7 @@ class Concatenated:
     expanded: tuple[int, ...] = ()
 
     def put_together(self, part: Tensor, cut: Cut) -> Tensor:
-        """Return the rows of all samples."""
+        """Return the gathered rows of all samples."""
         sizes = [part.size(dim) if dim in self.expanded else -1 for dim in range(part.dim())]
         for dim in self.expanded:
             part = part.narrow(dim, 0, 1)
@@ -62,7 +63,7 @@ class Concatenated:
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """An output that is a sum or a mean over the samples, as the way it was computed tells."""
+    """An output that is a sum or a mean over the samples, with a weight read from its computation."""
 
     reading: Reading
 
@@ -70,7 +71,7 @@ class Reduced:
         """Return the sum or the mean over all samples.
 
         Raises:
-            UsageError: it is computed in another way than when this was proved.
+            UsageError: it is not computed in the same way as in the equivalence check.
         """
         found = read_reduction(part, self.reading)
         if found is None:
@@ -101,33 +102,35 @@ Joint: TypeAlias = Alike | Concatenated | Reduced
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """How a call is split."""
+    """The way to split the calls of one signature."""
 
     dims: Dims
     joints: Mapping[Path, Joint]
-    """Of each output; see `sides.outcome`."""
+    """The way to gather each output; see `sides.outcome`."""
     sides: tuple[Side, ...]
-    """The attributes in which the module leaves tensors."""
+    """The attributes to which the module assigns tensors."""
     draws: DrawPlan | None
     """The random numbers that the module draws; None for none."""
     watches_reductions: bool = False
-    """Whether some output is reduced over samples without an autograd graph to tell how."""
+    """Whether an output is reduced over samples and has no autograd graph to read the reduction from."""
+    reads: Mapping[Site, Any] = field(default_factory=dict)
+    """The values that forward reads from its samples, which must be those of the equivalence check."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a module is called with."""
+    """The arguments of a module's call."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def tensors(self) -> list[tuple[Path, Tensor]]:
-        """Return the tensors that have dimensions, each with its place."""
+        """Return the dense tensors with at least one dimension, each with its place."""
         found = leaves((self.args, dict(self.kwargs)))
         return [(path, tensor) for path, tensor in found if tensor.dim() and tensor.layout == torch.strided]
 
     def copied(self) -> "Given":
-        """Return it with copies of all tensors."""
+        """Return the arguments with copies of all tensors."""
         args, kwargs = mapped((self.args, dict(self.kwargs)), lambda _, tensor: tensor.detach().clone())
         return Given(args, kwargs)
 
@@ -142,16 +145,16 @@ class Given:
         return all(bool(((one == two) | (one != one)).all()) for (_, one), (_, two) in pairs)  # noqa: PLR0124 - NaN
 
     def form(self) -> tuple[Any, ...]:
-        """Return what is the same in all calls of one kind: places, dimensions and dtypes, no sizes."""
+        """Return the tensors' part of the call signature: places, dimensions and dtypes, but no sizes."""
         return tuple((path, tensor.dim(), tensor.dtype) for path, tensor in self.tensors())
 
     def total(self, dims: Dims) -> int | None:
-        """Return the number of samples; None where the inputs do not agree on it."""
+        """Return the number of samples; None if the inputs do not agree on it."""
         sizes = {tensor.size(dims[path]) for path, tensor in self.tensors() if path in dims}
         return sizes.pop() if len(sizes) == 1 else None
 
     def cut(self, cut: Cut, dims: Dims) -> "Given":
-        """Return this rank's slice of it."""
+        """Return the arguments of this rank's slice."""
 
         def own(path: Path, tensor: Tensor) -> Tensor:
             return cut.sliced(tensor, dims[path]) if path in dims else tensor
@@ -163,9 +166,9 @@ class Given:
 def candidates(given: Given, size: int) -> Iterator[Dims]:
     """Yield the ways in which the inputs may be split for `size` ranks, likeliest first.
 
-    The samples are counted by the first dimension of the first tensor, or of a later one, or by a second
-    dimension: sequences may come first, hidden states have layers before. Ways that split more inputs come
-    first: what is left whole may be matched with the samples by its place.
+    The sample dimension may be the first one of any tensor, or the second: sequences may be time-first, and
+    hidden states have a dimension of layers first. Ways that split more inputs come first: a model may match
+    an unsplit input with the samples by position.
     """
     tensors = given.tensors()
     seen: list[Dims] = []
@@ -186,17 +189,17 @@ def candidates(given: Given, size: int) -> Iterator[Dims]:
 
 
 def _sample_dim(tensor: Tensor, total: int, least: int) -> int | None:
-    """Return which dimension of `tensor` counts `total` samples: the second of more than `least`, at most."""
+    """Return the dimension of size `total`: the first, or the second of more than `least`; else None."""
     if tensor.size(0) == total:
         return 0
     return 1 if tensor.dim() > least and tensor.size(1) == total else None
 
 
 def joints_for(whole: Tensor, part: Tensor, cut: Cut) -> Iterator[Joint]:
-    """Yield the ways in which parts of this shape may make an output of that one, safest first.
+    """Yield the ways to gather parts of this shape to an output of that shape, safest first.
 
-    A value that was reduced over samples is never taken for one that does not depend on them, where the way
-    it was computed tells: the mean of equal values is that value.
+    A reduction comes before `Alike`, if it can be read from the computation: equal values of slices may be
+    means of equal samples.
     """
     if whole.shape == part.shape:
         known: list[Reduction] = []

@@ -1,4 +1,4 @@
-"""Keeps calls that are computed for a comparison from printing and logging."""
+"""Suppresses the prints, logs and warnings of calls that are computed for a comparison."""
 
 import logging
 import threading
@@ -11,22 +11,22 @@ from typing import Any
 _call_handlers = logging.Logger.callHandlers
 _lock = threading.Lock()
 _entered = [0]
-"""Threads within `quiet`: ranks may be threads of one process, which leave in any order."""
+"""The number of threads within `quiet`: ranks may be threads of one process, which leave it in any order."""
 
 
 class Printed:
-    """A stream that keeps nothing of what is printed to it, but that something was."""
+    """A stream that discards its input, and records whether there was any."""
 
     def __init__(self) -> None:
         self.any = False
 
     def write(self, text: str) -> int:
-        """Take a text."""
+        """Discard a text, and record that there was one."""
         self.any = True
         return len(text)
 
     def flush(self) -> None:
-        """Keep nothing."""
+        """Do nothing: no text is kept."""
 
 
 _current: ContextVar[Printed | None] = ContextVar("samestep_quiet", default=None)
@@ -34,7 +34,7 @@ _current: ContextVar[Printed | None] = ContextVar("samestep_quiet", default=None
 
 @contextmanager
 def quiet() -> Iterator[Printed]:
-    """Let the calling thread print, log and warn of nothing: the call of the run does."""
+    """Suppress what the calling thread prints, logs and warns; yield whether it has printed or logged."""
     printed = Printed()
     stream: Any = printed
     token = _current.set(printed)

@@ -1,7 +1,7 @@
-"""Walks along what a module's forward can read and change beside its parameters and arguments.
+"""Finds the state that a module's forward can read and change beside its parameters and arguments.
 
-That is what its classes keep in attributes, also within dicts and plain objects, and the globals that its
-functions name::
+This state is in the attributes of user-defined modules, also within dicts and plain objects, and in the
+globals that their functions refer to::
 
     class Net(nn.Module):
         def __init__(self, config):
@@ -10,7 +10,7 @@ functions name::
             self.stats = {"seen": 0}           its values
         def forward(self, x):
             if WARM_UP: ...                    global
-            return helper(x)                   and the globals that it names
+            return helper(x)                   and the globals that helper refers to
 """
 
 import dis
@@ -27,23 +27,24 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from torch import Tensor, nn
+from torch.autograd import Function
 
 from samestep.autopilot.account import is_users
 from samestep.base import env
 
 Key: TypeAlias = tuple[int, str]
-"""The place of a module among those in the one called, -1 for a global; and the name in it."""
+"""The index of a module among the called module's submodules, or -1 for a global; and a name in it."""
 PLAIN = (bool, int, float, str, type(None))
 LISTS = (list, deque)
 _DEPTH, _MOST_KEYS = 3, 64
 _COMPILED = "_torchdynamo_orig_callable"
-"""The attribute by which a compiled function is known."""
+"""The attribute that marks a compiled function."""
 _CALLABLE = (FunctionType, MethodType, staticmethod, classmethod, property, partial)
 _TORCHS = frozenset(vars(nn.Module()))
 
 
 def modules_of(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield a module and those in it, as often as they are there: `modules` takes several times as long."""
+    """Yield a module and its submodules, shared ones repeatedly; several times faster than `modules`."""
     yield module
     waiting = [module]
     while waiting:
@@ -54,7 +55,7 @@ def modules_of(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def reached(module: nn.Module) -> Iterator[tuple[Key, Any]]:
-    """Yield all that the forward of a module reaches, each with its place; containers before their parts."""
+    """Yield all values that the forward of a module can reach, with their keys; containers come first."""
     seen: set[int] = set()
     kinds: set[Any] = set()
     for place, one in enumerate(modules_of(module)):
@@ -71,7 +72,7 @@ def reached(module: nn.Module) -> Iterator[tuple[Key, Any]]:
 
 
 def _shared_by(kind: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the globals that functions of a class name, what the class itself holds, and the environment."""
+    """Yield the environment, if a class reads it, the globals that it refers to, and its own attributes."""
     if _reads_environment(kind):
         yield "environment", str(sorted(env.snapshot().items()))
     for names, name in _globals_of(kind):
@@ -84,7 +85,7 @@ def _shared_by(kind: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return whether a call of a module runs code of `torch.compile`."""
+    """Return whether a call of a module runs code that `torch.compile` has compiled."""
     if "torch._dynamo" not in sys.modules:
         return False
     for one in modules_of(module):
@@ -96,37 +97,37 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def _runs_compiled(function: Any) -> bool:
-    """Return whether a function was compiled; `torch.compiler.disable` marks one in the same way."""
+    """Return whether a function is compiled; `torch.compiler.disable` sets the same mark and one more."""
     return hasattr(function, _COMPILED) and not hasattr(function, "_torchdynamo_disable")
 
 
 def scripts_classes(kind: Any) -> list[type]:
-    """Return a class and those it inherits from, as far as the script defines them."""
+    """Return a class and its base classes, without those that are not user-defined."""
     return [owner for owner in kind.__mro__ if _is_of_users(owner)]
 
 
 def cells_of(function: FunctionType) -> list[tuple[str, CellType]]:
-    """Return the variables of enclosing functions that a function names, as far as they are set."""
+    """Return the variables of enclosing functions that a function refers to, if they are set."""
     found = []
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):
-            cell.cell_contents  # noqa: B018 - it raises where there is nothing
+            cell.cell_contents  # noqa: B018 - an empty cell raises
             found.append((name, cell))
     return found
 
 
 def named_by(function: Any) -> list[tuple[dict[str, Any], str]]:
-    """Return the globals that a function of the script's names, but for functions."""
+    """Return the globals that a user-defined function refers to, except functions."""
     return [
         (one.__globals__, name)
         for one in functions_in(function)
-        for name in _named(one.__code__, set())
+        for name in _names_in(one.__code__)
         if not isinstance(one.__globals__.get(name), FunctionType)
     ]
 
 
 def functions_in(value: Any) -> Iterator[FunctionType]:
-    """Yield the functions of the script's that a value is, wraps or binds: methods, properties."""
+    """Yield the user-defined functions in a value: itself, or what a method, property or partial wraps."""
     waiting, seen = [value], 0
     while waiting and seen < _MOST_KEYS:
         one = waiting.pop()
@@ -144,7 +145,7 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
 
 
 def globals_of(module: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the globals that the functions of a module's classes name, as their dict and their name."""
+    """Yield the globals that the functions of a module's classes refer to, each as its dict and its name."""
     kinds: set[Any] = {type(one) for one in modules_of(module)}
     for kind in kinds:
         if not kind.__module__.startswith("torch."):
@@ -152,7 +153,7 @@ def globals_of(module: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def walked(name: str, value: Any) -> Iterator[tuple[Key, Any]]:
-    """Yield what a value of this name holds, each part with its place."""
+    """Yield a value and its parts, each with a key that begins with this name."""
     yield from _walk((0, name), value, _DEPTH, set())
 
 
@@ -168,7 +169,7 @@ def _walk(key: Key, value: Any, depth: int, seen: set[int]) -> Iterator[tuple[Ke
 
 
 def _parts(value: Any) -> list[tuple[Any, Any]]:
-    """Return what a value holds, each part with its name."""
+    """Return the parts of a value, each with its name."""
     parts: list[tuple[Any, Any]] = []
     if isinstance(value, _CALLABLE):
         for one in functions_in(value):
@@ -183,13 +184,15 @@ def _parts(value: Any) -> list[tuple[Any, Any]]:
         parts += enumerate(value) if len(value) <= _MOST_KEYS else ()
     elif isinstance(value, (type, ModuleType)):
         parts += shared_fields(value).items()
+        if isinstance(value, type) and issubclass(value, Function):  # its backward is called, too
+            parts += [(name, one) for name, one in vars(value).items() if isinstance(one, _CALLABLE)]
     elif is_record(value):
         parts += fields_of(value).items()
     return parts
 
 
 def shared_fields(value: Any) -> dict[str, Any]:
-    """Return what a class or a module of the script's holds, but for functions and classes."""
+    """Return the attributes of a user-defined class or module, except functions and classes."""
     is_model = isinstance(value, type) and issubclass(value, (nn.Module, Enum))
     if is_model or not _is_of_script(value):
         return {}
@@ -203,21 +206,21 @@ def shared_fields(value: Any) -> dict[str, Any]:
 
 
 def fields_of(record: Any) -> dict[str, Any]:
-    """Return the fields of a record, in its dict or in slots."""
+    """Return the fields of an object, from its dict and its slots."""
     slots = [name for owner in type(record).__mro__ for name in getattr(owner, "__slots__", ())]
     found = {name: getattr(record, name) for name in slots if hasattr(record, name)}
     return {**found, **getattr(record, "__dict__", {})}
 
 
 def _is_of_script(value: Any) -> bool:
-    """Return whether a class or a module is the script's."""
+    """Return whether a class or a module is user-defined, by the file of the module."""
     owner = value if isinstance(value, ModuleType) else sys.modules.get(value.__module__)
     file = getattr(owner, "__file__", None)
     return isinstance(file, str) and is_users(file)
 
 
 def is_record(value: Any) -> bool:
-    """Return whether a value is an object of the script's whose fields are looked at."""
+    """Return whether a value is a plain object of a user-defined class, whose fields are inspected."""
     if isinstance(value, (nn.Module, Tensor, np.ndarray, ModuleType, type, Enum, *_CALLABLE)):
         return False
     if isinstance(value, (Namespace, SimpleNamespace)) or is_dataclass(value):
@@ -237,13 +240,13 @@ def _reads_environment(kind: Any) -> bool:
 
 @cache
 def _is_of_users(kind: Any) -> bool:
-    """Return whether the script defines a class."""
+    """Return whether a class has user-defined functions."""
     return any(True for value in vars(kind).values() for _ in functions_in(value))
 
 
 @lru_cache(maxsize=256)
 def _globals_of(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
-    """Return the globals that the script's functions of a class name, and those that these call name."""
+    """Return the globals that the user-defined functions of a class, and those they call, refer to."""
     functions = [
         one for owner in kind.__mro__ for value in vars(owner).values() for one in functions_in(value)
     ]
@@ -251,24 +254,29 @@ def _globals_of(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
     seen: set[CodeType] = set()
     while functions:
         function = functions.pop()
+        if function.__code__ in seen:
+            continue
+        seen.add(function.__code__)
         names = function.__globals__
-        for name in _named(function.__code__, seen):
+        for name in _names_in(function.__code__):
             value = names.get(name)
             if isinstance(value, FunctionType):
-                if value.__code__ not in seen and is_users(value.__code__.co_filename):
+                if is_users(value.__code__.co_filename):
                     functions.append(value)
             else:
                 found[id(names), name] = names, name
     return tuple(found.values())
 
 
-def _named(code: CodeType, seen: set[CodeType]) -> Iterator[str]:
-    if code in seen:
-        return
-    seen.add(code)
-    for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME"):
-            yield step.argval
-    for part in code.co_consts:
-        if isinstance(part, CodeType):
-            yield from _named(part, seen)
+@lru_cache(maxsize=4096)
+def _names_in(code: CodeType) -> tuple[str, ...]:
+    """Return the globals that a function's code names, with those of the functions defined in it."""
+    names: dict[str, None] = {}
+    waiting = [code]
+    while waiting:
+        one = waiting.pop()
+        for step in dis.get_instructions(one):
+            if step.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME"):
+                names[step.argval] = None
+        waiting += [part for part in one.co_consts if isinstance(part, CodeType)]
+    return tuple(names)

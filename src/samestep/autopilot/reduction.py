@@ -1,7 +1,7 @@
-"""How a scalar that a model computes depends on its samples: a sum over them, or a mean, and of how much.
+"""Reads how a model reduces its samples to a scalar: by a sum, or by a mean with a known total weight.
 
-The mean of a slice is not the mean of the batch: labels may be ignored, classes may have weights. The
-operation that reduced the samples tells what it divided by::
+The mean of a slice is not the mean of the batch: labels may be ignored, classes may have weights. The total
+weight is the divisor of the operation that reduces the samples::
 
     cross entropy, nll        the total weight of the labels that count
     mse, l1, huber, bce       the number of elements
@@ -9,9 +9,9 @@ operation that reduced the samples tells what it divided by::
     x.sum() / n               n
     x.sum() * (1 / n)         n
 
-Factors, sums of losses and views of them follow; they are passed through, as long as all terms are weighted
-alike. `reduction_of` reads the autograd graph; `samestep.autopilot.forward_reductions` watches the operations
-where there is no graph. What neither can tell is None: a weight is never assumed.
+Factors, sums of losses and views may follow this operation, if all terms have the same weight.
+`reduction_of` reads the autograd graph; `samestep.autopilot.forward_reductions` observes the operations if
+there is no graph. If neither finds the weight, the result is None: a weight is never assumed.
 """
 
 import math
@@ -24,17 +24,17 @@ from torch import Tensor
 
 _MEAN, _SUM = 1, 2  # torch's numbers for `reduction=`
 ELEMENTS = "elements"
-"""The source of a weight that counts elements, and does not depend on labels."""
+"""The source of a weight that is a number of elements and does not depend on labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """How a value was reduced over samples.
+    """The reduction of samples to a scalar.
 
     Args:
-        kind: a sum, or a sum that was divided by `weight`.
-        weight: what the sum of a mean was divided by.
-        source: what the weight depends on; terms of different sources have no common weight.
+        kind: a sum, or a mean: a sum divided by `weight`.
+        weight: the divisor of a mean.
+        source: an identifier for the origin of the weight; terms of different sources have no common weight.
         others: the weights of further terms of a sum of means; they must be proportional to `weight` on all
             ranks.
     """
@@ -46,12 +46,12 @@ class Reduction:
 
 
 class Independent:
-    """The reading of a scalar that no sample enters, such as a learnable scale."""
+    """The reading of a scalar that does not depend on samples, such as a learnable scale."""
 
 
 INDEPENDENT = Independent()
 Term: TypeAlias = Reduction | Independent | None
-"""What is known of one scalar; None where it may depend on samples in a way that cannot be read."""
+"""The reading of one scalar; None if it may depend on samples in an unknown way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,10 @@ class Reading:
     """The assumptions under which a scalar is read; the equivalence check refutes the wrong ones.
 
     Args:
-        divided: a sum that is divided by a number is a mean over that number, not a sum with a factor.
-        multiplied: so is one that is multiplied by a number: by the reciprocal.
-        sums_independent: a sum that is added to a mean does not depend on the samples: a penalty on weights.
+        divided: whether a sum divided by a number is a mean with this weight; otherwise it is a scaled sum.
+        multiplied: whether a sum multiplied by a number is a mean, with the reciprocal as its weight.
+        sums_independent: whether a sum that is added to a mean does not depend on the samples, as a penalty
+            on weights.
     """
 
     divided: bool = True
@@ -104,7 +105,7 @@ def scaled(term: Term, factor: float, *, applies: bool) -> Term:
     """Return the reading of a term times a number.
 
     Args:
-        term: what is known of the term.
+        term: the reading of the term.
         factor: the number.
         applies: whether a sum times this number is read as a mean.
     """
@@ -119,7 +120,7 @@ def scaled(term: Term, factor: float, *, applies: bool) -> Term:
 
 
 def multiplied(terms: Iterable[Term]) -> Term:
-    """Return the reading of a product: of at most one reduction, by what does not depend on samples."""
+    """Return the reading of a product of at most one reduction and factors independent of samples."""
     found = list(terms)
     reductions = [term for term in found if isinstance(term, Reduction)]
     if None in found or len(reductions) > 1:
@@ -128,7 +129,7 @@ def multiplied(terms: Iterable[Term]) -> Term:
 
 
 def by_labels(reduction: int, total_weight: float, labels: Hashable) -> Term:
-    """Return the reading of a loss over labels, some of which may be ignored, or weigh more."""
+    """Return the reading of a loss over labels, which may be ignored or have class weights."""
     if reduction == _SUM:
         return Reduction("sum")
     return Reduction("mean", total_weight, ("labels", labels)) if reduction == _MEAN else None
@@ -142,15 +143,15 @@ def by_elements(reduction: int, count: int) -> Term:
 
 
 def reduction_of(value: Tensor, reading: Reading = PLAIN) -> Reduction | None:
-    """Return how `value` was reduced over samples; None where its graph does not tell, or there is none."""
+    """Return the reduction that computed `value`, from its graph; None if it is unknown."""
     found = _Graph(reading).read(value.grad_fn, depth=60)
     return found if isinstance(found, Reduction) else None
 
 
 def without_gradient(value: Tensor) -> None:
-    """Have the gradients through a reduced value be zero, whatever it was divided by or multiplied with.
+    """Make the gradients through a reduced value zero, whatever its factors and divisors are.
 
-    For a slice of which nothing counts: its value is 0 / 0, and so would be its gradient.
+    This is for a slice whose samples are all ignored: its value is 0 / 0, and its gradient would be NaN.
     """
     waiting: list[Any] = [value.grad_fn]
     while waiting:
@@ -204,7 +205,7 @@ class _Graph:
         has_graph = [one is not None for one, _ in node.next_functions]
         if all(has_graph):
             return found
-        factor = node._saved_other if has_graph[0] else node._saved_self  # noqa: SLF001 - the graph's own way
+        factor = node._saved_other if has_graph[0] else node._saved_self  # noqa: SLF001 - no public spelling
         if not isinstance(factor, Tensor) or factor.numel() != 1 or (divides and not has_graph[0]):
             return found if not isinstance(factor, Tensor) else None
         value = float(factor)
@@ -213,7 +214,7 @@ class _Graph:
         return scaled(found, value, applies=self._reading.multiplied)
 
     def _reduced(self, node: Any, depth: int, name: str) -> Term:
-        """Read a mean or a sum: of samples, or of scalars that were reduced before and put together."""
+        """Read a mean or a sum: of samples, or of stacked or concatenated scalars, reduced before."""
         operand = next((one for one, _ in node.next_functions), None)
         if type(operand).__name__.rstrip("0123456789") in ("StackBackward", "CatBackward"):
             inside = self.read(operand, depth - 1)
@@ -224,8 +225,8 @@ class _Graph:
 
 def _labels(node: Any) -> Term:
     try:
-        target = node._saved_target  # noqa: SLF001 - the graph's own way to its saved values
-    except RuntimeError:  # it was written to since
+        target = node._saved_target  # noqa: SLF001 - no public spelling
+    except RuntimeError:  # the target has been written to
         return None
     labels = (target.data_ptr(), node._saved_ignore_index, node._saved_weight is None)  # noqa: SLF001
     return by_labels(node._saved_reduction, float(node._saved_total_weight), labels)  # noqa: SLF001
@@ -236,7 +237,7 @@ def _elements(node: Any) -> Term:
 
 
 def _of_selection(node: Any, term: Term) -> Term:
-    """Return the reading of a mean with a source of its own, if it is over selected elements."""
+    """Return the reading of a mean, with the selection as its source if it is over selected elements."""
     if not isinstance(term, Reduction) or term.kind == "sum":
         return term
     waiting, seen = [node], 0
@@ -261,7 +262,7 @@ def _mean(node: Any) -> Term:
 
 
 _NEAR = 50
-"""Operations before a mean that are searched for a selection."""
+"""The largest number of operations before a mean that are searched for a selection."""
 _SELECTING = frozenset({"IndexBackward", "MaskedSelectBackward"})
 _READERS: Mapping[str, Callable[[Any], Term]] = {
     "NllLossBackward": _labels,

@@ -1,7 +1,7 @@
-"""Sample checks during a run: now and then a split call is computed unsplit too, and compared.
+"""Compares some split calls of a run with the unsplit call: the sample checks.
 
-The equivalence check holds for what it has seen. A model that counts its calls, or that treats a rare kind of
-sample otherwise, may do something else later; a difference ends the run before its result is used.
+The equivalence check covers the samples and states that it has computed. A model that counts its calls, or
+that treats rare samples differently, may differ later; a difference ends the run before its result is used.
 """
 
 from contextlib import suppress
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from samestep.autopilot.cut import Cut
+from samestep.autopilot.disturbance import parametrizations_computed
 from samestep.autopilot.plans import Given, SplitPlan
 from samestep.autopilot.sides import outcome
 from samestep.autopilot.slice_call import Forward
@@ -22,16 +23,17 @@ from samestep.watch.tree import leaves, text
 from samestep.world.world import World
 
 _FIRST_TRAINING, _FIRST_EVALUATION = 32, 100
-"""Calls for each rank before the first check. An unsplit forward takes as long as those of all ranks; a
-training step takes three forwards, so that checks take about 1 % of the time."""
+"""The number of calls before the first check, divided by the number of ranks. An unsplit forward takes as
+long as one slice per rank, and a training step as long as three forwards, so checks take about 1 % of the
+time."""
 
 
 class CheckSchedule:
-    """Decides which split calls are checked; alike on all ranks.
+    """Decides which split calls are checked; the decision is the same on all ranks.
 
     Args:
         size: the number of ranks.
-        every: calls between two checks; 0 for never, None for exponentially rarer ones.
+        every: the number of calls from check to check; 0 for no checks, None for exponentially rarer ones.
     """
 
     def __init__(self, size: int, every: int | None) -> None:
@@ -49,11 +51,11 @@ class CheckSchedule:
 
 
 class SampleCheck:
-    """One split call, computed unsplit first.
+    """Computes a call unsplit, and then compares the split call with it.
 
     Args:
         forward: runs the module.
-        module: the module; its state, and that of the generators, are as before afterwards.
+        module: the module; its state and that of the generators are restored.
         given: the call's arguments.
         world: the ranks.
         draws: whether the call draws random numbers.
@@ -65,7 +67,8 @@ class SampleCheck:
         self._module, self._world = module, world
         self._run = ModuleRun(forward, module, world.device)
         self._whole: WholeCall | None = None
-        with suppress(Exception):  # one that differentiates within its forward; the split call tells the rest
+        # It may differentiate within forward; the split call raises other errors.
+        with suppress(Exception), parametrizations_computed():
             self._whole = self._run.whole(given, records=draws)
         self._run.restore()
 

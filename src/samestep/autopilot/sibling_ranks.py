@@ -1,7 +1,7 @@
-"""What rank 0 checks of the other ranks on its node before it changes a file in place.
+"""Lets rank 0 check the other ranks on its node before it changes a file in place.
 
-Each rank registers its process in the common folder, and announces there which files that existed before the
-run it has changed in its overlay: those it does not read from the original any more.
+Each rank registers its process in the common folder. There it also announces the files that existed before
+the run and that it has changed in its overlay: it does not read their originals any more.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 CLOSED_WITHIN_S = 5.0
 """Seconds that rank 0 waits for the other ranks to close a file."""
 ANNOUNCED_WITHIN_S = 5.0
-"""Seconds that rank 0 waits for the other ranks to change a large file too, which saves a copy of it."""
+"""Seconds that rank 0 waits for the other ranks to change a large file too, which avoids a copy of it."""
 
 
 class SiblingRanks:
@@ -21,9 +21,9 @@ class SiblingRanks:
 
     Args:
         folder: the common folder.
-        rank: of this process.
+        rank: the rank of this process.
         sharing: the ranks that share the folder.
-        pause: called between two checks.
+        pause: called before each further check.
     """
 
     def __init__(
@@ -38,16 +38,16 @@ class SiblingRanks:
         self._announced: dict[int, tuple[int, set[str]]] = {}
 
     def register(self) -> None:
-        """Let rank 0 find this process."""
+        """Store the number of this process and its host for rank 0."""
         (self._folder / f"process.{self._rank}").write_text(f"{os.getpid()} {socket.gethostname()}")
 
     def announce(self, base: str) -> None:
-        """Record that this rank does not read a path from the original any more, nor what is below it."""
+        """Record that this rank does not read the originals of a path and of the paths below it any more."""
         with open(self._folder / f"changed.{self._rank}", "ab") as file:
             file.write(os.fsencode(base) + b"\0")
 
     def all_change(self, base: str) -> bool:
-        """Wait until all other ranks have announced a path; return whether they have."""
+        """Wait, with a timeout, until all other ranks have announced a path; return whether they have."""
         deadline = time.monotonic() + ANNOUNCED_WITHIN_S
         while not (done := all(self._has_announced(rank, base) for rank in self._others)):
             if time.monotonic() > deadline:
@@ -56,7 +56,7 @@ class SiblingRanks:
         return done
 
     def await_closed(self, status: os.stat_result) -> None:
-        """Wait until no other rank on this node has a file open."""
+        """Wait, with a timeout, until no other rank on this node has a file open."""
         deadline = time.monotonic() + CLOSED_WITHIN_S
         processes = list(self._processes())
         while any(_has_open(process, status) for process in _with_children(processes)):
@@ -81,14 +81,14 @@ class SiblingRanks:
         for rank in self._others:
             try:
                 number, _, host = (self._folder / f"process.{rank}").read_text().partition(" ")
-            except OSError:  # it has not begun
+            except OSError:  # it has not started
                 continue
             if host == socket.gethostname() and int(number) != os.getpid():
                 yield int(number)
 
 
 def _with_children(processes: Collection[int]) -> Iterator[int]:
-    """Yield processes and all that they have started, such as the workers of a loader."""
+    """Yield processes and all their child processes, such as the workers of a loader."""
     waiting = [*processes]
     while waiting:
         process = waiting.pop()

@@ -92,9 +92,9 @@ class Slicing:
         mode = GlobalDraws(self.cut) if draws else None
         with as_slice(self.cut, mode, self._options):
             outputs = forward(module, *args, **kwargs)
-        if mode is not None and mode.untold:
+        if mode is not None and mode.unknown:
             raise UsageError(
-                f"{type(module).__name__} draws by its values ({', '.join(mode.untold)}). {_INSTEAD}"
+                f"{type(module).__name__} draws by its values ({', '.join(mode.unknown)}). {_INSTEAD}"
             )
         drew = not torch.equal(self._stream, torch.get_rng_state())
         if drew and not draws:

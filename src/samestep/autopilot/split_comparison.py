@@ -1,4 +1,4 @@
-"""Splits one call across the ranks, and compares what comes of it with the unsplit call."""
+"""Splits one call across the ranks, and compares its results with the unsplit call."""
 
 import traceback
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,11 @@ from samestep.autopilot.draw_plans import DrawPlan
 from samestep.autopilot.draws import FoundDraws
 from samestep.autopilot.failing_together import OtherRankFailedError, failing_together
 from samestep.autopilot.forward_reductions import read_reduction, watching_reductions
-from samestep.autopilot.guards import changed, kept_of_slice, left_behind, returned_number
+from samestep.autopilot.guards import changed, kept_of_slice, python_state, returned_number
 from samestep.autopilot.plans import Concatenated, Dims, Given, Joint, Reduced, joints_for
 from samestep.autopilot.quiet import quiet
+from samestep.autopilot.reached import is_compiled
+from samestep.autopilot.sample_reads import ReadRecord, SampleReads
 from samestep.autopilot.sides import leave, outcome
 from samestep.autopilot.slice_call import Forward, call_slice
 from samestep.autopilot.whole_call import ModuleRun, WholeCall, close, differing_buffer, eagerly
@@ -30,12 +32,12 @@ from samestep.world.world import World
 
 @dataclass(frozen=True, slots=True)
 class SplitResult:
-    """What came of a call that was split, if it is what the unsplit call gave.
+    """The results of a split call that are equal to those of the unsplit call.
 
     Args:
-        joints: how its outputs are put together.
-        outputs: its outputs.
-        draws: its random draws.
+        joints: the way to gather each output.
+        outputs: the gathered outputs.
+        draws: the plan of the random draws; None without draws.
     """
 
     joints: Mapping[Path, Joint]
@@ -44,7 +46,7 @@ class SplitResult:
 
 
 class SplitComparison:
-    """Compares split calls of one module with unsplit ones; all ranks come to the same result.
+    """Compares split calls of one module with unsplit ones; all ranks get the same result.
 
     Args:
         forward: runs the module.
@@ -55,14 +57,17 @@ class SplitComparison:
     def __init__(self, forward: Forward, module: nn.Module, world: World) -> None:
         self._forward, self._module, self._world = forward, module, world
         self._joints: dict[Path, Sequence[Joint]] | None = None
-        """The ways to put outputs together that earlier comparisons have left; None for all."""
+        """The ways to gather outputs that passed earlier comparisons; None for all."""
 
         self._inner: bool | None = None
-        """Whether samples change faster than their places in flattened draws; None if that is not known."""
+        """Whether samples vary faster than positions in flattened draws; None if unknown."""
+        self.reads = ReadRecord()
+        """The values that forward has read from its samples in the comparisons so far."""
 
     def forget(self) -> None:
-        """Allow all ways to put outputs together, and to draw, again."""
+        """Allow all ways to gather outputs and to draw again."""
         self._joints = self._inner = None
+        self.reads = ReadRecord()
 
     def split(
         self,
@@ -74,16 +79,16 @@ class SplitComparison:
         grad: bool | None = None,
         precise: AbstractContextManager[Any] | None = None,
     ) -> SplitResult | str:
-        """Return what came of the split call if it is the unsplit one, else what is wrong with it.
+        """Return the results of the split call if they equal the unsplit ones, else how they differ.
 
         Args:
-            run: runs the unsplit call.
+            run: restores the module after a failed attempt.
             given: the arguments.
-            dims: the way.
+            dims: the way: the sample dimension of each input.
             whole: the results of the unsplit call.
-            grad: whether a graph is made; None for as the script has it.
-            precise: the context that computes it in another precision, for a disturbed call; the ways to put
-                outputs together that are right there are the only ones for the next comparison.
+            grad: whether a graph is built; None keeps the script's setting.
+            precise: the context that computes a disturbed call in another precision; the next comparison is
+                limited to the ways to gather outputs that pass this one.
         """
         total = given.total(dims)
         assert total is not None
@@ -111,7 +116,9 @@ class SplitComparison:
         mode: FoundDraws | None,
         precise: AbstractContextManager[Any] | None,
     ) -> SplitResult | str:
-        outputs = None
+        # Code that torch.compile has made is not watched: the disturbed calls have run it eagerly.
+        is_watched = precise is not None or not is_compiled(self._module)
+        outputs, reads = None, SampleReads()
         watches = any(_may_be_reduced(tensor, cut.total) for tensor in whole.outputs.values())
         with watching_reductions(when=watches) as watching:
             try:
@@ -122,15 +129,21 @@ class SplitComparison:
                     precise or nullcontext(),
                     watching or nullcontext(),
                 ):
-                    outputs = call_slice(self._forward, self._module, given, cut, dims, draws=mode)
+                    own = given.cut(cut, dims)
+                    reads.follow(tensor for path, tensor in own.tensors() if path in dims)
+                    outputs = call_slice(
+                        self._forward, self._module, own, cut, draws=mode, reads=reads if is_watched else None
+                    )
             except OtherRankFailedError:
                 return "another worker's slice failed"
-            except Exception as error:  # noqa: BLE001 - a slice may be anything to a module
+            except Exception as error:  # noqa: BLE001 - a module may raise any error for a slice
                 return in_one_line(error)
             found = self._compared(run, whole, outputs, cut, keeps=precise is not None)
         if isinstance(found, str):
-            untold = "" if mode is None or not mode.untold else f" ({'; '.join(sorted(mode.untold))})"
-            return found + untold
+            unknown = "" if mode is None or not mode.unknown else f" ({'; '.join(sorted(mode.unknown))})"
+            return found + unknown
+        if whole.reads:  # equal on all ranks
+            self.reads.add(whole.reads, self._world.all_gather_objects(reads.found))
         joints, result = found
         return SplitResult(joints, result, None if mode is None else mode.plan())
 
@@ -146,7 +159,7 @@ class SplitComparison:
         number = self._number_of_slice(run, whole, outputs, cut.total)
         if number:
             return number
-        # A loss that every rank computes of all samples has the right mean, too.
+        # A loss that every rank computes from all samples would have the right mean, too.
         if keeps and self.agreed(all(close(part, whole.outputs[path]) for path, part in parts.items())):
             return "its outputs do not depend on these inputs"
         joints: dict[Path, Joint] = {}
@@ -167,7 +180,7 @@ class SplitComparison:
         return joints, result
 
     def _state_of_slice(self, run: ModuleRun, whole: WholeCall) -> str:
-        """Return what is wrong with buffers and generators after a split call; nothing if they are right."""
+        """Return how buffers and generators differ after a split call; empty if they are equal."""
         buffer = differing_buffer(run.before.buffers(), whole.buffers)
         if not self.agreed(buffer is None):
             return f"its buffers differ: it keeps statistics of its slice ({buffer or 'on another worker'})"
@@ -176,11 +189,11 @@ class SplitComparison:
         return ""
 
     def _number_of_slice(self, run: ModuleRun, whole: WholeCall, outputs: Any, total: int) -> str:
-        """Return which number beside the tensors may be a slice's, on any rank; nothing if none may."""
+        """Return the number beside tensors that may depend on the slice, on any rank; empty if none does."""
         place = returned_number(whole.returned, outputs, total)
         if not self.agreed(place is None):
             return f"its output{place or ''} is a number, which a slice may make otherwise"
-        name = kept_of_slice(whole.left, changed(run.left, left_behind(self._module)), total)
+        name = kept_of_slice(whole.left, changed(run.left, python_state(self._module)), total)
         if not self.agreed(name is None):
             return f"it keeps a number, which a slice may make otherwise ({name or 'on another worker'})"
         return ""
@@ -188,7 +201,7 @@ class SplitComparison:
     def _joints_of(
         self, path: Path, whole: Tensor, part: Tensor, cut: Cut, scale: float, *, all_of_them: bool
     ) -> list[tuple[Joint, Tensor]]:
-        """Return the ways to put an output together that give the unsplit one: the first, or all."""
+        """Return the ways to gather an output that give the unsplit one, with their results: one, or all."""
         possible = list(joints_for(whole, part, cut))
         if self._joints is not None:
             allowed = self._joints.get(path, ())
@@ -199,7 +212,7 @@ class SplitComparison:
         for joint in possible:
             try:
                 together = joint.put_together(part, cut)
-            except UsageError:  # on this rank alone, once the others have what it sends
+            except UsageError:  # on this rank alone, after the communication
                 together = None
             if self.agreed(together is not None and close(together, whole, scale=scale)):
                 assert together is not None
@@ -208,8 +221,8 @@ class SplitComparison:
                     break
         return right
 
-    def agreed(self, here: bool) -> bool:  # noqa: FBT001 - it is what all ranks are asked for
-        """Return whether something holds on all ranks; each says whether it does `here`."""
+    def agreed(self, here: bool) -> bool:  # noqa: FBT001 - the only argument
+        """Return whether all ranks have passed True."""
         flag = torch.tensor([float(here)], dtype=torch.float64, device=self._world.device)
         self._world.all_reduce(flag, op="min")
         return bool(flag.item())
@@ -224,22 +237,22 @@ def _may_be_reduced(tensor: Tensor, total: int) -> bool:
 
 
 def _kind(joint: Joint) -> Any:
-    """Return a way to put outputs together without what depends on a batch's layout in memory."""
+    """Return a way to gather outputs, without the fields that depend on a batch's layout in memory."""
     return replace(joint, order=(), expanded=()) if isinstance(joint, Concatenated) else joint
 
 
 def _form(joint: Joint, part: Tensor, cut: Cut) -> Any:
-    """Return what of a reduction must be the same on all ranks, for them to exchange it."""
+    """Return the properties of a reduction that must be equal on all ranks before they communicate."""
     found = read_reduction(part, joint.reading) if isinstance(joint, Reduced) else None
     if found is None:
         return None
-    # Several means have one weight only where each is over as many elements for each sample.
+    # Several means have a common weight only if each has a constant number of elements per sample.
     each = [round(one / cut.local, 9) for one in (found.weight, *found.others)] if found.others else []
     return found.kind, each
 
 
 def in_one_line(error: Exception) -> str:
-    """Return an error with the user's line that it was raised in."""
+    """Return an error as one line, with the line of user code that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     where = next((one for one in reversed(frames) if is_users(one.filename)), None)
     at = "" if where is None else f" ({FilePath(where.filename).name}:{where.lineno})"

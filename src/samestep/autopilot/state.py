@@ -1,4 +1,4 @@
-"""What a call of a module may change, so that it can be computed for a comparison, and taken back."""
+"""Saves and restores the state that a call of a module may change, so that calls can be compared."""
 
 import math
 import random
@@ -27,14 +27,14 @@ from samestep.autopilot.reached import (
 from samestep.watch.tree import leaves
 
 Side: TypeAlias = tuple[str, str]
-"""An attribute in which a module leaves tensors: the module's name within the one called, and its own."""
+"""An attribute to which a module assigns tensors: the name of the submodule, and that of the attribute."""
 
 
 class Changeable:
-    """The attributes, buffers and globals that calls of a module may change, as they were.
+    """A copy of the attributes, buffers and globals that calls of a module may change.
 
     Args:
-        module: whose.
+        module: the module.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -80,21 +80,21 @@ class Changeable:
         own = {f"{name} of {place}": value for (place, name), value in found if type(value) is Tensor}
         buffers = {id(buffer) for buffer in module.buffers()}
         self._named = {**dict(module.named_buffers()), **own}
-        """Buffers, and tensors that are none and may be written to in place."""
+        """Buffers, and other tensors that may be written to in place."""
         self._values = [
-            # Batch norm writes to its buffers without counting it.
-            (tensor, tensor.detach().clone(), None if id(tensor) in buffers else _version(tensor))
+            # Batch norm writes to its buffers without a new version.
+            (tensor, tensor.detach().clone(), None if id(tensor) in buffers else version_of(tensor))
             for tensor in _distinct(self._named.values())
         ]
         self._saved = {id(tensor): value for tensor, value, _ in self._values}
         self._tensors = {(name, key): _ids(value) for name, key, value in _own_attributes(module)}
 
     def restore(self) -> None:
-        """Make all of it as it was."""
+        """Restore the saved state."""
         for module, attributes, buffers, parameters in self._attributes:
             _refill(vars(module), attributes)
             if isinstance(module, torch.jit.ScriptModule):
-                continue  # its tensors stay the same objects: there is nothing to put back but their values
+                continue  # its tensors stay the same objects: only their values are restored
             _refill(module._buffers, buffers)  # noqa: SLF001
             _refill(module._parameters, parameters)  # noqa: SLF001
         self._restore_shared()
@@ -105,12 +105,12 @@ class Changeable:
                 array[...] = values
         with torch.no_grad():
             for tensor, value, version in self._values:
-                if (version is None or _version(tensor) != version) and not _equal(tensor, value):
-                    # As `data`: a graph that an earlier call has left does not take it for a change.
+                if (version is None or version_of(tensor) != version) and not _equal(tensor, value):
+                    # Through `data`, so that the graph of an earlier call does not count it as a change.
                     tensor.data.copy_(value)
 
     def _restore_shared(self) -> None:
-        """Make globals, variables of closures and class attributes as they were."""
+        """Restore globals, variables of closures, class attributes, generators and objects."""
         for names, name, value in self._globals:
             names[name] = value
         for cell, value in self._cells:
@@ -123,29 +123,29 @@ class Changeable:
         restore_records(self._records)
 
     def buffers(self) -> dict[str, Tensor]:
-        """Return copies of the tensors that may be written to in place, as they are now."""
+        """Return copies of the current values of the tensors that may be written to in place."""
         now = {**self._named, **dict(self._module.named_buffers())}
         return {name: tensor.detach().clone() for name, tensor in now.items()}
 
     def versions(self) -> list[int | None]:
-        """Return how often each tensor was written to."""
-        return [_version(tensor) for tensor in self._named.values()]
+        """Return the version of each tensor: the number of writes to it."""
+        return [version_of(tensor) for tensor in self._named.values()]
 
     def rewritten(self, since: Sequence[int | None]) -> str | None:
-        """Return the name of a tensor that was written to and holds what it held, if there is one.
+        """Return the name of a tensor that was written to and has the same values as before, if there is one.
 
-        A running maximum that the check did not reach says nothing of the batches that will.
+        Such a write is not comparable: a running maximum may be exceeded in a later batch only.
 
         Args:
-            since: `versions` before.
+            since: the earlier result of `versions`.
         """
         for (name, tensor), version in zip(self._named.items(), since, strict=True):
-            if _version(tensor) != version and _equal(tensor, self._saved[id(tensor)]):
+            if version_of(tensor) != version and _equal(tensor, self._saved[id(tensor)]):
                 return name
         return None
 
     def counting_tensors(self) -> list[Tensor]:
-        """Return the tensors of one number that has changed by an integer, but for batch norm's."""
+        """Return the tensors of one element that has changed by an integer, except batch norm's."""
         return [
             tensor
             for name, tensor in self._named.items()
@@ -155,7 +155,7 @@ class Changeable:
         ]
 
     def left(self) -> dict[Side, Any]:
-        """Return the attributes in which there are tensors that were not there before."""
+        """Return the attributes that hold new tensors."""
         return {
             (name, key): value
             for name, key, value in _own_attributes(self._module)
@@ -164,13 +164,13 @@ class Changeable:
 
 
 def refill(container: Any, contents: Any) -> None:
-    """Give a list, a deque, a dict or a set other contents."""
+    """Replace the contents of a list, a deque, a dict or a set."""
     container.clear()
     container.extend(contents) if isinstance(container, list | deque) else container.update(contents)
 
 
 def restore_records(records: Sequence[tuple[Any, dict[str, Any]]]) -> None:
-    """Give records the fields that they had."""
+    """Restore the fields of objects."""
     for record, fields in records:
         for name in getattr(record, "__dict__", {}).keys() - fields.keys():
             object.__delattr__(record, name)
@@ -179,7 +179,7 @@ def restore_records(records: Sequence[tuple[Any, dict[str, Any]]]) -> None:
 
 
 def _own_fields(owner: Any) -> dict[str, Any]:
-    """Return what a class or a module holds beside functions and classes."""
+    """Return the attributes of a class or a Python module, except functions and classes."""
     if isinstance(owner, type) and issubclass(owner, nn.Module):
         own = vars(owner).items()
         return {name: one for name, one in own if not name.startswith("__") and not callable(one)}
@@ -187,7 +187,7 @@ def _own_fields(owner: Any) -> dict[str, Any]:
 
 
 def is_generator(value: Any) -> bool:
-    """Return whether a value is a random generator of the script's own."""
+    """Return whether a value is a random generator object."""
     return isinstance(value, (torch.Generator, random.Random, np.random.Generator, np.random.RandomState))
 
 
@@ -214,8 +214,8 @@ def set_generator_state(generator: Any, state: Any) -> None:
         generator.set_state(state)
 
 
-def _version(tensor: Tensor) -> int | None:
-    """Return how often a tensor was written to; None where torch does not count it."""
+def version_of(tensor: Tensor) -> int | None:
+    """Return the version of a tensor; None for an inference tensor, which has none."""
     return None if tensor.is_inference() else tensor._version  # noqa: SLF001
 
 
@@ -239,7 +239,7 @@ def _distinct(values: Any) -> Iterator[Any]:
 
 
 def _own_attributes(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
-    """Yield what the classes of a module and of those in it have added to torch's own attributes."""
+    """Yield the attributes of a module and its submodules that `nn.Module` does not define."""
     for name, one in module.named_modules():
         yield from ((name, key, value) for key, value in vars(one).items() if key not in _TORCHS)
 

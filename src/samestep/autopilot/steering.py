@@ -3,12 +3,10 @@
 import functools
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -43,8 +41,11 @@ from samestep.autopilot.recomputed import checkpoints_of_slices
 from samestep.autopilot.seeds import seeded_alike
 from samestep.autopilot.sibling_ranks import SiblingRanks
 from samestep.autopilot.slicing import Slicing, losses_of_slices
+from samestep.base.owned_folders import owned_folder
+from samestep.base.streams import write_stderr
 from samestep.collectives.by_algorithm import ByAlgorithm, by_algorithm
 from samestep.collectives.one_host import on_one_host
+from samestep.watch.watchdog import is_waiting
 from samestep.world.join import join
 from samestep.world.world import World
 
@@ -105,7 +106,7 @@ def steered(run: Callable[[], E], *, guarded: bool = True, options: Options = DE
         if world.place.size > 1 and guarded and not ended.exit_code:
             account.check_shared(world.place.size, advice)
         if world.place.is_main:
-            sys.stderr.write("".join(f"samestep: {line}\n" for line in account.lines()))
+            write_stderr("".join(f"samestep: {line}\n" for line in account.lines()))
         if world.place.size > 1:
             _let_main_write(world, waits=ended.was_asked_for)
     return ended
@@ -132,7 +133,8 @@ def _let_main_write(world: World, *, waits: bool) -> None:
     if not world.place.is_main:
         deadline = time.monotonic() + _PATIENCE_S
         with suppress(RuntimeError):  # rank 0 is gone, and the store with it
-            while waits and time.monotonic() < deadline and not store.check([_WRITTEN]):
+            # Where rank 0 waits in a collective, it waits for this rank.
+            while waits and time.monotonic() < deadline and not (store.check([_WRITTEN]) or is_waiting(0)):
                 time.sleep(0.005)
         return
     with suppress(Exception):  # the script may have closed it, or put another in its place
@@ -250,10 +252,9 @@ def _writing_once(world: World, options: Options, common: CommonFolder) -> Itera
     is_sharing = rank in common.sharing
     if is_sharing:
         siblings.register()
-    private = tempfile.TemporaryDirectory(prefix="samestep-", ignore_cleanup_errors=True)
-    with private as place, nullcontext() if is_shown else silenced():
+    with owned_folder() as place, nullcontext() if is_shown else silenced():
         overlay = Overlay(
-            Path(place),
+            place,
             journal,
             ReplayedListings(journal) if is_sharing else None,
             siblings.announce if is_sharing else lambda _: None,

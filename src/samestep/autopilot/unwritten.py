@@ -1,4 +1,4 @@
-"""Keeps calls that are computed for a comparison from changing files: a log would have their lines too."""
+"""Prevents calls that are computed for a comparison from changing files, such as a log."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -6,15 +6,17 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from samestep.autopilot.file_paths import is_device
+
 _is_comparing: ContextVar[bool] = ContextVar("samestep_comparing", default=False)
 _FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _READ = frozenset(
     [
-        *("asked", "asked_itself", "listed", "scanned", "entered", "current", "current_bytes"),
+        *("inspected", "link_inspected", "listed", "scanned", "entered", "current", "current_bytes"),
         *("second_read", "first_read", "mapped", "temporary_made", "temporary_opened"),
     ]
 )
-"""Methods of `file_calls` that change no files of the script's."""
+"""Methods in the table of `file_calls` that do not change the script's files."""
 
 
 class WritesFileError(Exception):
@@ -23,10 +25,10 @@ class WritesFileError(Exception):
 
 @contextmanager
 def changing_no_files() -> Iterator[None]:
-    """Within, it is an error that the calling thread changes a file by way of `file_calls`.
+    """Make it an error that the calling thread changes a file through `file_calls`.
 
     Raises:
-        WritesFileError: it was about to.
+        WritesFileError: the thread was about to change a file.
     """
     token = _is_comparing.set(True)
     try:
@@ -39,19 +41,19 @@ def refuse_change(method: str, arguments: Sequence[Any]) -> None:
     """Raise `WritesFileError` if a redirected function is about to change a file within a comparison.
 
     Args:
-        method: of the handler that the function is redirected to.
-        arguments: of the function.
+        method: the method of the handler to which the function is redirected.
+        arguments: the arguments of the function.
     """
     if not _is_comparing.get() or method in _READ:
         return
     second = arguments[1] if len(arguments) > 1 else None
-    if method in ("opened", "file_io"):
-        if second is None or not set(str(second)) & set("wax+") or _is_device(arguments[0]):
+    if method == "file_io":
+        if second is None or not set(str(second)) & set("wax+") or _is_no_file(arguments[0]):
             return
     elif method == "opened_low" and isinstance(second, int) and not second & _FLAGS:
         return
     raise WritesFileError
 
 
-def _is_device(path: Any) -> bool:
-    return isinstance(path, int) or os.fsdecode(path).startswith("/dev/")
+def _is_no_file(path: Any) -> bool:
+    return isinstance(path, int) or is_device(os.fsdecode(path))

@@ -1,4 +1,4 @@
-"""Runs a call of the whole batch for comparison, on every rank, and takes back what it changed."""
+"""Runs unsplit calls for comparison, on every rank, and restores the state that they change."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,39 +11,41 @@ from torch import Tensor, nn
 
 from samestep.autopilot.draw_plans import RecordedDraw
 from samestep.autopilot.draws import RecordedDraws
-from samestep.autopilot.guards import Attributes, changed, left_behind
-from samestep.autopilot.plans import Given
+from samestep.autopilot.guards import Attributes, changed, python_state
+from samestep.autopilot.plans import Dims, Given
 from samestep.autopilot.quiet import quiet
 from samestep.autopilot.reached import PLAIN, fields_of, is_compiled, is_record, walked
+from samestep.autopilot.sample_reads import Reads, SampleReads
 from samestep.autopilot.sides import outcome
-from samestep.autopilot.slice_call import Forward
+from samestep.autopilot.slice_call import WRITES_INPUT, Forward, versions_of
 from samestep.autopilot.state import Changeable, Side, restore_records
 from samestep.watch.drawn import Drawn
 from samestep.watch.tree import Path, leaves
 
 RELATIVE = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-"""The largest difference that rounding makes, of the largest value. Single precision: 1e-4."""
+"""The tolerated rounding, relative to the largest value. Single precision: 1e-4."""
 _OF_SCALE = {torch.float64: 1e-11, torch.complex128: 1e-11, torch.float16: 1e-3, torch.bfloat16: 1e-2}
-"""The same, of the scale of what it was computed from: values may cancel. Single precision: 1e-6."""
+"""The tolerated rounding, relative to the operands, which may cancel. Single precision: 1e-6."""
 
 
 @dataclass(frozen=True, slots=True)
 class WholeCall:
-    """The results of a call of the whole batch.
+    """The results of an unsplit call.
 
     Args:
-        outputs: copies of the tensors that it returned, and left in attributes.
-        tensors: the same with their graphs; none where gradients were off.
-        sides: the attributes in which it left tensors.
-        buffers: the buffers after it.
-        drawn: the state of the random generators after it.
-        returned: the outputs as they were given.
-        left: what it left beside tensors.
-        draws: the random draws it made.
-        writes: why it cannot be split, if it writes into its arguments, into its parameters, or into buffers
-            without an effect that could be compared.
-        printed: whether it printed.
-        scale: the largest value among outputs, inputs and parameters: what rounding is compared with.
+        outputs: copies of the tensors that the call returned or assigned to attributes.
+        tensors: the same tensors with their graphs; empty if gradients were disabled.
+        sides: the attributes to which the call assigned tensors.
+        buffers: the buffers after the call.
+        drawn: the state of the random generators after the call.
+        returned: the outputs as `forward` returned them.
+        left: the changed state beside tensors.
+        draws: the random draws of the call.
+        writes: the reason why it cannot be split, if it writes into its arguments, into its parameters, or
+            into buffers without an effect that could be compared.
+        printed: whether the call printed.
+        scale: the largest value among outputs, inputs and parameters, as a reference for rounding.
+        reads: the values that the call read from its samples.
     """
 
     outputs: Mapping[Path, Tensor]
@@ -57,10 +59,11 @@ class WholeCall:
     writes: str
     printed: bool
     scale: float
+    reads: Reads
 
     @property
     def flaw(self) -> str:
-        """Why nothing can be compared with these results; empty where something can."""
+        """The reason why nothing can be compared with these results; empty if there is none."""
         finite = (bool(torch.isfinite(one).any()) for one in self.outputs.values() if one.numel())
         return "" if all(finite) else "its outputs are not finite"
 
@@ -71,22 +74,24 @@ class ModuleRun:
     Args:
         forward: runs the module.
         module: the module.
-        device: of this rank.
+        device: the device of this rank.
     """
 
     def __init__(self, forward: Forward, module: nn.Module, device: torch.device) -> None:
         self._forward, self.module, self._device = forward, module, device
         self.before = Changeable(module)
         self.drawn = Drawn.now(device)
-        self.left = left_behind(module)
+        self.left = python_state(module)
+        self.dims: Dims = {}
+        """The way to split whose sample reads are recorded; empty for none."""
 
     def restore(self) -> None:
-        """Leave the module and the generators as they were at first."""
+        """Restore the initial state of the module and the generators."""
         self.before.restore()
         self.drawn.restore()
 
     def recorded(self, given: Given, *, grad: bool = False) -> WholeCall | None:
-        """As `whole`, with the shapes of random draws; None if it draws others when they are recorded."""
+        """Return the results as `whole` does, with the random draws; None if recording changes the draws."""
         whole = self.whole(given, grad=grad)
         if self.drawn.same(whole.drawn):
             return whole
@@ -102,33 +107,36 @@ class ModuleRun:
         versions: Sequence[int | None],
     ) -> str:
         if not is_same:
-            return "it writes into what it is given"
+            return f"it {WRITES_INPUT}"
         if _sums(self.module) != parameters:
             return "it writes into its parameters"
         name = self.before.rewritten(versions)
         return "" if name is None else f"it writes to {name}, and what it writes could not be compared"
 
     def whole(self, given: Given, *, grad: bool = False, records: bool = False) -> WholeCall:
-        """Return the results of a call of the whole batch; the module stays as it leaves it.
+        """Return the results of an unsplit call; do not restore the module.
 
         Args:
-            given: its arguments; they are not changed.
-            grad: whether a graph is made.
-            records: whether the shapes of random draws are recorded; compiled code is run eagerly then.
+            given: the arguments of the call; they are not changed.
+            grad: whether a graph is built.
+            records: whether the shapes of random draws are recorded; compiled code then runs eagerly.
         """
         recorder = RecordedDraws() if records else None
         copied = given.copied()
         own = given if grad else copied
         form, records_in = form_of(own), records_of(own)
-        parameters, versions = _sums(self.module), self.before.versions()
+        parameters, versions, given_versions = _sums(self.module), self.before.versions(), versions_of(own)
+        reads = SampleReads()
+        reads.follow(tensor for path, tensor in own.tensors() if path in self.dims)
         with (
             torch.set_grad_enabled(grad),
             quiet() as printed,
             eagerly(self.module, when=records),
             recorder or nullcontext(),
+            reads if self.dims else nullcontext(),
         ):
             returned = self._forward(self.module, *own.args, **own.kwargs)
-        is_same = form_of(own) == form
+        is_same = form_of(own) == form and versions_of(own) == given_versions
         restore_records(records_in)
         sides = tuple(self.before.left())
         found = dict(leaves(outcome(self.module, returned, sides)))
@@ -139,7 +147,7 @@ class ModuleRun:
             buffers=self.before.buffers(),
             drawn=Drawn.now(self._device),
             returned=returned,
-            left=changed(self.left, left_behind(self.module)),
+            left=changed(self.left, python_state(self.module)),
             draws=() if recorder is None else tuple(recorder.shapes),
             writes=self._writes(
                 is_same=is_same and copied.same(given), parameters=parameters, versions=versions
@@ -148,11 +156,12 @@ class ModuleRun:
             scale=largest(
                 *found.values(), *(tensor for _, tensor in given.tensors()), *self.module.parameters()
             ),
+            reads=reads.found,
         )
 
 
 def form_of(given: Given) -> list[Any]:
-    """Return what a call may change of its arguments beside tensors: lengths, keys, numbers, fields."""
+    """Return the state of arguments, beside tensors, that a call may change: lengths, keys, fields."""
     found: list[Any] = []
     for key, value in walked("", (given.args, dict(given.kwargs))):
         sized = len(value) if isinstance(value, (list, dict, set, deque)) else None
@@ -163,13 +172,13 @@ def form_of(given: Given) -> list[Any]:
 
 
 def records_of(given: Given) -> list[tuple[Any, dict[str, Any]]]:
-    """Return the records among the arguments, which are the script's own, with their fields."""
+    """Return the objects of user-defined classes among the arguments, with their fields."""
     values = (value for _, value in walked("", (given.args, dict(given.kwargs))))
     return [(one, fields_of(one)) for one in values if not isinstance(one, PLAIN) and is_record(one)]
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    """Return a copy, in the layout of the tensor, where that is one without memory of its own."""
+    """Return a copy of a tensor; dimensions that are expanded stay so."""
     value = tensor.detach()
     expanded = [dim for dim in range(value.dim()) if value.stride(dim) == 0 and value.size(dim) > 1]
     sizes = value.shape
@@ -179,7 +188,7 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def _sums(module: nn.Module) -> list[float]:
-    """Return two sums over each parameter, to find out whether it is written to."""
+    """Return two sums over each parameter, to detect whether it is written to."""
     found = []
     for one in module.parameters():
         if one.numel():
@@ -193,7 +202,7 @@ def close(one: Tensor, other: Tensor, *, scale: float = 0.0) -> bool:
 
     Args:
         one: a tensor.
-        other: what it should be.
+        other: the expected tensor.
         scale: the size of the values that they were computed from, which may have cancelled.
     """
     if one.shape != other.shape or one.dtype != other.dtype:
@@ -222,7 +231,7 @@ def largest(*tensors: Tensor) -> float:
 def differing_buffer(kept: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> str | None:
     """Return the name of a buffer that differs by more than rounding, if there is one.
 
-    A running mean that is zero but for rounding is compared with the spread of what it is the mean of.
+    A running mean that is zero but for rounding is compared relative to the running standard deviation.
     """
     for name, value in whole.items():
         owner = name.rpartition(".")[0]
@@ -235,7 +244,7 @@ def differing_buffer(kept: Mapping[str, Tensor], whole: Mapping[str, Tensor]) ->
 
 @contextmanager
 def eagerly(module: nn.Module, *, when: bool) -> Iterator[None]:
-    """Let compiled code of a module run as if it were not compiled."""
+    """Run compiled code of a module eagerly, if `when` is set."""
     if not (when and is_compiled(module)):
         yield
         return

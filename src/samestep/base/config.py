@@ -4,20 +4,16 @@ It lies at ``~/.config/samestep/config.toml``, or below ``XDG_CONFIG_HOME``. Eac
 dataclass, whose fields are its keys; a key may be spelled with dashes or underscores.
 """
 
-import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from samestep.base.documents import TOML_BYTES, parse_toml
 from samestep.base.env import Environment
 from samestep.base.errors import UsageError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from samestep.base.regular_files import read_text
 
 TABLES = ("slurm", "mpi")
 """The tables there may be; see `samestep.submit.site`."""
@@ -39,12 +35,12 @@ def read_toml(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
         UsageError: it cannot be read, or is no TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(read_text(path, most=TOML_BYTES))
     except OSError as error:
         if missing_ok and isinstance(error, FileNotFoundError):
             return {}
         raise UsageError(f"cannot read the configuration {path}: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UsageError(f"the configuration {path} is no TOML: {error}.") from None
 
 

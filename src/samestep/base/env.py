@@ -5,6 +5,7 @@ be tested from a recording.
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeAlias
@@ -12,6 +13,9 @@ from typing import TypeAlias
 from samestep.base.errors import DetectionError
 
 Environment: TypeAlias = Mapping[str, str]
+
+_DIGITS = 10
+"""Of the largest number that a launcher counts to."""
 
 HASH_SEED = "PYTHONHASHSEED"
 FIXED_HASH_SEED: Environment = {HASH_SEED: "0"}
@@ -27,15 +31,19 @@ def integer(env: Environment, name: str) -> int | None:
     """Return variable `name` as a whole number, or None where it is absent or empty.
 
     Raises:
-        DetectionError: the variable is set, but not to a whole number.
+        DetectionError: the variable is set, but not to a whole number of a size that can be.
     """
     text = env.get(name, "").strip()
     if not text:
         return None
-    try:
-        return int(text)
-    except ValueError:
-        raise DetectionError(f"{name}={text!r} is not a whole number. Unset it, or set it to one.") from None
+    if re.fullmatch(r"[+-]?[0-9]+", text) is None:  # int() reads other scripts' digits too
+        raise DetectionError(f"{name}={text!r} is not a whole number. Unset it, or set it to one.")
+    if len(text) > _DIGITS:
+        raise DetectionError(
+            f"{name}={text} is too large: no launcher counts to a number of {len(text)} digits. Unset it, or "
+            "set it right."
+        )
+    return int(text)
 
 
 def export(values: Mapping[str, str]) -> None:

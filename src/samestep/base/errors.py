@@ -17,6 +17,9 @@ Every message says what was found, with the values, and what to do next. The com
 without a traceback and exits with `exit_code`.
 """
 
+_LONGEST = 900
+"""Characters of a message that is printed whole; it may quote a file or a flag of any length."""
+
 PUT_OFF = 75
 """The exit code of a run that was asked to stop and can go on later: EX_TEMPFAIL of sysexits.h."""
 
@@ -74,3 +77,19 @@ class WorkerFailed(Error):  # noqa: N818 - reads as the event it is
     def __init__(self, message: str, *, exit_code: int = 1) -> None:
         super().__init__(message)
         self.exit_code = exit_code or 1
+
+
+def one_line(message: str) -> str:
+    r"""Return a message as one line for a terminal, whatever it quotes.
+
+    Args:
+        message: may contain line ends, control characters and a quoted value of any length.
+
+    >>> print(one_line("cannot read 'a\x1b[31m'\n  again"))
+    cannot read 'a\x1b[31m' again
+    """
+    words = " ".join(message.split())
+    line = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in words)
+    if len(line) <= _LONGEST:
+        return line
+    return f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"  # what failed, and what to do

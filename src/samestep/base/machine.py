@@ -12,6 +12,7 @@ from pathlib import Path
 from samestep.base import env
 from samestep.base.cgroup import cpu_limit, memory_limit
 from samestep.base.env import Environment
+from samestep.base.units import whole
 
 _SYS_CPU = Path("/sys/devices/system/cpu")
 
@@ -156,7 +157,7 @@ def _granted(environment: Environment) -> int | None:
     """Return the processors of a Slurm job on this node; not every site has the kernel hold to them."""
     told = environment.get("SLURM_CPUS_ON_NODE", "")
     on_its_node = "SLURMD_NODENAME" in environment  # a shell of salloc may be elsewhere
-    return int(told) if on_its_node and told.isdecimal() and int(told) else None
+    return (whole(told) or None) if on_its_node else None
 
 
 def _affinity(machine_cpus: int) -> Collection[int]:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.base.machine import machine
+from samestep.base.own_names import write_whole
 
 SCHEMA = 1
 """The version of every record's form; told in each record as ``schema``."""
@@ -26,17 +26,18 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def write_json(path: Path, record: Mapping[str, Any]) -> None:
+def write_json(path: Path, record: Mapping[str, Any], *, identity: str | None = None) -> None:
     """Write `record` to `path`, over several lines, as `json_line` does on one.
 
     A reader finds the old file or the new one, never half of one.
+
+    Args:
+        path: the file.
+        record: what to write.
+        identity: of the run that writes to the folder; see `write_whole`.
     """
-    draft = path.with_name(f".{path.name}.draft-{os.getpid()}")
-    try:
-        draft.write_text(json.dumps(_finite(record), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)  # half of one takes room where a disk is full
+    text = json.dumps(_finite(record), indent=2, allow_nan=False)
+    write_whole(path, [text, "\n"], identity=identity)
 
 
 def json_line(record: Mapping[str, Any]) -> str:

@@ -4,6 +4,12 @@ import re
 
 from samestep.base.errors import UsageError
 
+LONGEST_S = 1e9
+"""Of a time to wait, in seconds: thirty years, and about what threads and sockets can wait at most."""
+
+MOST_WORKERS = 2**16
+"""Of one job: a larger number is a slip of the keyboard, and each is planned for."""
+
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 _DECIMAL = ("", "k", "M", "G", "T")
@@ -16,10 +22,21 @@ def bytes_of(flag: str, text: str) -> int:
     Raises:
         UsageError: it is none.
     """
-    found = re.fullmatch(r"(\d+)([KMG]?)(?:I?B)?", text.strip().upper())
+    found = re.fullmatch(r"([0-9]{1,18})([KMG]?)(?:I?B)?", text.strip().upper())
     if found is None or not int(found[1]):
         raise UsageError(f"{flag} {text!r} is no size such as 4, 64K or 25MiB.")
     return int(found[1]) << _UNITS[found[2]]
+
+
+def whole(text: str) -> int | None:
+    """Return the whole number that a text of at most 18 digits is, or None.
+
+    Python's own `int` also reads other scripts' digits, underscores, and numbers too large for anything.
+
+    >>> whole("12"), whole("-1"), whole("\u0663")
+    (12, None, None)
+    """
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
 def counted(number: int, thing: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from samestep.base.errors import UsageError
-from samestep.base.units import bytes_of
+from samestep.base.units import LONGEST_S, bytes_of
 
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "reduce", "gather", "scatter")
 SYNCS = ("naive", "ring", "reference", "bucketed", "flat", "ddp", "exact", "data_parallel")
@@ -43,9 +43,9 @@ class Request:
             raise UsageError(f"--dtype {self.dtype!r} is none of {', '.join(DTYPES)}.")
         if self.rounds is not None and self.rounds < 1:
             raise UsageError(f"--rounds {self.rounds}: there must be at least one.")
-        if not 0 < self.seconds < float("inf"):
+        if not 0 < self.seconds <= LONGEST_S:
             raise UsageError(f"--seconds {self.seconds:g} is no time to measure for: give some, such as 2.")
-        if not 0 < self.timeout_s < float("inf"):
+        if not 0 < self.timeout_s <= LONGEST_S:
             raise UsageError(f"--timeout {self.timeout_s:g} is no time to wait: give seconds, such as 30.")
 
 

@@ -4,12 +4,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from math import prod
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from samestep.base.errors import UsageError
+from samestep.base.machine import machine
+from samestep.base.units import bytes_text
 from samestep.collectives.algorithms import ALL_REDUCE
 from samestep.collectives.one_host import OneHostWorld, on_one_host
 from samestep.exact.shards import Exact
@@ -39,6 +42,12 @@ class Problem:
     def __post_init__(self) -> None:
         if self.batch_per_worker < 2:
             raise UsageError(f"--batch-per-worker {self.batch_per_worker}: batch norm needs 2 or more.")
+        needed, there = 4 * prod(self.images) * self.batch_per_worker, machine().memory_bytes
+        if needed > there:
+            raise UsageError(
+                f"--batch-per-worker {self.batch_per_worker} takes {bytes_text(needed)} for its images, and "
+                f"this machine has {bytes_text(there)} of memory. Use fewer."
+            )
         with torch.device("meta"):
             build(self.model, shape=self.images, classes=CLASSES)
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from samestep.base.errors import CheckpointError
-from samestep.checkpoint.choose import folder_of
+from samestep.checkpoint.choose import folder_of, free_folder
 from samestep.checkpoint.files import make, tidy
 from samestep.checkpoint.retain import Keep, prune
 from samestep.checkpoint.save import write_staged
@@ -49,12 +49,12 @@ class Writer:
         self.failure: str | None = None
         """Why the write that ended last has failed; None where it did not."""
         self.warning: str | None = None
-        """Which old checkpoints could not be deleted after the newest, and why: no failure."""
+        """What was left alone though it has a name of ours, or could not be deleted, and why: no failure."""
         self._stage = Stage()
         self._thread: threading.Thread | None = None
         try:
             make(folder)
-            tidy(folder)
+            self.warning = tidy(folder)
         except OSError as error:
             raise CheckpointError(f"cannot write checkpoints to {folder}: {error.strerror}.") from error
 
@@ -113,6 +113,7 @@ class Writer:
         _step_back()
         folder = folder_of(self.folder, step)
         try:
+            folder = free_folder(self.folder, step)
             self._stage.settle()
             self.newest = write_staged(snapshot, folder)
             self.failure = None

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samestep.base.errors import CheckpointError
+from samestep.base.regular_files import lies_at
 from samestep.checkpoint.files import restore
-from samestep.checkpoint.manifest import MANIFEST
+from samestep.checkpoint.layout import MANIFEST, STATE
+from samestep.checkpoint.own import OwnFolders
 from samestep.checkpoint.read import read
 from samestep.checkpoint.snapshot import Snapshot
 
-_NAME = re.compile(r"step-(\d+)")
+_NAME = re.compile(r"step-(?P<step>0|[1-9][0-9]*)(?:\.(?P<count>[1-9][0-9]*))?")
 _SET_ASIDE = re.compile(r"left-step-\d+(\.\d+)?")
 
 
@@ -29,14 +31,55 @@ def folder_of(parent: Path, step: int) -> Path:
     return parent / f"step-{step}"
 
 
-def steps_in(parent: Path) -> list[int]:
-    """Return the steps of which `parent` holds something that is called a checkpoint, the newest first."""
-    if not parent.is_dir():
+def free_folder(parent: Path, step: int) -> Path:
+    """Return where this run may write the checkpoint of a step.
+
+    That is ``step-N``, or ``step-N.2`` where something is in its place that this run has not made.
+
+    Raises:
+        OSError: `parent` cannot be read or written.
+    """
+    own, path, count = OwnFolders.claim(parent), folder_of(parent, step), 1
+    while lies_at(path) and own.foreign(path.name) is not None:
+        count += 1
+        path = parent / f"step-{step}.{count}"
+    return path
+
+
+def step_of(name: str) -> int | None:
+    """Return the step in the name of a checkpoint; None for a name that samestep does not give.
+
+    >>> [step_of(name) for name in ("step-7", "step-7.2", "step-007", "left-step-7")]
+    [7, 7, None, None]
+    """
+    match = _NAME.fullmatch(name)
+    return int(match["step"]) if match else None
+
+
+def checkpoints_in(parent: Path) -> list[Path]:
+    """Return what `parent` holds that is called a checkpoint, the newest first.
+
+    Raises:
+        CheckpointError: `parent` cannot be read.
+    """
+    try:
+        found = [(match, path) for path in parent.iterdir() if (match := _NAME.fullmatch(path.name))]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    found = (_NAME.fullmatch(path.name) for path in parent.iterdir())
-    # Of step-7 and step-007 only the first is a name that samestep gives.
-    steps = {int(match[1]) for match in found if match and match[0] == f"step-{int(match[1])}"}
-    return sorted(steps, reverse=True)
+    except OSError as error:
+        raise CheckpointError(f"the checkpoints in {parent} cannot be read: {error.strerror}.") from error
+    found.sort(key=lambda one: (int(one[0]["step"]), int(one[0]["count"] or 1)), reverse=True)
+    return [path for _, path in found]
+
+
+def steps_in(parent: Path) -> list[int]:
+    """Return the steps of which `parent` holds something that is called a checkpoint, the newest first.
+
+    Raises:
+        CheckpointError: `parent` cannot be read.
+    """
+    steps = (step_of(path.name) for path in checkpoints_in(parent))
+    return list(dict.fromkeys(step for step in steps if step is not None))
 
 
 def newest_valid(folder: Path) -> Chosen:
@@ -49,7 +92,7 @@ def newest_valid(folder: Path) -> Chosen:
     if _is_single(folder):
         return Chosen(folder, read(folder))
     refused: list[tuple[Path, str]] = []
-    for path in (folder_of(folder, step) for step in steps_in(folder)):
+    for path in checkpoints_in(folder):
         found = _read_as_named(path)
         if isinstance(found, Snapshot):
             return Chosen(path, found, tuple(refused))
@@ -63,12 +106,12 @@ def newest_valid(folder: Path) -> Chosen:
 def is_bare(folder: Path) -> bool:
     """Return whether there is no checkpoint yet in `folder`, whole or damaged, and it is none itself."""
     _restore_all(folder)
-    return not steps_in(folder) and not (folder.exists() and _is_single(folder))
+    return not steps_in(folder) and not (lies_at(folder) and _is_single(folder))
 
 
 def _is_single(folder: Path) -> bool:
     """Whether `folder` is to be one checkpoint, not a place of several: by its manifest, or else its name."""
-    if (folder / MANIFEST).exists():
+    if lies_at(folder / MANIFEST):
         return True
     named = _NAME.fullmatch(folder.name) or _SET_ASIDE.fullmatch(folder.name)
     return named is not None and not steps_in(folder)
@@ -76,7 +119,7 @@ def _is_single(folder: Path) -> bool:
 
 def _restore_all(folder: Path) -> None:
     """Give what was being replaced its name again: `folder` itself, or one in it."""
-    if _NAME.fullmatch(folder.name) and not folder.exists():
+    if _NAME.fullmatch(folder.name) and not lies_at(folder):
         restore(folder.parent, name=folder.name)
     restore(folder)
 
@@ -88,6 +131,8 @@ def _read_as_named(path: Path) -> Snapshot | str:
     except CheckpointError as error:
         return str(error)
     step = snapshot.state.get("step")
-    if path.name != f"step-{step}":  # the newest is chosen by name
+    if type(step) is not int:
+        return f"{path / STATE} has {step!r:.40} as its step, which is no whole number."
+    if step_of(path.name) != step:  # the newest is chosen by name
         return f"{path} holds step {step}: it was renamed. Give it its own name again."
     return snapshot

@@ -5,6 +5,8 @@ from pathlib import Path
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from samestep.checkpoint.choose import step_of
+
 _begun: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """From which checkpoint the weights of a model are, until the next one of them; by its first parameter, which
 stays the same when the model is wrapped or compiled."""
@@ -31,8 +33,8 @@ def last_of_course(model: nn.Module, folder: Path, *, step: int) -> int:
     """
     for key in _keys(model):
         if key in _begun and _begun[key].parent == folder.resolve():
-            name, _, number = _begun[key].name.partition("-")
-            return min(step, int(number)) if name == "step" and number.isdecimal() else step
+            begun = step_of(_begun[key].name)
+            return step if begun is None else min(step, begun)
     return step
 
 

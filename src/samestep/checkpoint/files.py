@@ -1,91 +1,19 @@
 """Folders on disk that are whole or absent: a reader finds the old one or the new one, never half of one.
 
-What a process had in hand when it was killed has a name that begins with a dot, and says what it is::
-
-    .step-120.draft-4711    was being written: worthless
-    .step-120.old-4711      was being replaced: takes its name again, unless the new one has it
-    .step-120.gone-4711     was being deleted: worthless
-
-`tidy` is for the next writer, `restore` for whoever reads before there is one.
+What a process had in hand when it was killed has a hidden name. `tidy` removes it for the next writer, and
+`restore` gives what was being replaced its name again, also for a reader that comes before the next writer.
+Neither touches what this run has not made; see `samestep.checkpoint.own`.
 """
 
 import errno
-import hashlib
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
-_HIDDEN = re.compile(r"\.(?P<name>.+)\.(?P<kind>draft|old|gone)-\d+")
-_PIECE = 1 << 20
-"""Bytes hashed and written at a time: they are still in the processor's cache when they are written."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seal:
-    """What the bytes of a file are known by."""
-
-    bytes: int
-    sha256: str
-
-
-class SealedFile:
-    """A new file that is hashed while it is written, so that nothing has to be read back.
-
-    A context manager; `seal` stands once the block has ended well, and then the bytes are on disk.
-
-    Args:
-        path: must not exist.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._stream = path.open("xb")
-        self._digest = hashlib.sha256()
-        self._bytes = 0
-        self._failed: OSError | None = None
-
-    @property
-    def seal(self) -> Seal:
-        """Size and digest of what has been written so far."""
-        return Seal(self._bytes, self._digest.hexdigest())
-
-    def write(self, data: bytes | memoryview) -> int:
-        """Append `data`, of which any buffer will do. Long ones let other threads run meanwhile."""
-        view = memoryview(data).cast("B")
-        try:
-            for start in range(0, len(view), _PIECE):
-                piece = view[start : start + _PIECE]
-                self._digest.update(piece)
-                self._stream.write(piece)
-        except OSError as error:
-            self._failed = error
-            raise
-        self._bytes += len(view)
-        return len(view)
-
-    def flush(self) -> None:
-        """Hand everything to the system."""
-        self._stream.flush()
-
-    def __enter__(self) -> "SealedFile":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if error is None:
-                self._stream.flush()
-                os.fsync(self._stream.fileno())
-        finally:
-            # A full disk is told once: closing would try to write the rest again.
-            with suppress(OSError):
-                self._stream.close()
-        if self._failed is not None and error is not self._failed:
-            raise self._failed  # torch.save tells instead that its archive has no end
+from samestep.base.own_names import sync
+from samestep.base.regular_files import lies_at
+from samestep.checkpoint.own import OwnFolders
 
 
 @contextmanager
@@ -94,23 +22,28 @@ def whole_or_absent(folder: Path) -> Iterator[Path]:
 
     The draft stands beside `folder`, on the same file system. Its files have to be on disk at the end of
     the block, as those of `SealedFile` are. A `folder` that is there already stays until then.
+
+    Raises:
+        OSError: it cannot be written, or `folder` is there and not this run's.
     """
-    draft, old = _hidden(folder, "draft"), _hidden(folder, "old")
     make(folder.parent)
-    remove(draft)
+    own = OwnFolders.claim(folder.parent)
     restore(folder.parent, name=folder.name)
-    remove(old)
-    draft.mkdir()
+    _refuse_foreign(own, folder)
+    draft = own.begin(folder.name)
     try:
         yield draft
         flush(draft)
-        _take_the_name(draft, folder, old)
+        old = _take_the_name(own, draft, folder)
         flush(folder.parent)
     finally:
-        remove(draft)
+        if lies_at(draft):
+            with suppress(OSError):  # the next writer tries it again
+                own.remove(draft.name)
     # The new one is there, whatever comes of this: the next writer clears away what is left.
-    with suppress(OSError):
-        remove(old)
+    if old is not None:
+        with suppress(OSError):
+            own.remove(old)
 
 
 def make(folder: Path) -> None:
@@ -126,19 +59,34 @@ def make(folder: Path) -> None:
 
 
 def delete(folder: Path) -> None:
-    """Delete a flat folder so that a kill on the way leaves nothing that looks like one."""
-    gone = _hidden(folder, "gone")
-    folder.rename(gone)
-    remove(gone)
+    """Delete a folder of this run so that a kill on the way leaves nothing that looks like one.
+
+    Raises:
+        OSError: it is not this run's, or cannot be deleted.
+    """
+    own = OwnFolders.claim(folder.parent)
+    own.remove(own.set_aside(folder.name, "gone"))
 
 
-def tidy(parent: Path) -> None:
-    """Clear away in `parent` what a killed writer had in hand; for the one writer there is."""
+def tidy(parent: Path) -> str | None:
+    """Clear away in `parent` what a killed writer had in hand; for the one writer there is.
+
+    Returns:
+        what has such a name and was left alone because this run has not made it, in one line; or None.
+
+    Raises:
+        OSError: `parent` cannot be read or written.
+    """
     restore(parent)
-    for path, _ in _left_over(parent, "draft", "gone", "old"):
+    own = OwnFolders.claim(parent)
+    for name, _ in own.left_over("draft", "gone", "old"):
         # On a network file system another reader may still hold a file of it: it does no harm.
         with suppress(OSError):
-            remove(path)
+            own.remove(name)
+    others = own.left_alone()
+    if not others:
+        return None
+    return f"left as it is in {parent}, because this run has not made it: {', '.join(others)}."
 
 
 def restore(parent: Path, *, name: str | None = None) -> None:
@@ -148,52 +96,32 @@ def restore(parent: Path, *, name: str | None = None) -> None:
         parent: where it is.
         name: looked for alone; None is all.
     """
-    for path, its_name in _left_over(parent, "old"):
-        if name in {None, its_name} and not (parent / its_name).exists():
+    own = OwnFolders.find(parent)
+    if own is None:
+        return
+    for hidden, its_name in own.left_over("old"):
+        if name in {None, its_name} and not lies_at(parent / its_name):
             # Somebody who may only read finds the ones before; the next writer comes by here as well.
             with suppress(OSError):
-                path.rename(parent / its_name)
+                own.rename(hidden, its_name)
 
 
 def flush(folder: Path) -> None:
     """Wait until the names in `folder` are on disk."""
-    handle = os.open(folder, os.O_RDONLY)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that cannot be asked for this
-            raise
+        sync(handle)
     finally:
         os.close(handle)
 
 
-def remove(folder: Path) -> None:
-    """Remove a flat folder and its files; nothing happens where there is none."""
-    if folder.exists():
-        for path in folder.iterdir():
-            path.unlink()
-        folder.rmdir()
+def _take_the_name(own: OwnFolders, draft: Path, folder: Path) -> str | None:
+    """Rename `draft` to `folder`; return the hidden name of what had that name before, if anything had."""
+    old = own.set_aside(folder.name, "old") if lies_at(folder) else None
+    own.rename(draft.name, folder.name)
+    return old
 
 
-def _take_the_name(draft: Path, folder: Path, old: Path) -> None:
-    """Rename `draft` to `folder`, after renaming what has that name to `old`."""
-    while True:
-        try:
-            draft.rename(folder)
-            break
-        except OSError as error:
-            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
-                raise
-        folder.rename(old)
-
-
-def _hidden(folder: Path, kind: str) -> Path:
-    return folder.with_name(f".{folder.name}.{kind}-{os.getpid()}")
-
-
-def _left_over(parent: Path, *kinds: str) -> list[tuple[Path, str]]:
-    """Return the hidden folders of some kinds, each with the name it had or was to have."""
-    if not parent.is_dir():
-        return []
-    found = ((path, _HIDDEN.fullmatch(path.name)) for path in sorted(parent.iterdir()))
-    return [(path, match["name"]) for path, match in found if match and match["kind"] in kinds]
+def _refuse_foreign(own: OwnFolders, folder: Path) -> None:
+    if lies_at(folder) and (why := own.foreign(folder.name)) is not None:
+        raise FileExistsError(errno.EEXIST, f"{why}; it is left as it is, move it away", str(folder))

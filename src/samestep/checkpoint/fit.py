@@ -1,10 +1,12 @@
 """Whether weights belong to a model: told before anything is changed."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
 
+_MOST = 1 << 63
 _SHOWN = 3
 """Names told of each kind of difference: more are no clearer."""
 _PARTS = frozenset({"state", "param_groups"})
@@ -69,12 +71,65 @@ def optimizer_misfit(saved: Mapping[str, Any], optimizer: Any) -> str | None:
     own = optimizer.state_dict()
     if not own.keys() >= _PARTS:
         return None  # of a form of its own: it has to look for itself
-    if not saved.keys() >= _PARTS:
-        return f"it is no optimizer's state: it has {_first(saved) or 'nothing'}"
+    if not isinstance(saved, Mapping) or not saved.keys() >= _PARTS:
+        has = _first(map(str, saved)) if isinstance(saved, Mapping) else f"a {type(saved).__name__}"
+        return f"it is no optimizer's state: it has {has or 'nothing'}"
+    if not _has_form(saved):
+        return "it is no optimizer's state: its groups are no lists of parameters with their values"
     counts = [[len(group["params"]) for group in state["param_groups"]] for state in (saved, own)]
     if counts[0] != counts[1]:
         return f"groups of {counts[0]} parameters, in the optimizer of {counts[1]}"
-    return _kind_misfit(saved, own, optimizer) or _shape_misfit(saved, own, optimizer)
+    return (
+        _kind_misfit(saved, own, optimizer)
+        or (_odd_value(saved, own) if _is_torchs(optimizer) else None)
+        or _shape_misfit(saved, own, optimizer)
+    )
+
+
+def _has_form(saved: Mapping[str, Any]) -> bool:
+    groups, state = saved["param_groups"], saved["state"]
+    return (
+        isinstance(groups, list)
+        and all(isinstance(group, dict) and isinstance(group.get("params"), list) for group in groups)
+        and all(isinstance(key, int) for group in groups for key in group["params"])
+        and isinstance(state, dict)
+        and all(isinstance(values, dict) for values in state.values())
+    )
+
+
+def _odd_value(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
+    """Return the first value of another kind than the optimizer's own, which only a later step would meet."""
+    for theirs, mine in zip(saved["param_groups"], own["param_groups"], strict=True):
+        for name in sorted(theirs.keys() & _SWITCHES):
+            if not isinstance(theirs[name], bool | type(None)):
+                return f"its {name} is {_shape(theirs[name])}"
+        for name in sorted(theirs.keys() & mine.keys() - {"params"} - _SWITCHES):
+            as_tensor = isinstance(theirs[name], Tensor) and not isinstance(mine[name], Tensor)
+            if _kind(theirs[name]) != _kind(mine[name]) or (as_tensor and name != "lr"):
+                return f"its {name} is {theirs[name]!r:.40}, in the optimizer {mine[name]!r:.40}"
+    for key, values in saved["state"].items():
+        for name, value in values.items():
+            odd = name in _ELEMENTWISE and value is not None and not _has_fractions(value)
+            if odd or (name == "step" and _kind(value) != "number"):
+                return f"its {name} of parameter {key} is {_shape(value)}"
+    return None
+
+
+def _kind(value: object) -> Any:
+    """Return what kind of value a hyperparameter is; finite numbers are of one kind, in tensors too."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, list | tuple):
+        return tuple(map(_kind, value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return "number" if abs(value) < _MOST else value  # torch takes no larger one
+    if isinstance(value, float):
+        return "number" if math.isfinite(value) else value
+    return type(value)
+
+
+def _has_fractions(value: object) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def _kind_misfit(saved: Mapping[str, Any], own: Mapping[str, Any], optimizer: Any) -> str | None:

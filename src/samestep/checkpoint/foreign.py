@@ -1,5 +1,6 @@
 """Reading weights that anybody has saved, in whatever they were wrapped."""
 
+import os
 import pickle
 import re
 import warnings
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from samestep.base.errors import CheckpointError
+from samestep.base.regular_files import open_regular
+from samestep.checkpoint.archive import ZIP, refuse_inflated
 from samestep.checkpoint.choose import newest_valid
 from samestep.checkpoint.fit import misfit
 
@@ -20,8 +23,8 @@ WRAPPINGS = ("state_dict", "model_state_dict", "model_state", "model", "net", "n
 """Names under which scripts save a state dict beside other things; the first that is there is taken."""
 _INSIDE = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """Parts of a name that torch's wrappers add, wherever a module was wrapped; no module has such a name."""
-_ZIP, _OLD = b"PK\x03\x04", b"\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
-"""What a file of ``torch.save`` begins with, and has close to its beginning in the form before torch 1.6."""
+_OLD = b"\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
+"""What a file of ``torch.save`` has close to its beginning in the form before torch 1.6."""
 _COUNTER = "num_batches_tracked"
 """Batch norms saved before torch had it lack it; torch then leaves the model's own."""
 
@@ -113,9 +116,13 @@ def _contents(path: Path) -> Mapping[str, Any]:
         _warn_of_refused(chosen.refused)
         return chosen.snapshot.model
     try:
-        if path.suffix == ".safetensors":
-            return safetensors.torch.load(path.read_bytes())
-        contents = torch.load(path, map_location="cpu", weights_only=True)
+        with open_regular(path) as stream:
+            if path.suffix == ".safetensors":
+                return safetensors.torch.load(stream.read())
+            if stream.peek(len(ZIP)).startswith(ZIP):
+                refuse_inflated(stream, os.fstat(stream.fileno()).st_size)
+                stream.seek(0)
+            contents = torch.load(stream, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"there is no {path}.") from None
     except pickle.UnpicklingError as error:
@@ -141,9 +148,9 @@ def _not_plain(path: Path, told: str) -> str:
 
     To a page of a web server or a pointer of Git LFS nobody should be advised to let it run its code.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = file.read(32)
-    if not start.startswith(_ZIP) and _OLD not in start:
+    if not start.startswith(ZIP) and _OLD not in start:
         return f"{path} is no file of torch.save: it begins with {start[:20]!r}. Get it again, or convert it."
     if culprit := re.search(r"GLOBAL ([\w.]+)", told):
         return (

@@ -2,22 +2,23 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from samestep.base.errors import CheckpointError
-from samestep.checkpoint.files import Seal
+from samestep.base.regular_files import read_bytes
+from samestep.checkpoint.layout import FILES, MANIFEST, REQUIRED
+from samestep.checkpoint.sealed import Seal
 
 FORMAT = 1
 """The version of the layout that `samestep.checkpoint.save` describes; a reader refuses a later one."""
-
-MODEL, OPTIMIZER, AVERAGE = "model.safetensors", "optimizer.pt", "average.safetensors"
-STATE, MANIFEST = "state.json", "manifest.json"
-REQUIRED = frozenset({MODEL, OPTIMIZER, STATE})
-FILES = REQUIRED | {AVERAGE, MANIFEST}
-"""All that a checkpoint may consist of."""
+_LARGEST = 1 << 16
+"""Bytes of a manifest at most; it has about 800."""
+_MOST_BYTES = 1 << 63
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def manifest_text(files: Mapping[str, Seal]) -> str:
@@ -35,7 +36,7 @@ def read_manifest(folder: Path) -> dict[str, Seal]:
     """
     path = folder / MANIFEST
     try:
-        text = path.read_bytes().decode()
+        text = read_bytes(path, most=_LARGEST).decode()
         manifest = json.loads(text)
     except FileNotFoundError:
         raise CheckpointError(_no_manifest(folder)) from None
@@ -43,7 +44,7 @@ def read_manifest(folder: Path) -> dict[str, Seal]:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} was damaged: it is not JSON ({error}).") from error
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
+    if not isinstance(manifest, dict) or type(manifest.get("format")) is not int:
         raise CheckpointError(f"{path} is of something else: it tells no format of a checkpoint.")
     if manifest["format"] > FORMAT:
         raise CheckpointError(
@@ -60,15 +61,31 @@ def read_manifest(folder: Path) -> dict[str, Seal]:
 def _seals(manifest: Mapping[str, Any]) -> dict[str, Seal] | None:
     """Return the files that a manifest lists, or None where its form is not that of one."""
     try:
-        return {name: Seal(**entry) for name, entry in manifest["files"].items()}
+        seals = {name: Seal(**entry) for name, entry in manifest["files"].items()}
     except (AttributeError, KeyError, TypeError):
         return None
+    return seals if all(map(_is_seal, seals.values())) else None
+
+
+def _is_seal(seal: Seal) -> bool:
+    """Whether the values are of their types: a text with its own checksum may hold anything else."""
+    num_bytes: object = seal.bytes
+    sha256: object = seal.sha256
+    return (
+        type(num_bytes) is int
+        and 0 <= num_bytes < _MOST_BYTES
+        and type(sha256) is str
+        and _SHA256.fullmatch(sha256) is not None
+    )
 
 
 def _no_manifest(folder: Path) -> str:
     if not folder.is_dir():
         return f"there is no checkpoint {folder}."
-    found = sorted(path.name for path in folder.iterdir())[:4]
+    try:
+        found = sorted(path.name for path in folder.iterdir())[:4]
+    except OSError as error:
+        return f"{folder} cannot be read: {error.strerror}."
     return (
         f"{folder} is no checkpoint: it has no {MANIFEST}, which is written last "
         f"(found: {', '.join(found) or 'nothing'}). It was copied in part, or is of something else."

@@ -8,8 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samestep.base.errors import OutOfStep
+from samestep.base.errors import CheckpointError, OutOfStep
 from samestep.world.world import World
+
+_NUMPY_WORDS = 624
+"""Of the generator that numpy's module functions draw from."""
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
@@ -42,9 +45,53 @@ def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
     if device.type != "cpu" and state["device"] is not None:
         _set_device_state(state["device"], device)
     python, numpy = state["python"], state["numpy"]
-    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss_next"]))
-    keys = numpy["keys"].numpy().astype(np.uint32)
-    np.random.set_state((numpy["name"], keys, numpy["position"], numpy["has_gauss"], numpy["gauss"]))
+    random.setstate(_python_state(python))
+    np.random.set_state(_numpy_state(numpy))
+
+
+def _python_state(state: Mapping[str, Any]) -> tuple[Any, ...]:
+    return state["version"], tuple(state["words"].tolist()), state["gauss_next"]
+
+
+def _numpy_state(state: Mapping[str, Any]) -> tuple[Any, ...]:
+    keys = state["keys"].numpy().astype(np.uint32)
+    return state["name"], keys, state["position"], state["has_gauss"], state["gauss"]
+
+
+def check_random_states(states: Any) -> None:
+    """Refuse what generators would not take, or fail of later; nothing is changed.
+
+    Args:
+        states: of all ranks, as a checkpoint has them.
+
+    Raises:
+        CheckpointError: names the rank.
+    """
+    if not isinstance(states, list | tuple):
+        raise CheckpointError(f"the checkpoint has a {type(states).__name__} in the place of random states.")
+    rank = 0
+    try:
+        for rank, state in enumerate(states):  # noqa: B007 - told below
+            _set_unused(state)
+    except Exception as error:
+        told = " ".join(str(error).split())
+        raise CheckpointError(
+            f"the checkpoint has no random state of rank {rank}: {type(error).__name__}: {told}."
+        ) from error
+
+
+def _set_unused(state: Mapping[str, Any]) -> None:
+    """Set generators that nothing draws from to a state."""
+    torch.Generator().set_state(state["cpu"])
+    if not isinstance(state["device"], Tensor | type(None)):
+        raise TypeError(f"the device's is a {type(state['device']).__name__}")
+    python, numpy = state["python"], state["numpy"]
+    if not isinstance(python["gauss_next"], float | type(None)):
+        raise TypeError(f"gauss_next is a {type(python['gauss_next']).__name__}")
+    random.Random().setstate(_python_state(python))
+    if not 0 <= numpy["position"] <= _NUMPY_WORDS:  # numpy reads beyond its memory then
+        raise ValueError(f"numpy's position is {numpy['position']}")
+    np.random.RandomState().set_state(_numpy_state(numpy))
 
 
 def gather_random_state(world: World, **standing: int) -> list[dict[str, Any]]:

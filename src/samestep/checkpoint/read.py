@@ -3,9 +3,11 @@
 import hashlib
 import io
 import json
+import os
 import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,18 @@ import torch
 from torch import Tensor
 
 from samestep.base.errors import CheckpointError
-from samestep.checkpoint.files import Seal
-from samestep.checkpoint.manifest import AVERAGE, MODEL, OPTIMIZER, STATE, read_manifest
+from samestep.base.regular_files import open_regular
+from samestep.checkpoint.archive import ZIP, refuse_inflated, refuse_odd_values
+from samestep.checkpoint.layout import AVERAGE, MODEL, MOST_STATE, OPTIMIZER, STATE
+from samestep.checkpoint.manifest import read_manifest
+from samestep.checkpoint.sealed import Seal
 from samestep.checkpoint.snapshot import Snapshot
 
 _EARLIER = "Use an earlier checkpoint."
+_LARGE = 1 << 28
+"""Bytes of a file whose beginning is looked at before the rest is read."""
+_DIGITS = 40
+"""Of a whole number in ``state.json`` at most."""
 
 
 def read(folder: Path) -> Snapshot:
@@ -54,31 +63,56 @@ def _tensors(path: Path, seal: Seal) -> dict[str, Tensor]:
 
 def _plain_pickle(path: Path, seal: Seal) -> dict[str, Any]:
     data = _verified(path, seal)
+    if not data.startswith(ZIP):
+        raise CheckpointError(f"{path} is refused: it is no file of torch.save. {_EARLIER}")
     with _told(path):
+        refuse_inflated(io.BytesIO(data), len(data))
         value = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        refuse_odd_values(value, most=max(len(data), 1000))
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a {type(value).__name__}, not a dict. {_EARLIER}")
     return value
 
 
 def _json(path: Path, seal: Seal) -> dict[str, Any]:
+    if seal.bytes > MOST_STATE:
+        raise CheckpointError(f"{path} is refused: it has {seal.bytes:,} bytes, more than {MOST_STATE:,}.")
     data = _verified(path, seal)
     with _told(path):
-        value = json.loads(data)
+        value = json.loads(data, object_pairs_hook=_unique, parse_int=_short_int)
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a {type(value).__name__}, not an object. {_EARLIER}")
     return value
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r:.40} is in it twice")
+    return found
+
+
+def _short_int(text: str) -> int:
+    if len(text) > _DIGITS:
+        raise ValueError(f"a number has {len(text)} digits")
+    return int(text)
+
+
 def _verified(path: Path, seal: Seal) -> bytes:
     """Return the bytes of a file, which are those that were written: what is parsed is what was hashed."""
     try:
-        found = path.stat().st_size
-        if found != seal.bytes:
-            raise CheckpointError(
-                f"{path} was damaged after it was saved: {found:,} bytes, saved as {seal.bytes:,}. {_EARLIER}"
-            )
-        data = path.read_bytes()
+        with open_regular(path) as stream:
+            found = os.fstat(stream.fileno()).st_size
+            if found != seal.bytes:
+                raise CheckpointError(
+                    f"{path} was damaged after it was saved: {found:,} bytes, saved as {seal.bytes:,}. "
+                    f"{_EARLIER}"
+                )
+            if found > _LARGE:  # else it is faster to read all of it
+                _refuse_no_weights(path, stream, found)
+            data = stream.read(found)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: the checkpoint is not whole. {_EARLIER}") from None
     except OSError as error:
@@ -90,6 +124,15 @@ def _verified(path: Path, seal: Seal) -> bytes:
             f"{_EARLIER}"
         )
     return data
+
+
+def _refuse_no_weights(path: Path, stream: BufferedReader, size: int) -> None:
+    """Refuse a large file before all of it is read, if it begins like none of a checkpoint."""
+    start = stream.read(9)
+    stream.seek(0)
+    header = int.from_bytes(start[:8], "little")
+    if not start.startswith(ZIP) and not (0 < header < size and start[8:] == b"{"):
+        raise CheckpointError(f"{path} was damaged: it begins with {start!r}. {_EARLIER}")
 
 
 @contextmanager

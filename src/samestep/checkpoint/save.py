@@ -8,7 +8,8 @@ A checkpoint is a folder::
                             torch.save's form, read with weights_only
       average.safetensors   averaged weights; where the run keeps some
       state.json            where the training stood: step, seed, epoch, samples, ...
-      manifest.json         size and sha256 of the others; written last
+      manifest.json         size and sha256 of the files above; written last
+      .samestep             the mark of the run that made the folder; see `samestep.checkpoint.own`
 """
 
 import json
@@ -17,17 +18,10 @@ from pathlib import Path
 import torch
 
 from samestep.base.errors import CheckpointError
-from samestep.checkpoint.files import Seal, SealedFile, whole_or_absent
-from samestep.checkpoint.manifest import (
-    AVERAGE,
-    FILES,
-    FORMAT,
-    MANIFEST,
-    MODEL,
-    OPTIMIZER,
-    STATE,
-    manifest_text,
-)
+from samestep.checkpoint.files import whole_or_absent
+from samestep.checkpoint.layout import AVERAGE, MANIFEST, MODEL, MOST_STATE, OPTIMIZER, STATE
+from samestep.checkpoint.manifest import FORMAT, manifest_text
+from samestep.checkpoint.sealed import Seal, SealedFile
 from samestep.checkpoint.snapshot import Snapshot
 from samestep.checkpoint.stage import Stage
 from samestep.checkpoint.tensors import write_tensors
@@ -39,10 +33,10 @@ def write(snapshot: Snapshot, folder: Path) -> Path:
     Args:
         snapshot: tied weights are written once per name.
         folder: becomes the checkpoint, whole, or stays as it is. A checkpoint of that name is replaced,
-            once the new one is on disk.
+            once the new one is on disk, if this run has written it.
 
     Raises:
-        CheckpointError: the folder cannot be written or is of something else, or the snapshot holds what
+        CheckpointError: the folder cannot be written, is there and not this run's, or the snapshot holds what
             could not be read back.
     """
     stage = Stage()
@@ -54,7 +48,6 @@ def write(snapshot: Snapshot, folder: Path) -> Path:
 def write_staged(snapshot: Snapshot, folder: Path) -> Path:
     """Write a snapshot that a `Stage` has taken; see `write`."""
     try:
-        refuse_foreign(folder)
         with whole_or_absent(folder) as draft:
             seals = _write_files(snapshot, draft)
             with SealedFile(draft / MANIFEST) as file:
@@ -63,23 +56,6 @@ def write_staged(snapshot: Snapshot, folder: Path) -> Path:
         why = error.strerror or str(error)
         raise CheckpointError(f"cannot write the checkpoint {folder}: {why}.") from error
     return folder
-
-
-def refuse_foreign(folder: Path) -> None:
-    """Refuse to replace or delete a folder that holds anything but a checkpoint.
-
-    Raises:
-        CheckpointError: there is something in it that samestep did not write.
-    """
-    if folder.is_symlink():
-        raise CheckpointError(
-            f"{folder} is a link to {folder.readlink()}: it is left as it is. Move it away."
-        )
-    if folder.is_dir() and (others := sorted({path.name for path in folder.iterdir()} - FILES)):
-        raise CheckpointError(
-            f"{folder} holds {', '.join(others[:4])}, which is no part of a checkpoint: it is left as it is. "
-            "Move it away."
-        )
 
 
 def _write_files(snapshot: Snapshot, draft: Path) -> dict[str, Seal]:
@@ -92,7 +68,13 @@ def _write_files(snapshot: Snapshot, draft: Path) -> dict[str, Seal]:
     with SealedFile(draft / OPTIMIZER) as file:
         torch.save(snapshot.optimizer, file)  # type: ignore[arg-type]  # it writes and flushes, no more
     seals[OPTIMIZER] = file.seal
+    text = (json.dumps({**snapshot.state, "format": FORMAT}, indent=2) + "\n").encode()
+    if len(text) > MOST_STATE:
+        raise CheckpointError(
+            f"the state of the training takes {len(text):,} bytes as JSON, and {MOST_STATE:,} could be read "
+            "back. Save tensors as part of a state dict."
+        )
     with SealedFile(draft / STATE) as file:
-        file.write((json.dumps({**snapshot.state, "format": FORMAT}, indent=2) + "\n").encode())
+        file.write(text)
     seals[STATE] = file.seal
     return seals

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from samestep.base.errors import CheckpointError, Error
 from samestep.checkpoint import course
-from samestep.checkpoint.choose import folder_of
-from samestep.checkpoint.files import tidy
+from samestep.checkpoint.choose import folder_of, free_folder
+from samestep.checkpoint.files import make, tidy
 from samestep.checkpoint.fit import misfit, optimizer_misfit
 from samestep.checkpoint.foreign import serial_names
-from samestep.checkpoint.random_state import gather_random_state, restore_random_state
+from samestep.checkpoint.random_state import check_random_states, gather_random_state, restore_random_state
 from samestep.checkpoint.retain import Keep, prune, set_aside_later
 from samestep.checkpoint.save import write_staged
 from samestep.checkpoint.shared import choose_on_all
@@ -187,14 +187,15 @@ def _write_among(path: Path, snapshot: Snapshot, *, last: int, keep: int | None)
     staged = stage.take(snapshot)  # what cannot be saved is refused before anything is moved
     stage.settle()
     try:
-        tidy(path.parent)
-        moved = set_aside_later(path.parent, than=last)
+        make(path.parent)
+        left = tidy(path.parent)
     except OSError as error:
         raise CheckpointError(f"cannot put {path.parent} in order: {error.strerror or error}.") from error
-    notes = [f"{path.parent} had a checkpoint after step {last}: it is {left.name} now." for left in moved]
-    write_staged(staged, path)
+    moved, alone = set_aside_later(path.parent, than=last)
+    path = write_staged(staged, free_folder(path.parent, snapshot.state["step"]))
     stuck = None if retention is None else prune(path.parent, retention, newest=snapshot.state["step"])
-    return path, notes if stuck is None else [*notes, stuck]
+    notes = [f"{path.parent} had a checkpoint after step {last}: it is {other.name} now." for other in moved]
+    return path, [*notes, *(note for note in (left, alone, stuck) if note is not None)]
 
 
 @contextmanager
@@ -224,6 +225,7 @@ def _check(
     """Refuse a checkpoint that is not of these parts."""
     if difference := misfit(snapshot.model, _serial_weights(model)):
         raise CheckpointError(f"{path} belongs to another model: {difference}.")
+    _check_values(path, snapshot)
     missing = [name for name in parts if name not in snapshot.optimizer]
     if needs_position and not {"seed", "epoch", "samples"} <= snapshot.state.keys():
         missing.append("loader")
@@ -233,11 +235,24 @@ def _check(
         )
     for name, part in parts.items():
         saved, own = snapshot.optimizer[name], part.state_dict()
+        if not isinstance(saved, dict):
+            raise CheckpointError(f"{path} has a {type(saved).__name__} as the state of the {name}, no dict.")
         difference = optimizer_misfit(saved, part) if name == "optimizer" else None
         if own and not saved:  # a scaler that was switched off has no state
             difference = "it was saved without a state"
         if difference:
             raise CheckpointError(f"{path} belongs to another {name}: {difference}.")
+
+
+def _check_values(path: Path, snapshot: Snapshot) -> None:
+    """Refuse values of other types than `save` writes."""
+    check_random_states(snapshot.optimizer.get("random", []))
+    for name in ("step", "seed", "epoch", "samples"):
+        value = snapshot.state.get(name, 0)
+        if type(value) is not int or value < 0:
+            raise CheckpointError(f"{path} has {name} {value!r:.40}: no whole number of 0 or more.")
+    if "step" not in snapshot.state or not isinstance(snapshot.state.get("extra", {}), dict):
+        raise CheckpointError(f"{path} was not written by samestep.save: it has no step, or no extra values.")
 
 
 def _warn(notes: list[str]) -> None:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from samestep.base.errors import CheckpointError
+from samestep.checkpoint.archive import PLAIN
 from samestep.checkpoint.snapshot import Snapshot
 from samestep.checkpoint.tensors import check_dtype
 
 _PINNED = frozenset({"cuda", "xpu"})
 """Kinds of devices that copy into page-locked memory by themselves, while the host goes on."""
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _Buffers: TypeAlias = dict[tuple[int, bool], Tensor]
 """Memory by the number of what was copied there, and whether it is page-locked."""
 
@@ -126,7 +126,7 @@ def _plain(path: str, value: Any) -> Any:
     """Return a plain value, one of numpy or of a subclass as its plain relative."""
     if isinstance(value, np.generic):
         value = value.item()
-    if type(value) in _PLAIN:
+    if type(value) in PLAIN:
         return value
     if isinstance(value, int):
         return int(value)

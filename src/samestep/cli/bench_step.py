@@ -10,6 +10,7 @@ import typer
 from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
+from samestep.base.units import LONGEST_S
 from samestep.bench.request import SYNCS
 from samestep.cli.giving_up import give_up
 from samestep.cli.outside import went_in
@@ -63,9 +64,9 @@ def step(
     workers; elsewhere -n of them start here.
     """
     names = _names(sync)
-    if not 0 < seconds < float("inf"):
+    if not 0 < seconds <= LONGEST_S:
         raise UsageError(f"--seconds {seconds:g} is no time to measure for: give some, such as 60.")
-    if not 0 < timeout < float("inf"):
+    if not 0 < timeout <= LONGEST_S:
         raise UsageError(f"--timeout {timeout:g} is no time to wait: give seconds, such as 120.")
     job = Job(program=Program(target="samestep", kind="module"), workers=workers)
     went_in(job)

@@ -12,9 +12,11 @@ import typer
 from samestep import __version__
 from samestep.base import env
 from samestep.base.errors import UsageError
+from samestep.base.units import LONGEST_S
 from samestep.cli.outside import went_in
 from samestep.cli.running import act, decide
 from samestep.cli.setting_flags import as_arguments
+from samestep.doctor.clean import clean as clean_up
 from samestep.doctor.consult import Told, Wishes, consult
 from samestep.doctor.report import Report, lines, record
 from samestep.doctor.ticket import Mask
@@ -36,6 +38,9 @@ def doctor(
         bool, typer.Option(help="Look for devices and back ends, and join as a training does.")
     ] = True,
     run_folder: Annotated[Path, typer.Option(metavar="DIR", help="The run folder to try.")] = Path("runs"),
+    clean: Annotated[
+        bool, typer.Option("--clean", help="Remove what dead runs have left on this host, and nothing else.")
+    ] = False,
     wait: Annotated[float, typer.Option(metavar="S", help="How long to wait for the other ranks.")] = 60.0,
 ) -> int:
     """Say what was detected, on all ranks, from which variables, and what will hurt a run.
@@ -44,9 +49,12 @@ def doctor(
     between them are measured, and rank 0 reports. Exits with 1 if something found will hurt a run, and with 2
     if the launcher's variables contradict each other.
     """
+    if clean:
+        print("\n".join(clean_up()))
+        return 0
     if as_json and ticket:
         raise UsageError("--json is for machines and --ticket to be pasted: give one of the two.")
-    if not 0 < wait < float("inf"):
+    if not 0 < wait <= LONGEST_S:
         raise UsageError(f"--wait {wait:g} is no time to wait for the other ranks: give seconds.")
     flags = {"json": as_json or None, "ticket": ticket or None, "devices": devices, "run_folder": run_folder}
     environment = env.snapshot()

@@ -2,13 +2,16 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from errno import ENAMETOOLONG
 from importlib import import_module
 from typing import Any
 
 import typer
 
 from samestep import __version__
-from samestep.base.errors import Error, WorkerFailed
+from samestep.base.errors import Error, WorkerFailed, one_line
+from samestep.base.owned_folders import remove_dead
 
 VERBS: Mapping[str, str] = {
     "run": "Run a program on N workers.",
@@ -25,6 +28,9 @@ VERBS: Mapping[str, str] = {
 
 Where it is an application instead, its commands follow the verb.
 """
+
+_SHORT = 100
+"""Characters of an argument that is no part of a name which is too long."""
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as a shell counts it: 128 + SIGINT."""
@@ -46,6 +52,9 @@ def run_command(arguments: Sequence[str]) -> int:
     0 is success, 2 wrong input (nothing was done), 1 or a worker's own code a failure on the way.
     """
     verb = next((argument for argument in arguments if not argument.startswith("-")), None)
+    if verb != "doctor" or "--clean" not in arguments:  # which reports what it removes
+        with suppress(OSError):  # the temporary directory may be gone
+            remove_dead()
     try:
         # Called itself, the application would put a hook of its own in the way of a hosted program's errors.
         command = typer.main.get_command(application(verb))
@@ -57,6 +66,11 @@ def run_command(arguments: Sequence[str]) -> int:
         return error.exit_code
     except Error as error:
         return _complain(str(error), code=error.exit_code)
+    except OSError as error:
+        name = str(error.filename)
+        if error.errno != ENAMETOOLONG or not any(_is_about(one, name) for one in arguments):
+            raise
+        return _complain(f"{name} is too long for the name of a file. Give a shorter one.", code=2)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     return code if isinstance(code, int) else 0
@@ -100,13 +114,19 @@ def _named_only() -> None:
     """Stand for a verb that was not asked for."""
 
 
+def _is_about(argument: str, name: str) -> bool:
+    """Return whether the name of a file comes from an argument, alone or behind a flag."""
+    value = argument.rpartition("=")[2]
+    return value in name if len(value) > _SHORT else name in argument
+
+
 def _help_of(verb: str | None) -> str:
     return f"samestep {verb} --help" if verb in VERBS else "samestep --help"
 
 
 def _complain(message: str, *, code: int, hint: str = "") -> int:
     """Print one line on stderr and return the exit code."""
-    line = " ".join(message.split())
+    line = one_line(message)
     if hint:
         line = f"{line}{'' if line.endswith(('.', '?', '!')) else '.'} See: {hint}"
     print(f"samestep: error: {line}", file=sys.stderr)

@@ -116,7 +116,7 @@ def run(
     explain: Annotated[
         bool,
         typer.Option(
-            "--explain", help="Run a serial script's first steps, say what is shared out, keep nothing."
+            "--explain", help="Run a serial script's first steps, report what is split, keep nothing."
         ),
     ] = False,
     batch_norm: Annotated[
@@ -249,7 +249,7 @@ def run(
 
     A script that sets up torch.distributed (or uses Accelerate, Lightning, samestep.join, ...) runs as it
     would under torchrun; one that starts its own workers is started once. Of a serial script the models'
-    calls are shared out. Under srun, mpirun or torchrun the launcher's tasks are the workers.
+    calls are split. Under srun, mpirun or torchrun the launcher's tasks are the workers.
     """
     if secret_file:
         env.export({SECRET_FILE: str(Path(secret_file).absolute())})

@@ -11,7 +11,8 @@ from typing import NoReturn
 from samestep.autopilot.options import DEFAULTS, Options
 from samestep.base import env
 from samestep.base.errors import PUT_OFF, UsageError, WorkerFailed
-from samestep.base.units import counted
+from samestep.base.streams import write_stderr
+from samestep.base.units import LONGEST_S, counted
 from samestep.cli.around import around, watch
 from samestep.cli.shares import bind_worker, bound_entry, share_of_threads
 from samestep.launch.forking import fork_is_safe, release_compute_threads
@@ -20,6 +21,7 @@ from samestep.launch.job import STDERR, Job, Program
 from samestep.launch.meet import between_nodes, found_here, met, planned
 from samestep.launch.plan import Join, Plan, Spawn
 from samestep.launch.programs import become, entry_of, has_met
+from samestep.launch.restarts import Restarts
 from samestep.launch.supervisor import Outcome
 from samestep.launch.variables import joined_variables
 from samestep.measure.clock_file import Clocking
@@ -51,7 +53,7 @@ class Decision:
         threads: compute threads of each worker; None where the program settles them: it brings its own
             workers, or joins another launcher's, which compare their processors.
         guarded: whether workers that never meet are an error.
-        options: how a serial script is shared out.
+        options: how a serial script is split across workers.
         hang_timeout_s: how long a rank may wait for another; 0 is without end.
         sanitize: whether the ranks are compared in every step.
         count: whether steps and samples are counted, and their times taken.
@@ -154,7 +156,7 @@ def watched(
     Raises:
         UsageError: it cannot be.
     """
-    if not 0 <= hang_timeout < float("inf"):
+    if not 0 <= hang_timeout <= LONGEST_S:
         raise UsageError(
             f"--hang-timeout {hang_timeout:g} is no time to wait: give seconds, or 0 to wait without end."
         )
@@ -234,6 +236,9 @@ def act(decision: Decision) -> int:
     if outcome.interrupted_by:
         tell(f"ended by signal {outcome.interrupted_by}; all workers were stopped.")
         return 128 + outcome.interrupted_by
+    if outcome.elsewhere is not None:
+        tell(f"{outcome.elsewhere}; this node has stopped its workers.")
+        return outcome.elsewhere.code
     if outcome.silent_copies and decision.guarded and not decision.alone:
         raise WorkerFailed(SILENT_COPIES.format(size=decision.size))
     return outcome.cause.code if outcome.cause else 0
@@ -244,7 +249,7 @@ def tell(text: str) -> None:
     print(f"samestep: {text}", file=sys.stderr, flush=True)
 
 
-def tell_end(decision: Decision, outcome: Outcome, restarts_left: int) -> None:
+def tell_end(decision: Decision, outcome: Outcome, restarts: Restarts) -> None:
     """Say how a round of workers failed, if it did."""
     cause = outcome.cause
     if cause is None or outcome.put_off:
@@ -259,8 +264,7 @@ def tell_end(decision: Decision, outcome: Outcome, restarts_left: int) -> None:
         return
     sys.stderr.write(cause.traceback)
     others = "the others were stopped" if decision.size > 1 and not decision.alone else "the run is over"
-    again = f"; starting afresh, {restarts_left} more time(s) allowed" if restarts_left else ""
-    tell(f"{words}; {others}{again}.")
+    tell(f"{words}; {others}{restarts.in_words()}.")
 
 
 def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
@@ -311,7 +315,7 @@ def _run_here(decision: Decision, join: Join) -> NoReturn:
 
             protect_rendezvous()
         ending = watch(decision)(partial(around(decision), lambda: host(program)), _last_word())
-    sys.stderr.write(ending.traceback)
+    write_stderr(ending.traceback)
     if ending.exit_code == 0 and decision.guarded and not has_met(place.size):
         tell(f"error: {SILENT_COPIES.format(size=place.size)}")
         leave(1)
@@ -388,7 +392,7 @@ def _what(decision: Decision) -> str:
         misplaced = " (-n behind it was handed to it: samestep's flags come before)"
         alone = misplaced if decision.size == 1 and "-n" in decision.job.program.args else ""
         return f"{target} is a serial script" + (
-            "; its models' calls are shared out" if decision.steered else alone
+            "; its models' calls are split across workers" if decision.steered else alone
         )
     why = f" ({script.evidence})" if script.evidence else ""
     return f"{target} joins its peers itself{why}: runs as under torchrun"

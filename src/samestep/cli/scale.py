@@ -11,6 +11,7 @@ import typer
 
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
+from samestep.base.units import LONGEST_S
 from samestep.cli.recipe_flags import refuse_wrong_flags
 from samestep.cli.scale_jobs import (
     Jobs,
@@ -231,6 +232,7 @@ def scale(
     kind = kind_of(target, arguments or [], module=module, mode=mode)
     refuse_ambiguous(target, kind, sys.argv, {name for one in context.command.params for name in one.opts})
     numbers = _numbers(workers)
+    _check_wait(hang_timeout)
     own = {
         "mode": mode,
         "batch_norm": batch_norm,
@@ -290,6 +292,11 @@ def _told(made: tuple[Study, int] | None, folder: Path, *, as_json: bool) -> int
     else:
         print(study_text(seen_from_here(study, folder), terminal_width()))
     return code
+
+
+def _check_wait(seconds: float | None) -> None:
+    if seconds is not None and not 0 <= seconds <= LONGEST_S:
+        raise UsageError(f"--hang-timeout {seconds:g} is no time to wait: give seconds, or 0 for never.")
 
 
 def _numbers(text: str) -> tuple[int, ...]:

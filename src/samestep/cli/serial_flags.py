@@ -1,4 +1,4 @@
-"""The flags of ``samestep run`` that say how a serial script is shared out."""
+"""The flags of ``samestep run`` that control how a serial script is split across workers."""
 
 from dataclasses import fields, replace
 from typing import Any, get_args

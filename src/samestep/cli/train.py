@@ -1,6 +1,7 @@
 """``samestep train``: a built-in recipe on N workers."""
 
-import json
+import os
+import sys
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from samestep.base import env
-from samestep.base.errors import PutOff, UsageError
+from samestep.base.errors import Error, PutOff, UsageError
 from samestep.base.record import json_line
 from samestep.cli.job_flags import Meeting, refuse_unused
 from samestep.cli.job_flags import clocking as clocking_of
@@ -27,12 +28,13 @@ from samestep.report.run_page import write_report
 from samestep.training.conduct import Conduct
 from samestep.training.run_folder import RunFolder
 from samestep.training.settings import Settings
-from samestep.world.compute_threads import told_threads
+from samestep.world.compute_threads import asked_threads
 from samestep.world.launchers import SAMESTEP
 
 if TYPE_CHECKING:
     from samestep.recipes.order import Order
     from samestep.recipes.request import Request
+    from samestep.training.result import Result
     from samestep.world.world import World
 
 FINISH_S = 300.0
@@ -188,7 +190,7 @@ def train(
     environment = env.snapshot()
     if env.integer(environment, "TORCHELASTIC_RESTART_COUNT"):
         request = after_failure(request)
-    if threads is None and configuration(request)[0].get("exact") and told_threads(environment) is None:
+    if threads is None and configuration(request)[0].get("exact") and asked_threads(environment) is None:
         threads = 1  # as everywhere else, so that the bits are the same
     job = Job(
         program=Program(target="samestep", kind="module"),
@@ -227,7 +229,7 @@ def _leave_if_finished(request: "Request", decision: Decision, *, as_json: bool)
     if decision.speaks:
         tell(f"{folder}: that run has finished, and nothing is left to do; see its result.json.")
         if as_json:
-            print(json_line(json.loads((folder / "result.json").read_text(encoding="utf-8"))).rstrip())
+            print(json_line(RunFolder.read_result(folder)).rstrip())
     raise typer.Exit
 
 
@@ -246,7 +248,20 @@ def _start(
         _tell_what_it_is(decision, order)
         tell(headline(decision))
     program = replace(decision.job.program, args=_arguments(request, clocking, as_json=as_json))
-    return act(replace(decision, job=replace(decision.job, program=program)))
+    try:
+        code, why = act(replace(decision, job=replace(decision.job, program=program))), ""
+    except Error as error:
+        if not _has_finished(order):
+            raise
+        code, why = error.exit_code, str(error).strip().partition("\n")[0]
+    if code and _has_finished(order):
+        tell(f"the training has finished, see {order.out / 'result.json'}; after that a worker failed. {why}")
+        return 0
+    return code
+
+
+def _has_finished(order: "Order") -> bool:
+    return order.weights is None and RunFolder.has_finished(order.out)
 
 
 def _tell_what_it_is(decision: Decision, order: "Order") -> None:
@@ -265,6 +280,7 @@ def _work(
     from samestep.world.join import join
 
     bind_worker(decision, decision.found.place)
+    finished = False
     try:
         with join(threads=threads) as world:
             check_compiler(order, world.device)
@@ -275,7 +291,10 @@ def _work(
                 found = score(world, order)
                 world.print(json_line(found.as_dict()).rstrip() if as_json else found.summary())
                 return
-            _train(world, order, clocking, as_json=as_json)
+            result = _train(world, order, clocking)
+            finished = result is not None
+            if result is not None and world.place.is_main:
+                _report(result, order.out, as_json=as_json)
     except KeyboardInterrupt:
         if decision.size == 1:  # of several, the launcher says it
             tell(f"ended by signal {SIGINT:d}.")
@@ -284,28 +303,54 @@ def _work(
         if world.place.is_main:
             tell(f"{stopped}. Go on with: samestep train --resume {order.out}")
         raise typer.Exit(stopped.exit_code) from None
+    except Exception as error:
+        if not finished:
+            raise
+        tell(f"the training has finished; after that this worker failed: {_line(error)}")
 
 
-def _train(world: "World", order: "Order", clocking: Clocking | None, *, as_json: bool) -> None:
-    """Train, and say what came of it."""
+def _train(world: "World", order: "Order", clocking: Clocking | None) -> "Result | None":
+    """Train; return the result, or None where the training was left once enough steps were clocked."""
     from samestep.recipes.clocked import clocked
     from samestep.recipes.cook import cook
 
     if clocking is None:
-        result = cook(world, order)
-    else:
-        samples = len(order.train_set)
-        config = order.training() | {"samples": samples}
-        train = partial(cook, world, order)
-        found = clocked(train, world, clocking, samples_per_epoch=samples, config=config)
-        if found is None:
-            if world.place.is_main:
-                tell(clocking.stopped_words())
-            return
-        result = found
-    page = world.on_main(lambda: write_report(order.out))
-    summary = f"{result.summary()}\nrun folder: {order.out}, as a picture: {page}"
-    world.print(json_line(result.as_dict()).rstrip() if as_json else summary)
+        return cook(world, order)
+    samples = len(order.train_set)
+    config = order.training() | {"samples": samples}
+    train = partial(cook, world, order)
+    result = clocked(train, world, clocking, samples_per_epoch=samples, config=config, tell=tell)
+    if result is None and world.place.is_main:
+        tell(clocking.stopped_words())
+    return result
+
+
+def _report(result: "Result", folder: Path, *, as_json: bool) -> None:
+    """Print what came of a training, and write its page; neither makes a failure of the training."""
+    where = f"run folder: {folder}"
+    try:
+        where += f", as a picture: {write_report(folder)}"
+    except Exception as error:  # noqa: BLE001 - the result is on disk, whatever the page meets
+        tell(f"the training has finished, and its page cannot be made: {_line(error)}")
+    try:
+        text = json_line(result.as_dict()).rstrip() if as_json else f"{result.summary()}\n{where}"
+        print(text, flush=True)
+    except OSError as error:
+        tell(f"the training has finished, and its result cannot be printed: {_line(error)}")
+        _discard_output()
+
+
+def _discard_output() -> None:
+    """Discard what could not be printed: the interpreter would try again at its end, and fail for it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def _line(error: BaseException) -> str:
+    """Return an error in one line."""
+    told = " ".join(str(error).split()) or type(error).__name__
+    return told if isinstance(error, Error) else f"{type(error).__name__}: {told}"
 
 
 def _arguments(request: "Request", clocking: Clocking | None, *, as_json: bool) -> tuple[str, ...]:

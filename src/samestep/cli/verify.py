@@ -1,8 +1,6 @@
 """``samestep verify``: does a run on several workers take the steps of the run on one?"""
 
-import shutil
 import sys
-import tempfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -15,7 +13,9 @@ from rich.table import Table
 from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.base.machine import cpu_share
+from samestep.base.owned_folders import owned_folder
 from samestep.base.record import json_line
+from samestep.base.units import LONGEST_S, MOST_WORKERS
 from samestep.cli import job_flags
 from samestep.cli.outside import went_in_once
 from samestep.cli.running import look_at, tell
@@ -78,6 +78,8 @@ def verify(
     are not kept. Exit code 0: the same, or the same but for named exceptions; 1: different, with the cause.
     """
     sizes = _sizes(workers, least=2 if against is None else 1)
+    if not 0 <= hang_timeout <= LONGEST_S:
+        raise UsageError(f"--hang-timeout {hang_timeout:g} is no time to wait: give seconds, or 0 for never.")
     if steps < 1:
         raise UsageError(f"--steps {steps}: there must be at least one step to compare.")
     went_in_once()
@@ -89,9 +91,7 @@ def verify(
         program = job_flags.program(path, arguments or [], module=module, no_python=False)
         return Script(program=program, kind=_kind(program, mode))
 
-    # Not a TemporaryDirectory: workers are forked, and each would remove it when it ends.
-    scratch = Path(tempfile.mkdtemp(prefix="samestep-verify-"))
-    try:
+    with owned_folder() as scratch:
         report = Verification(
             script=script(target, module=module),
             against=None if against is None else script(str(against), module=False),
@@ -102,8 +102,6 @@ def verify(
             watch=partial(_watch, limit_s=hang_timeout),
             tell=tell,
         ).run()
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     if as_json:
         print(json_line(report.as_json()).rstrip())
     else:
@@ -134,6 +132,8 @@ def _sizes(text: str, *, least: int) -> list[int]:
         sizes = sorted({int(part) for part in text.split(",")})
     except ValueError:
         raise UsageError(f"-n {text!r} is no list of numbers of workers, such as 1,2,4.") from None
+    if sizes[-1] > MOST_WORKERS:
+        raise UsageError(f"-n {text}: use {MOST_WORKERS:,} workers or fewer.")
     if sizes[0] < 1 or sizes[-1] < least:
         raise UsageError(
             f"-n {text}: name numbers of workers, of which one is at least {least}, such as 1,2,4."

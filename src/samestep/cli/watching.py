@@ -1,7 +1,6 @@
 """What ``samestep run`` puts beside each worker's program: a watchdog, and comparisons in every step."""
 
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -9,6 +8,7 @@ from typing import NoReturn
 
 from samestep.base import env
 from samestep.base.place import Place
+from samestep.base.streams import write_stderr
 from samestep.launch.failure import follows_from_another
 from samestep.launch.hosting import Ending
 from samestep.launch.programs import Around
@@ -72,7 +72,7 @@ def counted(run: Callable[[], Ending], *, around: Around, native: bool) -> Endin
     ending = around(heard)
     if place.is_main and not ending.exit_code:
         words = counter.count.in_words(each=native and place.size > 1)
-        sys.stderr.write(f"samestep: {words}\n")
+        write_stderr(f"samestep: {words}\n")
     return ending
 
 

@@ -8,7 +8,6 @@ As text, an algorithm and its successors, each with the bytes from which on it t
 this kind.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from samestep.base import machine
+from samestep.base.documents import parse_json
 from samestep.base.errors import UsageError
 from samestep.base.folders import user_cache
 from samestep.base.record import provenance, write_json
+from samestep.base.regular_files import read_text
 from samestep.base.units import bytes_of, bytes_text
 
 ALGORITHMS = ("native", "naive", "tree", "ring", "halving_doubling", "shared_memory")
@@ -149,7 +150,7 @@ class Measured:
         """
         path = self.path(folder)
         try:
-            record: Any = json.loads(path.read_text(encoding="utf-8"))
+            record: Any = parse_json(read_text(path))
             return Crossovers.parse(str(record["algorithm"]))
         except FileNotFoundError:
             raise UsageError(

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from samestep.base.regular_files import read_bytes
 
-def remembered(sha256: str, decode: Callable[[], bytes], folder: Path) -> bytes:
+
+def remembered(sha256: str, decode: Callable[[], bytes], folder: Path, *, most: int) -> bytes:
     """Return the content whose checksum is `sha256`: from `folder`, or else decoded and put there.
 
     What is read from the folder is checked; what cannot be kept is returned all the same.
@@ -16,10 +18,11 @@ def remembered(sha256: str, decode: Callable[[], bytes], folder: Path) -> bytes:
         sha256: of the content.
         decode: makes it, and has checked it.
         folder: the user's cache.
+        most: bytes that the content may have.
     """
     path = folder / sha256
     with suppress(OSError):
-        content = path.read_bytes()
+        content = read_bytes(path, most=most)
         if hashlib.sha256(content).hexdigest() == sha256:
             return content
     content = decode()

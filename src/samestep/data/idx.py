@@ -18,6 +18,7 @@ from samestep.base.folders import user_cache
 from samestep.data import published
 from samestep.data.download import fetch
 from samestep.data.image_set import ImageSet, Split
+from samestep.data.labels import checked_labels
 from samestep.data.published import PublishedFile
 
 
@@ -56,11 +57,12 @@ class IdxDataSet:
         images, labels = (
             _read(path, file, dimensions) for path, file, dimensions in zip(paths, files, (3, 1), strict=True)
         )
+        checked = checked_labels(labels, classes=len(self.classes), where=paths[1])
         return ImageSet(
             name=self.name,
             split=split,
             images=torch.from_numpy(images.copy()).unsqueeze(1),  # (samples, 1, rows, columns)
-            labels=torch.from_numpy(labels.astype(np.int64)),
+            labels=torch.from_numpy(checked),
             classes=self.classes,
             mean=(self.mean,),
             std=(self.std,),
@@ -121,7 +123,7 @@ def parse(content: bytes, path: Path, *, dimensions: int) -> NDArray[np.uint8]:
 
 
 def _read(path: Path, file: PublishedFile, dimensions: int) -> NDArray[np.uint8]:
-    content = published.read(path)
+    content = published.read(path, most=file.content_bytes)
     values = parse(content, path, dimensions=dimensions)  # first, for it says more than a checksum
     published.verify(content, file, path)
     return values

@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import pickletools
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,23 @@ class _Arrays(pickle.Unpickler):
         return _ALLOWED[module, name]
 
 
+_MOST_STEPS = 500_000
+"""Of a pickle; a batch of CIFAR-10 has some ten thousand."""
+
+
+def _check_steps(content: bytes) -> None:
+    """Refuse too many steps, and a memo numbered far beyond what it can hold: five bytes would take 64 GB.
+
+    Raises:
+        ValueError: there are, or it is, or the pickle is damaged.
+    """
+    for number, (opcode, place, _) in enumerate(pickletools.genops(content)):
+        if number > _MOST_STEPS:
+            raise ValueError(f"it has more than {_MOST_STEPS:,} steps")
+        if opcode.name in ("PUT", "LONG_BINPUT") and place is not None and place > len(content):
+            raise ValueError(f"it numbers its values up to {place:,}, and has {len(content):,} bytes")
+
+
 def load_arrays(content: bytes, where: str) -> Any:
     """Return what a pickle of arrays and plain values holds; strings of Python 2 come as bytes.
 
@@ -48,6 +66,7 @@ def load_arrays(content: bytes, where: str) -> Any:
         DataError: it holds anything else, or is damaged. Nothing of it was run.
     """
     try:
+        _check_steps(content)
         return _Arrays(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # noqa: BLE001 - a damaged pickle may raise anything
         raise DataError(

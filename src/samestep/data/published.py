@@ -1,20 +1,17 @@
 """Files that someone published: which they are, where a copy may lie, and whether it is whole."""
 
-import gzip
 import hashlib
-import lzma
-import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from samestep.base.errors import DataError
+from samestep.base.regular_files import read_bytes
+from samestep.data.decompress import Damaged, TooLarge, decompressed
 
 _SUFFIXES = ("", ".gz", ".xz")
-_DECODERS: dict[bytes, Callable[[bytes], bytes]] = {
-    b"\x1f\x8b": gzip.decompress,
-    b"\xfd7zXZ\x00": lzma.decompress,
-}
+_OVERHEAD = 1 << 20
+"""Bytes that a compressed file may be larger than what it holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +26,8 @@ class PublishedFile:
     """Of the file as published; what a download must have."""
     content_sha256: str
     """Of what it holds, decompressed; what any copy must have, however it is compressed."""
+    content_bytes: int
+    """The size of what it holds, decompressed; no copy is read any further."""
 
     @property
     def spellings(self) -> list[str]:
@@ -61,24 +60,31 @@ def locate(files: Sequence[PublishedFile], data_dir: Path, folders: Iterable[str
     return [path for path in found.values() if path is not None]
 
 
-def read(path: Path) -> bytes:
+def read(path: Path, *, most: int) -> bytes:
     """Return what the file holds, decompressed; the compression is told from its first bytes.
 
+    Args:
+        path: the file.
+        most: bytes that it may hold.
+
     Raises:
-        DataError: it cannot be read, or is damaged.
+        DataError: it cannot be read, is damaged, or holds more.
     """
     try:
-        data = path.read_bytes()
-        for magic, decode in _DECODERS.items():
-            if data.startswith(magic):
-                return decode(data)
-    except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
+        data = read_bytes(path, most=most + _OVERHEAD)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        return decompressed(data, most=most)
+    except TooLarge:
+        raise DataError(
+            f"{path} holds more than the {most:,} bytes that were published ({len(data):,} bytes on disk). "
+            "Delete it and fetch it again."
+        ) from None
+    except Damaged as error:
         raise DataError(
             f"{path} is damaged or cut short ({error}; {len(data):,} bytes). Fetch it again."
         ) from None
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-    return data
 
 
 def verify(content: bytes, file: PublishedFile, path: Path) -> None:

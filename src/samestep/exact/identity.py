@@ -21,10 +21,24 @@ def identity(device: torch.device) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "torch": str(torch.__version__),
+        "settings of torch": _settings(),
         "device": kind,
         "processor": processor(),
         **{f"{_BITS}{name}": digest for name, digest in probe(device).items()},
     }
+
+
+def _settings() -> str:
+    """Return settings of torch that change the bits of operations, and that a program may have changed."""
+    # Flushed, it is 0: the smallest normal number, halved.
+    denormal = (torch.full((1,), torch.finfo(torch.float32).tiny) / 2).item()
+    found = {
+        "matmul precision": torch.get_float32_matmul_precision(),
+        "mkldnn": torch.backends.mkldnn.enabled,
+        "denormals": "kept" if denormal else "flushed",
+        "default dtype": str(torch.get_default_dtype()),
+    }
+    return ", ".join(f"{name} {value}" for name, value in found.items())
 
 
 def check_alike_here(world: World) -> None:

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from samestep.base import env
+from samestep.base.last_step import LastSteps
 from samestep.base.place import Place
 from samestep.base.signals import ENDS, WARNINGS
 from samestep.launch import descriptors
 from samestep.launch.hosting import leave
+from samestep.launch.lifeline import Lifeline
 from samestep.launch.orphans import die_with_parent
 from samestep.launch.output import Stream
 from samestep.launch.report import Report, Word
@@ -50,12 +52,16 @@ class Heritage:
         mask: the signals that it had blocked.
         private: its descriptors that are none of the worker's business.
         limit: its own limit of open files, where it was raised for the workers' sake.
+        lifeline: ends what the worker forks when the launcher is killed.
+        steps: where the worker records its last step.
     """
 
     launcher: int
     mask: Collection[int | signal.Signals]
     private: Collection[int]
     limit: descriptors.Limit | None
+    lifeline: Lifeline | None = None
+    steps: LastSteps | None = None
 
 
 def fork() -> int:
@@ -77,6 +83,10 @@ def become_worker(start: Start, entry: Entry, word: int, had: Heritage) -> NoRet
         own = {fd for stream in start.streams for fd in stream.files}
         descriptors.close({*had.private, *own})
         descriptors.restore(had.limit)
+        if had.lifeline is not None:
+            had.lifeline.hold()
+        if had.steps is not None:
+            had.steps.use_here(start.place.local_rank)
         env.export(start.variables)
         mouth = Word.of(word)
         report = entry(start, mouth)

@@ -32,6 +32,7 @@ class Failure:
         error: name of the exception's class, where there was one.
         message: the exception's text.
         traceback: the whole report as Python prints it, ending in a newline; empty where there is none.
+        unwritten: which file could not be written and why, where that is the cause.
     """
 
     rank: int
@@ -41,6 +42,7 @@ class Failure:
     error: str = ""
     message: str = ""
     traceback: str = ""
+    unwritten: str = ""
 
     @property
     def code(self) -> int:
@@ -61,7 +63,8 @@ class Failure:
         if self.exit_code < 0:
             how = f"was killed by signal {-self.exit_code} ({_signal_name(-self.exit_code)})"
         elif self.error:
-            how = f"failed with {self.error} (exit code {self.exit_code})"
+            why = f": {self.unwritten}" if self.unwritten else ""
+            how = f"failed with {self.error} (exit code {self.exit_code}){why}"
         else:
             how = f"ended with exit code {self.exit_code}"
         return f"rank {self.rank} of {size} (local rank {self.local_rank}, pid {self.pid}) {how}"

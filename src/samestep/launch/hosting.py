@@ -22,6 +22,7 @@ from typing import NoReturn
 
 from samestep.base.errors import Error, UsageError, WorldError
 from samestep.launch.job import Program
+from samestep.launch.write_failure import write_failure
 
 INTERRUPTED = 130
 """The exit code of a program that Ctrl-C ended, as a shell counts it."""
@@ -43,6 +44,7 @@ class Ending:
         message: the exception's text.
         traceback: as Python would have printed it.
         line: the program's own on the way to the exception, as ``file:line``.
+        unwritten: which file could not be written and why, where that is what ended the program.
     """
 
     exit_code: int = 0
@@ -50,6 +52,7 @@ class Ending:
     message: str = ""
     traceback: str = ""
     line: str = ""
+    unwritten: str = ""
 
     @property
     def was_asked_for(self) -> bool:
@@ -126,8 +129,16 @@ def told(error: BaseException) -> Ending:
         )
     text = "".join(traceback.format_exception(type(error), error, visible))
     code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+    unwritten = ""
+    with suppress(Exception):  # the error and what it holds are the program's
+        unwritten = write_failure(error)
     return Ending(
-        exit_code=code, error=type(error).__name__, message=_message(error), traceback=text, line=line
+        exit_code=code,
+        error=type(error).__name__,
+        message=_message(error),
+        traceback=text,
+        line=line,
+        unwritten=unwritten,
     )
 
 

@@ -1,12 +1,12 @@
 """What to run and on how many workers, as a value."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from samestep.base.errors import UsageError
+from samestep.base.units import LONGEST_S, MOST_WORKERS
 
 Kind: TypeAlias = Literal["script", "module", "executable"]
 
@@ -119,6 +119,8 @@ class Nodes:
     def __post_init__(self) -> None:
         if self.count < 1:
             raise UsageError(f"--nnodes {self.count}: a job has at least one node.")
+        if self.count > MOST_WORKERS:
+            raise UsageError(f"--nnodes {self.count}: use {MOST_WORKERS:,} nodes or fewer.")
         if self.least is not None and not 1 <= self.least < self.count:
             raise UsageError(f"--nnodes {self.least}:{self.count} is no range of nodes such as 1:4.")
         if self.rank is not None and not 0 <= self.rank < self.count:
@@ -161,9 +163,11 @@ class Job:
         for flag, value in (("-n", self.workers), ("--nproc-per-node", self.per_node)):
             if value is not None and value < 1:
                 raise UsageError(f"{flag} {value}: there must be at least one worker.")
+            if value is not None and value > MOST_WORKERS:
+                raise UsageError(f"{flag} {value}: use {MOST_WORKERS:,} workers or fewer.")
         if self.max_restarts < 0:
             raise UsageError(f"--max-restarts {self.max_restarts} is negative; 0 means none.")
-        if not (self.monitor_interval_s > 0 and math.isfinite(self.monitor_interval_s)):
+        if not 0 < self.monitor_interval_s <= LONGEST_S:
             raise UsageError(
                 f"--monitor-interval {self.monitor_interval_s:g} is no length of time: give seconds above 0."
             )

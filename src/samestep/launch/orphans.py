@@ -10,10 +10,9 @@ import sys
 from collections.abc import Set
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samestep.base.process_numbers import memory_is_numbered_apart
+from samestep.base.segments import free_segments
 
 if TYPE_CHECKING:
     import psutil
@@ -23,7 +22,6 @@ _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 3.0
 # When a process was started is known to the second.
 _CLOCK_SLACK_S = 2.0
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the kernel's own
 
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
@@ -103,21 +101,4 @@ def end_all(started: "list[psutil.Process]", *, ended: Set[int]) -> None:
         with suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(stubborn, timeout=_GRACE_S)
-    _free_shared_memory(ended | left.keys(), since_s=psutil.Process().create_time() - _CLOCK_SLACK_S)
-
-
-def _free_shared_memory(pids: Set[int], *, since_s: float) -> None:
-    """Remove torch's segments of processes that were killed between making and unlinking one.
-
-    Args:
-        pids: their numbers, which processes of other containers or before them may have had too.
-        since_s: when these processes can have begun; what is older is another's.
-    """
-    if memory_is_numbered_apart():
-        return
-    for pid in pids:
-        for segment in _SHARED_MEMORY.glob(f"torch_{pid}_*"):
-            with suppress(OSError):
-                made = segment.stat()
-                if made.st_uid == os.getuid() and made.st_ctime >= since_s:
-                    segment.unlink()
+    free_segments(ended | left.keys(), since_s=psutil.Process().create_time() - _CLOCK_SLACK_S)

@@ -10,6 +10,7 @@ from types import FrameType
 
 from samestep.base.errors import PUT_OFF
 from samestep.base.signals import ENDS, WARNINGS
+from samestep.launch.backends.verdicts import Verdict
 from samestep.launch.failure import Failure, root_cause
 from samestep.launch.job import Job
 from samestep.launch.workers import Workers
@@ -23,6 +24,7 @@ class Outcome:
         cause: the failure that came first; None where nothing failed.
         interrupted_by: the signal that ended the launcher; 0 for none.
         put_off: whether all workers ended with `PUT_OFF`: asked to stop, they can go on later.
+        elsewhere: why another node has ended, where this one ends for that reason.
         silent_copies: whether all workers ended well and none had ever met another.
     """
 
@@ -30,6 +32,7 @@ class Outcome:
     interrupted_by: int = 0
     put_off: bool = False
     silent_copies: bool = False
+    elsewhere: Verdict | None = None
 
 
 @dataclass(slots=True)

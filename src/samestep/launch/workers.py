@@ -14,15 +14,19 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
-from samestep.base.errors import WorkerFailed
+from samestep.base.errors import Error, WorkerFailed
+from samestep.base.last_step import LastSteps
+from samestep.base.owned_folders import make_folder, remove_dead, remove_folder
 from samestep.base.signals import ENDS
 from samestep.launch import descriptors, orphans
 from samestep.launch.child import Entry, Heritage, Start, become_worker, fork, not_started
 from samestep.launch.failure import Failure, root_cause
 from samestep.launch.hosting import Ending
 from samestep.launch.job import STDERR
+from samestep.launch.lifeline import Lifeline
 from samestep.launch.output import Stream
 from samestep.launch.report import Report, received
 
@@ -78,6 +82,7 @@ class Worker:
             error=said.error,
             message=said.message,
             traceback=said.traceback,
+            unwritten=said.unwritten,
         )
 
 
@@ -97,6 +102,9 @@ class Workers:
         self._wakeup = wakeup
         self._private = frozenset(private)
         self._limit: descriptors.Limit | None = None
+        self._steps: LastSteps | None = None
+        self._folder: Path | None = None
+        self._lifeline: Lifeline | None = None
         if wakeup is not None:
             self._selector.register(wakeup, selectors.EVENT_READ)
 
@@ -114,6 +122,11 @@ class Workers:
         """Those that have not ended."""
         return [worker for worker in self.all if worker.exit_code is None]
 
+    @property
+    def last_step(self) -> int | None:
+        """The last training step that any worker has recorded; None where none has."""
+        return None if self._steps is None else self._steps.latest()
+
     def start(self, starts: Sequence[Start], entry: Entry) -> None:
         """Fork one worker for each of `starts`; each runs `entry`.
 
@@ -124,6 +137,10 @@ class Workers:
             if stream is not None:  # as it is where this process was started with the stream closed
                 stream.flush()
         self._limit = descriptors.make_room(len(starts))
+        self._steps = LastSteps(max(1, len(starts)))
+        with suppress(Error):  # the temporary directory is full, which is no worker's end
+            self._folder = make_folder()
+        self._lifeline = Lifeline(self._folder)
         # Nothing imported so far is garbage: neither here nor in a child is it worth walking through again.
         gc.freeze()
         for start in starts:
@@ -148,7 +165,14 @@ class Workers:
             reports, word = os.pipe()
             undo.callback(os.close, reports)
             private = {reports, self._selector.fileno(), *self._private, *self._files()}
-            had = Heritage(launcher=os.getpid(), mask=mask, private=private, limit=self._limit)
+            had = Heritage(
+                launcher=os.getpid(),
+                mask=mask,
+                private=private,
+                limit=self._limit,
+                lifeline=self._lifeline,
+                steps=self._steps,
+            )
             try:
                 pid = fork()
                 if pid == 0:
@@ -293,6 +317,16 @@ class Workers:
         self._selector.close()
         descriptors.restore(self._limit)
         self._limit = None
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        """Remove the temporary folders of this launcher and of workers that were killed."""
+        if self._lifeline is not None:
+            self._lifeline.close()
+        if self._folder is not None:
+            remove_folder(self._folder)
+            self._folder = None
+        remove_dead()
 
 
 def _pidfd(pid: int) -> int | None:

@@ -7,12 +7,17 @@ from typing import TypeAlias
 from torch import nn
 
 from samestep.base.errors import UsageError
+from samestep.base.machine import machine
+from samestep.base.units import bytes_text, count_text, whole
 from samestep.models.convnet import ConvNet
 from samestep.models.resnet import LAYOUTS, ResNet, Stem
 from samestep.models.resnet9 import ResNet9
 
 Shape: TypeAlias = tuple[int, int, int]
 """Channels, height and width of an image."""
+
+_TRAINED_BYTES = 8
+"""Of each parameter: its value and its gradient, in float32."""
 
 SMALL_SIDE = 64
 """Images with a shorter side enter a residual network by the CIFAR stem."""
@@ -57,11 +62,25 @@ def build(name: str, *, shape: Shape, classes: int) -> nn.Module:
         classes: number of classes.
 
     Raises:
-        UsageError: there is no such network, or it cannot take such images.
+        UsageError: there is no such network, it cannot take such images, or it fits no memory.
     """
-    plain, _, width = name.partition(":")
-    if plain not in MODELS or (width and (plain != "resnet9" or not width.isdecimal() or not int(width))):
+    plain, colon, text = name.partition(":")
+    if plain not in MODELS or (colon and (plain != "resnet9" or not whole(text))):
         raise UsageError(
             f"no model is called {name!r}. Use one of: {', '.join(MODELS)}; or resnet9:W, of width W."
         )
-    return _resnet9(shape, classes, width=int(width)) if width else MODELS[plain](shape, classes)
+    if not colon:
+        return MODELS[plain](shape, classes)
+    width = int(text)
+    _check_fits(name, ResNet9.parameter_count(channels=shape[0], classes=classes, width=width))
+    return _resnet9(shape, classes, width=width)
+
+
+def _check_fits(name: str, parameters: int) -> None:
+    """Refuse a network whose weights and gradients do not fit this machine's memory."""
+    needed, there = _TRAINED_BYTES * parameters, machine().memory_bytes
+    if needed > there:
+        raise UsageError(
+            f"--model {name} has {count_text(parameters)} parameters, whose weights and gradients take "
+            f"{bytes_text(needed)}, and this machine has {bytes_text(there)} of memory. Use a smaller width."
+        )

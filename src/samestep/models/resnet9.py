@@ -31,6 +31,19 @@ class ResNet9(nn.Module):
         self.pool = nn.AdaptiveMaxPool2d(1)
         self.fc = nn.Linear(8 * width, classes, bias=False)
 
+    @staticmethod
+    def parameter_count(*, channels: int, classes: int, width: int) -> int:
+        """Return how many parameters such a network has; nothing is built.
+
+        Args:
+            channels: see the class, as the others.
+            classes: see there.
+            width: see there.
+        """
+        sides = ((channels, 1), (width, 2), (2 * width, 2), (2 * width, 2), (2 * width, 4), (4 * width, 8))
+        layers = [(inputs, times * width) for inputs, times in (*sides, (8 * width, 8), (8 * width, 8))]
+        return sum((9 * inputs + 2) * outputs for inputs, outputs in layers) + 8 * width * classes
+
     def forward(self, images: Tensor) -> Tensor:
         """Return the class scores of `images`."""
         x = self.layer3(self.layer2(self.layer1(self.prep(images))))

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
 from samestep.base import env
+from samestep.base.errors import Error
 from samestep.measure.clock_file import ClockFile, Clocking, Config
 from samestep.sharding.position import Position
 from samestep.training.parallel import Part, Parts
@@ -27,6 +28,7 @@ def clocked(
     *,
     samples_per_epoch: int,
     config: Config,
+    tell: Callable[[str], None],
 ) -> Result | None:
     """Train, and clock the steps of this rank.
 
@@ -36,13 +38,14 @@ def clocked(
         clocking: what is wanted.
         samples_per_epoch: that are trained on.
         config: what is trained.
+        tell: told of steps that could not be written, once the training has finished: it has not failed.
 
     Returns:
         what came of it; None where it was left once as many steps were taken down as were wanted.
 
     Raises:
         UsageError: this rank's file cannot be made, or is there already.
-        Error: not all steps could be written.
+        Error: not all steps could be written, and the training was left for them.
     """
     again = bool(env.integer(env.snapshot(), "TORCHELASTIC_RESTART_COUNT"))
     file = ClockFile(clocking, world.place, "recipe", again=again, config=config)
@@ -61,8 +64,11 @@ def clocked(
     except BaseException as error:
         clock.end(f"error: {type(error).__name__}", str(error))
         raise
-    clock.end("end")
-    file.check()
+    try:
+        clock.end("end")
+        file.check()
+    except (Error, OSError) as error:
+        tell(str(error))
     return result
 
 

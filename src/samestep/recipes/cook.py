@@ -1,5 +1,6 @@
 """Running an order on the ranks of a world."""
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,12 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from samestep.base import env
+from samestep.base.last_step import record_step
 from samestep.checkpoint.choose import Chosen, is_bare, newest_valid
 from samestep.checkpoint.foreign import load_state
-from samestep.checkpoint.manifest import AVERAGE, MODEL
-from samestep.checkpoint.retain import set_aside_later
+from samestep.checkpoint.layout import AVERAGE, MODEL
+from samestep.checkpoint.retain import adopt, set_aside_later
 from samestep.checkpoint.shared import choose_on_all
 from samestep.collectives.by_algorithm import settled
 from samestep.collectives.crossovers import AUTO, Crossovers
@@ -28,6 +31,7 @@ from samestep.training.profile import Profiler
 from samestep.training.progress import Display, Silent, Spoken
 from samestep.training.result import Result
 from samestep.training.run_folder import Nowhere, RunFolder, Sink
+from samestep.training.run_lock import RESTART_S, RunLock
 from samestep.training.stopping import stop_request
 from samestep.training.surroundings import Surroundings
 from samestep.world.world import World
@@ -37,16 +41,15 @@ def prepare(order: Order) -> None:
     """Make the run folder, or show that it can be gone on with; called by one process, before others start.
 
     Raises:
-        UsageError: it cannot be written, or holds another run, or none that can go on.
+        UsageError: it cannot be written, is in use, or holds another run, or none that can go on.
         CheckpointError: the run cannot go on: it has checkpoints and none is whole.
     """
+    with closing(RunLock(order.out)) as lock:  # rank 0 takes it again
+        _open_folder(order, lock)
     if order.resume:
-        RunFolder.reopen(order.out)
         checkpoints = RunFolder(order.out).checkpoints
         if not is_bare(checkpoints):
             newest_valid(checkpoints)
-    else:
-        RunFolder.prepare(order.out)
 
 
 def cook(world: World, order: Order, loading: Loading | None = None) -> Result:
@@ -60,14 +63,18 @@ def cook(world: World, order: Order, loading: Loading | None = None) -> Result:
     Raises:
         PutOff: a rank was asked to stop; a checkpoint is written.
     """
-    with stop_request(order.conduct.stop_signal) as stop:
-        world.on_main(lambda: RunFolder.reopen(order.out) if order.resume else RunFolder.prepare(order.out))
+    record_step(0)
+    restarted = env.integer(env.snapshot(), "TORCHELASTIC_RESTART_COUNT")
+    lock = RunLock(order.out, wait_s=RESTART_S if restarted else 0.0)
+    with stop_request(order.conduct.stop_signal) as stop, closing(lock):
+        unlocked = world.on_main(lambda: _open_folder(order, lock))
         order = _settled(world, order)
         training = _training(world, order)
         if loading is not None:
             training.batches = DrawnWithin(training.batches, loading)
         chosen = _go_on(world, order, training) if order.resume else None
-        sink, display = _outputs(world, order, training, chosen)
+        record_step(training.journal.steps)
+        sink, display = _outputs(world, order, training, chosen, unlocked=unlocked)
         keeper = Keeper(world, order.conduct, folder=order.out / "checkpoints", tell=display.note)
         profiler = Profiler(
             order.conduct.profile, order.out, world, done=training.journal.steps, total=training.steps
@@ -145,11 +152,21 @@ def _go_on(world: World, order: Order, training: Training) -> Chosen | None:
     chosen = choose_on_all(world, checkpoints, missing_ok=True)
     if chosen is not None:
         training.restore(chosen.snapshot)
-    world.on_main(lambda: set_aside_later(checkpoints, than=training.journal.steps))
     return chosen
 
 
-def _outputs(world: World, order: Order, training: Training, chosen: Chosen | None) -> tuple[Sink, Display]:
+def _open_folder(order: Order, lock: RunLock) -> str | None:
+    """Make the run folder, or show that it can be gone on with, and lock it; return a warning, if any."""
+    check = RunFolder.reopen if order.resume else RunFolder.prepare
+    check(order.out)
+    unlocked = lock.take()
+    check(order.out)  # another process may have written to it before it was locked
+    return unlocked
+
+
+def _outputs(
+    world: World, order: Order, training: Training, chosen: Chosen | None, *, unlocked: str | None
+) -> tuple[Sink, Display]:
     """Return where results and progress go: somewhere on rank 0, nowhere on the others.
 
     Raises:
@@ -164,10 +181,12 @@ def _outputs(world: World, order: Order, training: Training, chosen: Chosen | No
             console=Console(stderr=True),
             per_rank=order.conduct.per_rank,
         )
-        folder = RunFolder(order.out)
+        folder = RunFolder(order.out, display.note)
         if not order.resume:
             folder.write_config(order.config())
-        for line in [*_algorithms(order), *_went_on(order, training, chosen)]:
+        alone = _put_in_order(folder.checkpoints, training, chosen) if order.resume else []
+        warnings = [*alone, *([] if unlocked is None else [unlocked])]
+        for line in [*_algorithms(order), *_went_on(order, training, chosen), *warnings]:
             display.note(line)
         folder.begin(_session(world, training, chosen))
         sink = observed(folder, order.conduct.logger, order.config(), tell=display.note)
@@ -175,6 +194,14 @@ def _outputs(world: World, order: Order, training: Training, chosen: Chosen | No
 
     world.on_main(open_here)
     return next(iter(opened), (Nowhere(), Silent()))
+
+
+def _put_in_order(checkpoints: Path, training: Training, chosen: Chosen | None) -> list[str]:
+    """Leave no checkpoint after the one that the run goes on from; return what was left alone."""
+    if chosen is not None:
+        adopt(chosen.path)
+    _, alone = set_aside_later(checkpoints, than=training.journal.steps)
+    return [] if alone is None else [alone]
 
 
 def _algorithms(order: Order) -> list[str]:

@@ -125,8 +125,10 @@ def global_forward(module: BatchNorm, batch: Tensor, *, world: World) -> Tensor:
     momentum = _count(module)
     if _tracks(module) and module.running_mean is not None and module.running_var is not None:
         unbiased = var * (count / (count - 1))
-        module.running_mean.lerp_(mean.to(module.running_mean.dtype), momentum)
-        module.running_var.lerp_(unbiased.to(module.running_var.dtype), momentum)
+        # As `data`, which leaves their version as it is, like torch: a graph of torch's own norm stores
+        # these buffers, and refuses to run backward once their version has changed.
+        module.running_mean.data.lerp_(mean.to(module.running_mean.dtype), momentum)
+        module.running_var.data.lerp_(unbiased.to(module.running_var.dtype), momentum)
     normalise: Callable[..., Tensor] = GlobalNorm.apply
     return normalise(batch, module.weight, module.bias, (count, mean, var), module.eps, world)
 

@@ -61,7 +61,7 @@ def times(run: Run) -> list[Chart]:
     """Return where the time of a run's steps went, over the steps and by rank."""
     steps = run.steps["step"]
     phases = [
-        Line(_spoken(name), thin(steps, [1e3 * s for s in run.steps[name]], most=_WINDOWS)) for name in PHASES
+        Line(_spoken(name), thin(steps, _milliseconds(run.steps[name]), most=_WINDOWS)) for name in PHASES
     ]
     shown = [line for line in phases if any(one.mean > 0 for one in line.bins)]
     by_rank = groupby(
@@ -102,6 +102,11 @@ def _evaluated(
         Line(name, _finite((row[x], value(row)) for row in run.evaluations))
         for name, run in zip(names(runs), runs, strict=True)
     ]
+
+
+def _milliseconds(seconds: Iterable[float]) -> list[float]:
+    """Return times in ms, 0 for those that are missing: areas on top of each other have the same steps."""
+    return [1e3 * one if math.isfinite(one) else 0.0 for one in seconds]
 
 
 def _points(run: Run, name: str) -> list[Bin]:

@@ -1,7 +1,5 @@
 """A run folder as a value: whatever of it there is, and nothing invented."""
 
-import json
-import sys
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,18 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from samestep.base import phases
+from samestep.base.documents import TOML_BYTES, parse_json, parse_toml
 from samestep.base.errors import UsageError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from samestep.base.regular_files import read_lines, read_text
 
 PHASES = phases.OF_LOOP
 OTHER = "other"
 _COLUMNS = ("step", "loss", "lr", *PHASES)
 _EVALUATED = ("seconds", "accuracy", "loss")
 _NAN = float("nan")
+_MOST = 1e18
+"""Of anything that is counted or timed: sums and products of larger numbers have no end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +27,8 @@ class Checkpoint:
     """A checkpoint at rest."""
 
     name: str
-    num_bytes: int
+    num_bytes: int | None
+    """None where it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,17 +119,16 @@ def _rows(
     """
     if not path.exists():
         return
-    with path.open(encoding="utf-8", errors="replace") as stream:
-        for number, line in enumerate(stream, start=1):
-            try:
-                row = json.loads(line)
-            except ValueError:
-                if not line.endswith("\n"):
-                    return
-                raise UsageError(f"{path} is damaged: line {number} is no JSON.") from None
-            where = f"line {number}"
-            _check(path, where, row, (*counts, *figures))
-            yield row | _numbers(path, where, row, counts, (*figures, *more))
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            row = parse_json(line)
+        except ValueError:
+            if not line.endswith("\n"):
+                return
+            raise UsageError(f"{path} is damaged: line {number} is no JSON.") from None
+        where = f"line {number}"
+        _check(path, where, row, (*counts, *figures))
+        yield row | _numbers(path, where, row, counts, (*figures, *more))
 
 
 def _check(path: Path, where: str, found: Any, needed: Sequence[str]) -> None:
@@ -144,19 +141,26 @@ def _numbers(
 ) -> dict[str, float]:
     """Return the numbers in `row`; a figure that is null is NaN, which JSON does not have."""
     numbers = {name: row[name] for name in counts}
-    for name in figures:
-        if name in row:
-            numbers[name] = _NAN if row[name] is None else row[name]
-    if not all(isinstance(value, int | float) for value in numbers.values()):
-        raise UsageError(f"{path} is damaged: {where} holds what is no number.")
+    numbers |= {name: _NAN if row[name] is None else row[name] for name in figures if name in row}
+    for name, value in numbers.items():
+        if not (_is_count(value) if name in counts else _is_number(value)):
+            raise UsageError(f"{path} is damaged: {where} has {name} {value!r:.40}, not 0 .. {_MOST:g}.")
     return numbers
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) > _MOST
+
+
+def _is_count(value: object) -> bool:
+    return _is_number(value) and isinstance(value, int) and value >= 0
 
 
 def _result(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        found = parse_json(read_text(path, errors="replace"))
     except ValueError:
         found = None
     if not isinstance(found, dict):
@@ -168,19 +172,30 @@ def _result(path: Path) -> dict[str, Any]:
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except tomllib.TOMLDecodeError as error:
+        return parse_toml(read_text(path, most=TOML_BYTES, errors="replace"))
+    except ValueError as error:
         raise UsageError(f"{path} is damaged: {error}.") from None
 
 
 def _checkpoints(path: Path) -> list[Checkpoint]:
-    if not path.is_dir():
+    """Return the checkpoints in a folder; one that cannot be read is no reason against a page of the run."""
+    try:
+        steps = [folder for folder in path.iterdir() if folder.name.startswith("step-")]
+    except OSError:
         return []
-    steps = [folder for folder in path.glob("step-*") if (folder / "manifest.json").is_file()]
     steps.sort(key=lambda folder: (len(folder.name), folder.name))
     found = []
     for folder in steps:
-        with suppress(FileNotFoundError):  # a run that goes on removes old ones
-            size = sum(file.stat().st_size for file in folder.iterdir())
-            found.append(Checkpoint(folder.name, size))
+        with suppress(FileNotFoundError, NotADirectoryError):  # a run that goes on removes old ones
+            found.append(_checkpoint(folder))
     return found
+
+
+def _checkpoint(folder: Path) -> Checkpoint:
+    try:
+        (folder / "manifest.json").lstat()
+        return Checkpoint(folder.name, sum(file.stat().st_size for file in folder.iterdir()))
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError:
+        return Checkpoint(folder.name, None)

@@ -41,7 +41,10 @@ def _body(run: Run) -> Iterator[str]:
         yield section("What it ran on", _sessions(run), _machine(run.sessions[-1]))
     yield section("Settings", table(sorted((name, _text(value)) for name, value in run.config.items())))
     if run.checkpoints:
-        rows = [(one.name, bytes_text(one.num_bytes)) for one in run.checkpoints]
+        rows = [
+            (one.name, "cannot be read" if one.num_bytes is None else bytes_text(one.num_bytes))
+            for one in run.checkpoints
+        ]
         yield section("Checkpoints", table(rows, head=("name", "size")))
 
 

@@ -1,9 +1,9 @@
 """Writing a page: whole or not at all."""
 
-import os
 from pathlib import Path
 
 from samestep.base.errors import UsageError
+from samestep.base.own_names import write_whole
 
 
 def write_text(path: Path, text: str) -> Path:
@@ -17,12 +17,7 @@ def write_text(path: Path, text: str) -> Path:
             raise UsageError(
                 f"cannot write {path}: it is a folder. Name a file, such as --out {path / 'report.html'}."
             )
-        draft = path.with_name(f".{path.name}.draft-{os.getpid()}")
-        try:
-            draft.write_text(text, encoding="utf-8")
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_whole(path, [text])
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}. Choose another --out.") from None
     return path

@@ -1,18 +1,22 @@
 """``study.json``: a study at rest, whole or absent."""
 
-import json
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from samestep.base.documents import parse_json
 from samestep.base.errors import UsageError
 from samestep.base.record import write_json
+from samestep.base.regular_files import read_text
 from samestep.scaling.study import FORMAT, PHASES, Point, Seconds, Study
 
 NAME = "study.json"
 """What the file is called in a study's folder."""
+
+_BYTES = 32 << 20
+"""The largest that is read; a study of a thousand workers has some megabytes."""
 
 
 def write_study(path: Path, study: Study) -> None:
@@ -40,10 +44,10 @@ def read_study(path: Path) -> Study:
     """
     file = path / NAME if path.is_dir() else path
     try:
-        found = json.loads(file.read_text(encoding="utf-8", errors="replace"))
+        found = parse_json(read_text(file, most=_BYTES, errors="replace"))
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"{file} is damaged: it is no JSON ({error}).") from None
     if not isinstance(found, dict) or not {"format", "points"} <= found.keys():
         raise UsageError(f"{file} is no study: it lacks format or points.")

@@ -1,12 +1,13 @@
 """What a clocked run leaves behind: a file of JSON lines from each of its workers."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from samestep.base.documents import parse_json
 from samestep.base.errors import UsageError
+from samestep.base.regular_files import read_lines
 from samestep.scaling.rank_lines import wrong
 
 
@@ -66,14 +67,14 @@ def read_ranks(folder: Path) -> list[RankFile]:
 
 def _read(path: Path) -> RankFile:
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        lines = list(read_lines(path))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}.") from None
     rows: list[Mapping[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
+            row = parse_json(line)
+        except ValueError:
             if number == len(lines) and not line.endswith("\n"):
                 break
             raise UsageError(f"{path} is damaged: line {number} is no JSON.") from None

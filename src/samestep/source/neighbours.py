@@ -6,6 +6,9 @@ from pathlib import Path
 
 from samestep.source.modules import editable_folder
 
+_DEEPEST = 64
+"""Packages within each other that are followed."""
+
 
 class Neighbours:
     """Where the imports of a program's modules lead; installed packages are not followed.
@@ -53,7 +56,7 @@ class Neighbours:
 
 def _files(base: Path, name: str) -> list[Path]:
     """Return the files of a dotted name below `base`: the packages on the way, and the module itself."""
-    parts = [part for part in name.split(".") if part.isidentifier()]
+    parts = [part for part in name.split(".", _DEEPEST)[:_DEEPEST] if part.isidentifier()]
     files = []
     for depth in range(1, len(parts) + 1):
         path = base.joinpath(*parts[:depth])

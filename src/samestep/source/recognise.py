@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from samestep.base.errors import UsageError
+from samestep.base.regular_files import TEXT_BYTES, read_bytes
 from samestep.source.names import Names, running, used_names
 from samestep.source.neighbours import Neighbours
 from samestep.source.own_rank import BY_HAND, sets_rank
@@ -185,7 +186,7 @@ def own_modules(script: Path, roots: Sequence[Path]) -> Iterator[tuple[Path, ast
 
 def _parsed(file: Path, *, is_script: bool) -> ast.Module | None:
     try:
-        return ast.parse(file.read_bytes(), filename=str(file))
+        return ast.parse(read_bytes(file, most=TEXT_BYTES), filename=str(file))
     except (SyntaxError, ValueError) as error:
         if not is_script:
             return None  # Python will say so, should the script ever import it

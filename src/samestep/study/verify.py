@@ -46,7 +46,7 @@ class Verification:
         workers: numbers of workers to run it on.
         steps: of each run.
         scratch: an empty folder for all that the runs write.
-        options: how a serial script is shared out.
+        options: how a serial script is split across workers.
         watch: returns what runs each of so many workers, and ends a run that hangs.
         tell: told what is being done.
     """

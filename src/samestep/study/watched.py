@@ -47,7 +47,7 @@ class Watched:
         size: on how many workers.
         steps: after how many it is stopped.
         folder: where its traces go, and all that it writes.
-        options: how a serial script is shared out.
+        options: how a serial script is split across workers.
         watch: what runs each worker, and sees to it that none waits for ever.
         disturb: whether gradients are disturbed by their rounding.
         neutral: what the workers of this kind of script may do apart (batch norm, draws) is made one, or off.

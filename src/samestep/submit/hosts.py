@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samestep.base.errors import UsageError
+from samestep.base.regular_files import read_text
+from samestep.base.units import whole
 
 LOCAL = ("localhost", "127.0.0.1")
+_MOST_SLOTS = 1 << 20
 ANSWER_S = 10
 """How long a host may take to be reached."""
 
@@ -55,9 +58,10 @@ def hosts_in(path: Path) -> tuple[Host, ...]:
         UsageError: it cannot be read, lists no hosts, or has a line of another form.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the hostfile {path}: {error}.") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"cannot read the hostfile {path}: {why}.") from None
     found: list[Host] = []
     bare: set[str] = set()
     for number, line in enumerate(lines, 1):
@@ -81,7 +85,7 @@ def _host(text: str, where: str) -> Host:
     name, _, slots = text.partition(":")
     if not name or name.startswith("-") or any(character.isspace() for character in name):
         raise UsageError(f"{where}: {text!r} is not the name of a host, as in a:2,b:2.")
-    if slots and not (slots.isdecimal() and int(slots)):
+    if slots and not 0 < (whole(slots) or 0) <= _MOST_SLOTS:
         raise UsageError(f"{where}: {slots!r} is not a number of workers, as in a:2,b:2.")
     return Host(name, int(slots or 1))
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from samestep.base.errors import UsageError
-from samestep.base.units import counted
+from samestep.base.units import MOST_WORKERS, counted
 from samestep.submit.site import SlurmSite
 from samestep.submit.words import comment, directive, quoted
 
@@ -45,6 +45,8 @@ class SlurmRequest:
         ):
             if value < least:
                 raise UsageError(f"{flag} {value}: there must be at least {least}.")
+            if value > MOST_WORKERS:
+                raise UsageError(f"{flag} {value} is too large; use {MOST_WORKERS:,} or less.")
         if 0 < self.gpus_per_node < self.per_node:
             raise UsageError(
                 f"{self.per_node} workers on each node cannot share --gpus-per-node {self.gpus_per_node}: "

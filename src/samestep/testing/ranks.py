@@ -4,7 +4,6 @@ import multiprocessing
 import pickle
 import platform
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from samestep.base.owned_folders import owned_folder
 from samestep.base.place import Place
 from samestep.world.process_group import ProcessGroupWorld
 from samestep.world.solo import SoloWorld
@@ -98,8 +98,8 @@ def on_processes(
         group_timeout_s: how long a rank waits for another in a message or collective.
     """
     context: Any = multiprocessing.get_context("fork" if platform.system() == "Linux" else "spawn")
-    with tempfile.TemporaryDirectory(prefix="samestep-testing-") as folder:
-        store, ranks = Path(folder) / "store", []
+    with owned_folder() as folder:
+        store, ranks = folder / "store", []
         for rank in range(size):
             ours, theirs = context.Pipe()
             process = context.Process(

@@ -34,7 +34,7 @@ class Keeper:
         conduct: when, and how many are kept.
         folder: where they go; None keeps nothing.
         tell: told of a checkpoint that could not be written; the training goes on, and the one before stays.
-            So of old ones that could not be deleted.
+            So of old ones that could not be deleted, and of what was left alone.
 
     Raises:
         CheckpointError: the folder cannot be made; on all ranks.
@@ -105,6 +105,7 @@ class Keeper:
 
     def _open(self, folder: Path) -> None:
         self._writer = Writer(folder, keep=Keep(last=self._conduct.keep, best=True))
+        self._tell_troubles(self._writer.warning)
 
     def _finish(self) -> None:
         if self._writer is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.base.errors import CheckpointError
 from samestep.checkpoint.fit import optimizer_misfit
@@ -18,6 +19,8 @@ from samestep.training.precision import Precision
 from samestep.training.schedules import build_schedule
 from samestep.training.settings import Settings
 
+_MOST = 2.0**127
+"""Beyond it a loss scale is no float32."""
 _generator = threading.Lock()  # ranks that are threads share the one generator of the process
 
 
@@ -101,7 +104,7 @@ class Learner:
             raise CheckpointError(
                 "the checkpoint and the settings differ in --ema, the average of the weights."
             )
-        if difference := self._misfit(rest):
+        if difference := self._misfit(rest, step=snapshot.state["step"]):
             raise CheckpointError(f"the checkpoint belongs to another training: {difference}.")
         self.precision.load_state_dict(rest["scaler"])
         self.model.load_state_dict(dict(snapshot.model))
@@ -111,11 +114,34 @@ class Learner:
         if self.average is not None and snapshot.average is not None:
             self.average.load_state_dict(snapshot.average)
 
-    def _misfit(self, rest: Mapping[str, Any]) -> str | None:
-        """Return why the optimizer or the schedule cannot go on from a state, or None."""
+    def _misfit(self, rest: Mapping[str, Any], *, step: int) -> str | None:
+        """Return why the optimizer, the schedule or the loss scale cannot go on from a state, or None."""
         if difference := optimizer_misfit(rest["optimizer"], self.optimizer):
             return f"its optimizer does not fit: {difference}"
+        if not isinstance(rest["schedule"], dict) or not isinstance(rest["scaler"], dict):
+            return "the state of its schedule or its loss scale is no dict"
         needed = set() if self.schedule is None else {"last_epoch", "lr_lambdas"}
         if bool(rest["schedule"]) != bool(needed) or needed - rest["schedule"].keys():
             return "its --schedule or --warmup is another"
+        if self.schedule is not None and (odd := _odd_schedule(rest["schedule"], self.schedule, step=step)):
+            return f"its schedule has {odd}"
+        if odd := next((name for name, value in rest["scaler"].items() if not _is_positive(value)), None):
+            return f"its loss scale has {odd} {rest['scaler'][odd]!r:.40}"
         return None
+
+
+def _odd_schedule(state: Mapping[str, Any], schedule: LRScheduler, *, step: int) -> str | None:
+    """Return the value in a schedule's state that it did not have after so many steps, or None."""
+    own = {**schedule.state_dict(), "last_epoch": step}
+    for name in ("last_epoch", "lr_lambdas", "base_lrs"):
+        if name in state and (type(state[name]) is not type(own[name]) or state[name] != own[name]):
+            return f"{name} {state[name]!r:.40}, and {own[name]!r:.40} is expected"
+    # Torch sets an attribute for each name: none may stand in the place of what the schedule does.
+    methods = (name for name in state if callable(getattr(type(schedule), str(name), None)))
+    taken = next(methods, "optimizer" if "optimizer" in state else None)
+    return None if taken is None else f"a value called {taken!r:.40}"
+
+
+def _is_positive(value: object) -> bool:
+    """Whether a value of the loss scale's state is a finite number, 0 or more."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _MOST

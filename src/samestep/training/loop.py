@@ -6,9 +6,10 @@ from typing import Any, NoReturn
 
 from torch import nn
 
-from samestep.base.errors import CheckpointError, PutOff
+from samestep.base.errors import CheckpointError, Error, PutOff
+from samestep.base.last_step import record_step
 from samestep.checkpoint.digest import weights_sha256
-from samestep.checkpoint.random_state import restore_random_state
+from samestep.checkpoint.random_state import check_random_states, restore_random_state
 from samestep.checkpoint.snapshot import Snapshot
 from samestep.data.augment import parse_augment
 from samestep.data.image_set import Images
@@ -25,6 +26,7 @@ from samestep.training.parallel import in_step, training_batches
 from samestep.training.precision import Precision
 from samestep.training.result import Result
 from samestep.training.settings import Settings
+from samestep.training.standing import Extent, check_standing
 from samestep.training.step import Step
 from samestep.training.stopwatch import Stopwatch
 from samestep.training.surroundings import Surroundings
@@ -87,6 +89,7 @@ class Training:
             test_set, scored, place=world.place, device=world.device, workers=workers
         )
         self.test_total = len(test_set)
+        self.extent = Extent(settings, len(train_set))
         self.steps = settings.epochs * len(self.batches)
         self.learner = Learner(
             make_model,
@@ -118,7 +121,20 @@ class Training:
                 f"the checkpoint lacks {', '.join(missing)}: a training cannot go on from it. "
                 "Evaluate it with --eval-only --from."
             )
-        self.settings.check_go_on(state.get("settings", {}))
+        check_standing(state, self.extent)
+        check_random_states(snapshot.optimizer["random"])
+        try:
+            self._take_over(snapshot)
+        except Error:
+            raise
+        except Exception as error:  # what a state of odd values may meet is without limit
+            told = " ".join(str(error).split())
+            raise CheckpointError(
+                f"the checkpoint does not fit this training: {type(error).__name__}: {told}."
+            ) from error
+
+    def _take_over(self, snapshot: Snapshot) -> None:
+        state = snapshot.state
         if self.settings.exact is not None:
             self.uncompared = check_go_on(state["identity"], self.world.device)
         self.learner.load(snapshot)
@@ -186,6 +202,7 @@ class Training:
                 continue
             self.position = batch.after
             self.journal.note(epoch=epoch + 1, count=count, share=share, lr=lr, loss=loss)
+            record_step(self.journal.steps)
             count, share = 0, 0
             around.profiler.step_done(self.journal.steps)
             within = self.position.epoch == epoch

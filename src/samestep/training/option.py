@@ -1,14 +1,17 @@
 """Settings that say for themselves what they mean: one place for the value, its check and its flag."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields
 from typing import Any
 
 from samestep.base.errors import UsageError
 
+MOST_COUNT = 10**15
+"""Of steps, samples, epochs: products of two still count exactly."""
 
-def option(
+
+def option(  # noqa: PLR0913 - a setting has that many limits
     *,
     default: Any = MISSING,
     about: str,
@@ -17,6 +20,7 @@ def option(
     least: float | None = None,
     most: float | None = None,
     above: float | None = None,
+    below: float | None = None,
 ) -> Any:
     """Return a dataclass field that knows its meaning and its limits.
 
@@ -28,6 +32,7 @@ def option(
         least: the smallest number allowed.
         most: the largest number allowed.
         above: what a number must be larger than.
+        below: what a number must be smaller than.
     """
     metadata = {
         "about": about,
@@ -36,6 +41,7 @@ def option(
         "least": least,
         "most": most,
         "above": above,
+        "below": below,
     }
     return field(default=default, metadata=metadata)
 
@@ -59,16 +65,25 @@ def check(settings: Any) -> None:
 
 def _check(one: Field[Any], value: Any) -> None:
     name, limits = flag(one.name), one.metadata
-    choices, least, most, above = (limits[key] for key in ("choices", "least", "most", "above"))
+    choices = limits["choices"]
     several = value if isinstance(value, tuple) else (value,)
     for one_of in several:
         if choices and one_of not in choices:
             raise UsageError(f"{name} {one_of!r} is not one of {', '.join(choices)}.")
     for number in several:
-        # NaN compares false with everything and is refused as well.
-        if least is not None and not least <= number < math.inf:
-            raise UsageError(f"{name} {number} is too small or no number; use {least} or more.")
-        if above is not None and not above < number < math.inf:
-            raise UsageError(f"{name} {number}: use a number above {above}.")
-        if most is not None and not number <= most:
-            raise UsageError(f"{name} {number} is too large; use {most} or less.")
+        _check_range(name, number, limits)
+
+
+def _check_range(name: str, number: Any, limits: Mapping[str, Any]) -> None:
+    """Check a number against its limits; NaN compares false with everything and is refused as well."""
+    least, most, above, below = (limits[key] for key in ("least", "most", "above", "below"))
+    if least is not None and not least <= number < math.inf:
+        raise UsageError(f"{name} {number} is too small or no number; use {least} or more.")
+    if above is not None and not above < number < math.inf:
+        raise UsageError(f"{name} {number}: use a number above {above}.")
+    if most is None and isinstance(number, int):
+        most = MOST_COUNT
+    if most is not None and not number <= most:
+        raise UsageError(f"{name} {number} is too large; use {most} or less.")
+    if below is not None and not number < below:
+        raise UsageError(f"{name} {number} is too large; use a number below {below}.")

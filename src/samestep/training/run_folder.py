@@ -10,23 +10,30 @@
       ranks.jsonl        one object per rank and window of steps
       checkpoints/       one folder each
       result.json        written last: a run without one did not finish
+      .samestep-run      the identity of the run, by which it finds its own drafts of these files
+      .samestep-lock     which process writes; see `samestep.training.run_lock`
 """
 
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import tomli_w
 
 from samestep.base.errors import Error, UsageError
+from samestep.base.own_names import claim, probe, remove_file_drafts, write_whole
 from samestep.base.record import json_line, provenance, write_json
+from samestep.base.regular_files import kind_of, lies_at, open_regular, read_bytes
+from samestep.training.line_files import LineFiles
 from samestep.training.result import Result
 
-_OURS = {"config.toml", "metrics.jsonl", "result.json", "checkpoints"}
 _BY_STEP = ("metrics.jsonl", "evaluations.jsonl", "ranks.jsonl")
+_FILES = ("config.toml", *_BY_STEP, "sessions.jsonl", "result.json")
+_OURS = {*_FILES, "checkpoints", "profile", "report.html"}
+_LINE = 1 << 24
+"""Bytes of a line at most; one has about 300."""
 
 
 class Sink(Protocol):
@@ -68,14 +75,19 @@ class Nowhere:
 
 
 class RunFolder:
-    """The files of one run; each method that writes one raises an Error that names it where it cannot.
+    """The files of one run.
+
+    What the run begins and ends with raises an Error that names the file where it cannot be written; lines of
+    steps, ranks and evaluations wait in memory.
 
     Args:
         path: a folder that `prepare` or `reopen` has accepted.
+        tell: receives a line about a file that cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tell: Callable[[str], None] = lambda _: None) -> None:
         self.path = path
+        self._lines = LineFiles(tell)
 
     @property
     def checkpoints(self) -> Path:
@@ -91,7 +103,7 @@ class RunFolder:
         """
         try:
             path.mkdir(parents=True, exist_ok=True)
-            _probe(path)
+            probe(path)
             taken = sorted(_OURS & {entry.name for entry in path.iterdir()})
         except OSError as error:
             raise UsageError(
@@ -113,8 +125,9 @@ class RunFolder:
         RunFolder.check(path)
         if RunFolder.has_finished(path):
             raise UsageError(f"--resume {path}: that run has finished; see its result.json.")
+        RunFolder._refuse_other_kinds(path)
         try:
-            _probe(path)
+            probe(path)
         except OSError as error:
             raise UsageError(f"--resume {path}: cannot write to it: {error.strerror}.") from None
 
@@ -132,28 +145,62 @@ class RunFolder:
             )
 
     @staticmethod
+    def _refuse_other_kinds(path: Path) -> None:
+        """Refuse links, FIFOs and devices in the place of files, which would be written to or waited for."""
+        for name in _FILES:
+            try:
+                kind = kind_of((path / name).lstat().st_mode)
+            except OSError:
+                continue  # it is not there yet
+            if kind is not None:
+                raise UsageError(
+                    f"--resume {path}: {name} in it is {kind}, and a run writes to a file. Move it away."
+                )
+
+    @staticmethod
     def has_finished(path: Path) -> bool:
         """Return whether the folder holds a run that nothing is missing of."""
-        return (path / "result.json").exists()
+        return (path / "result.json").is_file()
+
+    @staticmethod
+    def read_result(path: Path) -> dict[str, Any]:
+        """Return the result of a finished run.
+
+        Raises:
+            UsageError: its file cannot be read.
+        """
+        file = path / "result.json"
+        try:
+            found = json.loads(read_bytes(file, most=_LINE))
+        except OSError as error:
+            raise UsageError(f"{file} cannot be read: {error.strerror}.") from None
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise UsageError(f"{file} is damaged: it is no JSON object.")
+        return found
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Store the resolved settings."""
         path = self.path / "config.toml"
-        draft = path.with_name(f".{path.name}.draft-{os.getpid()}")
         with _telling(path, "Choose another --out."):
-            draft.write_text(tomli_w.dumps(dict(config)), encoding="utf-8")
-            draft.replace(path)
+            write_whole(path, [tomli_w.dumps(dict(config))], identity=claim(self.path))
 
     def begin(self, session: Mapping[str, Any]) -> None:
         """Note a start of the run; what was written after the step it starts from is taken back.
 
         A run that was killed has gone on after its last checkpoint; those steps are about to be taken again.
         """
+        with _telling(self.path, self._goes_on):
+            identity = claim(self.path)
+            remove_file_drafts(self.path, identity)
         for name in _BY_STEP:
             path = self.path / name
             with _telling(path, self._goes_on):
-                _cut(path, after=session["step"])
-        self._append("sessions.jsonl", [{**session, "provenance": provenance()}])
+                _cut(path, after=session["step"], identity=identity)
+        path = self.path / "sessions.jsonl"
+        with _telling(path, self._goes_on), path.open("a", encoding="utf-8") as stream:
+            stream.write(json_line({**session, "provenance": provenance()}))
 
     def steps(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append one line per step to ``metrics.jsonl``."""
@@ -171,15 +218,15 @@ class RunFolder:
         """Write ``result.json``."""
         path = self.path / "result.json"
         with _telling(path, self._goes_on):
-            write_json(path, {**result.as_dict(), "provenance": provenance()})
+            record = {**result.as_dict(), "provenance": provenance()}
+            write_json(path, record, identity=claim(self.path))
 
     def close(self) -> None:
-        """See `Sink.close`: each file is open only while it is written."""
+        """Write what could not be written before, or report it."""
+        self._lines.close()
 
     def _append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        path = self.path / name
-        with _telling(path, self._goes_on), path.open("a", encoding="utf-8") as stream:
-            stream.writelines(json_line(row) for row in rows)
+        self._lines.append(self.path / name, (json_line(row) for row in rows))
 
     @property
     def _goes_on(self) -> str:
@@ -198,25 +245,21 @@ def _telling(path: Path, then: str) -> Iterator[None]:
         raise Error(f"cannot write to {path}: {error.strerror}. {then}") from error
 
 
-def _probe(path: Path) -> None:
-    probe = path / f".probe-{os.getpid()}"
-    probe.touch()
-    probe.unlink()
-
-
-def _cut(path: Path, *, after: int) -> None:
+def _cut(path: Path, *, after: int, identity: str) -> None:
     """Keep the whole lines of the steps up to `after`."""
-    if not path.exists():
-        return
-    kept = []
-    with path.open(encoding="utf-8", errors="replace") as stream:
-        for line in stream:
-            try:
-                step = json.loads(line)["step"]
-            except (ValueError, KeyError, TypeError):
-                break  # half written when the run was killed
-            if step <= after and line.endswith("\n"):
-                kept.append(line)
-    draft = path.with_name(f".{path.name}.draft-{os.getpid()}")
-    draft.write_text("".join(kept), encoding="utf-8")
-    draft.replace(path)
+    if lies_at(path):
+        with open_regular(path, follow=False) as stream:
+            write_whole(path, _kept(stream, after), identity=identity)
+
+
+def _kept(stream: IO[bytes], after: int) -> Iterator[str]:
+    while (line := stream.readline(_LINE)).endswith(b"\n"):
+        try:
+            step = json.loads(line)["step"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return
+        if type(step) is not int:
+            return
+        if step <= after:
+            yield line.decode(errors="replace")
+    # The last line was half written when the run was killed.

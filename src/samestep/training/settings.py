@@ -44,7 +44,7 @@ class Settings:
 
     optimizer: str = option(default="sgd", about="Which.", panel=_STEP, choices=("sgd", "adamw"))
     lr: float = option(about="Learning rate; the schedule's peak.", panel=_STEP, above=0)
-    momentum: float = option(default=0.9, about="Of SGD.", panel=_STEP, least=0)
+    momentum: float = option(default=0.9, about="Of SGD; below 1.", panel=_STEP, least=0, below=1)
     nesterov: bool = option(default=False, about="Nesterov's momentum, of SGD.", panel=_STEP)
     weight_decay: float = option(default=0.0, about="Of either optimizer.", panel=_STEP, least=0)
     schedule: str = option(
@@ -68,10 +68,10 @@ class Settings:
     )
     ema: float = option(
         default=0.0,
-        about="Decay of an average of the weights, evaluated instead.",
+        about="Decay of an average of the weights, evaluated instead; below 1.",
         panel=_STEP,
         least=0,
-        most=1,
+        below=1,
     )
 
     precision: str = option(

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from samestep.base.errors import UsageError
 from samestep.base.trackers import OFF
+from samestep.base.units import MOST_WORKERS
 from samestep.trials.template import filled, operators
 from samestep.trials.trial import Mode, Trial
 from samestep.trials.turns import in_turns
@@ -16,6 +17,11 @@ from samestep.trials.variants import Variant, alike_alone
 Kind: TypeAlias = Literal["script", "module", "recipe"]
 Scaling: TypeAlias = Literal["auto", "strong", "weak", "both"]
 SCALINGS: tuple[Scaling, ...] = ("auto", "strong", "weak", "both")
+
+
+MOST_STEPS = 10**9
+MOST_REPEATS = 1000
+"""Of each run; a study of so many takes days, and all of its runs are planned before the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +62,18 @@ class Request:
     folder: Path
 
     def __post_init__(self) -> None:
-        for flag, value, least in (
-            ("--steps", self.steps, 1),
-            ("--warm-up", self.warm_up, 0),
-            ("--repeats", self.repeats, 1),
+        for flag, value, least, most in (
+            ("--steps", self.steps, 1, MOST_STEPS),
+            ("--warm-up", self.warm_up, 0, MOST_STEPS),
+            ("--repeats", self.repeats, 1, MOST_REPEATS),
+            *(("-n", workers, 1, MOST_WORKERS) for workers in self.workers),
         ):
             if value < least:
                 raise UsageError(f"{flag} {value}: there must be at least {least}.")
+            if value > most:
+                raise UsageError(f"{flag} {value} is too large; use {most:,} or less.")
+        if self.per_node is not None and self.per_node < 1:
+            raise UsageError(f"--nproc-per-node {self.per_node}: there must be at least 1.")
         if self.scaling not in SCALINGS:
             raise UsageError(f"--scaling {self.scaling!r} is none of {', '.join(SCALINGS)}.")
 

@@ -1,14 +1,15 @@
 """A study's jobs given to Slurm, and what is kept of them so that a later command can collect them."""
 
-import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from samestep.base.documents import parse_json
 from samestep.base.errors import UsageError
 from samestep.base.record import write_json
+from samestep.base.regular_files import read_text
 from samestep.base.signals import held
 from samestep.base.units import counted
 from samestep.submit.cluster import Ask, ask, submit
@@ -131,7 +132,7 @@ def kept(folder: Path) -> tuple[list[Submitted], Frame, tuple[str, ...]]:
     """
     file = folder / NAME
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
+        record = parse_json(read_text(file))
     except OSError as error:
         raise UsageError(
             f"cannot read {file}: {error.strerror}. --collect takes the folder of a study that was submitted."
@@ -148,6 +149,8 @@ def kept(folder: Path) -> tuple[list[Submitted], Frame, tuple[str, ...]]:
 
 
 def _submitted(jobs: Sequence[Mapping[str, Any]], frame: Frame) -> list[Submitted]:
+    if not all(isinstance(job["number"], str) for job in jobs):
+        raise TypeError("a job's number is no text")
     trials = plan(frame.request)  # the same, in the same order, as when they were submitted
     return [
         Submitted(

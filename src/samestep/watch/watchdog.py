@@ -26,12 +26,23 @@ _GONE_S = 2.0
 """How long a rank waits for one whose script has ended: long enough to be sure of both."""
 _LAST_WORDS_S = 5.0
 """How long a broken connection waits to hear that the other end had no more to do."""
+_WAITING_S = 1.0
+"""How long a rank waits in a collective before another that leaves takes it to wait in vain."""
 _QUIET_BEATS = 6
 """After how many looks without a word a rank is called quiet."""
 
 
 _at_end = threading.Event()
 """Set while this process waits for the other ranks at the end of its script."""
+
+
+_watching: "list[Watchdog]" = []
+"""The watchdog of this process, while its script runs."""
+
+
+def is_waiting(rank: int) -> bool:
+    """Return whether another rank has waited in a collective for a while, as far as that is known here."""
+    return any(watchdog.has_seen_waiting(rank) for watchdog in _watching)
 
 
 @contextmanager
@@ -90,9 +101,19 @@ class Watchdog:
     def begin(self) -> None:
         """Begin to watch."""
         self._thread.start()
+        _watching.append(self)
+
+    def has_seen_waiting(self, rank: int) -> bool:
+        """Return whether a rank has reported that it waits in a collective, for some time."""
+        with suppress(Exception):  # the script may have broken anything
+            status = self._heard().get(rank)
+            return status is not None and status.wait is not None and status.wait.age_s >= _WAITING_S
+        return False
 
     def end(self, state: State) -> None:
         """Watch no longer, and tell the others how the script has ended."""
+        if self in _watching:
+            _watching.remove(self)
         self._over.set()
         self._thread.join()
         with suppress(Exception):  # the script may have broken anything
@@ -143,6 +164,9 @@ class Watchdog:
         if own.wait is None:
             self._beats.clear()
             return
+        if own.wait.age_s >= _WAITING_S / 2:
+            with suppress(Exception):  # the script may have closed it
+                sys.stdout.flush()  # a rank that is stopped in a collective could not
         standings = self._heard()
         self._listen(standings)
         hang = find_hang(

@@ -2,15 +2,22 @@
 
 import re
 from collections.abc import Iterator
+from itertools import product
+from math import prod
 
 from samestep.base.errors import DetectionError
 
-_RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
-_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+MOST = 2**16
+"""Nodes of a job, as in Slurm itself; a few characters can stand for any number."""
+
+_RANGES = re.compile(r"[0-9]{1,18}(-[0-9]{1,18})?(,[0-9]{1,18}(-[0-9]{1,18})?)*")
+_COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
+_SHOWN = 200
+"""Characters of a list that a message quotes."""
 
 
 def hosts(text: str) -> list[str]:
-    """Return the host names of a compressed list, in its order.
+    """Return the host names of a compressed list, in its order; none of an empty one.
 
     >>> hosts("node[0-1,3],gpu-[08-09]")
     ['node0', 'node1', 'node3', 'gpu-08', 'gpu-09']
@@ -18,9 +25,15 @@ def hosts(text: str) -> list[str]:
     ['rack1n0', 'rack1n1', 'rack2n0', 'rack2n1']
 
     Raises:
-        DetectionError: the brackets or ranges do not make sense.
+        DetectionError: the brackets or ranges do not make sense, or there are more than `MOST` hosts.
     """
-    return [host for part in _outer_parts(text) for host in _expand(part, text)]
+    parts = [_pieces(part, text) for part in _outer_parts(text) if part]
+    if sum(prod(map(_length, pieces)) for pieces in parts) > MOST:
+        raise DetectionError(f"the host list {_quoted(text)} stands for more than {MOST:,} hosts.")
+    found = ["".join(names) for pieces in parts for names in product(*map(_names, pieces))]
+    if text and not found:
+        raise _unreadable(text)
+    return found
 
 
 def tasks_per_node(text: str) -> list[int]:
@@ -30,15 +43,17 @@ def tasks_per_node(text: str) -> list[int]:
     [2, 2, 1]
 
     Raises:
-        DetectionError: the text is not in Slurm's notation.
+        DetectionError: the text is not in Slurm's notation, or there are more than `MOST` nodes.
     """
     counts: list[int] = []
     for part in text.split(","):
         match = _COUNT.fullmatch(part.strip())
         if match is None:
             raise DetectionError(
-                f"cannot read tasks per node from {text!r}: expected a list like '3,1' or '2(x2)'."
+                f"cannot read tasks per node from {_quoted(text)}: expected a list like '3,1' or '2(x2)'."
             )
+        if len(counts) + int(match[2] or 1) > MOST:
+            raise DetectionError(f"tasks per node {_quoted(text)} stand for more than {MOST:,} nodes.")
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
 
@@ -49,31 +64,48 @@ def _outer_parts(text: str) -> Iterator[str]:
         yield part.strip()
 
 
-def _expand(part: str, whole: str) -> list[str]:
-    head, bracket, rest = part.partition("[")
-    if not bracket:
-        if "]" in part:
-            raise _unreadable(whole)
-        return [part] if part else []
-    inside, closed, tail = rest.partition("]")
-    if not closed or "]" in head or _RANGES.fullmatch(inside) is None:
+def _pieces(part: str, whole: str) -> list[str]:
+    """Return ``rack[1-2]n`` as ``rack``, ``[1-2]`` and ``n``."""
+    pieces = re.findall(r"\[[^\[\]]*\]|[^\[\]]+", part)
+    if "".join(pieces) != part:
         raise _unreadable(whole)
-    tails = _expand(tail, whole) or [""]
-    return [head + number + end for number in _numbers(inside, whole) for end in tails]
-
-
-def _numbers(inside: str, whole: str) -> Iterator[str]:
-    """Yield the numbers of ``0-1,3``; leading zeros are part of the name and stay."""
-    for piece in inside.split(","):
-        first, dash, last = piece.partition("-")
-        last = last if dash else first
-        if int(last) < int(first):
+    for piece in pieces:
+        if piece[0] == "[" and (_RANGES.fullmatch(piece[1:-1]) is None or _length(piece) < 1):
             raise _unreadable(whole)
-        for number in range(int(first), int(last) + 1):
-            yield str(number).zfill(len(first))
+    return pieces
+
+
+def _ranges(piece: str) -> Iterator[tuple[str, str]]:
+    """Yield the first and the last number of each range in ``[0-1,3]``, as they are written."""
+    for one in piece[1:-1].split(","):
+        first, dash, last = one.partition("-")
+        yield first, last if dash else first
+
+
+def _length(piece: str) -> int:
+    """Return how many names a piece stands for; 0 where a range ends before it begins."""
+    if piece[0] != "[":
+        return 1
+    lengths = [int(last) - int(first) + 1 for first, last in _ranges(piece)]
+    return sum(lengths) if min(lengths) > 0 else 0
+
+
+def _names(piece: str) -> list[str]:
+    """Return what a piece stands for; leading zeros are part of a name and stay."""
+    if piece[0] != "[":
+        return [piece]
+    return [
+        str(number).zfill(len(first))
+        for first, last in _ranges(piece)
+        for number in range(int(first), int(last) + 1)
+    ]
+
+
+def _quoted(text: str) -> str:
+    return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}..."
 
 
 def _unreadable(whole: str) -> DetectionError:
     return DetectionError(
-        f"cannot read the host list {whole!r}: expected something like 'node[0-1,3],gpu-[08-11]'."
+        f"cannot read the host list {_quoted(whole)}: expected something like 'node[0-1,3],gpu-[08-11]'."
     )

@@ -5,10 +5,17 @@ from dataclasses import dataclass
 from samestep.base.env import Environment, integer
 from samestep.base.errors import UsageError
 from samestep.base.machine import CpuShare
+from samestep.base.units import whole
 from samestep.world.launchers import SLURM, TORCHELASTIC
+
+MOST_THREADS = 2**16
+"""Of one rank."""
 
 _TOLD = "SAMESTEP_THREADS"
 """What `samestep run` set ``OMP_NUM_THREADS`` to, and why: a user's own number looks the same otherwise."""
+
+_ASKED = "as asked"
+"""The reason of a number that the user gave with a flag."""
 
 BOUND = "SAMESTEP_BOUND"
 """How `samestep.world.binding` has bound this process, if it has."""
@@ -51,9 +58,9 @@ def threads_per_rank(
         UsageError: the number asked for, or in ``OMP_NUM_THREADS``, is not a number of threads.
     """
     if asked is not None:
-        if asked < 1:
-            raise UsageError(f"threads={asked} is not a number of threads. Use 1 or more.")
-        return Threads(asked, "as asked")
+        if not 1 <= asked <= MOST_THREADS:
+            raise UsageError(f"threads={asked} is not a number of threads. Use 1 .. {MOST_THREADS:,}.")
+        return Threads(asked, _ASKED)
     text = env.get("OMP_NUM_THREADS", "").strip()
     if text:
         count = _outer_level(text)
@@ -86,7 +93,14 @@ def thread_variables(threads: Threads) -> dict[str, str]:
 def told_threads(env: Environment) -> Threads | None:
     """Return what `thread_variables` told this process, if they did."""
     count, _, reason = env.get(_TOLD, "").partition(" ")
-    return Threads(int(count), reason) if count.isdecimal() else None
+    number = whole(count)
+    return None if number is None else Threads(number, reason)
+
+
+def asked_threads(env: Environment) -> Threads | None:
+    """Return the same, but only a number that the user gave with a flag."""
+    told = told_threads(env)
+    return told if told is not None and told.reason == _ASKED else None
 
 
 def guess_sharing(env: Environment, cpu: CpuShare, *, local_size: int) -> int:
@@ -104,8 +118,10 @@ def guess_sharing(env: Environment, cpu: CpuShare, *, local_size: int) -> int:
 def _outer_level(text: str) -> int:
     """Return the first number of a list like ``8,2``: OpenMP counts nested levels one by one."""
     first = text.partition(",")[0].strip()
-    if not first.isdecimal() or int(first) < 1:
+    count = whole(first)
+    if not count or count > MOST_THREADS:
         raise UsageError(
-            f"OMP_NUM_THREADS={text!r} is not a number of threads. Set it to 1 or more, or unset it."
+            f"OMP_NUM_THREADS={text!r} is not a number of threads. Set it to 1 .. {MOST_THREADS:,}, or unset "
+            "it."
         )
-    return int(first)
+    return count

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from samestep.base.env import Environment, integer
 from samestep.base.errors import DetectionError
 from samestep.base.place import Place
+from samestep.base.units import whole
 from samestep.world.claim import Claim, claim_of, place_of
 from samestep.world.launchers import BY_NAME, ENVIRONMENT, LAUNCHERS, SLURM, Launcher, is_task_step
 from samestep.world.stray import refuse_half_set
@@ -143,7 +144,7 @@ def _master(env: Environment) -> tuple[str | None, int | None]:
 
 def _notes_when_single(env: Environment) -> tuple[str, ...]:
     tasks = env.get("SLURM_NTASKS", "")
-    if not (env.get("SLURM_JOB_ID") and tasks.isdecimal() and int(tasks) > 1):
+    if not env.get("SLURM_JOB_ID") or (whole(tasks) or 1) < 2:
         return ()
     note = (
         f"Slurm job {env['SLURM_JOB_ID']} has room for {tasks} tasks, but this is not one of them: it is one "

@@ -7,6 +7,8 @@ knows a launcher's variables.
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from samestep.base.units import whole
+
 Names: TypeAlias = tuple[str, ...]
 """Variables that mean the same thing; the first one that is set counts."""
 
@@ -179,4 +181,5 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 def is_task_step(step: str) -> bool:
     """Whether a Slurm step has tasks; the batch script's and an interactive shell's have not."""
-    return step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP
+    number = whole(step)
+    return number is not None and number < _FIRST_SPECIAL_STEP

@@ -14,13 +14,15 @@ from functools import cache
 from socket import gethostname
 
 from samestep.base.env import Environment, integer
+from samestep.world.compressed import MOST
 from samestep.world.detect import Detected
 from samestep.world.launchers import MPICH, OPEN_MPI
 
 _ANSWER_S = 120.0
 """How long Hydra may take: it answers a barrier once all ranks are there."""
 
-_HOSTS = re.compile(r"([^,\[\]@]*)(?:\[(\d+):([\d,-]+)\])?([^,\[\]@]*)(?:,|$|@)")
+_HOSTS = re.compile(r"([^,\[\]@]*)(?:\[([0-9]{1,2}):([0-9,-]+)\])?([^,\[\]@]*)(?:,|$|@)")
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 def introduced(detected: Detected, env: Environment) -> Detected:
@@ -56,8 +58,10 @@ def open_mpi_first(env: Environment) -> str | None:
             names += [prefix + suffix] if prefix + suffix else []
             continue
         for part in ranges.split(","):
-            low, _, high = part.partition("-")
-            numbers = range(int(low), int(high or low) + 1)
+            found = _RANGE.fullmatch(part)
+            if found is None or len(names) + int(found[2] or found[1]) - int(found[1]) > MOST:
+                return None
+            numbers = range(int(found[1]), int(found[2] or found[1]) + 1)
             names += [f"{prefix}{str(number).zfill(int(width))}{suffix}" for number in numbers]
     # The list begins with mpirun's own host, which counts only where ranks run there.
     beside = len(names) - (integer(env, "OMPI_MCA_orte_num_nodes") or 0)

@@ -6,6 +6,7 @@ for one worker in place of several.
 
 from samestep.base.env import Environment, integer
 from samestep.base.errors import DetectionError
+from samestep.base.units import whole
 from samestep.world.detect import UNLAUNCHED, Detected
 from samestep.world.launchers import ENVIRONMENT
 
@@ -36,7 +37,7 @@ def refuse_pods(env: Environment, found: Detected) -> None:
             f"process, so that each would be a copy of the same run. {_ADVICE}"
         )
     per_pod = env.get("PET_NPROC_PER_NODE", "")
-    if found.place.size > 1 and per_pod.isdecimal() and int(per_pod) > 1 and not env.get("LOCAL_RANK"):
+    if found.place.size > 1 and (whole(per_pod) or 1) > 1 and not env.get("LOCAL_RANK"):
         raise DetectionError(
             f"{told}: RANK={env.get('RANK')} is the number of this pod, not of one of its {per_pod} workers, "
             f"which torchrun did not start. {_ADVICE}"
@@ -46,4 +47,4 @@ def refuse_pods(env: Environment, found: Detected) -> None:
 def _most_nodes(env: Environment) -> int:
     """Return how many pods there may be: ``PET_NNODES`` is a number, or the least and the most."""
     most = env.get("PET_NNODES", "").rpartition(":")[2]
-    return int(most) if most.isdecimal() else 1
+    return whole(most) or 1

@@ -38,7 +38,7 @@ def leave_one_by_one(world, folder):
     with common_folder(world) as common:
         (common.path / f"{world.place.rank}").touch()
         world.barrier()
-        found = sorted(path.name for path in common.path.iterdir())
+        found = sorted(path.name for path in common.path.iterdir() if not path.name.startswith("."))
         world.barrier()
         while world.place.rank and not (folder / str(world.place.rank - 1)).exists():
             time.sleep(0.001)

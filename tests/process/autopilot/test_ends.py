@@ -27,6 +27,21 @@ def leave(world, folder, late):
     return has_written
 
 
+def leave_while_main_waits(world):
+    """Leave where rank 0 waits in a collective, as far as is known here; return for how long that took."""
+    began = time.monotonic()
+    with patch.object(steering, "is_waiting", lambda rank: rank == 0):
+        if not world.place.is_main:
+            _let_main_write(world, waits=True)
+    took = time.monotonic() - began
+    world.barrier()
+    return took
+
+
+def test_a_copy_that_leaves_does_not_wait_for_rank_0_that_waits_for_it(processes):
+    assert max(processes.run(leave_while_main_waits, 2)) < steering._PATIENCE_S / 2
+
+
 def test_a_copy_leaves_after_rank_0_has_written(processes, tmp_path):
     assert processes.run(leave, 2, tmp_path, False) == [True, True]
 

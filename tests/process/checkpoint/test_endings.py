@@ -9,6 +9,7 @@ import torch
 from samestep.checkpoint.background import Writer
 from samestep.checkpoint.choose import newest_valid
 from samestep.checkpoint.retain import Keep
+from support.snapshots import names
 from support.systems import small_file_system
 
 SCRIPT = """
@@ -33,7 +34,7 @@ def test_a_script_that_fails_after_save_has_its_checkpoint(tmp_path):
 
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, "ValueError: a bug")
     assert newest_valid(tmp_path).path.name == "step-1"
-    assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
+    assert names(tmp_path) == ["step-1"]
 
 
 @pytest.fixture
@@ -53,12 +54,12 @@ def test_a_full_disk_is_told_by_name_and_loses_nothing(small_disk, part):
         )
         chosen = newest_valid(small_disk)
         assert (chosen.path.name, chosen.refused) == ("step-1", ())
-        assert [path.name for path in small_disk.iterdir()] == ["step-1"]
+        assert names(small_disk) == ["step-1"]
 
         save(writer, 3, kilobytes=200)
         assert writer.failure is None
         save(writer, 4, kilobytes=1200)  # step 1 has made room
 
     assert writer.failure is None
-    assert [path.name for path in small_disk.iterdir()] == ["step-4"]
+    assert names(small_disk) == ["step-4"]
     assert newest_valid(small_disk).path.name == "step-4"

@@ -9,16 +9,20 @@ import sys
 
 import torch
 
+from samestep.base.own_names import IDENTITY_FILE
 from samestep.checkpoint.background import Writer
 from samestep.checkpoint.choose import folder_of, newest_valid, steps_in
-from samestep.checkpoint.files import SealedFile
+from samestep.checkpoint.layout import FILES
 from samestep.checkpoint.read import read
 from samestep.checkpoint.retain import Keep
 from samestep.checkpoint.save import write
+from samestep.checkpoint.sealed import SealedFile
 from samestep.checkpoint.snapshot import Snapshot
 from support.snapshots import same
 
 EVENTS = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir"}
+RELATIVE = (".samestep", "step-", *FILES)
+"""Beginnings of names that are looked up in an open folder."""
 
 
 def made(step, seed):
@@ -46,7 +50,8 @@ class Doom:
         os.fsync = self.moment
 
     def hook(self, event, arguments):
-        if event in EVENTS and str(arguments[0]).startswith(self.folder):
+        name = os.fspath(arguments[0]) if isinstance(arguments[0], str | os.PathLike) else ""
+        if event in EVENTS and name.startswith((self.folder, *RELATIVE)):
             self.moment()
 
     def half_of_a_file(self, file, data):
@@ -102,9 +107,10 @@ def test_at_any_moment_of_a_kill_a_whole_newest_checkpoint_is_there(tmp_path, mo
         with Writer(folder) as writer:  # the run goes on: nothing is in its way, and nothing is left over
             save(writer, 9, seed=9)
         assert writer.failure is None
-        assert sorted(path.name for path in folder.iterdir()) == [
-            f"step-{n}" for n in sorted(steps_in(folder))
-        ]
+        assert {path.name for path in folder.iterdir()} == {
+            IDENTITY_FILE,
+            *(f"step-{n}" for n in steps_in(folder)),
+        }
         shutil.rmtree(folder)
         if not killed:
             break

@@ -10,7 +10,7 @@ from gallery_ddp.manifest import DIFFERENT, SAME, SAME_BUT, SCRIPTS
 from samestep.base.errors import UsageError
 
 REFUSED = {"forward_by_name.py", "simclr_inside.py"}
-"""Serial scripts that cannot be shared out."""
+"""Serial scripts that cannot be split."""
 NEEDS_GPU = {"hard_coded_cuda.py"}
 
 

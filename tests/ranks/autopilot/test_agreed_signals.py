@@ -1,5 +1,6 @@
 """A handler that a script has set is called on all of its copies at once, for a signal at any of them."""
 
+import os
 import signal
 
 import pytest
@@ -65,3 +66,17 @@ def test_handlers_are_set_asked_for_taken_away_and_given_back():
         return set_here[USR1] is other and set_here[TERM] is signal.SIG_IGN
 
     assert run_ranks(copies, 1) == [True]
+
+
+def test_a_signal_that_a_copy_sends_to_itself_is_handled_at_once():
+    def copies(world):
+        seen = []
+        handlers, _ = handlers_of(world)
+        handlers.set(USR1, lambda number, frame: seen.append((number, frame is not None)))
+        handlers.send(os.getpid(), USR1)
+        first = len(seen)
+        handlers.raise_signal(USR1)
+        handlers.agree()
+        return first, seen
+
+    assert run_ranks(copies, 2) == [(1, [(USR1, True)] * 2)] * 2

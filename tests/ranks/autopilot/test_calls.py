@@ -1,13 +1,14 @@
-"""Calls of modules are shared out, or stay whole with the reason, and come out as on one rank either way."""
+"""Calls of modules are split, or stay unsplit with a reason, and give the results of one rank either way."""
 
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from samestep.autopilot.account import Account
 from samestep.autopilot.calls import Calls, current_gradients, outermost_calls, sharing_out
@@ -254,7 +255,7 @@ def patched():
 
 @contextmanager
 def shared(world):
-    """Within, this rank's calls are shared out; yields the account."""
+    """Split this rank's calls; yield the account."""
     account, gradients = Account(), Gradients(world, check_every=1)
     with sharing_out(Calls(world, gradients, account)):
         yield account
@@ -349,6 +350,44 @@ def test_a_hook_put_there_after_the_first_call_keeps_the_next_whole():
     ranks = run_ranks(train, 2, Plain, steps)
     assert_serial(Plain, steps, ranks)
     assert (ranks[0][2].split.total(), ranks[0][2].whole.total()) == (2, 2)
+
+
+def test_an_unsplit_and_a_split_call_of_a_batch_norm_have_one_backward():
+    def steps(model, number):
+        if number == 0:
+            return plain(model, number)
+        with Elements() if number == 2 else nullcontext():
+            first = plain(model, number)
+        return first + plain(model, number + 10)
+
+    ranks = run_ranks(train, 2, Plain, steps)
+    assert_serial(Plain, steps, ranks)
+    assert (ranks[0][2].split.total(), ranks[0][2].whole.total()) == (6, 1)
+
+
+class Elements(TorchDispatchMode):
+    """Counts the elements that operations return."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.count += result.numel() if isinstance(result, Tensor) else 0
+        return result
+
+
+@pytest.mark.parametrize("counted", [0, 2])
+def test_a_call_is_unsplit_while_a_dispatch_mode_would_see_slices(counted):
+    def steps(model, number):
+        with Elements() if number == counted else nullcontext() as elements:
+            loss = plain(model, number)
+        return loss if elements is None else loss + elements.count
+
+    ranks = run_ranks(train, 2, Plain, steps)
+    assert_serial(Plain, steps, ranks)
+    assert (ranks[0][2].split.total(), ranks[0][2].whole.total()) == (3, 1)
 
 
 @pytest.mark.parametrize(("make", "steps"), [(SwitchesLater, by_epoch), (SwitchedByArgument, by_argument)])

@@ -17,7 +17,7 @@ from samestep.checkpoint.choose import steps_in
 from samestep.checkpoint.read import read
 from samestep.world.solo import SoloWorld
 from samestep.world.threads import run_ranks
-from support.snapshots import network, same, stepped
+from support.snapshots import names, network, same, stepped
 
 NUMBERS = TensorDataset(torch.arange(23))
 
@@ -200,10 +200,6 @@ def save_at(folder, *steps, model=None):
         samestep.save(folder, step=step, world=SoloWorld(), model=model or network(seed=step))
 
 
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
 def test_the_first_checkpoint_after_an_earlier_one_sets_later_ones_aside(tmp_path):
     save_at(tmp_path, 1, 2, 4)
     model = network()
@@ -268,7 +264,7 @@ def test_what_cannot_be_saved_moves_nothing(tmp_path):
     with pytest.raises(CheckpointError, match="JSON does not hold it"):
         samestep.save(tmp_path, step=1, world=SoloWorld(), model=network(), best={1: 2.0})
 
-    assert [path.name for path in tmp_path.iterdir()] == ["step-4"]
+    assert names(tmp_path) == ["step-4"]
 
 
 def test_a_wrapped_model_is_saved_with_serial_keys_and_loads_wrapped_or_bare(tmp_path):

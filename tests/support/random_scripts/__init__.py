@@ -1,4 +1,4 @@
-"""Random serial training scripts, composed of parts, and their comparison on one and several ranks."""
+"""Generates random serial training scripts, and compares their runs on one and on several ranks."""
 
 from support.random_scripts.scripts import make_script
 

@@ -1,4 +1,4 @@
-"""Compares random scripts on one and several ranks, and counts how they compare.
+"""Compares random scripts on one and several ranks, and counts the results.
 
 python -m support.random_scripts --count 2000 --start 0 --sizes 2,3 --keep DIR
 """
@@ -17,7 +17,7 @@ from support.random_scripts.runs import CLASSES, DIFFERENT, SerialRunFailed, com
 from support.random_scripts.scripts import make_script
 
 FRESH_AFTER = 250
-"""Scripts after which the ranks are started anew: a process that has run many keeps some of their memory."""
+"""The number of scripts after which the ranks are restarted, since each script leaks some memory."""
 TIMEOUT_S = 15.0
 
 
@@ -54,14 +54,14 @@ def _options():
     )
     parser.add_argument("--count", type=int, default=2000, help="scripts to compare (default: 2000)")
     parser.add_argument(
-        "--start", type=int, default=0, help="first seed; goes on where a run was interrupted"
+        "--start", type=int, default=0, help="first seed (default: 0); use it to continue an interrupted run"
     )
     parser.add_argument(
         "--seeds", type=lambda text: list(map(int, text.split(","))), help="compare these seeds only"
     )
     parser.add_argument("--sizes", default="2,3", help="numbers of ranks (default: 2,3)")
     parser.add_argument(
-        "--without", default="", help="leave out scripts with these parts: their names, separated by /"
+        "--without", default="", help="skip scripts with these parts: their names, separated by /"
     )
     parser.add_argument("--keep", help="keep scripts and files of all seeds in this folder")
     parser.add_argument(
@@ -71,7 +71,7 @@ def _options():
 
 
 def _is_wanted(seed, without):
-    """Return whether a script has none of the parts that are left out, which its first line names."""
+    """Return whether the first line of a script names none of the parts to skip."""
     return not any(part in make_script(seed).split("\n", 1)[0] for part in without.split("/") if part)
 
 
@@ -92,8 +92,8 @@ def _count(pool, seed, folder, sizes, counts, reasons, failed):
 
 
 def _general(reason):
-    """Return a reason without the numbers, names and places that differ between scripts."""
-    reason = re.sub(r"nothing of what this script does could be shared out \((.*)\): .*", r"\1", reason)
+    """Return a reason without the numbers, names and source lines that differ between scripts."""
+    reason = re.sub(r"nothing of what this script does could be split .*? \((.*)\): .*", r"\1", reason)
     reason = re.sub(r" ?\(script\.py:\d+\)", "", reason)
     return re.sub(r"\b\d+\b", "#", re.sub(r"_\d+\b", "", reason)).strip()
 

@@ -1,4 +1,4 @@
-"""The data of a script: what a batch holds, in which form, and who makes it."""
+"""Generates the data of a script: the fields of a batch, its form, and its loader."""
 
 from dataclasses import dataclass
 from random import Random
@@ -10,7 +10,7 @@ SEQUENCES = ("sequences", "tokens")
 
 @dataclass(frozen=True)
 class Layout:
-    """Which dimensions count samples and time steps."""
+    """The dimensions of samples and of time steps."""
 
     batch: int
     time: int
@@ -27,20 +27,20 @@ class Layout:
 
 @dataclass(frozen=True)
 class Data:
-    """What a script learns from.
+    """The training and evaluation data of a script.
 
     Attributes:
         kind: vectors, images, sequences of vectors, or tokens.
-        target: what is learned: see `LOSSES`.
+        target: the kind of targets; see `LOSSES`.
         fields: the names in a batch, in order.
-        form: of a batch: tuple, dict or namedtuple.
-        layout: of sequences.
-        size: samples of a batch.
-        count: samples to learn from.
-        tested: samples to evaluate with.
-        shuffled: whether batches are drawn in another order in each epoch.
-        loader: what makes batches: see `_LOADERS`.
-        definition: the source lines that make it.
+        form: the form of a batch: tuple, dict or namedtuple.
+        layout: the layout of sequences.
+        size: the number of samples in a batch.
+        count: the number of training samples.
+        tested: the number of evaluation samples.
+        shuffled: whether the samples are shuffled in each epoch.
+        loader: the loader of the batches; see `_LOADERS`.
+        definition: the source lines that create the data.
     """
 
     kind: str
@@ -57,12 +57,12 @@ class Data:
 
     @property
     def smallest(self):
-        """Samples of the smallest batch of training."""
+        """The number of samples in the smallest training batch."""
         return self.count % self.size or self.size
 
     @property
     def name(self):
-        """What it is, in words."""
+        """The description of the data."""
         first = ", time first" if self.layout.time == 0 else ""
         return f"{self.kind} in a {self.form}{first}"
 
@@ -118,7 +118,7 @@ def sliced(count, size, shuffled=False, first=0):
 
 
 def make_data(rng: Random, *, needs, ignores, kind, target):
-    """Return data for a loss that reads `needs` beside outputs and targets."""
+    """Return data for a loss that reads the field `needs` beside outputs and targets."""
     is_sequence = kind in SEQUENCES
     size = rng.choice((4, 5, 6, 6, 7, 8))
     batches = rng.choice((3, 3, 4))
@@ -166,7 +166,7 @@ def make_data(rng: Random, *, needs, ignores, kind, target):
 
 
 def _lengths(rng, size, tested):
-    """Return the line that draws lengths, at times as many as samples of a batch or of a slice."""
+    """Return the line that draws sequence lengths, some equal to the size of a batch or of a slice."""
     fixed = rng.choice((size, size // 2, -(-size // 2), -(-size // 3), 5))
     return rng.choice(
         (
@@ -180,7 +180,7 @@ def _lengths(rng, size, tested):
 
 
 def _late(target):
-    """Return the lines that have labels ignored, though none of the first batch, nor all of any."""
+    """Return the lines that set labels to be ignored: none in the first batch, and not all of any batch."""
     if target in ("tags", "next"):
         return "for one in Y[B:]:\n    one[1:][torch.rand(len(one) - 1) < 0.4] = -100"
     return lines_of(

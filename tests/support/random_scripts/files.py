@@ -1,4 +1,4 @@
-"""The files that a script writes and reads back."""
+"""Lists the ways in which scripts write files and read them back."""
 
 from dataclasses import dataclass, fields
 from textwrap import dedent
@@ -6,10 +6,10 @@ from textwrap import dedent
 
 @dataclass(frozen=True)
 class Files:
-    """Lines of a loop that have to do with files.
+    """Lines of a training loop that write and read files.
 
     Attributes:
-        name: for the script's first line.
+        name: the name for the script's first line.
         first: lines before the loop.
         by_step: lines after each step.
         by_epoch: lines after each epoch.

@@ -1,6 +1,14 @@
-"""The layers that models are composed of: for vectors, for sequences, for images, and what surrounds them."""
+"""Lists the parts of models, for vectors, sequences and images, and the wrappers around them."""
 
 from support.random_scripts.parts import Part, Wrapper
+
+_NOISE = Part("noise", "", "h = h + 0.1 * torch.randn_like(h) if self.training else h")
+_GRU = "self.rnn_N = nn.GRU(D, D, batch_first=BATCH_FIRST)"
+_LSTM = "self.rnn_N = nn.LSTM(D, D, batch_first=BATCH_FIRST)"
+_TRANSFORMER = "self.layer_N = nn.TransformerEncoderLayer(D, 2, 8, dropout=P, batch_first=BATCH_FIRST)"
+_PACK = "packed_N = pack_padded_sequence(h, lengths, batch_first=BATCH_FIRST, enforce_sorted=False)"
+_RESIDUAL = "h = kept_N + h"
+_GATED = "h = kept_N + self.gate_N * h"
 
 VECTOR_PARTS = (
     Part("linear", "self.linear_N = nn.Linear(D, D)", "h = torch.tanh(self.linear_N(h))", weight=3),
@@ -25,7 +33,7 @@ VECTOR_PARTS = (
     Part("dropout", "self.drop_N = nn.Dropout(P)", "h = self.drop_N(h)", weight=2),
     Part("alpha dropout", "self.drop_N = nn.AlphaDropout(P)", "h = self.drop_N(h)", weight=0.5),
     Part("functional dropout", "", "h = F.dropout(h, P, self.training)"),
-    Part("noise", "", "h = h + 0.1 * torch.randn_like(h) if self.training else h"),
+    _NOISE,
     Part("drop path", "", "h = h * (torch.rand(h.size(0), 1) > 0.3) if self.training else h"),
     Part(
         "noise on weights",
@@ -138,8 +146,8 @@ VECTOR_PARTS = (
 )
 
 SEQUENCE_PARTS = (
-    Part("GRU", "self.rnn_N = nn.GRU(D, D, batch_first=BATCH_FIRST)", "h = self.rnn_N(h)[0]", weight=2),
-    Part("LSTM", "self.rnn_N = nn.LSTM(D, D, batch_first=BATCH_FIRST)", "h, _ = self.rnn_N(h)"),
+    Part("GRU", _GRU, "h = self.rnn_N(h)[0]", weight=2),
+    Part("LSTM", _LSTM, "h, _ = self.rnn_N(h)"),
     Part(
         "bidirectional GRU with dropout",
         "self.rnn_N = nn.GRU(D, 3, num_layers=2, dropout=P, bidirectional=True, batch_first=BATCH_FIRST)",
@@ -147,31 +155,31 @@ SEQUENCE_PARTS = (
     ),
     Part(
         "packed GRU",
-        "self.rnn_N = nn.GRU(D, D, batch_first=BATCH_FIRST)",
-        """
-        packed_N = pack_padded_sequence(h, lengths, batch_first=BATCH_FIRST, enforce_sorted=False)
+        _GRU,
+        f"""
+        {_PACK}
         h, _ = pad_packed_sequence(self.rnn_N(packed_N)[0], batch_first=BATCH_FIRST)
         """,
         weight=2,
     ),
     Part(
         "packed LSTM, padded to the input's length",
-        "self.rnn_N = nn.LSTM(D, D, batch_first=BATCH_FIRST)",
-        """
-        packed_N = pack_padded_sequence(h, lengths, batch_first=BATCH_FIRST, enforce_sorted=False)
+        _LSTM,
+        f"""
+        {_PACK}
         packed_N, length = self.rnn_N(packed_N)[0], h.size(TIME)
         h, _ = pad_packed_sequence(packed_N, batch_first=BATCH_FIRST, total_length=length)
         """,
     ),
     Part(
         "transformer layer",
-        "self.layer_N = nn.TransformerEncoderLayer(D, 2, 8, dropout=P, batch_first=BATCH_FIRST)",
+        _TRANSFORMER,
         "h = self.layer_N(h)",
         weight=2,
     ),
     Part(
         "transformer layer with padding",
-        "self.layer_N = nn.TransformerEncoderLayer(D, 2, 8, dropout=P, batch_first=BATCH_FIRST)",
+        _TRANSFORMER,
         """
         alive_N = torch.arange(h.size(TIME))[None] < lengths[:, None]
         h = self.layer_N(h, src_key_padding_mask=~alive_N)
@@ -212,7 +220,7 @@ SEQUENCE_PARTS = (
     Part(
         "flattened dropout", "", "h = F.dropout(h.flatten(0, 1), P, self.training).unflatten(0, h.shape[:2])"
     ),
-    Part("noise", "", "h = h + 0.1 * torch.randn_like(h) if self.training else h"),
+    _NOISE,
     Part(
         "batch norm",
         "self.norm_N = nn.BatchNorm1d(D)",
@@ -261,15 +269,15 @@ POOLS = (
     ),
     Part(
         "last hidden state",
-        "self.rnn_N = nn.GRU(D, D, batch_first=BATCH_FIRST)",
+        _GRU,
         "h = self.rnn_N(h)[1][-1]",
         weight=2,
     ),
     Part(
         "last hidden state, packed",
-        "self.rnn_N = nn.LSTM(D, D, batch_first=BATCH_FIRST)",
-        """
-        packed_N = pack_padded_sequence(h, lengths, batch_first=BATCH_FIRST, enforce_sorted=False)
+        _LSTM,
+        f"""
+        {_PACK}
         h = self.rnn_N(packed_N)[1][0][-1]
         """,
         weight=2,
@@ -313,29 +321,29 @@ IMAGE_PARTS = (
 
 WRAPPERS = (
     Wrapper("", weight=10),
-    Wrapper("in a residual", ending="h = kept_N + h", weight=3),
+    Wrapper("in a residual", ending=_RESIDUAL, weight=3),
     Wrapper(
         "behind a gate of zero",
         "self.gate_N = nn.Parameter(torch.zeros(1))",
-        ending="h = kept_N + self.gate_N * h",
+        ending=_GATED,
     ),
     Wrapper(
         "behind gates of zero",
         "self.gate_N = nn.Parameter(torch.zeros(D))",
-        ending="h = kept_N + self.gate_N * h",
+        ending=_GATED,
     ),
     Wrapper(
         "behind a small gate",
         "self.gate_N = nn.Parameter(torch.full((1,), 1e-5))",
-        ending="h = kept_N + self.gate_N * h",
+        ending=_GATED,
     ),
-    Wrapper("in training only", condition="self.training", ending="h = kept_N + h", weight=0.6),
-    Wrapper("in evaluation only", condition="not self.training", ending="h = kept_N + h", weight=0.6),
-    Wrapper("from epoch 1", condition="self.epoch >= 1", ending="h = kept_N + h"),
+    Wrapper("in training only", condition="self.training", ending=_RESIDUAL, weight=0.6),
+    Wrapper("in evaluation only", condition="not self.training", ending=_RESIDUAL, weight=0.6),
+    Wrapper("from epoch 1", condition="self.epoch >= 1", ending=_RESIDUAL),
     Wrapper("by a factor that the loop raises", ending="h = kept_N + self.factor * h"),
-    Wrapper("after 4 calls", condition="self.calls > 4", ending="h = kept_N + h"),
-    Wrapper("after 4 steps in a buffer", condition="self.steps > 4", ending="h = kept_N + h"),
+    Wrapper("after 4 calls", condition="self.calls > 4", ending=_RESIDUAL),
+    Wrapper("after 4 steps in a buffer", condition="self.steps > 4", ending=_RESIDUAL),
     Wrapper("weighed by steps in a buffer", ending="h = kept_N + (self.steps - 1).clamp(0, 3) * 0.2 * h"),
-    Wrapper("for batches of 4 or more", condition="h.size(BATCH) >= 4", ending="h = kept_N + h", weight=0.4),
+    Wrapper("for batches of 4 or more", condition="h.size(BATCH) >= 4", ending=_RESIDUAL, weight=0.4),
 )
-"""Images have 4 channels and not D: behind gates of zero they are not put."""
+"""The wrappers are for vectors and sequences of D features, not for images, which have 4 channels."""

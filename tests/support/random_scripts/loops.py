@@ -1,4 +1,4 @@
-"""The training loop of a script: its optimizer, schedule, evaluation, and what it changes on the way."""
+"""Generates the training loop of a script: optimizer, schedule, evaluation, and changes between epochs."""
 
 from dataclasses import dataclass
 from random import Random
@@ -23,7 +23,7 @@ OPTIMIZERS = (
     Part("Adagrad", "torch.optim.Adagrad(model.parameters(), lr=0.05, eps=1e-4)"),
     Part("LBFGS", "torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)", weight=0.7),
 )
-"""A large `eps` keeps those that divide by gradients from magnifying rounding where these are zero."""
+"""Optimizers that divide by gradients have a large `eps`, so that they do not amplify rounding at zero."""
 
 SCHEDULES = {
     "": ("", "", ""),
@@ -40,7 +40,7 @@ SCHEDULES = {
         "scheduler.step(total)",
     ),
 }
-"""By name: what is made, what is done after each step, and after each epoch."""
+"""By name: the scheduler, the line after each step, and the line after each epoch."""
 
 CLIPS = (
     "",
@@ -76,7 +76,7 @@ MODES = (
 
 @dataclass(frozen=True)
 class Loop:
-    """The source of a loop, and its name."""
+    """The name and the source of a loop."""
 
     name: str
     source: str
@@ -210,10 +210,10 @@ def _searched(compute):
 
 
 def _evaluation(rng, data, model, loss):
-    """Return the function that scores a model on data that it does not learn from."""
+    """Return the source of the function that scores a model on the evaluation data."""
     context = rng.choice(("torch.no_grad()", "torch.no_grad()", "torch.inference_mode()"))
     sizes = [size for size in (3, data.size, data.size + 1, 8, 64) if data.tested % size != 1]
-    size = rng.choice(sizes)  # batch norm that is left in training needs two samples
+    size = rng.choice(sizes)  # batch norm in training mode needs two samples
     with_loss = model.has_loss and (not model.can_leave_out or chance(rng, 0.5))
     score = _score(data, loss) if not with_loss else "score += loss.item()"
     mode = "model.eval()" if chance(rng, 0.85) else ""
@@ -239,7 +239,7 @@ def _score(data, loss):
 
 
 def _changes(rng, model):
-    """Return the lines at the beginning of each epoch, and the names of what they change."""
+    """Return the lines at the start of each epoch, and the names of the changes that they make."""
     lines, names = [], []
     if chance(rng, 0.4):
         lines.append("model.train()")

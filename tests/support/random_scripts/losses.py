@@ -1,4 +1,4 @@
-"""The losses of a script, and what is added to them."""
+"""Lists the losses of scripts, and the terms that are added to them."""
 
 from dataclasses import dataclass
 from textwrap import dedent
@@ -9,11 +9,11 @@ class Loss:
     """Lines that compute `loss` of `out` and `y`.
 
     Attributes:
-        name: for the script's first line.
-        lines: they may read `w`, a weight for each sample, or `m`, a mask of samples.
-        needs: which of these they read.
-        ignores: whether labels of -100 are left out.
-        weight: how often it is chosen.
+        name: the name for the script's first line.
+        lines: the source lines; they may read `w`, a weight for each sample, or `m`, a mask of samples.
+        needs: the name that they read of these two; empty for neither.
+        ignores: whether labels of -100 are ignored.
+        weight: the relative frequency of this loss.
     """
 
     name: str
@@ -24,7 +24,7 @@ class Loss:
 
 
 def _masked(each):
-    """Return the losses that weigh `each`, a loss of each sample."""
+    """Return losses that reduce `each`, an expression for the loss of each sample."""
     return (
         Loss("masked mean", f"each = {each}\nloss = (each * m).sum() / m.sum()", "m"),
         Loss("masked sum, multiplied", f"each = {each}\nloss = (each * m).sum() * (1.0 / m.sum())", "m"),
@@ -139,12 +139,12 @@ LOSSES = {
         ),
     ),
 }
-"""By the kind of targets: of each sample a class, values, or zeros and ones; of each step a tag."""
+"""By the kind of targets: a class, values, or zeros and ones for each sample; a tag for each time step."""
 
 
 @dataclass(frozen=True)
 class Extra:
-    """An expression of `h`, the features, that is added to the loss."""
+    """An expression of the features `h` that is added to the loss."""
 
     name: str
     expression: str
@@ -180,5 +180,5 @@ CONTRASTS = (
 
 
 def source(loss, layout):
-    """Return the lines of a loss for sequences laid out so."""
+    """Return the lines of a loss for the layout of the sequences."""
     return dedent(loss.lines).replace("TIME", str(layout.time))

@@ -1,4 +1,4 @@
-"""The model of a script: a stem, layers, a head, and what `forward` takes and returns."""
+"""Generates the model of a script: a stem, layers, a head, and the arguments and results of `forward`."""
 
 from dataclasses import dataclass
 from random import Random
@@ -14,17 +14,17 @@ PER_STEP = ("tags", "next")
 
 @dataclass(frozen=True)
 class Model:
-    """A model's source, and how it is called.
+    """The source of a model, and the form of its calls.
 
     Attributes:
-        name: its parts, in words.
+        name: the names of its parts.
         definition: the source of its class.
         inputs: the names in a batch that it takes.
-        style: of a call: by position, by name, the batch itself, or its keys.
+        style: the arguments of a call: by position, by name, the batch itself, or its keys.
         returned: the names that `forward` returns.
-        form: in which it does: alone, tuple, dict or dataclass.
-        extra: where what is added to the loss is: returned, an attribute, in the loss, or nowhere.
-        has_loss: whether it computes the loss.
+        form: the form of the result: alone, tuple, dict or dataclass.
+        extra: the place of an additional loss term: returned, an attribute, in the loss; empty for none.
+        has_loss: whether the model computes the loss.
         can_leave_out: whether it can be called without targets.
     """
 
@@ -39,7 +39,7 @@ class Model:
     can_leave_out: bool
 
     def called(self, data: Data, *, model="model", with_loss=True):
-        """Return the lines that call it for a batch, and assign what it returns."""
+        """Return the lines that call the model for a batch, and assign its results."""
         names = (
             self.inputs if with_loss else [name for name in self.inputs if name in ("x", "lengths", "mask")]
         )
@@ -61,7 +61,7 @@ class Model:
 
 
 def make_model(rng: Random, data: Data, loss, *, inside):
-    """Return a model for this data, which computes the loss itself if it is `inside`."""
+    """Return a model for this data; it computes the loss itself if `inside` is set."""
     stem, middle, vectors = _stem(rng, data), [], []
     is_sequence, per_step = data.kind in SEQUENCES, data.target in PER_STEP
     if is_sequence:
@@ -110,7 +110,7 @@ def make_model(rng: Random, data: Data, loss, *, inside):
 
 
 def _chosen(rng, parts, count, data, *, wrapped=True):
-    """Return parts in wrappers, none of which needs larger batches than there are."""
+    """Return wrapped parts that can train on the smallest batch of the data."""
     possible = [part for part in parts if part.smallest <= data.smallest]
     return [
         choose(rng, WRAPPERS).around(choose(rng, possible)) if wrapped else choose(rng, possible)
@@ -222,5 +222,5 @@ def _class(parts, forward, inputs, returned, form, style):
 
 
 def _optional(inputs):
-    """Return the arguments after `x` of a model that is called with targets, or without."""
+    """Return the arguments after `x` of a model that takes optional targets."""
     return [f"{name}=None" for name in inputs if name != "x"] if "y" in inputs else []

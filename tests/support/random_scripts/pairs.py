@@ -1,4 +1,4 @@
-"""Loops with two models, or two views of each batch: adversarial, distilled, contrastive."""
+"""Generates loops with two models or two views of each batch: adversarial, distilled, contrastive."""
 
 from textwrap import dedent
 

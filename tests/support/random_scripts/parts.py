@@ -1,4 +1,4 @@
-"""A part is a few lines of a model; parts are chosen by weight and placed under an index."""
+"""Defines the parts of models: a few source lines each, chosen by weight and numbered by an index."""
 
 from dataclasses import dataclass, replace
 from random import Random
@@ -13,11 +13,11 @@ class Part:
     and of time steps, and `BATCH_FIRST` for whether samples come first.
 
     Attributes:
-        name: for the script's first line.
+        name: the name for the script's first line.
         init: lines of `__init__`.
         forward: lines of `forward`, which read and assign `h`.
-        weight: how often it is chosen, compared with others.
-        smallest: the smallest batch that it can train on.
+        weight: the relative frequency of this part.
+        smallest: the number of samples in the smallest batch on which it can train.
     """
 
     name: str
@@ -31,21 +31,21 @@ class Part:
         object.__setattr__(self, "forward", dedent(self.forward).strip("\n"))
 
     def at(self, index):
-        """Return it with names of its own."""
+        """Return the part with names that contain this index."""
         place = f"_{index}"
         return replace(self, init=self.init.replace("_N", place), forward=self.forward.replace("_N", place))
 
 
 @dataclass(frozen=True)
 class Wrapper:
-    """What surrounds the forward lines of a part: a residual, a gate, a condition.
+    """Lines around the forward lines of a part: a residual, a gate, a condition.
 
     Attributes:
-        name: for the script's first line.
+        name: the name for the script's first line.
         init: lines of `__init__`.
-        condition: when the part is computed; empty for always.
+        condition: the condition under which the part is computed; empty for always.
         ending: lines after the part; they read `kept_N`, the input of the part.
-        weight: how often it is chosen.
+        weight: the relative frequency of this wrapper.
     """
 
     name: str
@@ -77,5 +77,5 @@ def chance(rng: Random, probability):
 
 
 def lines_of(*texts):
-    """Return texts as one, without those that are empty."""
+    """Return non-empty texts, joined by newlines."""
     return "\n".join(text for text in texts if text)

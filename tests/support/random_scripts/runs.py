@@ -1,4 +1,4 @@
-"""Runs a script on one and several ranks, and compares what it prints and writes."""
+"""Runs a script on one and on several ranks, and compares its output and files."""
 
 import io
 import re
@@ -18,7 +18,7 @@ _REFUSED = "samestep: error: "
 _BY_ALL = f"{_REFUSED}nothing of what this script does"
 """The error that all ranks raise at the same call."""
 _APART = ("the ranks are not in one collective", "the replicas have drifted apart")
-"""Errors by which ranks notice that they do different things: no reason to refuse a script."""
+"""Errors that ranks raise when they have diverged; a script with such an error counts as different."""
 _UNSPLIT = re.compile(r" calls? (whole|unsplit|computed on every rank) \(")
 _PLACES = re.compile(r" \((?:[^()]*/)?[\w.]+:\d+\)$")
 _NAMES = re.compile(r"\b\w+ at script\.py:\d+ ")
@@ -26,13 +26,13 @@ _NAMES = re.compile(r"\b\w+ at script\.py:\d+ ")
 
 @dataclass(frozen=True)
 class Comparison:
-    """How a script on several ranks compares with itself on one.
+    """The result of a script on several ranks, compared with its run on one.
 
     Attributes:
-        seed: of the script.
-        size: ranks.
+        seed: the seed of the script.
+        size: the number of ranks.
         found: one of `CLASSES`.
-        reasons: why calls were computed on every rank, why the script was refused, or what differs.
+        reasons: the reasons of unsplit calls or of the refusal, or the differences.
     """
 
     seed: int
@@ -75,11 +75,11 @@ def _run(processes, script, size):
 
 
 class ScriptFailed(Exception):
-    """A script failed on a rank, maybe on no other; holds the traceback."""
+    """A script failed on a rank, and possibly on no other one; the argument is the traceback."""
 
 
 def _run_quietly(world, script, folder):
-    """Run a script on a rank; its traceback is returned, where torch's hook would print it.
+    """Run a script on a rank; return its traceback, which torch's hook would print.
 
     Raises:
         ScriptFailed: other ranks may wait for this one; the pool ends them, as a launcher does.
@@ -129,7 +129,7 @@ def _failed(seed, size, traces):
 
 
 def _unlike(one, other):
-    """Return the names of the files that only one folder has, or that differ."""
+    """Return the names of the files that exist in only one folder, or that differ."""
     first, second = set(files(one)), set(files(other))
     shared = first & second
     return sorted(first ^ second) + [
@@ -138,5 +138,5 @@ def _unlike(one, other):
 
 
 def _reason(line):
-    """Return why calls were computed on every rank, without places and numbers."""
+    """Return the reason of unsplit calls, without source lines and numbers."""
     return line[line.index("(") + 1 : -1]

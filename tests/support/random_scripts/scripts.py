@@ -1,4 +1,4 @@
-"""Whole scripts, each composed of random parts that follow from its seed."""
+"""Composes whole scripts of random parts, which are determined by a seed."""
 
 from random import Random
 
@@ -16,7 +16,7 @@ KINDS = {
     "tokens": ("class", "class", "tags", "next"),
 }
 OUTPUTS = {"class": "4", "values": "2", "binary": "2", "tags": "4", "next": "11"}
-"""How many numbers a model gives for each kind of targets; of the next token, one for each token."""
+"""The number of outputs for each kind of targets; for the next token, the size of the vocabulary."""
 
 _HEADER = '''"""SEED: NAME."""
 import copy
@@ -40,7 +40,7 @@ np.random.seed(SEED)'''
 
 
 def make_script(seed):
-    """Return the source of a complete serial script, which needs a second or less."""
+    """Return the source of a complete serial script, which runs for at most about a second."""
     rng = Random(seed)
     if chance(rng, 0.06):
         name, body = rng.choice(PAIRS)(rng)

@@ -105,6 +105,6 @@ def test_each_reason_has_its_line():
         account.note_whole("Net at train.py:3", why)
 
     assert [line.split(": ", 1)[1] for line in account.lines()] == [
-        "2 calls whole (few)",
-        "1 calls whole (a hook)",
+        "2 calls unsplit (few)",
+        "1 calls unsplit (a hook)",
     ]

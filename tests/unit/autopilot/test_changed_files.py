@@ -32,6 +32,7 @@ from samestep.autopilot.kept_calls import KeptCalls
 from samestep.autopilot.kept_originals import OriginalKeeper
 from samestep.autopilot.overlay_calls import OverlayCalls
 from samestep.autopilot.overlay_files import Overlay
+from samestep.autopilot.unwritten import WritesFileError, changing_no_files
 from support.file_sequences import Switch, tree
 
 
@@ -419,3 +420,22 @@ def test_modules_that_keep_functions_get_them_back():
         assert os.stat in os.supports_follow_symlinks
     assert before == (bz2._builtin_open, tarfile.bltn_open, open, io.FileIO, os.stat, sqlite3.connect)
     assert groups == (set(os.supports_dir_fd), set(os.supports_follow_symlinks))
+
+
+class Handler:
+    """Takes the calls that open files, and executes them as they are."""
+
+    def file_io(self, original, *args, **kwargs):
+        return original(*args, **kwargs)
+
+
+@pytest.mark.parametrize("folder", [None, "/dev/shm"])
+@pytest.mark.parametrize("opens", [lambda path: open(path, "a"), lambda path: io.FileIO(path, "a")])  # noqa: SIM115 - each closes it
+def test_a_file_that_a_comparison_would_change_is_refused(folder, opens):
+    with tempfile.TemporaryDirectory(dir=folder) as base, redirected(Handler()):
+        path = os.path.join(base, "log")
+        with changing_no_files(), pytest.raises(WritesFileError):
+            opens(path)
+        assert not os.path.exists(path)
+        opens(path).close()
+        assert os.path.exists(path)

@@ -60,8 +60,10 @@ def test_a_lopsided_batch_has_one_sample_for_each_slice():
     assert not torch.equal(x[0], x[2])
 
 
-def test_masks_and_labels_can_be_emptied():
-    assert set(emptying(given(), DIMS)) == {
+def test_masks_labels_and_values_can_be_emptied():
+    found = {(path, str(value)) for path, value in emptying(given(), DIMS)}
+    assert {(path, value) for path, value in found if path == X} == {(X, "nan"), (X, "0.0")}
+    assert {one for one in emptying(given(), DIMS) if one[0] != X} == {
         (MASK, 0),
         *((path, value) for path in (TOKENS, LENGTHS, LABELS) for value in (-100, -1)),
     }

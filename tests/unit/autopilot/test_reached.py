@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from samestep.autopilot.guards import changed, counters, left_behind, plain_attributes
+from samestep.autopilot.guards import changed, counters, plain_attributes, python_state
 from samestep.autopilot.state import Changeable
 
 FLAG = 0
@@ -93,11 +93,11 @@ LEFT = {
 
 @pytest.mark.parametrize("change", LEFT)
 def test_what_a_call_leaves_is_seen_and_taken_back(net, change):
-    before, state = left_behind(net), Changeable(net)
+    before, state = python_state(net), Changeable(net)
     LEFT[change](net)
-    assert changed(before, left_behind(net))
+    assert changed(before, python_state(net))
     state.restore()
-    assert not changed(before, left_behind(net))
+    assert not changed(before, python_state(net))
 
 
 @pytest.mark.parametrize("tensor", ["plain", "global"])
@@ -112,9 +112,9 @@ def test_tensors_that_are_no_buffers_are_taken_back(net, tensor):
 
 def test_counters_are_numbers_that_changed_by_an_integer(net):
     net.calls, net.epoch, net.rate = 3, 2.0, 0.5
-    before = left_behind(net)
+    before = python_state(net)
     net.calls, net.epoch, net.rate = 4, 3.0, 0.25
-    assert {name for _, name in counters(before, left_behind(net))} == {"calls", "epoch"}
+    assert {name for _, name in counters(before, python_state(net))} == {"calls", "epoch"}
 
 
 def test_a_buffer_that_is_written_to_without_a_change_is_named():

@@ -14,7 +14,7 @@ from samestep.checkpoint.choose import newest_valid, steps_in
 from samestep.checkpoint.read import read
 from samestep.checkpoint.retain import Keep
 from samestep.checkpoint.stage import Stage
-from support.snapshots import network, same, snapshot, stepped
+from support.snapshots import in_hand, names, network, same, snapshot, stepped
 
 
 def save(writer, step, **changes):
@@ -132,11 +132,21 @@ def test_the_last_and_the_best_are_kept_also_by_another_writer(tmp_path):
 
 
 def test_drafts_of_a_killed_writer_are_cleared_away(tmp_path):
-    (tmp_path / ".step-3.draft-77").mkdir()
+    with Writer(tmp_path) as writer:
+        save(writer, 3)
+    in_hand(tmp_path / "step-3", "draft")
 
     Writer(tmp_path).close()
 
-    assert list(tmp_path.iterdir()) == []
+    assert names(tmp_path) == []
+
+
+def test_what_has_a_name_of_ours_and_is_not_is_told(tmp_path):
+    (tmp_path / ".photos.gone-2024").mkdir()
+
+    with Writer(tmp_path) as writer:
+        assert ".photos.gone-2024" in writer.warning
+    assert names(tmp_path) == [".photos.gone-2024"]
 
 
 def test_one_of_the_same_step_is_replaced(tmp_path):
@@ -160,7 +170,7 @@ def test_a_failed_write_is_told_by_name_and_the_next_one_is_tried(tmp_path, monk
         save(writer, 2)
         writer.wait()
     assert writer.failure == f"cannot write the checkpoint {tmp_path / 'step-2'}: No space left on device."
-    assert (writer.newest, [path.name for path in tmp_path.iterdir()]) == (tmp_path / "step-1", ["step-1"])
+    assert (writer.newest, names(tmp_path)) == (tmp_path / "step-1", ["step-1"])
     assert newest_valid(tmp_path).path.name == "step-1"
 
     save(writer, 3)

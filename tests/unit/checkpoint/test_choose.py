@@ -10,7 +10,7 @@ from samestep.checkpoint.choose import newest_valid, steps_in
 from samestep.checkpoint.save import write
 from samestep.checkpoint.shared import choose_on_all
 from samestep.world.solo import SoloWorld
-from support.snapshots import snapshot
+from support.snapshots import in_hand, snapshot
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_drafts_and_other_names_are_no_checkpoints(checkpoints):
 
 
 def test_one_that_was_being_replaced_when_the_writer_was_killed_is_found(checkpoints):
-    (checkpoints / "step-100").rename(checkpoints / ".step-100.old-77")
+    in_hand(checkpoints / "step-100", "old")
 
     assert newest_valid(checkpoints).path.name == "step-100"
 
@@ -83,7 +83,7 @@ def test_a_single_damaged_checkpoint_is_not_replaced_by_another(checkpoints):
 
 
 def test_a_single_one_that_was_being_replaced_when_the_writer_was_killed_is_found(checkpoints):
-    (checkpoints / "step-100").rename(checkpoints / ".step-100.old-77")
+    in_hand(checkpoints / "step-100", "old")
     (checkpoints / ".mine.old-1").mkdir()
 
     assert newest_valid(checkpoints / "step-100").snapshot.state["step"] == 100

@@ -3,17 +3,30 @@
 import errno
 import hashlib
 import os
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
-from samestep.checkpoint.files import SealedFile, delete, make, restore, tidy, whole_or_absent
+from samestep.base.own_names import IDENTITY_FILE, hidden_name
+from samestep.checkpoint.files import delete, make, restore, tidy, whole_or_absent
+from samestep.checkpoint.layout import MARK, STATE
+from samestep.checkpoint.own import OwnFolders
+from samestep.checkpoint.sealed import SealedFile
 
 
 def folder_with(path, text):
-    path.mkdir()
-    (path / "f").write_text(text)
+    """Make a folder of the run that writes to `path`'s parent."""
+    own = OwnFolders.claim(path.parent)
+    draft = own.begin("new")
+    (draft / STATE).write_text(text)
+    draft.rename(path)
+
+
+def in_hand(parent, kind, name):
+    """Return a name of this run's for a folder that is being written, replaced or deleted."""
+    return parent / hidden_name(kind, name, OwnFolders.claim(parent).identity)
 
 
 class FullDisk:
@@ -30,7 +43,8 @@ class FullDisk:
 
 
 def names(parent):
-    return sorted(path.name for path in parent.iterdir())
+    """Return what lies in a folder beside the identity of the run that writes to it."""
+    return sorted(path.name for path in parent.iterdir() if path.name != IDENTITY_FILE)
 
 
 def test_a_sealed_file_knows_its_bytes(tmp_path):
@@ -67,11 +81,11 @@ def test_a_file_system_that_cannot_flush_folders_will_do(tmp_path, monkeypatch):
 
 def test_a_draft_gets_its_name_at_the_end_of_the_block(tmp_path):
     with whole_or_absent(tmp_path / "deep" / "c") as draft:
-        (draft / "f").write_text("new")
+        (draft / STATE).write_text("new")
         assert not (tmp_path / "deep" / "c").exists()
 
     assert names(tmp_path / "deep") == ["c"]
-    assert (tmp_path / "deep" / "c" / "f").read_text() == "new"
+    assert (tmp_path / "deep" / "c" / STATE).read_text() == "new"
 
 
 def test_a_failure_while_writing_leaves_neither_a_folder_nor_a_draft(tmp_path):
@@ -87,7 +101,7 @@ def test_a_failure_leaves_the_one_that_was_to_be_replaced(tmp_path):
     with pytest.raises(KeyError), whole_or_absent(tmp_path / "c"):
         raise KeyError
 
-    assert (tmp_path / "c" / "f").read_text() == "old"
+    assert (tmp_path / "c" / STATE).read_text() == "old"
     assert names(tmp_path) == ["c"]
 
 
@@ -95,10 +109,10 @@ def test_a_folder_is_replaced_and_the_old_one_deleted(tmp_path):
     folder_with(tmp_path / "c", "old")
 
     with whole_or_absent(tmp_path / "c") as draft:
-        (draft / "f").write_text("new")
-        assert (tmp_path / "c" / "f").read_text() == "old"
+        (draft / STATE).write_text("new")
+        assert (tmp_path / "c" / STATE).read_text() == "old"
 
-    assert (tmp_path / "c" / "f").read_text() == "new"
+    assert (tmp_path / "c" / STATE).read_text() == "new"
     assert names(tmp_path) == ["c"]
 
 
@@ -107,17 +121,17 @@ class Recorder:
 
     def __init__(self, folder, monkeypatch):
         self.seen = []
-        for owner, name, whom in (
-            (os, "fsync", lambda handle: Path(f"/proc/self/fd/{handle}").readlink()),
-            (Path, "rename", lambda path, target: f"{path} -> {target}"),
-            (Path, "unlink", str),
-            (Path, "rmdir", str),
+        for name, whom in (
+            ("fsync", lambda handle: Path(f"/proc/self/fd/{handle}").readlink()),
+            ("rename", lambda path, target, **_: f"{path} -> {target}"),
+            ("unlink", lambda path, **_: path),
+            ("rmdir", lambda path, **_: path),
         ):
-            monkeypatch.setattr(owner, name, self.recording(folder, name, getattr(owner, name), whom))
+            monkeypatch.setattr(os, name, self.recording(folder, name, getattr(os, name), whom))
 
     def recording(self, folder, name, function, whom):
         def recorded(*arguments, **options):
-            told = str(whom(*arguments, **options)).replace(f"-{os.getpid()}", "")
+            told = re.sub(r"\.samestep-(\w+)-[0-9a-f-]{49}", r".\1", str(whom(*arguments, **options)))
             result = function(*arguments, **options)  # what fails has not happened
             self.seen.append(f"{name} {told}".replace(f"{folder}/", ""))
             return result
@@ -132,20 +146,22 @@ def test_a_name_is_given_once_its_bytes_are_on_disk_and_the_old_ones_go_once_the
     recorder = Recorder(tmp_path.parent, monkeypatch)
 
     with whole_or_absent(tmp_path / "c") as draft:
-        for name in ("f", "g"):
+        for name in ("model.safetensors", STATE):
             with SealedFile(draft / name) as file:
                 file.write(b"new")
 
     here = tmp_path.name
     assert recorder.seen == [
-        f"fsync {here}/.c.draft/f",
-        f"fsync {here}/.c.draft/g",
-        f"fsync {here}/.c.draft",
-        f"rename {here}/c -> {here}/.c.old",
-        f"rename {here}/.c.draft -> {here}/c",
+        f"fsync {here}/.draft.c/{MARK}",
+        f"fsync {here}/.draft.c/model.safetensors",
+        f"fsync {here}/.draft.c/{STATE}",
+        f"fsync {here}/.draft.c",
+        "rename c -> .old.c",
+        "rename .draft.c -> c",
         f"fsync {here}",
-        f"unlink {here}/.c.old/f",
-        f"rmdir {here}/.c.old",
+        f"unlink {STATE}",
+        f"unlink {MARK}",
+        "rmdir .old.c",
     ]
 
 
@@ -161,67 +177,173 @@ def test_each_new_folder_is_on_disk_in_the_one_above_it(tmp_path, monkeypatch):
 def test_an_old_one_that_cannot_be_removed_does_not_undo_the_new_one(tmp_path, monkeypatch):
     folder_with(tmp_path / "c", "old")
 
-    def refuse(_):
+    def refuse(*_, **__):
         raise OSError(errno.EBUSY, "Device or resource busy")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", refuse)
+        patch.setattr(os, "unlink", refuse)
         with whole_or_absent(tmp_path / "c") as draft:
-            (draft / "f").write_text("new")
-    assert (tmp_path / "c" / "f").read_text() == "new"
+            (draft / STATE).write_text("new")
+    assert (tmp_path / "c" / STATE).read_text() == "new"
 
     tidy(tmp_path)
     assert names(tmp_path) == ["c"]
 
 
 def test_an_old_one_whose_place_was_not_taken_is_the_one_until_it_is(tmp_path):
-    folder_with(tmp_path / f".c.old-{os.getpid()}", "old")
+    folder_with(in_hand(tmp_path, "old", "c"), "old")
 
     with pytest.raises(KeyError), whole_or_absent(tmp_path / "c"):
         raise KeyError
 
-    assert (tmp_path / "c" / "f").read_text() == "old"
+    assert (tmp_path / "c" / STATE).read_text() == "old"
 
 
 def test_deleting_takes_the_name_first(tmp_path, monkeypatch):
     folder_with(tmp_path / "c", "old")
 
-    def killed(_):
+    def killed(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("samestep.checkpoint.files.remove", killed)
+    monkeypatch.setattr(OwnFolders, "remove", killed)
     with pytest.raises(KeyboardInterrupt):
         delete(tmp_path / "c")
 
     assert not (tmp_path / "c").exists()
     (left,) = names(tmp_path)
-    assert left.startswith(".c.gone-")
+    assert left.startswith(".samestep-gone-")
 
 
 def test_the_next_writer_clears_away_what_was_in_hand_and_nothing_else(tmp_path):
-    for name in (
-        ".step-1.draft-77",
-        ".step-2.gone-77",
-        ".step-3.old-77",
-        "step-3",
-        "step-4",
-        ".mine",
-        "draft-1",
-    ):
+    for kind, name in (("draft", "step-1"), ("gone", "step-2"), ("old", "step-3")):
+        folder_with(in_hand(tmp_path, kind, name), name)
+    for name in ("step-3", "step-4"):
         folder_with(tmp_path / name, name)
+    in_hand(tmp_path, "draft", "step-5").mkdir()  # killed before the mark was written
+    half = in_hand(tmp_path, "draft", "step-6")
+    half.mkdir()
+    (half / MARK).write_bytes(OwnFolders.claim(tmp_path).mark[:20])
 
-    tidy(tmp_path)
+    assert tidy(tmp_path) is None
 
-    assert names(tmp_path) == [".mine", "draft-1", "step-3", "step-4"]
+    assert names(tmp_path) == ["step-3", "step-4"]
 
 
 def test_a_folder_that_was_being_replaced_gets_its_name_again_unless_the_new_one_has_it(tmp_path):
-    folder_with(tmp_path / ".step-3.old-77", "old")
-    folder_with(tmp_path / ".step-4.old-77", "old")
+    folder_with(in_hand(tmp_path, "old", "step-3"), "old")
+    folder_with(in_hand(tmp_path, "old", "step-4"), "old")
     folder_with(tmp_path / "step-4", "new")
 
     restore(tmp_path)
     restore(tmp_path / "none")
 
-    assert (tmp_path / "step-3" / "f").read_text() == "old"
-    assert (tmp_path / "step-4" / "f").read_text() == "new"
+    assert (tmp_path / "step-3" / STATE).read_text() == "old"
+    assert (tmp_path / "step-4" / STATE).read_text() == "new"
+
+
+def contents(parent):
+    """Return everything below `parent`: bytes, link targets and times, the identity of the run left out."""
+    return {
+        str(path.relative_to(parent)): (
+            path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None,
+            path.lstat().st_mtime_ns,
+        )
+        for path in sorted(parent.rglob("*"))
+        if path.name != IDENTITY_FILE
+    }
+
+
+@pytest.fixture
+def foreign(tmp_path):
+    """Folders of a user with names like ours: each is to be named, and left as it is."""
+    parent, outside = tmp_path / "checkpoints", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "thesis.tex").write_text("years of work")
+    parent.mkdir()
+    for name in (".notes.draft-2", ".step-3.old-77", ".photos.gone-2024"):
+        (parent / name).mkdir()
+        (parent / name / "mine").write_text(name)
+    (parent / ".link.draft-2").symlink_to(outside)
+    in_hand(parent, "draft", "link").symlink_to(outside)
+    in_hand(parent, "old", "link").symlink_to(outside)
+    for file in ("mine", STATE):  # under our very name, but without our mark
+        path = in_hand(parent, "gone", file)
+        path.mkdir()
+        (path / file).write_text("mine")
+    marked = in_hand(parent, "draft", "with-a-foreign-file")
+    folder_with(marked, "ours")
+    (marked / "mine").write_text("mine")
+    other = OwnFolders(parent, "0" * 32)
+    (parent / hidden_name("draft", "another-run", OwnFolders.claim(parent).identity)).mkdir()
+    (next(parent.glob("*.another-run")) / MARK).write_bytes(other.mark)
+    other.begin("another-run")
+    in_hand(parent, "gone", "file").write_text("a file where a folder is expected")
+    return parent
+
+
+def test_what_this_run_has_not_made_is_named_and_left_as_it_is(foreign):
+    before = contents(foreign.parent)
+
+    told = tidy(foreign)
+
+    assert {path.name for path in foreign.iterdir()} - {IDENTITY_FILE} == {
+        name for name in before_names(before) if name in told
+    }
+    after = contents(foreign.parent)
+    assert after == before
+    assert "\n" not in told
+
+
+def before_names(before):
+    return {name.split("/")[1] for name in before if name.startswith("checkpoints/")}
+
+
+@pytest.mark.parametrize("put", ["file", "empty folder", "link", "unmarked", "another run's"])
+def test_a_name_that_is_taken_is_not_taken_over(tmp_path, put):
+    path = tmp_path / "c"
+    if put == "file":
+        path.write_text("mine")
+    elif put == "link":
+        (tmp_path / "elsewhere").mkdir()
+        path.symlink_to(tmp_path / "elsewhere")
+    elif put == "another run's":
+        OwnFolders(tmp_path, "0" * 32).begin("c").rename(path)
+    else:
+        path.mkdir()
+        if put == "unmarked":
+            (path / STATE).write_text("mine")
+    before = contents(tmp_path)
+
+    with pytest.raises(FileExistsError), whole_or_absent(path):
+        pass
+
+    assert contents(tmp_path) == before
+
+
+def test_a_link_put_in_the_place_of_a_folder_is_not_followed(tmp_path):
+    own = OwnFolders.claim(tmp_path)
+    draft = own.begin("c")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / STATE).write_text("mine")
+    draft.rename(tmp_path / "elsewhere")
+    draft.symlink_to(tmp_path / "outside")
+
+    with pytest.raises(OSError):  # noqa: PT011 - which one depends on the system
+        own.remove(draft.name)
+
+    assert names(tmp_path / "outside") == [STATE]
+
+
+def test_an_identity_of_something_else_is_not_overwritten(tmp_path):
+    (tmp_path / IDENTITY_FILE).write_text("mine")
+
+    with pytest.raises(OSError, match="not samestep's"):
+        tidy(tmp_path)
+
+    assert (tmp_path / IDENTITY_FILE).read_text() == "mine"
+
+
+def test_an_identity_that_a_kill_left_empty_is_drawn(tmp_path):
+    (tmp_path / IDENTITY_FILE).touch()
+
+    assert OwnFolders.claim(tmp_path) == OwnFolders.find(tmp_path)

@@ -14,20 +14,13 @@ from hypothesis import given
 from torch import nn
 
 from samestep.base.errors import CheckpointError
-from samestep.checkpoint.files import Seal
-from samestep.checkpoint.manifest import (
-    FILES,
-    MANIFEST,
-    MODEL,
-    OPTIMIZER,
-    STATE,
-    manifest_text,
-    read_manifest,
-)
+from samestep.checkpoint.layout import FILES, MANIFEST, MARK, MODEL, OPTIMIZER, STATE
+from samestep.checkpoint.manifest import manifest_text, read_manifest
 from samestep.checkpoint.read import read, read_state
 from samestep.checkpoint.save import write
+from samestep.checkpoint.sealed import Seal
 from samestep.checkpoint.tensors import _is_read_back
-from support.snapshots import network, same, snapshot
+from support.snapshots import names, network, same, snapshot
 
 WRITTEN = sorted(FILES - {"average.safetensors"})
 
@@ -63,7 +56,7 @@ def test_everything_comes_back(tmp_path):
 
 
 def test_without_averaged_weights_there_is_no_file_of_them(written):
-    assert sorted(path.name for path in written.iterdir()) == WRITTEN
+    assert sorted(path.name for path in written.iterdir()) == sorted([MARK, *WRITTEN])
     assert read(written).average is None
 
 
@@ -117,7 +110,7 @@ def test_a_half_written_folder_is_no_checkpoint(folder):
     (folder / MANIFEST).unlink()
     (folder / STATE).unlink()
 
-    with pytest.raises(CheckpointError, match=r"no manifest\.json, which is written last .found: model\.saf"):
+    with pytest.raises(CheckpointError, match=r"no manifest\.json, which is written last .found: .*model"):
         read(folder)
 
 
@@ -143,7 +136,7 @@ def test_a_later_format_says_to_update(folder):
     ("text", "reason"),
     [
         ("{", "is not JSON"),
-        ("[" * 100_000, "is not JSON"),
+        ("[" * 60_000, "is not JSON"),
         ("[1]", "something else"),
         ('{"format": "ours"}', "something else"),
         ('{"format": 1}', "not as it was written"),
@@ -263,14 +256,14 @@ def test_a_checkpoint_of_the_same_name_is_replaced_whole(tmp_path):
 
     assert read(folder).state["seed"] == 1
     assert read(folder).average is None
-    assert [path.name for path in tmp_path.iterdir()] == ["step-3"]
+    assert names(tmp_path) == ["step-3"]
 
 
 def test_a_folder_with_anything_else_in_it_is_not_replaced(tmp_path):
     folder = write(snapshot(), tmp_path / "step-3")
     (folder / "notes.txt").write_text("the good one")
 
-    with pytest.raises(CheckpointError, match=r"holds notes\.txt, which is no part of a checkpoint"):
+    with pytest.raises(CheckpointError, match=r"holds 'notes\.txt', which is no part of a checkpoint"):
         write(snapshot(seed=1), folder)
 
     assert read(folder).state["seed"] == 0
@@ -282,6 +275,6 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path):
 
     with pytest.raises(CheckpointError, match=r"cannot write the checkpoint .*file/c: Not a directory"):
         write(snapshot(), tmp_path / "file" / "c")
-    with pytest.raises(CheckpointError, match=r"cannot write the checkpoint .*file: Not a directory"):
+    with pytest.raises(CheckpointError, match=r"cannot write the checkpoint .*file: it is a file"):
         write(snapshot(), tmp_path / "file")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert names(tmp_path) == ["file"]

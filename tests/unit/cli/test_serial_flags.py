@@ -1,4 +1,4 @@
-"""The flags that say how a serial script is shared out: their values, and where they do nothing."""
+"""The flags that control how a serial script is split: their values, and where they do nothing."""
 
 from contextlib import nullcontext
 from dataclasses import fields, replace

@@ -1,13 +1,17 @@
 """What ``samestep train`` makes of what was asked for: an order, or one line that says what to do."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 import tomli_w
 
 from samestep.base.errors import UsageError
+from samestep.cli import train as verb
 from samestep.recipes.order import settled_by_first, take_order
 from samestep.recipes.request import Request, after_failure
+from samestep.training.result import Result
 from samestep.world.solo import SoloWorld
 
 
@@ -214,3 +218,44 @@ def test_workers_that_start_afresh_begin_where_nothing_was_begun(tmp_path):
     asked = Request(recipe="digits", changes={}, out=tmp_path)
 
     assert after_failure(asked) == asked
+
+
+RESULT = Result(
+    accuracy=0.5,
+    correct=1,
+    total=2,
+    loss=1.0,
+    epochs=1,
+    steps=1,
+    seconds=1.0,
+    samples_per_second=2.0,
+    weights_sha256="0",
+    world_size=1,
+    step_s={},
+)
+
+
+def test_a_page_that_cannot_be_made_is_a_warning_beside_the_result(tmp_path, capsys):
+    verb._report(RESULT, tmp_path / "no run folder", as_json=False)
+
+    told = capsys.readouterr()
+    assert RESULT.summary() in told.out
+    assert len(told.err.splitlines()) == 1
+
+
+def test_a_result_that_cannot_be_printed_is_a_warning(tmp_path, capsys, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(verb, "json_line", full)
+    monkeypatch.setattr(verb, "_discard_output", lambda: None)
+
+    verb._report(RESULT, tmp_path, as_json=True)
+
+    assert "No space left" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [1.0, 1.5, -0.1, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["ema", "momentum"])
+def test_a_decay_is_below_one(name, value):
+    assert f"--{name}" in refused(recipe="digits", changes={name: value})

@@ -237,3 +237,14 @@ def test_a_checkpoint_that_goes_while_it_is_looked_at_is_left_out(tmp_path):
     (going / "manifest.json").write_text("{}")
     (going / "model.safetensors").symlink_to(going / "gone")
     assert [one.name for one in read_run(folder).checkpoints] == ["step-40"]
+
+
+def test_a_checkpoint_that_cannot_be_read_is_no_reason_against_the_page(tmp_path):
+    folder = run_folder(tmp_path / "run")
+    loop = folder / "checkpoints" / "step-50"
+    loop.symlink_to(loop)  # even for a user who may read everything
+
+    found = read_run(folder).checkpoints
+
+    assert [(one.name, one.num_bytes is None) for one in found] == [("step-40", False), ("step-50", True)]
+    assert "cannot be read" in render(read_run(folder))

@@ -137,7 +137,7 @@ def test_a_failing_run_folder_is_an_error_as_without_loggers(tmp_path):
     sink, told = watched(tmp_path / "gone", it=Fragile())
 
     with pytest.raises(Exception, match="cannot write to"):
-        sink.steps([step_row(1)])
+        sink.finish(RESULT)
     assert told == []
 
 

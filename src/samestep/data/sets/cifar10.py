@@ -26,10 +26,13 @@ from samestep.data import published
 from samestep.data.decoded import remembered
 from samestep.data.download import fetch
 from samestep.data.image_set import ImageSet, Split
+from samestep.data.labels import checked_labels
 from samestep.data.plain_pickle import load_arrays
 from samestep.data.published import PublishedFile
 
 RECORD = 1 + 3 * 32 * 32
+_BATCH_BYTES = 10_000 * RECORD + (1 << 20)
+"""The most that a batch has; the python form has names of files beside the records."""
 _BATCHES: Mapping[str, str] = {
     "data_batch_1": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
     "data_batch_2": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
@@ -58,6 +61,7 @@ _ARCHIVE = PublishedFile(
     suffix=".gz",
     sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
     content_sha256="",  # its batches are checked one by one
+    content_bytes=256 << 20,  # either archive is smaller
 )
 _MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
 _FOLDERS = tuple(
@@ -98,7 +102,12 @@ class Cifar10:
             batches, archive = _locate(names, data_dir)
         source = _Source(batches, archive)
         content = b"".join(
-            remembered(_BATCHES[name], lambda name=name: source.records(name), cache / "decoded")  # type: ignore[misc]
+            remembered(
+                _BATCHES[name],
+                lambda name=name: source.records(name),  # type: ignore[misc]
+                cache / "decoded",
+                most=_BATCH_BYTES,
+            )
             for name in names
         )
         records = np.frombuffer(content, dtype=np.uint8).reshape(-1, RECORD)
@@ -149,7 +158,7 @@ class _Source:
         """Return the records of a batch, checked."""
         if name in self._batches:
             path = self._batches[name]
-            content, where = published.read(path), str(path)
+            content, where = published.read(path, most=_BATCH_BYTES), str(path)
         else:
             assert self._archive is not None
             if self._members is None:
@@ -158,7 +167,13 @@ class _Source:
                 raise DataError(f"{self._archive} holds no {name}: it is not the published archive.")
             content, where = self._members[name], f"{self._archive}: {name}"
         records = content if _is_binary(content) else from_pickle(content, where)
-        file = PublishedFile(name=f"{name}.bin", suffix="", sha256="", content_sha256=_BATCHES[name])
+        file = PublishedFile(
+            name=f"{name}.bin",
+            suffix="",
+            sha256="",
+            content_sha256=_BATCHES[name],
+            content_bytes=_BATCH_BYTES,
+        )
         published.verify(records, file, Path(where))
         return records
 
@@ -169,12 +184,14 @@ def members(archive: Path) -> dict[str, bytes]:
     Raises:
         DataError: it is damaged, cut short, or no archive.
     """
-    content = published.read(archive)
+    content = published.read(archive, most=_ARCHIVE.content_bytes)
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
-            files = {member.name: tar.extractfile(member) for member in tar if member.isfile()}
+            # A sparse member of some bytes may claim any size.
+            found = [one for one in tar if one.isfile() and not one.issparse() and one.size <= _BATCH_BYTES]
+            files = {one.name: tar.extractfile(one) for one in found}
             return {Path(name).stem: file.read() for name, file in files.items() if file is not None}
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
         raise DataError(f"{archive} is damaged, or no tar archive ({error}). Fetch it again.") from None
 
 
@@ -199,7 +216,8 @@ def from_pickle(content: bytes, where: str) -> bytes:
         or data.shape != (len(labels), RECORD - 1)
     ):
         raise DataError(f"{where} is no batch of CIFAR-10: it has no data (n, 3072) with n labels.")
-    return np.hstack([np.array(labels, dtype=np.uint8)[:, None], data]).tobytes()
+    checked = checked_labels(labels, classes=len(_CLASSES), where=where)
+    return np.hstack([checked.astype(np.uint8)[:, None], data]).tobytes()
 
 
 def _is_binary(content: bytes) -> bool:

@@ -21,6 +21,7 @@ _FILE = PublishedFile(
     suffix=".xz",
     sha256="f9b8495f4c89d0c619042f69bf4ad12b0680e8ed2f2faacccd894d43b53b3c8d",
     content_sha256="9680ef2a28dfb51bb9a7cf2a994167bd3875fee98984a53ddb7b176e474b4600",
+    content_bytes=_ALL * 65,
 )
 
 
@@ -38,7 +39,7 @@ class Digits:
         """
         del data_dir, cache_dir
         with as_file(files("samestep.data") / "embedded" / "optdigits.xz") as path:
-            content = published.read(path)
+            content = published.read(path, most=_FILE.content_bytes)
             published.verify(content, _FILE, path)
         values = np.frombuffer(content, dtype=np.uint8)
         images = values[: _ALL * 64].reshape(_ALL, 1, 8, 8)

@@ -10,6 +10,7 @@ Spelled ``folder`` with ``--data-dir DIR``, or ``folder@SIDE``: images are resiz
 has SIDE pixels (224 if it is not said), and the square in the middle is taken. They are read as needed.
 """
 
+import io
 import re
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -20,11 +21,18 @@ import torch
 from torch import Tensor
 
 from samestep.base.errors import DataError, UsageError
+from samestep.base.regular_files import read_bytes
+from samestep.data.extent import checked_side
 from samestep.data.image_set import Split
 from samestep.data.lazy import LazyImages
 
-_SPEC = re.compile(r"folder(?:@(\d+))?")
+_SPEC = re.compile(r"folder(?:@([1-9][0-9]{0,17}))?")
 _USUAL_SIDE = 224
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""What is read, whatever the file is called: of its other formats Pillow gives some to programs."""
+_FILE_BYTES = 512 << 20
+MAX_PIXELS = 2**26
+"""Of an image before it is resized; 256 MiB as RGB. Some kilobytes of a file can become any number."""
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 _SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test", "val")}
 # Of ImageNet's training set, as networks trained on photographs expect them.
@@ -48,10 +56,15 @@ class ReadFile:
 
         path = self.paths[index]
         try:
-            with Image.open(path) as image:
+            content = io.BytesIO(read_bytes(path, most=_FILE_BYTES))
+            with Image.open(content, formats=_FORMATS) as image:
+                width, height = image.size
+                if width * height > MAX_PIXELS:
+                    raise ValueError(f"it has {width} x {height} pixels, and {MAX_PIXELS:,} is the most")
                 square = ImageOps.fit(image.convert("RGB"), (self.side, self.side), Image.Resampling.BILINEAR)
-        except (OSError, ValueError, SyntaxError) as error:
-            raise DataError(f"{path} cannot be read as an image: {error}. Mend or remove it.") from None
+        except Exception as error:  # noqa: BLE001 - Pillow's plugins raise anything of a damaged file
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise DataError(f"{path} cannot be read as an image: {why}. Mend or remove it.") from None
         return torch.from_numpy(np.asarray(square).transpose(2, 0, 1).copy())
 
 
@@ -72,7 +85,7 @@ def load_folder(
     """
     del cache_dir
     match = _SPEC.fullmatch(spec)
-    if match is None or match[1] == "0":
+    if match is None:
         raise UsageError(f"--data {spec} is not spelled like folder@224.")
     if data_dir is None:
         raise UsageError(
@@ -87,7 +100,7 @@ def load_folder(
         raise DataError(
             f"{folder} and {data_dir / 'train'} hold different classes: only one has {', '.join(odd)}."
         )
-    side = int(match[1] or _USUAL_SIDE)
+    side = checked_side(int(match[1] or _USUAL_SIDE), spec)
     paths, labels = _images(folder, classes)
     return LazyImages(
         name=spec,

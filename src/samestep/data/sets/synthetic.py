@@ -9,9 +9,11 @@ from pathlib import Path
 import torch
 
 from samestep.base.errors import UsageError
+from samestep.data.extent import check_fits
 from samestep.data.image_set import ImageSet, Split
 
-_SPEC = re.compile(r"synthetic(?::(\d+)x(\d+)x(\d+)(?:,(\d+)(?:,(\d+))?)?)?")
+_COUNT = "([0-9]{1,18})"
+_SPEC = re.compile(rf"synthetic(?::{_COUNT}x{_COUNT}x{_COUNT}(?:,{_COUNT}(?:,{_COUNT})?)?)?")
 _USUAL = (3, 224, 224, 1000, 1280)
 TEST_SAMPLES = 64
 
@@ -28,7 +30,7 @@ def load_synthetic(
         cache_dir: see `data_dir`.
 
     Raises:
-        UsageError: `spec` is spelled otherwise, or one of its numbers is 0.
+        UsageError: `spec` is spelled otherwise, one of its numbers is 0, or the images fit no memory.
     """
     del data_dir, cache_dir
     match = _SPEC.fullmatch(spec)
@@ -41,6 +43,7 @@ def load_synthetic(
     if 0 in (channels, height, width, classes, samples):
         raise UsageError(f"--data {spec}: every number must be 1 or more.")
     count = samples if split == "train" else min(samples, TEST_SAMPLES)
+    check_fits(spec, images=count * channels * height * width, labels=8 * count, classes=classes)
     draw = torch.Generator().manual_seed(0 if split == "train" else 1)
     return ImageSet(
         name=spec,

@@ -18,10 +18,12 @@ from torch import Tensor
 
 from samestep.base.errors import DataError, UsageError
 from samestep.base.folders import user_cache
+from samestep.data.extent import checked_side
 from samestep.data.image_set import Split
+from samestep.data.labels import checked_labels
 from samestep.data.lazy import LazyImages
 
-_SPEC = re.compile(r"torchvision:(\w+)(?:@([1-9]\d*))?")
+_SPEC = re.compile(r"torchvision:(\w+)(?:@([1-9][0-9]{0,17}))?")
 _SAMPLED = 1000
 """Images from which mean and standard deviation are taken."""
 
@@ -63,13 +65,14 @@ def load_torchvision(
     match = _SPEC.fullmatch(spec)
     if match is None:
         raise UsageError(f"--data {spec} is not spelled like torchvision:CIFAR100 or torchvision:STL10@64.")
-    name, side = match[1], None if match[2] is None else int(match[2])
+    name, side = match[1], None if match[2] is None else checked_side(int(match[2]), spec)
     root = data_dir or (cache_dir or user_cache()) / "torchvision"
     data = _open(name, split, root, download=data_dir is None)
     read = ReadSample(data, side)
     mean, std = _moments(ReadSample(_open(name, "train", root, download=False), side))
     labels = _labels(data)
     classes = tuple(map(str, getattr(data, "classes", None) or range(max(labels) + 1)))
+    labels = checked_labels(labels, classes=len(classes), where=f"{name} in {root}").tolist()
     first = read(0)
     channels, height, width = first.shape
     return LazyImages(

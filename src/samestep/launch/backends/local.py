@@ -11,6 +11,7 @@ from samestep.launch.child import Entry, Start
 from samestep.launch.descriptors import ensure_standard
 from samestep.launch.job import STDERR, STDOUT, Job
 from samestep.launch.orphans import adopt_orphans
+from samestep.launch.restarts import Restarts, pause
 from samestep.launch.supervisor import Outcome, signals_noted, supervise
 from samestep.launch.variables import Round, worker_variables
 from samestep.launch.workers import Workers
@@ -19,8 +20,8 @@ from samestep.world.job_secret import shared_secret
 
 LOOPBACK = "127.0.0.1"
 
-Tell = Callable[[Outcome, int], None]
-"""Told how a round ended and how many more are allowed."""
+Tell = Callable[[Outcome, Restarts], None]
+"""Receives how a round ended, and whether another follows."""
 
 
 def run(job: Job, entry: Entry, *, local: int, tell: Tell, alone: bool = False) -> Outcome:
@@ -35,9 +36,10 @@ def run(job: Job, entry: Entry, *, local: int, tell: Tell, alone: bool = False) 
     """
     ensure_standard()
     adopt_orphans()
+    restarts = Restarts(job.max_restarts)
     with signals_noted() as signals, shared_secret() as secret:
         own = secret.variables | loopback_only(env.snapshot())
-        for restarts in range(job.max_restarts + 1):
+        while True:
             with (
                 reserved_port() as holder,
                 Workers(
@@ -46,7 +48,7 @@ def run(job: Job, entry: Entry, *, local: int, tell: Tell, alone: bool = False) 
             ):
                 this = Round(
                     run_id=job.run_id,
-                    restarts=restarts,
+                    restarts=restarts.done,
                     max_restarts=job.max_restarts,
                     master=holder.getsockname(),
                     role=job.role,
@@ -55,10 +57,15 @@ def run(job: Job, entry: Entry, *, local: int, tell: Tell, alone: bool = False) 
                     [] if signals.received else starts(job, places(local), this, own=own, alone=alone), entry
                 )
                 outcome = supervise(workers, signals, job)
-            tell(outcome, job.max_restarts - restarts)
-            if outcome.cause is None or outcome.put_off:
-                break
-    return outcome
+            if outcome.cause is not None:
+                restarts.fail(outcome.cause, workers.last_step)
+            tell(outcome, restarts)
+            if outcome.cause is None or outcome.put_off or not restarts.left:
+                return outcome
+            pause(restarts.pause_s, end=lambda: bool(signals.received))
+            if signals.received:
+                return Outcome(interrupted_by=signals.received[0])
+            restarts.again()
 
 
 def starts(

@@ -10,7 +10,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import (
@@ -28,20 +28,24 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from samestep.base import env
-from samestep.base.errors import WorldError
+from samestep.base.errors import PeerLost, UsageError, WorldError
 from samestep.base.place import Place
 from samestep.base.signals import ENDS
 from samestep.launch.backends.launchers_store import open_launchers_store, rendezvous_of
 from samestep.launch.backends.local import Tell, starts
+from samestep.launch.backends.verdicts import Verdict, Verdicts
 from samestep.launch.child import Entry
 from samestep.launch.descriptors import ensure_standard
+from samestep.launch.failure import Failure
 from samestep.launch.job import Job, Nodes
 from samestep.launch.orphans import adopt_orphans
 from samestep.launch.plan import host_of
+from samestep.launch.restarts import Restarts, pause
 from samestep.launch.supervisor import Outcome, Signals, conclude, hand_on, signals_noted
 from samestep.launch.variables import Round
 from samestep.launch.workers import Workers
 from samestep.world.job_secret import Shared, job_key, shared_secret
+from samestep.world.network_store import NetworkStore
 from samestep.world.rendezvous import resolve
 
 _IN_USE = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
@@ -72,8 +76,7 @@ def run(job: Job, entry: Entry, *, local: int, nodes: Nodes, tell: Tell) -> Outc
     with signals_noted() as signals, shared_secret(secret) as own, ExitStack() as stack:
         agent: _Agent | None = None
         try:
-            with _signals_by_default():
-                store = open_launchers_store(nodes, secret)
+            store = _opened_store(nodes, secret)
             stack.callback(store.close)
             specification = _specification(job, local, rendezvous_of(job, nodes, store))
             agent = _Agent(specification, job=job, entry=entry, own=own, signals=signals, tell=tell)
@@ -86,9 +89,26 @@ def run(job: Job, entry: Entry, *, local: int, nodes: Nodes, tell: Tell) -> Outc
     return agent.outcome
 
 
+def _opened_store(nodes: Nodes, secret: bytes) -> NetworkStore:
+    """Return the store of the launchers.
+
+    Raises:
+        UsageError: nothing with the job's secret answers within the time that `--rdzv-conf` says.
+    """
+    try:
+        with _signals_by_default():
+            return open_launchers_store(nodes, secret)
+    except PeerLost as error:
+        name = "timeout" if nodes.backend == "static" else "read_timeout"
+        raise UsageError(
+            f"no launcher answers at {nodes.endpoint} ({nodes.backend}): {error} Start node 0 there, correct "
+            f"the endpoint, or wait longer: --rdzv-conf {name}=SECONDS."
+        ) from None
+
+
 def _not_met(error: Exception, nodes: Nodes) -> str:
     """Return what kept the nodes from meeting, and what helps."""
-    said = str(error)
+    said = str(error).partition("\n")[0].rstrip(". ")  # below it are C++ frames
     if isinstance(error, RendezvousClosedError):
         return f"the run at {nodes.endpoint} has ended, and this node came too late to take part in it."
     if getattr(error, "errno", None) == errno.EADDRINUSE or _IN_USE.search(said):
@@ -100,7 +120,7 @@ def _not_met(error: Exception, nodes: Nodes) -> str:
     if not apart or _OUT_OF_FILES.search(said):
         return f"this node could not take part in the meeting at {nodes.endpoint}: {said}."
     return (
-        f"the {nodes.count} nodes did not meet at {nodes.endpoint} ({nodes.backend}): {said} "
+        f"the {nodes.count} nodes did not meet at {nodes.endpoint} ({nodes.backend}): {said}. "
         "Start the launcher on every node, with the same address."
     )
 
@@ -140,6 +160,10 @@ class _Agent(SimpleElasticAgent):
     ) -> None:
         super().__init__(spec)
         self.outcome = Outcome()
+        self._restarts = Restarts(spec.max_restarts)
+        self._verdicts: Verdicts | None = None
+        self._is_elastic = job.nodes.least is not None
+        self._has_failed = False
         self._job = job
         self._own = own
         self._signals = signals
@@ -179,6 +203,9 @@ class _Agent(SimpleElasticAgent):
             for worker in worker_group.workers
         ]
         self.has_begun = True
+        store: Any = self._store  # torch annotates it as None
+        self._verdicts = Verdicts(store, restarts=restarts, node=met.group_rank, nodes=met.group_world_size)
+        self._place = here[0]
         self._workers = Workers(wakeup=self._signals.wakeup, private=[*self._signals.files, self._own.file])
         self._workers.start(starts(self._job, here, this, own=self._own.variables), self._entry)
         return {worker.start.place.local_rank: worker.pid for worker in self._workers.all}
@@ -190,15 +217,95 @@ class _Agent(SimpleElasticAgent):
         workers.wait(0)
         hand_on(workers, self._signals)
         if workers.running and not workers.failures and not self._signals.received:
-            return RunResult(state=WorkerState.HEALTHY)
+            return self._unless_another_has_failed(workers)
         self.outcome = conclude(workers, self._signals, self._job)
         self._end_round()
-        if number := self.outcome.interrupted_by:
-            raise SignalException("the launcher was asked to end", sigval=signal.Signals(number))
+        if self.outcome.interrupted_by:
+            self._leave_by_signal(self.outcome.interrupted_by)
         if self.outcome.put_off:
             return RunResult(state=self._after_stop(worker_group))
-        self._tell(self.outcome, self._remaining_restarts)
-        return RunResult(state=WorkerState.FAILED if self.outcome.cause else WorkerState.SUCCEEDED)
+        if self.outcome.cause is None:
+            self._tell(self.outcome, self._restarts)
+            return RunResult(state=WorkerState.SUCCEEDED)
+        self._fail(self.outcome.cause, workers.last_step)
+        return RunResult(state=WorkerState.FAILED)
+
+    def _unless_another_has_failed(self, workers: Workers) -> RunResult:
+        """Stop the workers where another node has failed for good."""
+        verdict = None if self._verdicts is None or self._is_elastic else self._verdicts.poll()
+        if verdict is None:
+            return RunResult(state=WorkerState.HEALTHY)
+        workers.stop(
+            signal.SIGTERM, grace_s=self._job.grace_s, hurry=lambda: bool(self._signals.received), first="all"
+        )
+        self._end_round()
+        self._end_with(verdict)
+        return RunResult(state=WorkerState.FAILED)
+
+    def _end_with(self, verdict: Verdict) -> None:
+        """End as another node has."""
+        self._remaining_restarts = 0
+        self.outcome = Outcome(elsewhere=verdict)
+
+    def _fail(self, cause: Failure, step: int | None) -> None:
+        """Report a failure of this node's workers; where it is final, to the other nodes as well."""
+        self._restarts.fail(cause, step)
+        self._has_failed = True
+        if not self._restarts.left:
+            self._remaining_restarts = 0
+        self._tell(self.outcome, self._restarts)
+        if self._remaining_restarts or self._verdicts is None or self._is_elastic:
+            return
+        place = self._place
+        words = cause.describe(place.size)
+        self._verdicts.post(
+            Verdict(
+                node=place.node,
+                host=socket.gethostname(),
+                text=words,
+                code=cause.code,
+                weight=cause.weight,
+            )
+        )
+        if cause.weight and (verdict := self._verdicts.await_cause(cause.weight)) is not None:
+            self._end_with(verdict)
+
+    def _leave_by_signal(self, number: int) -> NoReturn:
+        """End because this launcher was asked to; the other nodes end too, unless all were put off."""
+        if self._verdicts is not None and not self._is_elastic:
+            if self.outcome.put_off:
+                self._verdicts.done()
+            else:
+                text = f"its launcher was sent {signal.Signals(number).name}"
+                place = self._place
+                host = socket.gethostname()
+                self._verdicts.post(Verdict(node=place.node, host=host, text=text, code=128 + number))
+        raise SignalException("the launcher was asked to end", sigval=signal.Signals(number))
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        if self._has_failed:  # else a node has joined or gone
+            self._has_failed = False
+            pause(self._restarts.pause_s, end=lambda: bool(self._signals.received))
+            if self._signals.received:
+                self._leave_by_signal(self._signals.received[0])
+            self._restarts.again()
+        super()._restart_workers(worker_group)
+
+    def _exit_barrier(self) -> None:
+        """Wait for the other nodes; torch's own wait heeds no signal and does not see that one has failed."""
+        if self._verdicts is None:
+            return
+        self._verdicts.done()
+        try:
+            verdict = self._verdicts.await_all(end=lambda: bool(self._signals.received))
+        except (RuntimeError, PeerLost):
+            if self._is_elastic:
+                return
+            raise
+        if self._signals.received:
+            self._leave_by_signal(self._signals.received[0])
+        if verdict is not None and not self._is_elastic:
+            self._end_with(verdict)
 
     def _after_stop(self, worker_group: WorkerGroup) -> WorkerState:
         """Say how it goes on after workers were asked to stop, and did.

@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from samestep.launch.backends.roll_call import roll_call
 from samestep.launch.job import Nodes
 
-_MEET_S = 600
+MEET_S = 600
 """How much later than another a launcher may start, as with torchrun."""
 
 
@@ -41,7 +41,7 @@ def handler(nodes: Nodes, run_id: str, store: Store) -> StaticTCPRendezvous:
 
 def patience_s(nodes: Nodes) -> int:
     """Return how much later than another a launcher may start, in seconds."""
-    return int(nodes.options.get("timeout", _MEET_S))
+    return int(nodes.options.get("timeout", MEET_S))
 
 
 class _Static(StaticTCPRendezvous):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from samestep.base.errors import UsageError
+from samestep.base.regular_files import read_text
 from samestep.base.units import counted
 from samestep.scaling.times import Time, has_two_bases
 
@@ -23,6 +24,8 @@ _SECONDS = {
     "duration",
 }
 _MODES = {"mode", "scaling"}
+_MOST = 1e12
+"""Workers, and seconds: beyond it nothing was measured, and ratios of it have no end."""
 _SEPARATORS = (";", "\t", ",")
 
 
@@ -37,7 +40,7 @@ def read_times(path: Path) -> list[Time]:
         UsageError: it cannot be read, is no text, or a line of it is something else; names the line.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig", errors="replace")
+        text = read_text(path, errors="replace").removeprefix("\ufeff")
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}.") from None
     if not _is_text(text):
@@ -111,9 +114,9 @@ def _time(path: Path, number: int, cells: Sequence[str], columns: Sequence[int] 
     told = cells if columns is None else [cells[column] for column in columns]
     of_workers, of_seconds, mode = *told[:2], (told[2].lower() if told[2:] else "strong")
     workers, seconds = _number(of_workers), _number(of_seconds)
-    if workers is None or not workers.is_integer() or workers < 1:
+    if workers is None or not workers.is_integer() or not 1 <= workers <= _MOST:
         raise UsageError(f"{where}: {of_workers!r} is no number of workers.")
-    if seconds is None or seconds <= 0:
+    if seconds is None or not 1 / _MOST <= seconds <= _MOST:
         raise UsageError(f"{where}: {of_seconds!r} is no time in seconds.")
     if mode not in {"strong", "weak"}:
         raise UsageError(f"{where}: {told[2]!r} is neither strong nor weak.")

@@ -90,6 +90,7 @@ class Observed:
     def close(self) -> None:
         """Let go of the loggers; where `finish` has not been called, the run has not finished."""
         self._end(None)
+        self._sink.close()
 
     def _end(self, result: Result | None) -> None:
         self._each(lambda logger: logger.close(result))

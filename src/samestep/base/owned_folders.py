@@ -1,0 +1,201 @@
+"""Makes temporary folders that carry their owners, and removes those whose owners are all dead.
+
+A folder is named ``samestep-PID-RANDOM`` (with a dot before it outside of the temporary directory) and holds
+a record of each process that uses it. What a killed process leaves is removed by its launcher or by the next
+command. Only folders of this user with such a name and such a record are removed; links are never followed.
+"""
+
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from samestep.base.errors import Error
+from samestep.base.owner import Life, Owner
+from samestep.base.segments import free_segments
+
+_NAME = re.compile(r"\.?samestep-([0-9]+)-[0-9a-f]{8}")
+_RECORD = ".samestep-owner."
+_VERSION = "samestep temporary folder 1"
+_LONGEST_RECORD = 4096
+DESCENDANTS = ".samestep-descendants"
+"""The file in a launcher's folder that names the processes below its workers, one number in a line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftover:
+    """A folder that no living process of this host uses.
+
+    Args:
+        path: where it is.
+        life: whether its owners are dead; unknown where one is of another host or container.
+    """
+
+    path: Path
+    life: Life
+
+
+def make_folder(parent: Path | None = None) -> Path:
+    """Make a folder that belongs to this process, and return it.
+
+    Args:
+        parent: where; by default the temporary directory.
+
+    Raises:
+        Error: it cannot be made.
+    """
+    where = Path(tempfile.gettempdir()) if parent is None else parent
+    dot = "" if parent is None else "."
+    path = where / f"{dot}samestep-{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        path.mkdir(mode=0o700)
+        use_folder(path)
+    except OSError as error:
+        with suppress(OSError):
+            remove_folder(path)
+        raise Error(
+            f"cannot make a temporary folder in {where}: {error.strerror}. Free some room there, or set "
+            "TMPDIR to another folder."
+        ) from error
+    return path
+
+
+def use_folder(path: Path) -> None:
+    """Record that this process uses a folder that another one has made."""
+    text = json.dumps({"is": _VERSION, **Owner.here().as_record()})
+    file = os.open(path / f"{_RECORD}{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(file, "w") as stream:
+        stream.write(text)
+
+
+@contextmanager
+def owned_folder(parent: Path | None = None) -> Iterator[Path]:
+    """Make a folder for the duration of a block; see `make_folder`.
+
+    A process that is forked within the block and leaves it removes nothing: the folder is its parent's.
+    """
+    path, process = make_folder(parent), os.getpid()
+    try:
+        yield path
+    finally:
+        if os.getpid() == process:
+            remove_folder(path)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder that `make_folder` made, its records last; what cannot be removed stays."""
+    if _NAME.fullmatch(path.name) is None:
+        return
+    for folder, _, _ in os.walk(path):  # follows no links
+        with suppress(OSError):
+            os.chmod(folder, 0o700)  # noqa: PTH101 - scripts make folders that nobody may change
+    for entry in _entries(path):
+        if not entry.name.startswith(_RECORD):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                with suppress(OSError):
+                    Path(entry.path).unlink()
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def places() -> list[Path]:
+    """Return where this user's commands make such folders."""
+    found = [Path(tempfile.gettempdir())]
+    with suppress(OSError):  # the working folder may be gone
+        found.append(Path.cwd())
+    return list(dict.fromkeys(found))
+
+
+def leftovers(parents: list[Path] | None = None) -> list[Leftover]:
+    """Return the folders that no living process uses, as far as that is known here."""
+    found = []
+    for parent in places() if parents is None else parents:
+        for entry in _entries(parent):
+            match = _NAME.fullmatch(entry.name)
+            if match is None or not _is_own_folder(entry):
+                continue
+            life = _life(Path(entry.path), int(match[1]))
+            if life != "alive":
+                found.append(Leftover(path=Path(entry.path), life=life))
+    return found
+
+
+def remove_dead(parents: list[Path] | None = None) -> list[Path]:
+    """Remove the folders whose owners are dead, and return those."""
+    dead = [one.path for one in leftovers(parents) if one.life == "dead"]
+    for path in dead:
+        _free_segments(path)
+        remove_folder(path)
+    return dead
+
+
+def _free_segments(folder: Path) -> None:
+    """Free the shared memory of processes below the workers of a launcher that was killed."""
+    with suppress(OSError, ValueError):
+        file = os.open(folder / DESCENDANTS, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(file) as stream:
+            pids = {int(line) for line in stream.read().splitlines()}
+        since_s = min(entry.stat().st_mtime for entry in _entries(folder) if entry.name.startswith(_RECORD))
+        free_segments({pid for pid in pids if not Path(f"/proc/{pid}").exists()}, since_s=since_s)
+
+
+def _life(folder: Path, maker: int) -> Life:
+    """Return whether any process that uses a folder lives; one with an unreadable record stays."""
+    try:
+        records = [entry for entry in os.scandir(folder) if entry.name.startswith(_RECORD)]
+        lives = {_owner(Path(entry.path)).life() for entry in records}
+    except (OSError, ValueError):
+        return "unknown"
+    if not records:
+        return _life_of_empty(folder, maker)
+    return "alive" if "alive" in lives else "unknown" if "unknown" in lives else "dead"
+
+
+def _life_of_empty(folder: Path, maker: int) -> Life:
+    """Return the same of a folder whose maker may have ended before it wrote its record."""
+    with suppress(OSError):
+        if not any(folder.iterdir()) and not Path(f"/proc/{maker}").exists():
+            return "dead"
+    return "unknown"
+
+
+def _owner(path: Path) -> Owner:
+    """Return the process that a record names.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no record of this user.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(file, "rb") as stream:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
+            raise ValueError("no record of this user")
+        record = json.loads(stream.read(_LONGEST_RECORD))
+    if not isinstance(record, dict) or record.pop("is", None) != _VERSION:
+        raise ValueError("no record of a temporary folder")
+    return Owner.of_record(record)
+
+
+def _is_own_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        is_folder = entry.is_dir(follow_symlinks=False)
+        return is_folder and entry.stat(follow_symlinks=False).st_uid == os.getuid()
+    except OSError:
+        return False
+
+
+def _entries(folder: Path) -> list["os.DirEntry[str]"]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []

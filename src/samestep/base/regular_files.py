@@ -1,0 +1,133 @@
+"""Reads whole files that somebody else named: regular ones only, and up to a size.
+
+A named pipe without a writer never ends an ordinary read, and ``/dev/zero`` never ends at all. What is wrong
+is an `OSError` here, as where a file is missing, so that one handler makes one message of either.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import Path
+
+from samestep.base.units import bytes_text
+
+TEXT_BYTES = 16 << 20
+"""The largest document that is read as a whole: tables, job files, host lists."""
+LINE_BYTES = 1 << 20
+"""The longest line of a file that is read line by line."""
+
+_PIECE = 1 << 20
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a link",
+}
+
+
+def kind_of(mode: int) -> str | None:
+    """Return what a file mode stands for, in words; None for a regular file."""
+    return None if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "something else")
+
+
+def lies_at(path: Path) -> bool:
+    """Return whether anything has this name, be it a link to nothing."""
+    return os.path.lexists(path)
+
+
+def open_regular(
+    path: str | os.PathLike[str], *, dir_fd: int | None = None, follow: bool = True
+) -> BufferedReader:
+    """Open a regular file to read; return it without waiting, whatever is there.
+
+    Args:
+        path: the file.
+        dir_fd: an open folder that a relative path starts from.
+        follow: whether a link to a regular file is followed.
+
+    Raises:
+        OSError: there is none, or it is no regular file; ``strerror`` says what it is.
+    """
+    # Without O_NONBLOCK the opening of a pipe waits for a writer.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
+    try:
+        handle = os.open(path, flags, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # what Linux answers for a socket
+            raise _refused("it is a socket or a device, not a regular file", path) from None
+        raise
+    try:
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if (kind := kind_of(mode)) is not None:
+            raise _refused(f"it is {kind}, not a regular file", path)
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def read_bytes(
+    path: str | os.PathLike[str], *, most: int, dir_fd: int | None = None, follow: bool = True
+) -> bytes:
+    """Return what a regular file holds.
+
+    Args:
+        path: the file.
+        most: bytes that it may have.
+        dir_fd: an open folder that a relative path starts from.
+        follow: whether a link to a regular file is followed.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or is larger.
+        ValueError: the path holds a null character.
+    """
+    with open_regular(path, dir_fd=dir_fd, follow=follow) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise _refused(f"it has {bytes_text(size)}, more than the {bytes_text(most)} expected", path)
+        content = file.read(size + 1)  # one more: it may grow, and files of /proc have size 0
+        while len(content) > size and (piece := file.read(_PIECE)):
+            content += piece
+            if len(content) > most:
+                raise _refused(f"it has more than the {bytes_text(most)} expected", path)
+    return content
+
+
+def read_text(path: Path, *, most: int = TEXT_BYTES, errors: str = "strict") -> str:
+    """Return the text in a regular file of UTF-8.
+
+    Args:
+        path: the file.
+        most: bytes that it may have.
+        errors: what becomes of bytes that are no UTF-8, as in `bytes.decode`.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or is larger.
+        UnicodeDecodeError: it is no UTF-8, and `errors` is strict.
+    """
+    return read_bytes(path, most=most).decode("utf-8", errors)
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a regular file of UTF-8 with their ends; characters that are none are replaced.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or has a line above `LINE_BYTES`.
+    """
+    with open_regular(path) as file:
+        number = 0
+        while line := file.readline(LINE_BYTES + 1):
+            number += 1
+            if len(line) > LINE_BYTES:
+                raise _refused(f"its line {number} is longer than {bytes_text(LINE_BYTES)}", path)
+            yield line.decode("utf-8", "replace")
+
+
+def _refused(why: str, path: str | os.PathLike[str]) -> OSError:
+    return OSError(errno.EINVAL, why, str(path))

@@ -1,0 +1,170 @@
+"""How each node of a job ended, posted in the store that the launchers share.
+
+A node whose workers failed for good, or that was asked to end, posts that; all others read it while their
+workers run and while they wait for each other at the end, and end too.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+from samestep.base.errors import PeerLost
+
+_POLL_S = 0.1
+_READ_EVERY_S = 0.5
+_SEEN_WITHIN_S = 5.0
+"""How long a node stays for the others to read its verdict: the store may be served by it."""
+_SILENT_S = 30.0
+"""How long a node that is done waits for one of which it reads nothing new."""
+
+
+class Store(Protocol):
+    """The part of torch's stores that is used here."""
+
+    def set(self, key: str, value: str) -> None:
+        """Store a value."""
+
+    def get(self, key: str) -> bytes:
+        """Return a value, once it is there."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all keys are there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Why a node ends.
+
+    Args:
+        node: its number.
+        host: its name.
+        text: what failed there, as a clause.
+        code: the exit code of the run, never 0.
+        weight: as that of a `Failure`: 0 is a cause, more may follow from another node's failure.
+    """
+
+    node: int
+    host: str
+    text: str
+    code: int
+    weight: int = 0
+
+    def __str__(self) -> str:
+        return f"node {self.node} ({self.host}) has ended: {self.text}"
+
+
+class Verdicts:
+    """The verdicts of one round of workers, from one node's side.
+
+    Args:
+        store: shared by the launchers.
+        restarts: number of this round; each has keys of its own.
+        node: number of this node.
+        nodes: how many there are.
+        silent_s: how long a node that is done waits for one that gives no sign.
+    """
+
+    def __init__(
+        self, store: Store, *, restarts: int, node: int, nodes: int, silent_s: float = _SILENT_S
+    ) -> None:
+        self._silent_s = silent_s
+        self._store, self._node, self._nodes = store, node, nodes
+        self._prefix = f"samestep/end/{restarts}"
+        self._last_read = 0.0
+        self._beat = 0
+
+    def post(self, verdict: Verdict) -> None:
+        """Post that this node ends, and wait until the others have seen it, or a while."""
+        with suppress(RuntimeError):  # the store is gone: so is the node that served it
+            self._store.set(self._key("failed", self._node), json.dumps(asdict(verdict)))
+            self._await("seen", _SEEN_WITHIN_S)
+
+    def worst(self) -> Verdict | None:
+        """Return the verdict of another node that is closest to a cause; None where none has posted any."""
+        posted = [node for node in self._others() if self._has("failed", node)]
+        found = [Verdict(**json.loads(self._store.get(self._key("failed", node)))) for node in posted]
+        if not found:
+            return None
+        self._store.set(self._key("seen", self._node), "")
+        return min(found, key=lambda verdict: verdict.weight)
+
+    def poll(self) -> Verdict | None:
+        """Return the same, but only now and then; the others see that this node is there."""
+        now = time.monotonic()
+        if now - self._last_read < _READ_EVERY_S:
+            return None
+        self._last_read = now
+        self._beat += 1
+        try:
+            self._store.set(self._key("beat", self._node), str(self._beat))
+            return self.worst()
+        except RuntimeError:  # the workers, or the next rendezvous, find that out
+            return None
+
+    def await_cause(self, than: int, timeout_s: float = 2.0) -> Verdict | None:
+        """Return another node's verdict that is closer to a cause than `than`, if one comes in time."""
+        deadline = time.monotonic() + timeout_s
+        with suppress(RuntimeError):
+            while time.monotonic() < deadline:
+                verdict = self.worst()
+                if verdict is not None and verdict.weight < than:
+                    return verdict
+                time.sleep(_POLL_S)
+        return None
+
+    def done(self) -> None:
+        """Post that this node's workers have ended well."""
+        with suppress(RuntimeError):
+            self._store.set(self._key("done", self._node), "")
+
+    def await_all(self, end: Callable[[], bool]) -> Verdict | None:
+        """Return when all nodes are done, or the verdict of one that has failed.
+
+        Args:
+            end: asked again and again; True ends the waiting.
+
+        Raises:
+            RuntimeError: the store is gone, and with it the node that served it, before all were done.
+            PeerLost: a node that is not done has not given any sign for a while.
+        """
+        beats, since = self._beats(), time.monotonic()
+        while not self._have_all("done"):
+            if (verdict := self.worst()) is not None or end():
+                return verdict
+            if (now := self._beats()) != beats:
+                beats, since = now, time.monotonic()
+            if time.monotonic() - since > self._silent_s:
+                missing = [node for node in self._others() if not self._has("done", node)]
+                raise PeerLost(
+                    f"node {missing[0] if missing else '?'} of {self._nodes} did not report its end, and has "
+                    f"given no sign for {self._silent_s:g} s. Has its launcher been killed?"
+                )
+            time.sleep(_POLL_S)
+        with suppress(RuntimeError):
+            self._store.set(self._key("left", self._node), "")
+            self._await("left", _SEEN_WITHIN_S)
+        return None
+
+    def _await(self, what: str, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not self._have_all(what) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+
+    def _have_all(self, what: str) -> bool:
+        return all(self._has(what, node) for node in self._others())
+
+    def _has(self, what: str, node: int) -> bool:
+        return self._store.check([self._key(what, node)])
+
+    def _beats(self) -> list[bytes]:
+        here = [node for node in self._others() if self._has("beat", node)]
+        return [self._store.get(self._key("beat", node)) for node in here]
+
+    def _others(self) -> list[int]:
+        return [node for node in range(self._nodes) if node != self._node]
+
+    def _key(self, what: str, node: int) -> str:
+        return f"{self._prefix}/{what}/{node}"

@@ -1,0 +1,141 @@
+"""Models whose first batches hide what later ones hold: branches, missing values, writes to inputs."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations, parametrize
+
+from samestep.base.errors import OutOfStep
+from support.chance_models import drawn
+
+D = torch.float64
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 8, dtype=D), nn.Linear(8, 3, dtype=D)
+
+    def forward(self, x, y):
+        return self.head(torch.tanh(self.body(x)))
+
+
+class Branches(Net):
+    """Takes another branch for a batch with a value that no check comes upon."""
+
+    def forward(self, x, y):
+        return super().forward(x, y) * (0.5 if (x == 60).any() else 1.0)
+
+
+class Scales(Net):
+    """Divides by the largest value of the batch, once that is large."""
+
+    def forward(self, x, y):
+        return super().forward(x / x.abs().max().clamp(min=50), y)
+
+
+class Compares(Net):
+    """Takes another branch for a batch with a large number."""
+
+    def forward(self, x, y):
+        return super().forward(x, y) * (0.5 if x.max().item() > 50 else 1.0)
+
+
+class Routes(Net):
+    """Branches without an effect on other samples, as mixtures of experts do."""
+
+    def forward(self, x, y):
+        scores = super().forward(x, y)
+        for number in range(3):
+            chosen = scores.argmax(1) == number
+            if chosen.any():
+                scores = scores + torch.where(chosen, number, 0).unsqueeze(1)
+        return scores
+
+
+class MissingTargets(Net):
+    def forward(self, x, y):
+        known = ~torch.isnan(y)
+        each = (super().forward(x, y) - torch.nan_to_num(y)).square() * known
+        return each.mean() / known.double().mean()
+
+
+class Clamps(Net):
+    def forward(self, x, y):
+        x.clamp_(-50, 50)
+        return super().forward(x, y)
+
+
+class Noting(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        NOTED["norm"] = float(gradient.norm())
+        return gradient
+
+
+NOTED = {"norm": 0.0}
+
+
+class NotesInBackward(Net):
+    def forward(self, x, y):
+        return Noting.apply(super().forward(x, y))
+
+
+def batch(number, count=9):
+    """Return a batch; from the third on with large values in all slices, and missing targets in the first."""
+    x, y = drawn(count, 4, seed=number), drawn(count, 3, seed=10 + number)
+    if number > 1:
+        x[1::3, 0], y[:3, 1] = 60.0, float("nan")
+    return x, y
+
+
+def trained(make):
+    torch.manual_seed(0)
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for number in range(5):
+        x, y = batch(number)
+        result = model(x, y)
+        loss = result.square().mean() + x.mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found += [loss.item(), NOTED["norm"] if make is NotesInBackward else 0.0]
+    return found
+
+
+def refused_calls(make):
+    """Return which calls were refused, in a script that catches each error and goes on."""
+    torch.manual_seed(0)
+    model = make()
+    return [number for number in range(4) if _is_refused(model, number)]
+
+
+def _is_refused(model, number):
+    try:
+        model(*batch(number))
+    except OutOfStep:
+        return True
+    return False
+
+
+def with_cache():
+    """Return losses and scores of weights that torch keeps while a script evaluates."""
+    torch.manual_seed(0)
+    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 8, dtype=D)), nn.Linear(8, 3, dtype=D))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for number in range(3):
+        x, y = drawn(9, 4, seed=number), drawn(9, 3, seed=10 + number)
+        loss = F.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad(), parametrize.cached():
+            found += [loss.item(), F.mse_loss(model(x), y).item(), model(x[:5]).sum().item()]
+    return found

@@ -1,0 +1,177 @@
+"""Temporary folders go with the last of their owners, and nothing else ever does."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from samestep.base.errors import Error
+from samestep.base.owned_folders import (
+    leftovers,
+    make_folder,
+    owned_folder,
+    remove_dead,
+    remove_folder,
+    use_folder,
+)
+from samestep.base.owner import Owner
+from samestep.doctor.clean import clean
+
+
+def names(folder):
+    return [path.name for path in folder.iterdir()]
+
+
+def record(folder):
+    return folder / f".samestep-owner.{os.getpid()}"
+
+
+def of_another(folder, **changes):
+    """Have a folder belong to another process than this one."""
+    path = record(folder)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return folder
+
+
+def of_the_dead(parent):
+    return of_another(make_folder(parent), started="1")
+
+
+def test_a_folder_goes_with_its_block_and_stays_for_a_forked_child(tmp_path):
+    with owned_folder(tmp_path) as folder:
+        (folder / "file").touch()
+        child = os.fork()
+        if child == 0:
+            try:
+                with owned_folder(tmp_path):
+                    raise SystemExit
+            except SystemExit:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert (folder / "file").exists()
+        assert names(tmp_path) == [folder.name]
+    assert names(tmp_path) == []
+
+
+def test_a_child_that_leaves_its_parents_block_removes_nothing(tmp_path):
+    child = 0
+    try:
+        with owned_folder(tmp_path) as folder:
+            child = os.fork()
+            if child == 0:
+                raise SystemExit
+            os.waitpid(child, 0)
+            assert folder.exists()
+    except SystemExit:
+        os._exit(0)
+    assert not folder.exists()
+
+
+def test_what_lives_is_not_touched_and_what_is_dead_goes(tmp_path):
+    alive, dead = make_folder(tmp_path), of_the_dead(tmp_path)
+    (dead / "deep").mkdir()
+    (dead / "deep" / "file").write_bytes(b"1")
+    (dead / "deep").chmod(0o500)
+    assert remove_dead([tmp_path]) == [dead]
+    assert names(tmp_path) == [alive.name]
+
+
+def test_a_folder_stays_as_long_as_one_of_its_owners_lives(tmp_path):
+    folder = of_the_dead(tmp_path)
+    record(folder).rename(folder / ".samestep-owner.1")
+    use_folder(folder)
+    assert remove_dead([tmp_path]) == []
+    of_another(folder, started="1")
+    assert remove_dead([tmp_path]) == [folder]
+
+
+@pytest.mark.parametrize(
+    ("changes", "goes"),
+    [
+        ({"boot": "another"}, True),
+        ({"host": "elsewhere"}, False),
+        ({"numbering": "pid:[1]", "started": "1"}, False),
+        ({"pid": 2**22 + 1}, True),
+        ({"pid": "1"}, False),
+        ({"is": "another format"}, False),
+    ],
+)
+def test_a_folder_goes_only_if_its_owner_is_known_to_be_dead(tmp_path, changes, goes):
+    folder = of_another(make_folder(tmp_path), **changes)
+    assert (remove_dead([tmp_path]) == [folder]) is goes
+    assert folder.exists() is not goes
+
+
+def test_nothing_else_is_removed(tmp_path):
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "file").touch()
+    dead = of_the_dead(tmp_path)
+    record(dead).rename(target / record(dead).name)  # the record of a dead process, in a user's folder
+    dead.rmdir()
+    (tmp_path / "samestep-1-00000000").symlink_to(target)
+    (tmp_path / "samestep-2-00000000").mkdir()
+    (tmp_path / "samestep-2-00000000" / "file").touch()
+    (tmp_path / "samestep-3-00000000").mkdir()
+    (tmp_path / "samestep-3-00000000" / ".samestep-owner.3").symlink_to(target / record(dead).name)
+    (tmp_path / "samestep-4-00000000").touch()
+    (tmp_path / "samestep-mine").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    assert remove_dead([tmp_path]) == []
+    assert sorted(tmp_path.rglob("*")) == before
+    for folder in (target, tmp_path / "samestep-mine"):
+        remove_folder(folder)
+        assert folder.exists()
+
+
+def test_links_within_a_dead_folder_are_not_followed(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").touch()
+    (tmp_path / "mine").chmod(0o500)
+    dead = of_the_dead(tmp_path)
+    (dead / "link").symlink_to(tmp_path / "mine")
+    assert remove_dead([tmp_path]) == [dead]
+    assert (tmp_path / "mine" / "file").exists()
+    assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o500
+
+
+def test_the_empty_folder_of_a_process_that_is_gone_goes(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    ended.wait()
+    (tmp_path / f"samestep-{ended.pid}-00000000").mkdir()
+    assert len(remove_dead([tmp_path])) == 1
+
+
+def test_a_place_that_cannot_be_written_to_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(Error, match=str(tmp_path / "file")):
+        make_folder(tmp_path / "file")
+
+
+def test_a_process_is_told_from_another_of_its_number():
+    here = Owner.here()
+    assert here.life() == "alive"
+    assert replace(here, started="1").life() == "dead"
+    assert Owner.of_record(here.as_record()) == here
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # a zombie
+    assert replace(here, pid=child).life() == "dead"
+    os.waitpid(child, 0)
+
+
+def test_doctor_reports_what_it_removes_and_what_it_leaves(tmp_path):
+    dead = of_the_dead(tmp_path)
+    (dead / "file").write_bytes(bytes(2048))
+    foreign = of_another(make_folder(tmp_path), host="elsewhere")
+    make_folder(tmp_path)
+    removed, left = clean([tmp_path], tmp_path / "none")
+    assert str(dead) in removed
+    assert "KiB" in removed
+    assert str(foreign) in left
+    assert {one.path for one in leftovers([tmp_path])} == {foreign}
+    assert not dead.exists()

@@ -1,0 +1,65 @@
+"""A launcher that finds no other at the endpoint ends by one line; the one that serves waits for none."""
+
+import socket
+
+import pytest
+from torch.distributed import DistNetworkError
+
+from samestep.base.errors import UsageError
+from samestep.launch.backends.nodes import _await_endpoint, _not_met
+from samestep.launch.job import Nodes
+from samestep.launch.plan import endpoint
+
+NODES = Nodes(count=2, endpoint="node0:1234")
+
+
+@pytest.fixture
+def bound():
+    """A socket at a port of its own, at which nothing listens."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        yield one
+
+
+def nodes(bound, **more):
+    return Nodes(count=2, endpoint=endpoint("127.0.0.1", bound.getsockname()[1]), **more)
+
+
+@pytest.mark.parametrize(
+    ("backend", "option"), [("c10d", "read_timeout"), ("static", "timeout")], ids=["c10d", "static"]
+)
+def test_an_endpoint_without_a_launcher_is_refused_in_time(bound, backend, option):
+    asked = nodes(bound, rank=1, backend=backend, options={option: "0.05"})
+
+    with pytest.raises(UsageError, match=option) as caught:
+        _await_endpoint(asked)
+
+    assert caught.value.exit_code == 2
+    assert asked.endpoint in str(caught.value)
+
+
+def test_a_launcher_that_listens_is_found(bound):
+    bound.listen()
+
+    _await_endpoint(nodes(bound, rank=1))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"rank": 0},
+        {"rank": None},
+        {"rank": 0, "backend": "c10d"},
+        {"backend": "c10d"},  # the address is this host's own
+        {"rank": 1, "backend": "c10d", "options": {"is_host": "yes"}},
+    ],
+)
+def test_the_node_that_serves_waits_for_nothing(bound, more):
+    _await_endpoint(nodes(bound, **more))
+
+
+def test_frames_of_torch_are_left_out():
+    said = _not_met(DistNetworkError("timed out after 5 ms.\nException raised from f at x.cpp:1\n"), NODES)
+
+    assert "timed out after 5 ms" in said
+    assert "x.cpp" not in said
