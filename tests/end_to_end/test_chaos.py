@@ -19,7 +19,7 @@ from support.chaos import (
 from support.forked_commands import samestep, start
 from support.systems import required
 
-STEPS = 195
+STEPS = 900
 
 
 @pytest.fixture

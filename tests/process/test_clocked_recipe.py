@@ -19,9 +19,12 @@ def trained(world, folder, steps, warm_up, samples=90):
     request = Request(recipe="digits", subset=samples, out=folder / "run", changes=changes)
     order = take_order(request, workers=world.place.size)
     clocking = Clocking(folder=folder / "clock", steps=steps, warm_up=warm_up)
-    train = partial(cook, world, order)
-    result = clocked(train, world, clocking, samples_per_epoch=samples, config=order.training())
+    train, warnings = partial(cook, world, order), []
+    result = clocked(
+        train, world, clocking, samples_per_epoch=samples, config=order.training(), tell=warnings.append
+    )
     world.barrier()  # the ranks go on together
+    assert not warnings
     return result is not None
 
 

@@ -214,21 +214,24 @@ def _corrupt(victim: Victim, _: random.Random) -> bool:
     return True
 
 
-def _await_said(victim: Victim, enough: Callable[[str], bool]) -> None:
+def _await_said(
+    victim: Victim, enough: Callable[[str], bool], meanwhile: Callable[[], None] = lambda: None
+) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not enough(victim.said):
         victim.look_after()
         if victim.over or time.monotonic() > deadline:
             raise AssertionError(f"nothing of what it does with its lines\n{victim.said}")
+        meanwhile()
         time.sleep(_POLL_S)
 
 
 def _lines_wait(victim: Victim, block: Callable[[], None], free: Callable[[], None]) -> bool:
     """Have no line of metrics written for a while; all of them are in the end."""
     before = victim.said.count(_WAITING)
-    block()
     try:
-        _await_said(victim, lambda said: said.count(_WAITING) > before)
+        # Again and again: a checkpoint that fails and is removed makes room.
+        _await_said(victim, lambda said: said.count(_WAITING) > before, meanwhile=block)
     finally:
         free()
     _await_said(victim, lambda said: said.count(_COMPLETE) >= said.count(_WAITING))
@@ -240,7 +243,7 @@ def _fill_all(victim: Victim, _: random.Random) -> bool:
     ballast = victim.disk / "ballast"
 
     def block() -> None:
-        with suppress(OSError), ballast.open("wb", buffering=0) as stream:
+        with suppress(OSError), ballast.open("ab", buffering=0) as stream:
             while True:
                 stream.write(bytes(4096))
 

@@ -79,7 +79,7 @@ class ForwardReductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = self._found.get(id(value))
         if found is not None:
             return found[1][reading]
-        is_given = value.numel() == 1 and id(value) not in self._computed
+        is_given = value.dim() == 0 and id(value) not in self._computed
         return INDEPENDENT if is_given else None
 
 

@@ -214,7 +214,7 @@ def _is_share(value: Any, total: int) -> bool:
 def observer(module: nn.Module) -> str | None:
     """Return which hook or mode of the script would get slices if a call were split; None for neither.
 
-    A `DeviceContext` is not counted: it is torch's own mode, which only selects the device of new tensors.
+    samestep's own modes are not counted, nor `DeviceContext`, by which torch selects a default device.
     """
     hook = _hooked(module)
     if hook is not None:
@@ -223,7 +223,12 @@ def observer(module: nn.Module) -> str | None:
         *_get_current_dispatch_mode_stack(),
         *_get_current_function_mode_stack(),  # type: ignore[no-untyped-call]
     ]
-    mode = next((type(one).__name__ for one in modes if not isinstance(one, DeviceContext)), None)
+    names = (
+        type(one).__name__
+        for one in modes
+        if not isinstance(one, DeviceContext) and not type(one).__module__.startswith("samestep.")
+    )
+    mode = next(names, None)
     return None if mode is None else f"{mode} is active, and would see slices"
 
 

@@ -1,5 +1,6 @@
 """Which checkpoint to go on from: the newest that is whole."""
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +100,8 @@ def newest_valid(folder: Path) -> Chosen:
         refused.append((path, found))
     if not refused:
         raise CheckpointError(f"there is no checkpoint in {folder}: no folder is called step-N.")
-    reasons = " ".join(f"{path.name}: {reason}" for path, reason in refused)
+    # The folder is named once: a line with its path before each reason would be cut where it is shown.
+    reasons = " ".join(f"{path.name}: {reason.replace(f'{folder}{os.sep}', '')}" for path, reason in refused)
     raise CheckpointError(f"no checkpoint in {folder} can be used. {reasons}")
 
 

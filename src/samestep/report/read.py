@@ -144,7 +144,9 @@ def _numbers(
     numbers |= {name: _NAN if row[name] is None else row[name] for name in figures if name in row}
     for name, value in numbers.items():
         if not (_is_count(value) if name in counts else _is_number(value)):
-            raise UsageError(f"{path} is damaged: {where} has {name} {value!r:.40}, not 0 .. {_MOST:g}.")
+            raise UsageError(
+                f"{path} is damaged: {where} holds what is no number to {_MOST:g}: {name} {value!r:.40}."
+            )
     return numbers
 
 

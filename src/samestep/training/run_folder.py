@@ -22,10 +22,11 @@ from typing import IO, Any, Protocol
 
 import tomli_w
 
+from samestep.base.documents import parse_json
 from samestep.base.errors import Error, UsageError
 from samestep.base.own_names import claim, probe, remove_file_drafts, write_whole
 from samestep.base.record import json_line, provenance, write_json
-from samestep.base.regular_files import kind_of, lies_at, open_regular, read_bytes
+from samestep.base.regular_files import kind_of, lies_at, open_regular, read_text
 from samestep.training.line_files import LineFiles
 from samestep.training.result import Result
 
@@ -171,10 +172,10 @@ class RunFolder:
         """
         file = path / "result.json"
         try:
-            found = json.loads(read_bytes(file, most=_LINE))
+            found = parse_json(read_text(file, most=_LINE))
         except OSError as error:
             raise UsageError(f"{file} cannot be read: {error.strerror}.") from None
-        except (ValueError, RecursionError):
+        except ValueError:
             found = None
         if not isinstance(found, dict):
             raise UsageError(f"{file} is damaged: it is no JSON object.")

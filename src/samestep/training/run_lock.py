@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from samestep.base.documents import parse_json
 from samestep.base.errors import UsageError
-from samestep.base.regular_files import kind_of, read_bytes
+from samestep.base.regular_files import kind_of, read_text
 
 LOCK_FILE = ".samestep-lock"
 RESTART_S = 30.0
@@ -57,10 +58,15 @@ class RunLock:
         Raises:
             UsageError: another process holds it, or it cannot be opened.
         """
-        handle = self._open()
+        # Not for writing: an administrator can then make the disk read-only while the run goes on.
+        handle = self._open(os.O_RDONLY)
+        failure = _lock(handle)
+        if failure is not None and failure.errno == errno.EBADF:  # NFS locks only what is open for writing
+            os.close(handle)
+            handle = self._open(os.O_RDWR)
         try:
             locked = self._locked(handle)
-            self._name_holder(handle)
+            self._name_holder()
         except BaseException:
             os.close(handle)
             raise
@@ -77,8 +83,8 @@ class RunLock:
             _held.discard(handle)
             os.close(handle)
 
-    def _open(self) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    def _open(self, access: int) -> int:
+        flags = access | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             handle = os.open(self._path, flags, 0o644)
         except OSError as error:
@@ -101,11 +107,14 @@ class RunLock:
                 raise UsageError(self._held_by())
             time.sleep(_POLL_S)
 
-    def _name_holder(self, handle: int) -> None:
+    def _name_holder(self) -> None:
         text = json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode() + b"\n"
         try:
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, text, 0)
+            handle = os.open(self._path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                os.write(handle, text)
+            finally:
+                os.close(handle)
         except OSError as error:
             raise UsageError(f"{self._path} cannot be written: {error.strerror}.") from None
 
@@ -119,8 +128,8 @@ class RunLock:
 
     def _holder(self) -> dict[str, Any]:
         try:
-            found = json.loads(read_bytes(self._path, most=_MOST))
-        except (OSError, ValueError, RecursionError):
+            found = parse_json(read_text(self._path, most=_MOST))
+        except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
 

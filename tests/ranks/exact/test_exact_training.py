@@ -111,7 +111,8 @@ def test_what_a_checkpoint_of_an_earlier_version_does_not_store_is_told(tmp_path
     cook(SoloWorld(), take_order(Request(changes={}, resume=tmp_path), workers=1))
 
     assert re.search(
-        r"not compared, .* step-2 did not store it: processor, the bits of a", capsys.readouterr().err
+        r"not compared, .* step-2 did not store it: settings of torch, processor, the bits of a",
+        capsys.readouterr().err,
     )
     torch.set_rng_state(random)
 
