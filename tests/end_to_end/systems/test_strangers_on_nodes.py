@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.base.errors import PeerLost
+from samestep.base.errors import UsageError
 from support import stranger
 from support.commands import finish
 from support.launches import RUN
@@ -144,6 +144,6 @@ def test_nodes_with_different_secrets_do_not_meet_and_say_what_helps(nodes, tmp_
         one.terminate()
         finish(one)
 
-    assert done.code == PeerLost.exit_code
+    assert done.code == UsageError.exit_code
     assert "--secret-file" in done.err
     assert "Traceback" not in done.err

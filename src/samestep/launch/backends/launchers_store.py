@@ -42,7 +42,7 @@ def open_launchers_store(nodes: Nodes, secret: bytes) -> NetworkStore:
     key = derived(secret, "launchers")
     host, port = host_and_port(nodes.endpoint)
     if nodes.backend == "static":
-        serves, must, limit_s = nodes.rank == 0, True, static.patience_s(nodes)
+        serves, must, limit_s = not nodes.rank, True, static.patience_s(nodes)
     else:
         said = nodes.options.get("is_host")
         must = said is not None or nodes.rank is not None
@@ -50,7 +50,7 @@ def open_launchers_store(nodes: Nodes, secret: bytes) -> NetworkStore:
             serves = said.lower() in _YES
         else:
             serves = nodes.rank == 0 if nodes.rank is not None else is_own(resolve(host))
-        limit_s = int(nodes.options.get("read_timeout", _READ_S))
+        limit_s = float(nodes.options.get("read_timeout", _READ_S))
     own = _served(resolve(host), port, key, must=must) if serves else None
     store = own
     if store is None or not is_own(resolve(host)):

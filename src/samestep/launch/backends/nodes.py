@@ -44,6 +44,7 @@ from samestep.launch.restarts import Restarts, pause
 from samestep.launch.supervisor import Outcome, Signals, conclude, hand_on, signals_noted
 from samestep.launch.variables import Round
 from samestep.launch.workers import Workers
+from samestep.world.authentication import AuthenticationError
 from samestep.world.job_secret import Shared, job_key, shared_secret
 from samestep.world.network_store import NetworkStore
 from samestep.world.rendezvous import resolve
@@ -99,6 +100,8 @@ def _opened_store(nodes: Nodes, secret: bytes) -> NetworkStore:
         with _signals_by_default():
             return open_launchers_store(nodes, secret)
     except PeerLost as error:
+        if isinstance(error.__cause__, AuthenticationError):  # to wait longer would not help
+            raise UsageError(str(error)) from None
         name = "timeout" if nodes.backend == "static" else "read_timeout"
         raise UsageError(
             f"no launcher answers at {nodes.endpoint} ({nodes.backend}): {error} Start node 0 there, correct "

@@ -39,9 +39,9 @@ def handler(nodes: Nodes, run_id: str, store: Store) -> StaticTCPRendezvous:
     )
 
 
-def patience_s(nodes: Nodes) -> int:
+def patience_s(nodes: Nodes) -> float:
     """Return how much later than another a launcher may start, in seconds."""
-    return int(nodes.options.get("timeout", MEET_S))
+    return float(nodes.options.get("timeout", MEET_S))
 
 
 class _Static(StaticTCPRendezvous):
