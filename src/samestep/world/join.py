@@ -23,6 +23,7 @@ from samestep.world.compute_threads import Threads, threads_per_rank, told_threa
 from samestep.world.current import entered
 from samestep.world.detect import UNLAUNCHED, Detected, detect, given
 from samestep.world.device import Choice, available_here, bind, choose_backend, choose_device, facts_here
+from samestep.world.gloo_groups import protect_groups
 from samestep.world.gloo_interface import loopback_only, use_way_to
 from samestep.world.handshake import Card, Seat, meet, withdraw
 from samestep.world.launchers import SAMESTEP
@@ -31,8 +32,9 @@ from samestep.world.mpi_hosts import introduced
 from samestep.world.pods import refuse_pods
 from samestep.world.process_group import ProcessGroupWorld, adopt
 from samestep.world.rendezvous import choose
+from samestep.world.sealed_objects import protect_objects
 from samestep.world.solo import SoloWorld
-from samestep.world.store import Store, close_unused, keep_for_group, open_store
+from samestep.world.store import Store, close_unused, is_protected, keep_for_group, open_store
 from samestep.world.stray import refuse_copies
 from samestep.world.unasked import unbind, without_unasked_threads
 from samestep.world.world import World
@@ -172,6 +174,9 @@ def _met(store: Store, wishes: _Wishes, environment: Environment, detected: Dete
     interface = _interface(wishes, environment, detected, backend)
     _announce(environment, detected, choice, threads, carried_by=(backend, interface))
     device = torch.device(choice.device)
+    if is_protected(store):
+        protect_groups()
+        protect_objects(environment)
     try:
         dist.init_process_group(
             f"cpu:gloo,{choice.kind}:{backend}" if wishes.cpu_tensors and choice.kind != "cpu" else backend,

@@ -7,8 +7,8 @@ group needs it.
 import socket
 import threading
 import weakref
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -19,7 +19,7 @@ from samestep.base.errors import PeerLost
 from samestep.world import store_table as table
 from samestep.world.authenticated_client import Connection, connect
 from samestep.world.authenticated_server import Server
-from samestep.world.authentication import AuthenticationError
+from samestep.world.authentication import AuthenticationError, derived
 
 _TRY_S = 5.0
 """Seconds that one connection may take, with its handshake."""
@@ -52,6 +52,7 @@ class NetworkStore(Store):
         self._lock = threading.Lock()
         self._closed = False
         self._users = 0
+        self._observers: dict[int, Callable[[bytes], None]] = {}
         _kept.append(self)
 
     @property
@@ -59,11 +60,32 @@ class NetworkStore(Store):
         """Where the server listens."""
         return self._port
 
+    def key_for(self, *labels: str) -> bytes:
+        """Return a key of the job for one purpose.
+
+        Args:
+            labels: name the purpose.
+        """
+        return derived(self._key, *labels)
+
+    @contextmanager
+    def observed(self, observe: Callable[[bytes], None]) -> Iterator[None]:
+        """Call `observe` with each value that this thread posts within the block, before it is posted."""
+        thread = threading.get_ident()
+        self._observers[thread] = observe
+        try:
+            yield
+        finally:
+            del self._observers[thread]
+
     # --- what torch calls; its bindings look for two of the names in C++'s spelling ---
 
     def set(self, key: str, value: str | bytes) -> None:
         """Post a value."""
-        self._ask(table.SET, [_bytes(key), _bytes(value)])
+        data = _bytes(value)
+        if (observe := self._observers.get(threading.get_ident())) is not None:
+            observe(data)
+        self._ask(table.SET, [_bytes(key), data])
 
     def get(self, key: str) -> bytes:
         """Return a value, once it is posted."""

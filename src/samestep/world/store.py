@@ -18,7 +18,7 @@ from samestep.world.meeting import START_S, meeting_point
 from samestep.world.network_store import NetworkStore, base_of, serve
 from samestep.world.rendezvous import await_listener, resolve
 
-__all__ = ["PURPOSE", "Store", "close_unused", "keep_for_group", "open_store", "ranks_store"]
+__all__ = ["PURPOSE", "Store", "close_unused", "is_protected", "keep_for_group", "open_store", "ranks_store"]
 
 PURPOSE = "store"
 """Of the key with which the ranks' store is protected."""
@@ -116,6 +116,11 @@ def keep_for_group(store: Store) -> None:
     base, group = base_of(store), dist.group.WORLD
     if base is not None and group is not None:
         base.keep_for(group)
+
+
+def is_protected(store: Store) -> bool:
+    """Return whether only this job's ranks can use a store."""
+    return base_of(store) is not None
 
 
 def close_unused(store: Store) -> None:

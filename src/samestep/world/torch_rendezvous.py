@@ -15,7 +15,9 @@ from torch.distributed import DistNetworkError
 from samestep.base import env
 from samestep.base.errors import WorldError
 from samestep.world.detect import detect
+from samestep.world.gloo_groups import protect_groups
 from samestep.world.network_store import NetworkStore
+from samestep.world.sealed_objects import protect_objects
 from samestep.world.store import ranks_store
 
 Handler = Callable[..., Iterator[tuple[Any, int, int]]]
@@ -33,6 +35,8 @@ def protect_rendezvous() -> None:
     handlers: dict[str, Handler] = torchs._rendezvous_handlers  # noqa: SLF001
     for scheme in ("env", "tcp"):
         handlers[scheme] = _kept_for_group(handlers[scheme])
+    protect_groups()
+    protect_objects(env.snapshot())
 
 
 def _created(
