@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
+from time import monotonic
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ _PROOF = 32
 _BAD = 1 << 32
 """What a rank adds where it has found a stranger; the lower half counts ranks."""
 _LOOK_S = 0.005
+_MOST_OF = 0.9
+"""Of its timeout: who has waited so long has waited for a rank."""
 _SOURCE = struct.Struct("!4sH")
 
 
@@ -115,7 +118,7 @@ def connected(make: Any, group: Group, *, proofs_s: Sequence[float] = PROOFS_S) 
             store.set("nonce", secrets.token_bytes(_PROOF))
         store.wait(["nonce"], group.timeout)
         with _Listening(group, store, guarded=attempt > 0) as listening:
-            made, problem = _made(make, group, store, proof_s)
+            made, problem = _made(make, group, store, proof_s, listening)
             if _all_good(group, store, good=problem is None):
                 listening.close_to_all()
                 return made
@@ -126,33 +129,47 @@ def connected(make: Any, group: Group, *, proofs_s: Sequence[float] = PROOFS_S) 
     )
 
 
-def _made(make: Any, group: Group, store: Store, proof_s: float) -> tuple[Any, Exception | None]:
-    """Return Gloo's group, and what is wrong with it."""
+def _made(
+    make: Any, group: Group, store: Store, proof_s: float, listening: "_Listening"
+) -> tuple[Any, Exception | None]:
+    """Return Gloo's group, and what is wrong with it.
+
+    Raises:
+        RuntimeError: Gloo cannot listen, or a rank did not come in time: a stranger has no part in that.
+    """
+    begin = monotonic()
     try:
         made = make(PrefixStore("gloo", store), group.rank, group.size, timeout=group.timeout)
-        key = group.base.key_for("gloo", store.get("nonce").hex())
-        for _ in env.snapshot().get(IFNAME, "").split(","):  # connections of their own for each
-            _prove(made, group, key, proof_s)
+    except RuntimeError as error:
+        if not listening.has_posted or monotonic() - begin > _MOST_OF * group.timeout.total_seconds():
+            raise
+        return None, error
+    try:
+        _prove(made, group, group.base.key_for("gloo", store.get("nonce").hex()), proof_s)
     except RuntimeError as error:
         return None, error
     return made, None
 
 
 def _prove(made: Any, group: Group, key: bytes, limit_s: float) -> None:
-    """Exchange proofs over each connection.
+    """Exchange proofs over each connection, by messages between two ranks, which no recorder counts.
 
     Raises:
         RuntimeError: one is wrong, or did not come.
     """
-    c10d: Any = import_module("torch.distributed")
-    options = c10d.AllToAllOptions()
-    options.timeout = timedelta(seconds=limit_s)
-    own = b"".join(derived(key, f"{group.rank}", f"{to}") for to in range(group.size))
-    sent = torch.frombuffer(bytearray(own), dtype=torch.uint8)
-    received = torch.zeros_like(sent)
-    made.alltoall_base(received, sent, [], [], options).wait()
-    for rank, proof in enumerate(received.view(group.size, _PROOF)):
-        if not hmac.compare_digest(bytes(proof.tolist()), derived(key, f"{rank}", f"{group.rank}")):
+    deadline = monotonic() + limit_s
+    works, expected = [], []
+    for rank in group.others():
+        for tag, _ in enumerate(env.snapshot().get(IFNAME, "").split(",")):  # each has its connections
+            labels = str(group.rank), str(rank), str(tag)
+            proof, found = bytearray(derived(key, *labels)), torch.zeros(_PROOF, dtype=torch.uint8)
+            works.append(made.recv([found], rank, tag))
+            works.append(made.send([torch.frombuffer(proof, dtype=torch.uint8)], rank, tag))
+            expected.append((rank, found, derived(key, str(rank), str(group.rank), str(tag))))
+    for work in works:
+        work.wait(timedelta(seconds=max(deadline - monotonic(), 0.001)))
+    for rank, found, right in expected:
+        if not hmac.compare_digest(bytes(found.tolist()), right):
             raise DistNetworkError(f"the proof of rank {rank} is wrong")
 
 
@@ -179,6 +196,8 @@ class _Listening:
         self._found: list[socket.socket] = []
         self._lock = threading.Lock()
         self._made = threading.Event()
+        self.has_posted = False
+        """Whether Gloo has posted where it listens."""
         self._context = self._watched()
 
     def __enter__(self) -> "_Listening":
@@ -211,6 +230,7 @@ class _Listening:
 
     def _posted(self, value: bytes) -> None:
         """Find the socket whose address Gloo is about to post; called before it is."""
+        self.has_posted = True
         for listener in own_listeners():
             if _address(listener) not in value:
                 listener.close()

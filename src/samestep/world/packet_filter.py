@@ -1,7 +1,7 @@
 """Decides from whom a listening TCP socket takes connections, by a filter in the kernel.
 
-Any user may give a socket such a filter. A packet that it refuses is dropped: the other end's kernel sends it again after a second. Connections that
-exist keep what they were made with.
+Any user may give a socket such a filter. A packet that it refuses is dropped: the other end's kernel sends it
+again after a second. Connections that exist keep the filter that they were made with.
 """
 
 import ctypes

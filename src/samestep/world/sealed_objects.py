@@ -92,7 +92,8 @@ def opened(data: bytes) -> bytes:
 def _sealing(packs: Any) -> Any:
     def pack(obj: object, device: torch.device, group: Any) -> tuple[Tensor, Tensor]:
         data, _ = packs(obj, torch.device("cpu"), group)
-        own = torch.frombuffer(bytearray(sealed(data.numpy().tobytes())), dtype=torch.uint8).to(device)
+        whole = torch.frombuffer(bytearray(sealed(data.numpy().tobytes())), dtype=torch.uint8)
+        own = torch.empty_like(whole, device=device).copy_(whole)  # which torch can resize
         return own, torch.tensor([own.numel()], dtype=torch.long, device=device)
 
     return pack

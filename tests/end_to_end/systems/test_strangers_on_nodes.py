@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from samestep.base.errors import UsageError
-from support import stranger
+from support import squatter, stranger
 from support.commands import finish
 from support.launches import RUN
 from support.mpi import mpirun
@@ -37,6 +39,36 @@ LATE = """
 case "${SLURM_PROCID:-$OMPI_COMM_WORLD_RANK}" in 1) while [ ! -e "$0" ]; do sleep 0.05; done ;; esac
 exec "$@"
 """
+
+# Rank 1 comes later: without proofs a stranger has all the time to take its place.
+GROUPS = """
+import os, time
+import torch.distributed as dist
+time.sleep(2 * int(os.environ["RANK"]))
+dist.init_process_group("gloo")
+values = [None, None]
+dist.all_gather_object(values, os.environ["RANK"])
+print("".join(values))
+"""
+SERIAL = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+print(f"{sum(p.sum() for p in model.parameters()):.4f}")
+"""
+COMMANDS = {
+    "run": ("run", "-n", 2, "--mode", "native", "train.py"),
+    "serial": ("run", "-n", 2, "serial.py"),
+    "train": ("train", "digits", "-n", 2, "--epochs", 1, "--subset", 256, "--out", "out"),
+    "doctor": ("doctor", "-n", 2, "--no-devices", "--json", "--run-folder", "."),
+    "bench": ("bench", "all-reduce", "-n", 2, "--sizes", "4,1K", "--rounds", 2, "--algorithm", "native"),
+}
+AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", PYTHON, "-S", "-c")
 
 
 def static(nodes, slurm, program):
@@ -117,14 +149,57 @@ def test_a_user_of_another_host_neither_gets_in_nor_delays(nodes, slurm, tmp_pat
 @contextmanager
 def attacking(nodes, found):
     """Attack ports of node0 from node2, to the end of the block; give what came back."""
-    as_nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", PYTHON, "-S", "-c")
     code = Path(stranger.__file__).read_text()
-    other = nodes.start("node2", *as_nobody, code, *(f"node0:{port}" for port in found), folder=Path("/"))
+    other = nodes.start("node2", *AS_NOBODY, code, *(f"node0:{port}" for port in found), folder=Path("/"))
     try:
         yield json.loads(other.stdout.readline())
     finally:
         other.kill()
         other.communicate()
+
+
+@contextmanager
+def attacked_on(nodes, node):
+    """Have another user of a node attack all that listens there, to the end of the block."""
+    code = Path(squatter.__file__).read_text()
+    other = subprocess.Popen(
+        nodes.command(node, *AS_NOBODY, code, folder=Path("/")),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert other.stdout.readline() == "65534\n"
+        yield
+        out, _ = other.communicate("\n", timeout=30)
+        assert int(out) > 0
+    finally:
+        other.kill()
+        other.communicate()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_user_of_the_same_host_neither_gets_in_nor_delays(nodes, tmp_path, command):
+    program("netns", "setpriv")
+
+    def run(name):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "train.py").write_text(GROUPS)
+        (folder / "serial.py").write_text(SERIAL)
+        begin = time.monotonic()
+        ended = nodes.run("node0", sys.executable, "-m", "samestep", *COMMANDS[command], folder=folder)
+        return ended, time.monotonic() - begin
+
+    undisturbed, usual = run("alone")
+    with attacked_on(nodes, "node0"):
+        ended, took = run("attacked")
+
+    assert ended.code == undisturbed.code, ended.err
+    assert "Traceback" not in ended.err
+    if command in ("run", "serial"):
+        assert (ended.out, ended.code) == (undisturbed.out, 0)
+    assert took < usual + DELAY_S
 
 
 def test_nodes_with_different_secrets_do_not_meet_and_say_what_helps(nodes, tmp_path):

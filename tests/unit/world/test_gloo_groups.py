@@ -47,12 +47,14 @@ class Attacked(NetworkStore):
     def attack(self, found):
         for address in found:
             for number in range(2):  # Gloo asks for a small number and nothing else
-                try:
-                    peer = socket.create_connection(address, timeout=0.05)
-                    peer.sendall(number.to_bytes(8, "little"))
-                    self.held.append(peer)
-                except OSError:
-                    self.refused += 1
+                self.refused += not self.comes_in(address, number)
+
+    def comes_in(self, address, number):
+        with suppress(OSError):
+            self.held.append(socket.create_connection(address, timeout=0.05))
+            self.held[-1].sendall(number.to_bytes(8, "little"))
+            return True
+        return False
 
     def close(self):
         super().close()
@@ -139,6 +141,15 @@ def test_a_stranger_who_is_always_quicker_gets_an_error_and_nothing_else(served)
             with suppress(OSError):
                 assert len(peer.recv(4096)) <= 256  # Gloo's head, and a proof that is of no other use
         store.close()
+
+
+def test_what_gloo_refuses_is_its_own_error_at_once(served):
+    def refuses(*_, **__):
+        raise RuntimeError("no such interface")
+
+    group = Group(served, PrefixStore("group", served), 0, 1, LIMIT)
+    with pytest.raises(RuntimeError, match="no such interface"):
+        connected(refuses, group)
 
 
 def test_a_group_of_the_same_name_can_be_made_again(served):
