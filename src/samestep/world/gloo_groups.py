@@ -110,7 +110,7 @@ def connected(make: Any, group: Group, *, proofs_s: Sequence[float] = PROOFS_S) 
         DistStoreError: a rank did not come in time.
     """
     for attempt, proof_s in enumerate(proofs_s):
-        store = PrefixStore(f"samestep/{attempt}", group.store)
+        store: Any = PrefixStore(f"samestep/{attempt}", group.store)
         come = store.add("come", 1)
         # A group of this name may have been made before.
         store = PrefixStore(str((come - 1) // group.size), store)
@@ -173,7 +173,7 @@ def _prove(made: Any, group: Group, key: bytes, limit_s: float) -> None:
             raise DistNetworkError(f"the proof of rank {rank} is wrong")
 
 
-def _all_good(group: Group, store: Store, *, good: bool) -> bool:
+def _all_good(group: Group, store: Any, *, good: bool) -> bool:
     """Return whether all ranks of the group have found theirs to be good."""
     total = store.add("proved", 1 if good else 1 + _BAD)
     if total % _BAD == group.size:
@@ -191,7 +191,7 @@ class _Listening:
         guarded: whether they take connections only from where ranks of the group come.
     """
 
-    def __init__(self, group: Group, store: Store, *, guarded: bool) -> None:
+    def __init__(self, group: Group, store: Any, *, guarded: bool) -> None:
         self._group, self._store, self._guarded = group, store, guarded
         self._found: list[socket.socket] = []
         self._lock = threading.Lock()
