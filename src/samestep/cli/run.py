@@ -15,12 +15,12 @@ from samestep.cli.outside import went_in
 from samestep.cli.running import act, banner, decide, tell, watched
 from samestep.cli.running import dry_run as dry_run_of
 from samestep.cli.scratch import with_scratch
+from samestep.cli.secret_flag import with_secret_file
 from samestep.cli.serial_flags import with_options
 from samestep.cli.shares import bound
 from samestep.collectives.crossovers import ALGORITHMS
 from samestep.launch.hosting import leave
 from samestep.launch.job import Job
-from samestep.world.job_secret import SECRET_FILE
 
 SETTINGS: Mapping[str, Any] = {
     # What stands behind the program is the program's, whatever it looks like.
@@ -33,6 +33,7 @@ _JOB, _NODES, _OUTPUT = "Workers", "Several nodes (torchrun's flags)", "Output"
 _SERIAL = "Serial scripts"
 
 
+@with_secret_file
 def run(
     target: Annotated[
         str, typer.Argument(metavar="PROGRAM", help="A script, or what -m or --no-python say.")
@@ -232,14 +233,6 @@ def run(
     standalone: Annotated[
         bool, typer.Option("--standalone", help="This node alone (the default).", rich_help_panel=_NODES)
     ] = False,
-    secret_file: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE",
-            help="What the nodes prove themselves with, where they share no home directory.",
-            rich_help_panel=_NODES,
-        ),
-    ] = "",
     role: Annotated[str, typer.Option(help="Told to the workers.", rich_help_panel=_NODES)] = "default",
     monitor_interval: Annotated[
         float, typer.Option(help="Seconds between two looks at the other nodes.", rich_help_panel=_NODES)
@@ -251,8 +244,6 @@ def run(
     would under torchrun; one that starts its own workers is started once. Of a serial script the models'
     calls are split. Under srun, mpirun or torchrun the launcher's tasks are the workers.
     """
-    if secret_file:
-        env.export({SECRET_FILE: str(Path(secret_file).absolute())})
     meeting = Meeting(
         nnodes=nnodes,
         node_rank=node_rank,

@@ -116,9 +116,10 @@ def connected(make: Any, group: Group, *, proofs_s: Sequence[float] = PROOFS_S) 
         store = PrefixStore(str((come - 1) // group.size), store)
         if come % group.size == 0:
             store.set("nonce", secrets.token_bytes(_PROOF))
-        store.wait(["nonce"], group.timeout)
+        nonce = _awaited(group, store, "nonce")
         with _Listening(group, store, guarded=attempt > 0) as listening:
-            made, problem = _made(make, group, store, proof_s, listening)
+            made, problem = _made(make, group, store, listening)
+            problem = problem or _problem(made, group, nonce, proof_s)
             if _all_good(group, store, good=problem is None):
                 listening.close_to_all()
                 return made
@@ -129,9 +130,7 @@ def connected(make: Any, group: Group, *, proofs_s: Sequence[float] = PROOFS_S) 
     )
 
 
-def _made(
-    make: Any, group: Group, store: Store, proof_s: float, listening: "_Listening"
-) -> tuple[Any, Exception | None]:
+def _made(make: Any, group: Group, store: Store, listening: "_Listening") -> tuple[Any, Exception | None]:
     """Return Gloo's group, and what is wrong with it.
 
     Raises:
@@ -144,11 +143,24 @@ def _made(
         if not listening.has_posted or monotonic() - begin > _MOST_OF * group.timeout.total_seconds():
             raise
         return None, error
-    try:
-        _prove(made, group, group.base.key_for("gloo", store.get("nonce").hex()), proof_s)
-    except RuntimeError as error:
-        return None, error
     return made, None
+
+
+def _problem(made: Any, group: Group, nonce: bytes, proof_s: float) -> Exception | None:
+    """Return what is wrong with the connections of a group."""
+    try:
+        _prove(made, group, group.base.key_for("gloo", nonce.hex()), proof_s)
+    except RuntimeError as error:
+        return error
+    return None
+
+
+def _awaited(group: Group, store: Any, key: str) -> bytes:
+    """Return a value, once it is posted: in one request where that waits as long as it may."""
+    if group.timeout != group.base.timeout:
+        store.wait([key], group.timeout)
+    found: bytes = store.get(key)
+    return found
 
 
 def _prove(made: Any, group: Group, key: bytes, limit_s: float) -> None:
@@ -178,8 +190,7 @@ def _all_good(group: Group, store: Any, *, good: bool) -> bool:
     total = store.add("proved", 1 if good else 1 + _BAD)
     if total % _BAD == group.size:
         store.set("verdict", b"1" if total == group.size else b"0")
-    store.wait(["verdict"], group.timeout)
-    return bool(store.get("verdict") == b"1")
+    return _awaited(group, store, "verdict") == b"1"
 
 
 class _Listening:

@@ -222,3 +222,44 @@ def test_nodes_with_different_secrets_do_not_meet_and_say_what_helps(nodes, tmp_
     assert done.code == UsageError.exit_code
     assert "--secret-file" in done.err
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("train", "digits", "--epochs", 1, "--subset", 128, "--out", "out"),
+        ("doctor", "--no-devices", "--wait", 4),
+    ],
+    ids=lambda command: command[0],
+)
+def test_commands_of_two_tasks_take_the_secret_from_the_flag(nodes, tmp_path, command):
+    file, another = (tmp_path / name for name in ("secret", "another"))
+    for one in (file, another):
+        one.touch(0o600)
+        one.write_bytes(os.urandom(32))
+
+    def run(*files):
+        master = {"MASTER_ADDR": "node0", "MASTER_PORT": "29511", "WORLD_SIZE": "2"}
+        tasks = [
+            nodes.start(
+                node,
+                *(sys.executable, "-m", "samestep", *command, "--secret-file", files[i]),
+                folder=tmp_path,
+                RANK=str(i),
+                HOME=str(tmp_path / node),  # none in common
+                OMP_NUM_THREADS="1",
+                **master,
+            )
+            for i, node in enumerate(TWO)
+        ]
+        try:
+            return finish(tasks[1])
+        finally:
+            tasks[0].terminate()
+            finish(tasks[0])
+
+    apart, together = run(file, another), run(file, file)
+
+    assert apart.code != 0
+    assert "--secret-file" in apart.err
+    assert "--secret-file" not in together.err
