@@ -119,7 +119,7 @@ def await_ports(nodes, before, count, running):
     [(static, 2), (c10d, 2), (slurm_script, 1), (slurm_meeting, 1), (open_mpi, 1), (mpich, 1)],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_a_user_of_another_host_neither_gets_in_nor_delays(nodes, slurm, tmp_path, launch, listeners):
+def test_users_of_either_host_neither_get_in_nor_delay(nodes, slurm, tmp_path, launch, listeners):
     program("netns", "setpriv")
     (tmp_path / "train.py").write_text(SCRIPT)
 
@@ -139,7 +139,9 @@ def test_a_user_of_another_host_neither_gets_in_nor_delays(nodes, slurm, tmp_pat
         return report, took
 
     _, usual = run("alone", lambda *_: nullcontext())
-    report, took = run("attacked", attacking)
+    # The sockets of MPI's own daemons ask nobody: who attacks all of them stops mpirun, without samestep.
+    with nullcontext() if launch in (open_mpi, mpich) else attacked_on(nodes, "node0"):
+        report, took = run("attacked", attacking)
 
     assert max(report["answers"].values()) <= 64, report
     assert report["uid"] == 65534
