@@ -310,6 +310,10 @@ def _run_here(decision: Decision, join: Join) -> NoReturn:
     if program.kind == "executable":
         ending = become(program).ending
     else:
+        if place.size > 1 and decision.script is not None and decision.script.kind != "spawns":
+            from samestep.world.torch_rendezvous import protect_rendezvous
+
+            protect_rendezvous()
         ending = watch(decision)(partial(around(decision), lambda: host(program)), _last_word())
     write_stderr(ending.traceback)
     if ending.exit_code == 0 and decision.guarded and not has_met(place.size):

@@ -18,6 +18,7 @@ from samestep.cli.job_flags import clocking as clocking_of
 from samestep.cli.measured import refuse_unmeasured
 from samestep.cli.outside import went_in
 from samestep.cli.running import Decision, act, decide, headline, starts_all, tell, watch_here, watched
+from samestep.cli.secret_flag import with_secret_file
 from samestep.cli.setting_flags import as_arguments, given, with_flags_of
 from samestep.cli.shares import bind_worker, bound
 from samestep.launch.accelerators import accelerator_count
@@ -43,6 +44,7 @@ FINISH_S = 300.0
 _WHAT, _DATA, _RESULTS = "What", "Data", "Results"
 
 
+@with_secret_file
 @with_flags_of(Settings, RunOptions)
 def train(
     recipe: Annotated[
