@@ -120,7 +120,7 @@ class _SamplesDraws(SplitDraws):  # type: ignore[no-untyped-call]
             before.restore()
         return drawn
 
-    def widened(self, func: Any, shape: Sequence[int]) -> BatchDraw | None:  # noqa: ARG002 - of the interface
+    def batch_draw(self, func: Any, shape: Sequence[int]) -> BatchDraw | None:  # noqa: ARG002 - of the interface
         """Return the shape of a table that all ranks draw; None if no dimension is that of the samples."""
         place = sample_dim(shape, len(self.samples))
         if place is None:
@@ -135,7 +135,7 @@ class _SamplesDraws(SplitDraws):  # type: ignore[no-untyped-call]
 
     def noise(self, model: Tensor, fill: Callable[[Tensor], Tensor]) -> Tensor:
         """Return numbers in the shape of a tensor, from a table that `fill` fills."""
-        wide = self.widened(None, model.shape)
+        wide = self.batch_draw(None, model.shape)
         return fill(torch.empty_like(model)) if wide is None else wide.own(fill(wide.empty(model)))
 
 
