@@ -275,13 +275,13 @@ def begin_flags():
     from samestep.cli import run as run_module
 
     for module in (running, bench, bench_step, train, doctor, run_module):
-        for name in ("act", "_start", "_work", "watch_here", "fix_hash_seed", "bind_worker"):
+        for name in ("execute", "_start", "_work", "run_monitored", "fix_hash_seed", "bind_worker"):
             if hasattr(module, name):
                 setattr(module, name, lambda *_, **__: 0)
     doctor.consult = _Nothing
     samestep.study.verify.Verification = _Nothing
     verify._prepare = lambda size: None
-    verify._show = lambda report: None
+    verify._print = lambda report: None
     _options()
 
 

@@ -9,9 +9,10 @@ from time import monotonic, sleep
 
 from samestep.base.errors import Error
 from samestep.base.units import counted
-from samestep.submit.cluster import SlurmFollowed
-from samestep.submit.follow import Followed, Seen
+from samestep.submit.cluster import FollowedSlurmJob
+from samestep.submit.follow import FollowedJob, JobStatus
 from samestep.submit.sequence import exit_code
+from samestep.submit.states import WITH_REQUEUE
 from samestep.trials.failed import LATE_S, is_complete, outcome_of
 from samestep.trials.trial import Outcome, Told, Trial
 
@@ -71,7 +72,7 @@ class Queue:
         jobs: Sequence[Submitted],
         *,
         say: Told,
-        followed: Callable[[str], Followed] = SlurmFollowed,
+        followed: Callable[[str], FollowedJob] = FollowedSlurmJob,
         pause: Callable[[float], None] = sleep,
         now: Callable[[], float] = monotonic,
     ) -> None:
@@ -129,7 +130,7 @@ class _Following:
         say: takes each change of it.
     """
 
-    def __init__(self, job: Submitted, followed: Followed, say: Told) -> None:
+    def __init__(self, job: Submitted, followed: FollowedJob, say: Told) -> None:
         self.left = list(job.trials)
         self.said = ""
         self._failed: list[tuple[Trial, int]] = []
@@ -168,19 +169,19 @@ class _Following:
             else:
                 yield outcome_of(trial, code)
 
-    def look(self) -> Seen:
+    def look(self) -> JobStatus:
         """Ask for the job's state; say it where it has changed."""
         try:
-            seen = self._followed.look()
+            seen = self._followed.status()
         except Error as error:  # Slurm has forgotten it
-            seen = Seen(words=f"has ended, how is not known ({str(error).rstrip('.')})", exit_code=1)
+            seen = JobStatus(words=f"has ended, how is not known ({str(error).rstrip('.')})", exit_code=1)
         words = _without_requeue(seen.words)
         if words != self.said:
             self.said = words
             self._say(f"{self._job.in_words()} {words}.")
         return seen
 
-    def ended(self, seen: Seen) -> Iterator[Outcome]:
+    def ended(self, seen: JobStatus) -> Iterator[Outcome]:
         """Yield the runs of a job that has ended which did not end well; of repeats, one speaks for all."""
         yield from self.arrived(inf)
         why = f"job {self._job.number} {self.said}"
@@ -199,4 +200,4 @@ class _Following:
 
 def _without_requeue(words: str) -> str:
     """Return what is said of a job without a flag that only ``samestep submit`` has."""
-    return words.replace("; --requeue lets it go on", "").replace(" (--requeue lets it go on)", "")
+    return words.replace(f"; {WITH_REQUEUE}", "").replace(f" ({WITH_REQUEUE})", "")

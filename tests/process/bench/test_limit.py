@@ -14,7 +14,7 @@ from samestep.bench.perform import perform
 from samestep.bench.request import Request
 from samestep.bench.steps import measure
 from samestep.bench.ways import ALONE, WAYS, Problem
-from samestep.cli.giving_up import give_up
+from samestep.cli.bench_common import exit_on_timeout
 from samestep.collectives.algorithms import ALL_REDUCE
 from samestep.testing.ranks import on_processes
 
@@ -69,7 +69,7 @@ def stepped(folder, world):
     rank = world.place.rank
     said = (Path(folder) / str(rank)).open("w")
     problem = Problem(batch_per_worker=2, shape=(1, 8, 8))
-    end = partial(give_up, place=Place(rank=rank, size=2), timeout_s=0.5)
+    end = partial(exit_on_timeout, place=Place(rank=rank, size=2), timeout_s=0.5)
     with redirect_stderr(said), patch.dict(WAYS, {ALONE: stuck}), Limit(0.5, end) as limit:
         measure(world, problem, ["reference"], seconds=0.01, around=limit.of)
 

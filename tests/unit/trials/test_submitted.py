@@ -103,7 +103,7 @@ def test_where_slurm_refuses_one_job_none_is_left_in_the_queue(tmp_path):
         given(tmp_path, slurm)
 
     assert slurm.asked[-1] == ["scancel", "41", "42"]
-    assert str(refused.value).startswith("Slurm did not take the job of 4 workers: Batch job")
+    assert "4 workers" in str(refused.value)
     assert refused.value.said == ["what was submitted is cancelled: job 41, job 42"]
     assert list(tmp_path.iterdir()) == []
 
