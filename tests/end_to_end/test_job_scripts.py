@@ -98,7 +98,7 @@ def test_hosts_are_asked_for_the_folder_the_program_and_samestep(tmp_path):
 
     assert unusable(hosts, **ask) == []
     assert unusable(hosts, **ask | {"folder": tmp_path / "none"}) == [
-        f"far has no folder {tmp_path / 'none'}: share it, or give one that all hosts have"
+        f"far has no folder {tmp_path / 'none'}; use one that all hosts share"
     ]
     assert unusable(hosts, **ask | {"program": "gone.py"}) == ["far has no file gone.py in that folder"]
     assert unusable(hosts, **ask | {"python": "false"}) == ["far cannot import samestep with false"]

@@ -65,7 +65,7 @@ AsJson = Annotated[
 BatchNorm = Annotated[
     str | None,
     typer.Option(
-        help="Batch norm's statistics are global, of the whole batch, or local, of each worker's shard.",
+        help="global: batch norm over the whole batch; local: over each worker's shard.",
         rich_help_panel=SERIAL_PANEL,
     ),
 ]
@@ -87,7 +87,7 @@ Load = Annotated[
 Random = Annotated[
     str | None,
     typer.Option(
-        help="Random numbers in a split call are global, those of the whole batch, or per-worker.",
+        help="global: each sample has the random numbers of one worker; per-worker: each worker draws its own.",
         rich_help_panel=SERIAL_PANEL,
     ),
 ]

@@ -78,6 +78,7 @@ def test_the_way_to_take_steps_is_named_by_rank_0(tmp_path):
     ((first, second),) = on_processes([partial(stepped, str(tmp_path))], 2, timeout_s=20)
 
     assert first.error == second.error == "the process died"
-    said = "samestep: error: alone did not end within 0.5 s: the ranks wait for each other."
-    assert (tmp_path / "0").read_text().startswith(said)
+    (line,) = (tmp_path / "0").read_text().splitlines()
+    assert line.startswith("samestep: error: alone ")
+    assert "0.5 s" in line
     assert "samestep: error" not in (tmp_path / "1").read_text()
