@@ -1,1 +1,1 @@
-"""The words everyone shares: errors, the environment, places, units, records, the machine."""
+"""Holds what every package uses: errors, the environment, ranks, units, records, the machine."""

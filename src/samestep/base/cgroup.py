@@ -1,7 +1,7 @@
-"""The limits that Linux control groups, version 1 and 2, put on this process.
+"""Reads the limits that Linux control groups, version 1 and 2, put on this process.
 
 A limit binds every group below it, so the tightest one between this process's group and the root
-counts. Containers see their own group as the root of the mount; `mountinfo` says what is mounted where.
+counts. Containers see their own group as the root of the mount; `mountinfo` lists what is mounted where.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _UNLIMITED_BYTES = 2**60
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit and the file that says so."""
+    """A limit and the file it is read from."""
 
     value: float
     source: Path
@@ -29,7 +29,7 @@ class _Mount:
 
 
 def cpu_limit(proc: Path = Path("/proc")) -> Limit | None:
-    """Return the tightest CPU quota of this process, in processors; None where there is none."""
+    """Return the tightest CPU quota of this process, in CPUs; None where there is none."""
     limits = []
     for group in _groups("cpu", proc):
         if (group / "cpu.max").is_file():
@@ -108,7 +108,7 @@ def _mounts(proc: Path) -> Iterator[_Mount]:
 def _lines(path: Path) -> list[str]:
     try:
         return path.read_text().splitlines()
-    except OSError:  # not Linux, or hidden from us: nothing to know
+    except OSError:  # not Linux, or hidden from this process
         return []
 
 

@@ -1,6 +1,6 @@
-"""The user's own configuration file: what holds for a site, said once.
+"""Reads the user's configuration file, which holds the settings of a site.
 
-It lies at ``~/.config/samestep/config.toml``, or below ``XDG_CONFIG_HOME``. Each table belongs to a
+The file is ``~/.config/samestep/config.toml``, or below ``XDG_CONFIG_HOME``. Each table belongs to a
 dataclass, whose fields are its keys; a key may be spelled with dashes or underscores.
 """
 
@@ -16,23 +16,23 @@ from samestep.base.errors import UsageError
 from samestep.base.regular_files import read_text
 
 TABLES = ("slurm", "mpi")
-"""The tables there may be; see `samestep.submit.site`."""
+"""Names of tables that the file can have; see `samestep.submit.site`."""
 
 Table = TypeVar("Table")
 
 
 def config_path(environment: Environment) -> Path:
-    """Return where the user's configuration is, or would be."""
-    told = Path(environment.get("XDG_CONFIG_HOME", ""))
-    folder = told if told.is_absolute() else Path.home() / ".config"  # a relative one is to be ignored
+    """Return the path of the user's configuration file, which need not exist."""
+    base = Path(environment.get("XDG_CONFIG_HOME", ""))
+    folder = base if base.is_absolute() else Path.home() / ".config"  # the XDG standard ignores relative ones
     return folder / "samestep" / "config.toml"
 
 
 def read_toml(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
-    """Return what a configuration file holds; with `missing_ok`, nothing where there is no file.
+    """Return the contents of a configuration file; an empty dict if `missing_ok` and there is no file.
 
     Raises:
-        UsageError: it cannot be read, or is no TOML.
+        UsageError: the file cannot be read, or is not TOML.
     """
     try:
         return parse_toml(read_text(path, most=TOML_BYTES))
@@ -41,19 +41,19 @@ def read_toml(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
             return {}
         raise UsageError(f"cannot read the configuration {path}: {error.strerror}.") from None
     except ValueError as error:
-        raise UsageError(f"the configuration {path} is no TOML: {error}.") from None
+        raise UsageError(f"the configuration {path} is not valid TOML: {error}.") from None
 
 
 def read_tables(path: Path) -> dict[str, Any]:
     """Return the tables of a configuration file; none where there is no file.
 
     Raises:
-        UsageError: it cannot be read, is no TOML, or holds something that no table is called.
+        UsageError: the file cannot be read, is not TOML, or has an unknown table.
     """
     tables = read_toml(path, missing_ok=True)
     for name, value in tables.items():
         if name not in TABLES:
-            raise UsageError(f"{path}: no table is called {name!r}. {_nearest(name, TABLES)}")
+            raise UsageError(f"{path}: there is no table {name!r}. {_nearest(name, TABLES)}")
         if not isinstance(value, Mapping):
             raise UsageError(f"{path}: {name} is a table: write [{name}] on a line of its own.")
     return tables
@@ -63,9 +63,9 @@ def table(path: Path, name: str, kind: type[Table]) -> Table:
     """Return table `name` of a configuration file as `kind`, a dataclass whose fields all have defaults.
 
     Args:
-        path: the file; where there is none, all holds as `kind` says.
-        name: the table.
-        kind: its fields are strings, whole numbers or tuples of strings.
+        path: the file; if it does not exist, all fields keep the defaults of `kind`.
+        name: name of the table.
+        kind: a dataclass whose fields are strings, integers or tuples of strings.
 
     Raises:
         UsageError: the file is wrong, or a key is unknown or of the wrong type.
@@ -100,10 +100,10 @@ def _all_text(values: Iterable[object]) -> bool:
 
 def _words(kind: Any) -> str:
     if kind == tuple[str, ...]:
-        return 'a list of texts, such as ["one", "two"]'
-    return "a text" if kind is str else "a whole number"
+        return 'a list of strings, such as ["one", "two"]'
+    return "a string" if kind is str else "an integer"
 
 
 def _nearest(name: str, known: Collection[str]) -> str:
     near = get_close_matches(name, known, n=1, cutoff=0.0)
-    return f"The nearest there is: {near[0]}."
+    return f"The nearest name is {near[0]}."

@@ -1,4 +1,4 @@
-"""Parses JSON and TOML that somebody else wrote: every fault is a `ValueError`, and nesting has a limit."""
+"""Parses untrusted JSON and TOML: every fault is a `ValueError`, and the depth of nesting is limited."""
 
 import json
 import sys
@@ -13,16 +13,16 @@ else:
 TOML_BYTES = 128 << 10
 """The largest TOML file that is read; its parser takes quadratic time where tables are nested."""
 DEPTH = 64
-"""How deep lists and objects may be nested: what follows walks them by recursion."""
+"""The deepest nesting of lists and objects that is accepted, since readers walk them by recursion."""
 
 _TOO_DEEP = f"it is nested more than {DEPTH} deep"
 
 
 def parse_json(text: str) -> Any:
-    """Return the value that a JSON text holds.
+    """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is no JSON, is nested too deeply, or holds half a character.
+        ValueError: the text is not JSON, is nested too deeply, or holds half of a surrogate pair.
     """
     try:
         found = json.loads(text)
@@ -35,10 +35,10 @@ def parse_json(text: str) -> Any:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return the tables that a TOML text holds.
+    """Return the tables of a TOML text.
 
     Raises:
-        ValueError: it is no TOML, or is nested too deeply.
+        ValueError: the text is not TOML, or is nested too deeply.
     """
     try:
         found = tomllib.loads(text)
@@ -58,7 +58,7 @@ def _check_depth(found: Any) -> None:
 
 
 def _inside(value: Any) -> list[Any]:
-    """Return the lists and objects in one."""
+    """Return the lists and objects directly within a list or an object."""
     if isinstance(value, Mapping):
         return [inner for inner in value.values() if isinstance(inner, dict | list)]
     return [inner for inner in value if isinstance(inner, dict | list)] if isinstance(value, list) else []

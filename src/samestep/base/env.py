@@ -1,7 +1,7 @@
-"""The only reader and writer of the process environment.
+"""Reads and writes the process environment; no other module does.
 
-Everything else takes a ``Mapping[str, str]`` as an argument, so that every launcher's variables can
-be tested from a recording.
+All other code takes a ``Mapping[str, str]`` as an argument, so that every launcher's variables can be
+tested from a recording.
 """
 
 import os
@@ -15,7 +15,7 @@ from samestep.base.errors import DetectionError
 Environment: TypeAlias = Mapping[str, str]
 
 _DIGITS = 10
-"""Of the largest number that a launcher counts to."""
+"""Digits of the largest number that a launcher sets."""
 
 HASH_SEED = "PYTHONHASHSEED"
 FIXED_HASH_SEED: Environment = {HASH_SEED: "0"}
@@ -28,32 +28,31 @@ def snapshot() -> dict[str, str]:
 
 
 def integer(env: Environment, name: str) -> int | None:
-    """Return variable `name` as a whole number, or None where it is absent or empty.
+    """Return variable `name` as an integer, or None where it is absent or empty.
 
     Raises:
-        DetectionError: the variable is set, but not to a whole number of a size that can be.
+        DetectionError: the variable is not an integer, or is too large.
     """
     text = env.get(name, "").strip()
     if not text:
         return None
     if re.fullmatch(r"[+-]?[0-9]+", text) is None:  # int() reads other scripts' digits too
-        raise DetectionError(f"{name}={text!r} is not a whole number. Unset it, or set it to one.")
+        raise DetectionError(f"{name}={text!r} is not an integer. Unset it, or set it to one.")
     if len(text) > _DIGITS:
         raise DetectionError(
-            f"{name}={text} is too large: no launcher counts to a number of {len(text)} digits. Unset it, or "
-            "set it right."
+            f"{name}={text} is too large: it has {len(text)} digits. Unset it, or correct it."
         )
     return int(text)
 
 
 def export(values: Mapping[str, str]) -> None:
-    """Set variables for this process and the ones it starts from now on."""
+    """Set variables for this process and for those it starts afterwards."""
     os.environ.update(values)
 
 
 @contextmanager
 def exported(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for the duration of a block, then put back what was there."""
+    """Set variables for the duration of a block, then restore their values."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -68,7 +67,7 @@ def exported(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def hidden(prefixes: tuple[str, ...]) -> Iterator[None]:
-    """Take variables whose names begin so away for the duration of a block."""
+    """Remove the variables whose names begin with one of `prefixes` for the duration of a block."""
     before = {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
     for name in before:
         del os.environ[name]

@@ -1,31 +1,32 @@
-"""The one exception family.
+"""Defines every exception of samestep.
 
-Drawn as a tree, a child indented under its parent::
+The hierarchy, each subclass indented under its base::
 
     Exception
       Error                  anything samestep refuses or reports
-        UsageError           your input is wrong (flag, file, environment); nothing has run
+        UsageError           the input is wrong (flag, file, environment); nothing has run
           DetectionError     the launcher's variables contradict each other or lack something
-          DataError          a data set is missing, damaged or not what it says it is
-        WorldError           ranks could not talk
-          PeerLost           a rank died or fell silent
-          OutOfStep          replicas differ, or ranks disagree about what to do next
-        CheckpointError      no usable checkpoint here
+          DataError          a data set is missing, damaged or of another format
+        WorldError           the ranks could not communicate
+          PeerLost           a rank died or did not answer in time
+          OutOfStep          replicas differ, or ranks disagree about the next step
+        CheckpointError      there is no usable checkpoint
+        PutOff               a rank was preempted and saved a checkpoint; the run can resume
         WorkerFailed         a worker ended with an error; carries the exit code of the run
 
-Every message says what was found, with the values, and what to do next. The command line prints it
+Every message states what was found, with the values, and what to do next. The command line prints it
 without a traceback and exits with `exit_code`.
 """
 
 _LONGEST = 900
-"""Characters of a message that is printed whole; it may quote a file or a flag of any length."""
+"""Characters of the longest message that is printed in full; it can quote a value of any length."""
 
 PUT_OFF = 75
-"""The exit code of a run that was asked to stop and can go on later: EX_TEMPFAIL of sysexits.h."""
+"""The exit code of a preempted run, which can be resumed: EX_TEMPFAIL of sysexits.h."""
 
 
 class Error(Exception):
-    """Anything samestep refuses or reports; the parent of all its exceptions."""
+    """An error that samestep reports; the base class of all its exceptions."""
 
     exit_code = 2
 
@@ -35,15 +36,15 @@ class UsageError(Error, ValueError):
 
 
 class DetectionError(UsageError):
-    """The environment of this process does not say one clear thing about its place in a job."""
+    """The environment variables that give this process its rank are missing or contradict each other."""
 
 
 class DataError(UsageError):
-    """A data set is missing, damaged, or not what it says it is."""
+    """A data set is missing, damaged, or of another format than expected."""
 
 
 class WorldError(Error):
-    """The ranks of a job could not talk to each other."""
+    """The ranks of a job could not communicate."""
 
     exit_code = 1
 
@@ -53,15 +54,15 @@ class PeerLost(WorldError):  # noqa: N818 - reads as the event it is
 
 
 class OutOfStep(WorldError):  # noqa: N818 - reads as the event it is
-    """Replicas differ, or ranks disagree about what to do next."""
+    """Replicas differ, or ranks disagree about the next step."""
 
 
 class CheckpointError(Error):
-    """There is no usable checkpoint at the given place."""
+    """There is no usable checkpoint at the given path."""
 
 
 class PutOff(Error):  # noqa: N818 - reads as the event it is
-    """A rank was asked to stop: the step was finished, a checkpoint written, and the run can go on later."""
+    """A rank was preempted: it finished the step and saved a checkpoint, and the run can be resumed."""
 
     exit_code = PUT_OFF
 
@@ -80,10 +81,10 @@ class WorkerFailed(Error):  # noqa: N818 - reads as the event it is
 
 
 def one_line(message: str) -> str:
-    r"""Return a message as one line for a terminal, whatever it quotes.
+    r"""Return a message as one printable line for a terminal.
 
     Args:
-        message: may contain line ends, control characters and a quoted value of any length.
+        message: text with line ends, control characters and quoted values of any length.
 
     >>> print(one_line("cannot read 'a\x1b[31m'\n  again"))
     cannot read 'a\x1b[31m' again

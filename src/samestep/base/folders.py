@@ -1,10 +1,10 @@
-"""The folders that a user's files are kept in, as the platform has them."""
+"""Returns the platform's folders for a user's files."""
 
 from pathlib import Path
 
 
 def user_cache() -> Path:
-    """Return the folder of what can be had again: the user's cache (``XDG_CACHE_HOME`` is respected)."""
+    """Return the user's cache folder, which ``XDG_CACHE_HOME`` can move."""
     import pooch
 
     return Path(pooch.os_cache("samestep"))

@@ -1,4 +1,4 @@
-"""The network interfaces of this host, and by which one its messages go."""
+"""Lists the network interfaces of this host and finds the one that carries messages between nodes."""
 
 import ipaddress
 import socket
@@ -20,9 +20,9 @@ class Interface:
         name: the system's name for it.
         up: whether it carries messages.
         loopback: whether it reaches this host only.
-        addresses: its IP addresses, those of the link alone left out.
-        mbits: its speed in Mbit/s; None where the driver does not say.
-        mtu: bytes of its largest packet; None where unknown.
+        addresses: its IP addresses without link-local ones.
+        mbits: its speed in Mbit/s; None where the driver does not report it.
+        mtu: size of its largest packet in bytes; None where unknown.
     """
 
     name: str
@@ -45,8 +45,8 @@ def interfaces(addresses: Mapping[str, Sequence[str]], *, root: Path = Path("/")
     """Return the interfaces that sysfs lists.
 
     Args:
-        addresses: the IP addresses of each; sysfs does not say.
-        root: where /sys is.
+        addresses: the IP addresses by interface, which sysfs does not list.
+        root: folder that contains ``sys``.
     """
     found = []
     for folder in folders_in(root / "sys/class/net"):
@@ -77,7 +77,7 @@ def addresses_here() -> dict[str, list[str]]:
 
 
 def source_towards(address: str) -> str | None:
-    """Return this host's address from which packets to `address` go; None without a route. Sends none."""
+    """Return this host's source address for packets to `address`; None without a route. Sends nothing."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -102,13 +102,13 @@ def of_address(address: str | None, among: Sequence[Interface]) -> Interface | N
 def carrier(
     among: Sequence[Interface], *, named: str, source: str | None, own: str | None, default: str | None
 ) -> tuple[Interface | None, str]:
-    """Return the interface that carries the messages between nodes, and why it is that one.
+    """Return the interface that carries the messages between nodes, and the reason for this choice.
 
     Args:
-        among: the interfaces there are.
-        named: what ``GLOO_SOCKET_IFNAME`` says; of several the first.
-        source: the address from which packets to rank 0 go.
-        own: the address that this host's name has.
+        among: the interfaces of this host.
+        named: value of ``GLOO_SOCKET_IFNAME``; the first of several names counts.
+        source: this host's source address for packets to rank 0.
+        own: the address that this host's name resolves to.
         default: the interface of the default route.
     """
     first = named.partition(",")[0].strip()

@@ -1,20 +1,18 @@
-"""Reading what the kernel says in small files: what is not there, or not for us, is empty."""
+"""Reads small files of the kernel; a file that is missing or cannot be read counts as empty."""
 
 from pathlib import Path
 
 
 def text_of(path: Path) -> str:
-    """Return what stands in a file, without the white space around it."""
+    """Return the text of a file without leading and trailing white space."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
-    except (
-        OSError
-    ):  # some files of sysfs are there and cannot be read, such as the speed of a link that is down
+    except OSError:  # some files of sysfs cannot be read, such as the speed of a link that is down
         return ""
 
 
 def number_of(path: Path) -> int | None:
-    """Return the whole number in a file; None where there is none."""
+    """Return the integer in a file; None where there is none."""
     text = text_of(path)
     try:
         return int(text, 0)
@@ -23,7 +21,7 @@ def number_of(path: Path) -> int | None:
 
 
 def folders_in(path: Path) -> list[Path]:
-    """Return the folders in a folder, by name; links to folders are some."""
+    """Return the folders in a folder, sorted by name; links to folders are included."""
     try:
         return sorted(entry for entry in path.iterdir() if entry.is_dir())
     except OSError:

@@ -11,7 +11,7 @@ class LastSteps:
     """The last steps of several workers, in memory that the processes forked from this one share.
 
     Args:
-        workers: how many there are; made before they are forked.
+        workers: number of workers, which are forked after this object is made.
     """
 
     def __init__(self, workers: int) -> None:
@@ -19,11 +19,11 @@ class LastSteps:
         self._workers = workers
 
     def use_here(self, worker: int) -> None:
-        """In a worker: have `record_step` write to its place."""
+        """Make `record_step` write to the slot of `worker`, which this process is."""
         _here.memory, _here.offset = self._memory, worker * _SLOT.size
 
     def latest(self) -> int | None:
-        """Return the last step of the worker that has come furthest; None where none has recorded any."""
+        """Return the largest step that any worker has recorded; None where none has recorded any."""
         slots = (_SLOT.unpack_from(self._memory, k * _SLOT.size)[0] for k in range(self._workers))
         furthest = max(slots)
         return furthest - 1 if furthest else None
@@ -31,7 +31,7 @@ class LastSteps:
 
 @dataclass
 class _Here:
-    """Where this process records its step; nowhere if no launcher reads it."""
+    """The slot that this process writes its step to, if a launcher reads it."""
 
     memory: mmap.mmap | None = None
     offset: int = 0
@@ -41,10 +41,10 @@ _here = _Here()
 
 
 def record_step(step: int) -> None:
-    """Record that this process stands after a step of its training, counted over all its starts.
+    """Record the number of steps that the training has finished, restarts included.
 
     Args:
-        step: 0 before the first.
+        step: 0 before the first step.
     """
     if _here.memory is not None:
         _SLOT.pack_into(_here.memory, _here.offset, step + 1)

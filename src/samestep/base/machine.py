@@ -1,4 +1,4 @@
-"""The machine under this process: its share of the processors, memory, and versions."""
+"""Describes the machine of this process: CPUs that it can use, memory, and versions."""
 
 import os
 import platform
@@ -19,12 +19,12 @@ _SYS_CPU = Path("/sys/devices/system/cpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuShare:
-    """The processors this process may use.
+    """The CPUs that this process can use.
 
     Args:
         allowed: numbers of the logical processors in the affinity mask.
         cores: physical cores among them; two hardware threads of one core compute little more than one.
-        quota: processors' worth of time the control group grants, or None.
+        quota: CPU time that the control group grants, in CPUs, or None.
         quota_source: the file that sets the quota.
         machine: logical processors of the whole machine.
         granted: logical processors that the scheduler gives this job here, or None.
@@ -50,7 +50,7 @@ class CpuShare:
 
     @property
     def limited_by(self) -> str:
-        """What keeps this process from using the whole machine, in words."""
+        """The limit that keeps this process from using the whole machine, in words."""
         if self.granted_cores is not None and self.granted_cores == self.usable < self.cores:
             return f"Slurm's grant of {self.granted} CPUs (SLURM_CPUS_ON_NODE)"
         if self.quota is not None and floor(self.quota) < self.cores:
@@ -62,7 +62,7 @@ class CpuShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a measurement must carry to be read later."""
+    """The hardware and software of a measurement, recorded with it."""
 
     hostname: str
     system: str
@@ -89,7 +89,7 @@ def machine() -> Machine:
 
 
 def processor() -> str:
-    """Return the name of the processor's model, as far as the system tells it."""
+    """Return the name of the CPU model, as far as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -100,7 +100,10 @@ def processor() -> str:
 
 def package_version(name: str) -> str:
     """Return the version of an installed package, or ``not installed``."""
-    from importlib.metadata import PackageNotFoundError, version  # 20 ms that a rank need not wait for
+    from importlib.metadata import (  # the import takes 20 ms, which ranks do without
+        PackageNotFoundError,
+        version,
+    )
 
     try:
         return version(name)
@@ -116,14 +119,14 @@ def cpu_share(
     sys_cpu: Path = _SYS_CPU,
     environment: Environment | None = None,
 ) -> CpuShare:
-    """Return the processors this process may use.
+    """Return the CPUs that this process can use.
 
     Args:
         allowed: the affinity mask, if not this process's.
         machine_cpus: logical processors of the machine, if not this one's.
-        proc: where the kernel describes this process.
-        sys_cpu: where it describes the processors.
-        environment: what the scheduler says to this process, if not its own variables.
+        proc: the ``/proc`` folder.
+        sys_cpu: the ``/sys`` folder of the CPUs.
+        environment: variables of the scheduler, if not this process's own.
     """
     machine_cpus = machine_cpus or os.cpu_count() or 1
     mask = tuple(sorted(_affinity(machine_cpus) if allowed is None else allowed))
@@ -141,7 +144,7 @@ def cpu_share(
 def enough_for_all(shares: Sequence[CpuShare]) -> bool:
     """Return whether processes of one host, with these shares, can all compute at the same time.
 
-    Those that are bound apart have processors of their own; quota and grant are all of theirs.
+    Processes bound to disjoint CPUs do not share them; quota and grant count for all processes together.
     """
     masks = [set(share.allowed) for share in shares]
     sharing = [sum(1 for other in masks if mask & other) for mask in masks]
@@ -154,10 +157,10 @@ def enough_for_all(shares: Sequence[CpuShare]) -> bool:
 
 
 def _granted(environment: Environment) -> int | None:
-    """Return the processors of a Slurm job on this node; not every site has the kernel hold to them."""
-    told = environment.get("SLURM_CPUS_ON_NODE", "")
-    on_its_node = "SLURMD_NODENAME" in environment  # a shell of salloc may be elsewhere
-    return (whole(told) or None) if on_its_node else None
+    """Return the CPUs that Slurm grants on this node, which not every site enforces by affinity."""
+    granted = environment.get("SLURM_CPUS_ON_NODE", "")
+    on_its_node = "SLURMD_NODENAME" in environment  # a shell of salloc can be on another host
+    return (whole(granted) or None) if on_its_node else None
 
 
 def _affinity(machine_cpus: int) -> Collection[int]:
@@ -166,7 +169,7 @@ def _affinity(machine_cpus: int) -> Collection[int]:
 
 
 def _siblings(sys_cpu: Path, cpu: int) -> str:
-    """Name the core that a logical processor is part of, by the hardware threads it holds."""
+    """Return the hardware threads of the core that a logical processor is part of, as its name."""
     try:
         return (sys_cpu / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip()
     except OSError:

@@ -1,7 +1,7 @@
-"""Names under which a run keeps what it is writing, so that it never takes another's file for its own.
+"""Names the unfinished files of a run, so that it never removes a file that it did not write.
 
 Each folder that a run writes to has a file ``.samestep-run`` with 32 random hexadecimal digits, the identity
-of the run there. What is being written has it in its name::
+of the run there. An unfinished file has this identity in its name::
 
     .samestep-draft-IDENTITY-RANDOM.result.json
 """
@@ -34,10 +34,10 @@ def identity_of(folder: Path) -> str | None:
 
 
 def claim(folder: Path) -> str:
-    """Return the identity of the run that writes to `folder`, which is drawn and stored where there is none.
+    """Return the identity of the run that writes to `folder`; make and store one if there is none.
 
     Raises:
-        OSError: it cannot be stored, or a file of another kind has its name.
+        OSError: the identity cannot be stored, or something else has the name of its file.
     """
     if (identity := identity_of(folder)) is not None:
         return identity
@@ -58,7 +58,7 @@ def claim(folder: Path) -> str:
 
 
 def sync(handle: int) -> None:
-    """Wait until a file or a folder is on disk, where the file system can be asked for this.
+    """Flush a file or a folder to disk, where the file system supports it.
 
     Raises:
         OSError: the disk failed.
@@ -71,32 +71,32 @@ def sync(handle: int) -> None:
 
 
 def hidden_name(kind: str, name: str, identity: str) -> str:
-    """Return a new name for something that is being written, replaced or deleted.
+    """Return a new name for a file or folder while it is written, replaced or deleted.
 
     Args:
         kind: ``draft``, ``old`` or ``gone``.
-        name: what it is to be called, or was called before.
+        name: its final name, or the name that it had before.
         identity: of the run.
     """
     return f".samestep-{kind}-{identity}-{secrets.token_hex(8)}.{name}"
 
 
 def parse_hidden(name: str, identity: str) -> tuple[str, str] | None:
-    """Return the kind and the later name in a hidden name of the run `identity`; None for any other name."""
+    """Return the kind and the final name in a hidden name of the run `identity`; None for any other name."""
     match = _HIDDEN.fullmatch(name)
     return (match["kind"], match["name"]) if match and match["identity"] == identity else None
 
 
 def write_whole(path: Path, text: Iterable[str], *, identity: str | None = None) -> None:
-    """Write `text` to `path`: a reader finds the old file or the new one, never half of one.
+    """Write `text` to `path` atomically: a reader finds the old file or the new one.
 
     Args:
-        path: a link of that name is replaced, not followed.
-        text: what to write, piece by piece.
+        path: the file; a link is replaced, not followed.
+        text: pieces of the text.
         identity: of the run that writes to the folder, which can remove the draft if this process is killed.
 
     Raises:
-        OSError: it cannot be written; no draft is left then.
+        OSError: the file cannot be written; no draft is left.
     """
     draft = path.with_name(hidden_name("draft", path.name, identity or secrets.token_hex(16)))
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -105,7 +105,7 @@ def write_whole(path: Path, text: Iterable[str], *, identity: str | None = None)
             stream.writelines(text)
         draft.replace(path)
     except BaseException:
-        with suppress(OSError):  # half of one takes room where a disk is full
+        with suppress(OSError):  # an unfinished draft takes space where a disk is full
             draft.unlink()
         raise
 
@@ -119,10 +119,10 @@ def remove_file_drafts(folder: Path, identity: str) -> None:
 
 
 def probe(folder: Path) -> None:
-    """Show that files can be made in `folder`.
+    """Check that files can be created in `folder`.
 
     Raises:
-        OSError: they cannot.
+        OSError: no file can be created.
     """
     path = folder / hidden_name("draft", "probe", secrets.token_hex(16))
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))

@@ -1,8 +1,8 @@
-"""Makes temporary folders that carry their owners, and removes those whose owners are all dead.
+"""Makes temporary folders that record the processes that use them, and removes those of dead processes.
 
 A folder is named ``samestep-PID-RANDOM`` (with a dot before it outside of the temporary directory) and holds
-a record of each process that uses it. What a killed process leaves is removed by its launcher or by the next
-command. Only folders of this user with such a name and such a record are removed; links are never followed.
+a record of each process that uses it. The launcher, or the next command, removes the folder of a killed
+process. Only folders of this user with such a name and such a record are removed; links are not followed.
 """
 
 import json
@@ -30,12 +30,12 @@ DESCENDANTS = ".samestep-descendants"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leftover:
+class Orphan:
     """A folder that no living process of this host uses.
 
     Args:
-        path: where it is.
-        life: whether its owners are dead; unknown where one is of another host or container.
+        path: the folder.
+        life: ``dead``, or ``unknown`` where an owner belongs to another host or container.
     """
 
     path: Path
@@ -46,10 +46,10 @@ def make_folder(parent: Path | None = None) -> Path:
     """Make a folder that belongs to this process, and return it.
 
     Args:
-        parent: where; by default the temporary directory.
+        parent: its parent folder; by default the temporary directory.
 
     Raises:
-        Error: it cannot be made.
+        Error: no folder can be made.
     """
     where = Path(tempfile.gettempdir()) if parent is None else parent
     dot = "" if parent is None else "."
@@ -61,14 +61,14 @@ def make_folder(parent: Path | None = None) -> Path:
         with suppress(OSError):
             remove_folder(path)
         raise Error(
-            f"cannot make a temporary folder in {where}: {error.strerror}. Free some room there, or set "
+            f"cannot make a temporary folder in {where}: {error.strerror}. Free space there, or set "
             "TMPDIR to another folder."
         ) from error
     return path
 
 
 def use_folder(path: Path) -> None:
-    """Record that this process uses a folder that another one has made."""
+    """Record that this process uses a folder that another process has made."""
     text = json.dumps({"is": _VERSION, **Owner.here().as_record()})
     file = os.open(path / f"{_RECORD}{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(file, "w") as stream:
@@ -95,7 +95,7 @@ def remove_folder(path: Path) -> None:
         return
     for folder, _, _ in os.walk(path):  # follows no links
         with suppress(OSError):
-            os.chmod(folder, 0o700)  # noqa: PTH101 - scripts make folders that nobody may change
+            os.chmod(folder, 0o700)  # noqa: PTH101 - scripts make read-only folders
     for entry in _entries(path):
         if not entry.name.startswith(_RECORD):
             if entry.is_dir(follow_symlinks=False):
@@ -107,15 +107,15 @@ def remove_folder(path: Path) -> None:
 
 
 def places() -> list[Path]:
-    """Return where this user's commands make such folders."""
+    """Return the folders in which this user's commands make such folders."""
     found = [Path(tempfile.gettempdir())]
-    with suppress(OSError):  # the working folder may be gone
+    with suppress(OSError):  # the working folder can be deleted
         found.append(Path.cwd())
     return list(dict.fromkeys(found))
 
 
-def leftovers(parents: list[Path] | None = None) -> list[Leftover]:
-    """Return the folders that no living process uses, as far as that is known here."""
+def orphans(parents: list[Path] | None = None) -> list[Orphan]:
+    """Return the folders that no living process of this host uses."""
     found = []
     for parent in places() if parents is None else parents:
         for entry in _entries(parent):
@@ -124,13 +124,13 @@ def leftovers(parents: list[Path] | None = None) -> list[Leftover]:
                 continue
             life = _life(Path(entry.path), int(match[1]))
             if life != "alive":
-                found.append(Leftover(path=Path(entry.path), life=life))
+                found.append(Orphan(path=Path(entry.path), life=life))
     return found
 
 
 def remove_dead(parents: list[Path] | None = None) -> list[Path]:
-    """Remove the folders whose owners are dead, and return those."""
-    dead = [one.path for one in leftovers(parents) if one.life == "dead"]
+    """Remove the folders whose owners are dead, and return them."""
+    dead = [one.path for one in orphans(parents) if one.life == "dead"]
     for path in dead:
         _free_segments(path)
         remove_folder(path)
@@ -148,7 +148,7 @@ def _free_segments(folder: Path) -> None:
 
 
 def _life(folder: Path, maker: int) -> Life:
-    """Return whether any process that uses a folder lives; one with an unreadable record stays."""
+    """Return whether any process that uses a folder lives; an unreadable record is ``unknown``."""
     try:
         records = [entry for entry in os.scandir(folder) if entry.name.startswith(_RECORD)]
         lives = {_owner(Path(entry.path)).life() for entry in records}
@@ -160,7 +160,7 @@ def _life(folder: Path, maker: int) -> Life:
 
 
 def _life_of_empty(folder: Path, maker: int) -> Life:
-    """Return the same of a folder whose maker may have ended before it wrote its record."""
+    """Return the same for a folder without records, whose maker can have died before it wrote one."""
     with suppress(OSError):
         if not any(folder.iterdir()) and not Path(f"/proc/{maker}").exists():
             return "dead"

@@ -1,4 +1,4 @@
-"""Identifies a process beyond its number: numbers are used again, on other hosts and in containers."""
+"""Identifies a process by more than its id, since ids recur: later, on other hosts and in containers."""
 
 import os
 import socket
@@ -13,14 +13,14 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """One process.
+    """The identity of a process.
 
     Args:
-        pid: its number.
-        started: when it was started, in the system's own unit; empty where that is unknown.
-        boot: identifies the time since the host was started.
-        host: the host's name.
-        numbering: identifies the name space that the number belongs to.
+        pid: its process id.
+        started: its start time in the system's unit; empty where unknown.
+        boot: the boot id of its host.
+        host: the name of its host.
+        numbering: the pid namespace of `pid`.
     """
 
     pid: int
@@ -31,15 +31,15 @@ class Owner:
 
     @classmethod
     def here(cls) -> "Owner":
-        """Return this process."""
-        return cls(pid=os.getpid(), started=_started(os.getpid()), **_surroundings())
+        """Return the identity of this process."""
+        return cls(pid=os.getpid(), started=_started(os.getpid()), **_this_host())
 
     @classmethod
     def of_record(cls, record: object) -> "Owner":
-        """Return the process of a record that `as_record` gave.
+        """Return the process of a record made by `as_record`.
 
         Raises:
-            ValueError: it is no such record.
+            ValueError: the record is malformed.
         """
         kinds = {"pid": int, "started": str, "boot": str, "host": str, "numbering": str}
         if not isinstance(record, dict) or record.keys() != kinds.keys():
@@ -49,22 +49,22 @@ class Owner:
         return cls(**record)
 
     def as_record(self) -> dict[str, Any]:
-        """Return this as plain values."""
+        """Return this as a dict of plain values."""
         return asdict(self)
 
     def life(self) -> Life:
-        """Return whether the process lives, as far as that can be found out from here."""
-        here = _surroundings()
+        """Return whether the process lives, as far as this process can find out."""
+        here = _this_host()
         if self.host != here["host"]:
             return "unknown"
-        if self.boot != here["boot"]:  # the host was started again since
+        if self.boot != here["boot"]:  # the host was rebooted since
             return "dead"
         if self.numbering != here["numbering"]:
             return "unknown"
         return "alive" if self.started == _started(self.pid) else "dead"
 
 
-def _surroundings() -> dict[str, str]:
+def _this_host() -> dict[str, str]:
     return {"boot": _boot(), "host": socket.gethostname(), "numbering": _numbering()}
 
 
@@ -83,9 +83,9 @@ def _numbering() -> str:
 
 
 def _started(pid: int) -> str:
-    """Return when a process was started; empty if it is gone, or is only still to be waited for."""
+    """Return the start time of a process; empty if it has ended, also as a zombie."""
     try:
-        # The name, in parentheses, may hold anything.
+        # The name, in parentheses, can contain any character.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return _started_elsewhere(pid)
@@ -93,7 +93,7 @@ def _started(pid: int) -> str:
 
 
 def _started_elsewhere(pid: int) -> str:
-    """Return the same on a system without Linux's files."""
+    """Return the same on a system without Linux's ``/proc``."""
     if Path("/proc/self/stat").exists():
         return ""
     import psutil

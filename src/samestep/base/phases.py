@@ -1,10 +1,10 @@
-"""The phases of a training step, by the names that files, studies and pages have for them."""
+"""Names the phases of a training step, as files and pages show them."""
 
 DATA, TO_DEVICE, FORWARD, BACKWARD = "data", "to_device", "forward", "backward"
 EXCHANGE, OPTIMIZER, OTHER = "exposed_sync", "optimizer", "other"
 
 ALL = (DATA, TO_DEVICE, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER, OTHER)
-"""What a step is made of, in order; `EXCHANGE` is what it waits for and backward did not hide."""
+"""All phases in order; `EXCHANGE` is communication that backward does not hide."""
 
 OF_LOOP = (DATA, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER)
-"""Those that a recipe's own loop tells apart."""
+"""The phases that the loop of a recipe measures."""

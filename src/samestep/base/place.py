@@ -1,4 +1,4 @@
-"""Where one process stands in a job, as a value."""
+"""Holds the rank of one process and the sizes of its job."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from samestep.base.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where this process stands in the job. Pure data: it opens no socket.
+    """The ranks of this process and the sizes they count in. Pure data: it opens no socket.
 
     ===========  ============  =======================================
-    this one     of            counts
+    index        size          counts
     ===========  ============  =======================================
     rank         size          all processes of the job
     local_rank   local_size    those on this node
@@ -42,11 +42,11 @@ class Place:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which speaks and writes for the job."""
+        """Whether this is rank 0, which prints and writes for the job."""
         return self.rank == 0
 
     def describe(self) -> str:
-        """Return the place in words, counted from zero as the launchers do."""
+        """Return the ranks and sizes in words, counted from zero as launchers do."""
         return (
             f"rank {self.rank} of {self.size} (local rank {self.local_rank} of {self.local_size} "
             f"on node {self.node} of {self.nodes})"

@@ -1,25 +1,25 @@
-"""Process numbers on a host with containers, where one number may belong to several processes.
+"""Lists the process ids of a host with containers, where several processes can have one id.
 
-torch's shared memory is named after the process that made it, by the number that this one has for itself.
-Containers number their processes on their own, and may share the memory with each other and with the host.
+torch names its shared memory after the id that the process has in its own container. Containers have
+pid namespaces of their own, and can share memory with each other and with the host.
 """
 
 from contextlib import suppress
 from pathlib import Path
 
-# The kernel's own numbers for the host's name spaces, of processes and of shared memory.
+# The kernel's fixed ids of the host's pid and IPC namespaces.
 _HOSTS_PID = "pid:[4026531836]"
 _HOSTS_IPC = "ipc:[4026531839]"
 
 
 def numbers_of_the_living(proc: Path = Path("/proc")) -> set[str] | None:
-    """Return all numbers of all processes of this host, also those that they have in their containers.
+    """Return all ids of all processes of this host, including those within their containers.
 
     Args:
-        proc: where the processes are told.
+        proc: the ``/proc`` folder.
 
     Returns:
-        None where they cannot all be seen: in a container, or where others' processes are hidden.
+        None where not all are visible: in a container, or where other users' processes are hidden.
     """
     if _name_space(proc, "pid") != _HOSTS_PID or not (proc / "1").exists():
         return None
@@ -33,10 +33,10 @@ def numbers_of_the_living(proc: Path = Path("/proc")) -> set[str] | None:
 
 
 def memory_is_numbered_apart(proc: Path = Path("/proc")) -> bool:
-    """Whether this container shares memory with the host, but has numbers of its own (``--ipc=host``).
+    """Return whether this container shares memory, but not process ids, with the host (``--ipc=host``).
 
     Args:
-        proc: where the processes are told.
+        proc: the ``/proc`` folder.
     """
     return _name_space(proc, "ipc") == _HOSTS_IPC and _name_space(proc, "pid") != _HOSTS_PID
 

@@ -1,4 +1,4 @@
-"""Runs and measurements as data at rest: JSON a machine can read back, whole or absent."""
+"""Writes runs and measurements as JSON files, atomically."""
 
 import json
 import math
@@ -13,11 +13,11 @@ from samestep.base.machine import machine
 from samestep.base.own_names import write_whole
 
 SCHEMA = 1
-"""The version of every record's form; told in each record as ``schema``."""
+"""The version of the format, which every record holds as ``schema``."""
 
 
 def provenance() -> dict[str, Any]:
-    """Return what a reader must know to judge a record: when, by which command, on what machine."""
+    """Return the origin of a record: time, command and machine."""
     return {
         "schema": SCHEMA,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -27,13 +27,11 @@ def provenance() -> dict[str, Any]:
 
 
 def write_json(path: Path, record: Mapping[str, Any], *, identity: str | None = None) -> None:
-    """Write `record` to `path`, over several lines, as `json_line` does on one.
-
-    A reader finds the old file or the new one, never half of one.
+    """Write `record` to `path` as indented JSON, atomically; numbers that are not finite become null.
 
     Args:
         path: the file.
-        record: what to write.
+        record: plain values.
         identity: of the run that writes to the folder; see `write_whole`.
     """
     text = json.dumps(_finite(record), indent=2, allow_nan=False)

@@ -1,7 +1,7 @@
-"""Reads whole files that somebody else named: regular ones only, and up to a size.
+"""Reads files that a user names: regular files only, and up to a size.
 
-A named pipe without a writer never ends an ordinary read, and ``/dev/zero`` never ends at all. What is wrong
-is an `OSError` here, as where a file is missing, so that one handler makes one message of either.
+An ordinary read of a named pipe without a writer, or of ``/dev/zero``, never ends. Any other kind of file
+raises `OSError`, as a missing one does, so that one handler reports both.
 """
 
 import errno
@@ -14,7 +14,7 @@ from pathlib import Path
 from samestep.base.units import bytes_text
 
 TEXT_BYTES = 16 << 20
-"""The largest document that is read as a whole: tables, job files, host lists."""
+"""The size of the largest document that is read at once: tables, job files, host lists."""
 LINE_BYTES = 1 << 20
 """The longest line of a file that is read line by line."""
 
@@ -30,34 +30,34 @@ _KINDS = {
 
 
 def kind_of(mode: int) -> str | None:
-    """Return what a file mode stands for, in words; None for a regular file."""
+    """Return the kind of file that a mode stands for, in words; None for a regular file."""
     return None if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "something else")
 
 
 def lies_at(path: Path) -> bool:
-    """Return whether anything has this name, be it a link to nothing."""
+    """Return whether anything has this name, including a broken link."""
     return os.path.lexists(path)
 
 
 def open_regular(
     path: str | os.PathLike[str], *, dir_fd: int | None = None, follow: bool = True
 ) -> BufferedReader:
-    """Open a regular file to read; return it without waiting, whatever is there.
+    """Open a regular file for reading, without blocking on files of other kinds.
 
     Args:
         path: the file.
-        dir_fd: an open folder that a relative path starts from.
+        dir_fd: an open folder that a relative path is relative to.
         follow: whether a link to a regular file is followed.
 
     Raises:
-        OSError: there is none, or it is no regular file; ``strerror`` says what it is.
+        OSError: the file is missing or not regular; ``strerror`` names its kind.
     """
     # Without O_NONBLOCK the opening of a pipe waits for a writer.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
     try:
         handle = os.open(path, flags, dir_fd=dir_fd)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # what Linux answers for a socket
+        if error.errno == errno.ENXIO:  # Linux returns this for a socket
             raise _refused("it is a socket or a device, not a regular file", path) from None
         raise
     try:
@@ -75,23 +75,23 @@ def open_regular(
 def read_bytes(
     path: str | os.PathLike[str], *, most: int, dir_fd: int | None = None, follow: bool = True
 ) -> bytes:
-    """Return what a regular file holds.
+    """Return the bytes of a regular file.
 
     Args:
         path: the file.
-        most: bytes that it may have.
-        dir_fd: an open folder that a relative path starts from.
+        most: maximum size in bytes.
+        dir_fd: an open folder that a relative path is relative to.
         follow: whether a link to a regular file is followed.
 
     Raises:
-        OSError: it cannot be read, is no regular file, or is larger.
+        OSError: the file cannot be read, is not regular, or is larger.
         ValueError: the path holds a null character.
     """
     with open_regular(path, dir_fd=dir_fd, follow=follow) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
             raise _refused(f"it has {bytes_text(size)}, more than the {bytes_text(most)} expected", path)
-        content = file.read(size + 1)  # one more: it may grow, and files of /proc have size 0
+        content = file.read(size + 1)  # one more: a file can grow, and files of /proc have size 0
         while len(content) > size and (piece := file.read(_PIECE)):
             content += piece
             if len(content) > most:
@@ -100,25 +100,25 @@ def read_bytes(
 
 
 def read_text(path: Path, *, most: int = TEXT_BYTES, errors: str = "strict") -> str:
-    """Return the text in a regular file of UTF-8.
+    """Return the text of a regular UTF-8 file.
 
     Args:
         path: the file.
-        most: bytes that it may have.
-        errors: what becomes of bytes that are no UTF-8, as in `bytes.decode`.
+        most: maximum size in bytes.
+        errors: handling of bytes that are not UTF-8, as in `bytes.decode`.
 
     Raises:
-        OSError: it cannot be read, is no regular file, or is larger.
-        UnicodeDecodeError: it is no UTF-8, and `errors` is strict.
+        OSError: the file cannot be read, is not regular, or is larger.
+        UnicodeDecodeError: the bytes are not UTF-8, and `errors` is strict.
     """
     return read_bytes(path, most=most).decode("utf-8", errors)
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a regular file of UTF-8 with their ends; characters that are none are replaced.
+    """Yield the lines of a regular UTF-8 file with their line ends; invalid bytes are replaced.
 
     Raises:
-        OSError: it cannot be read, is no regular file, or has a line above `LINE_BYTES`.
+        OSError: the file cannot be read, is not regular, or has a line above `LINE_BYTES`.
     """
     with open_regular(path) as file:
         number = 0

@@ -14,8 +14,8 @@ def free_segments(pids: Set[int], *, since_s: float) -> None:
     """Remove torch's segments of dead processes.
 
     Args:
-        pids: their numbers, which processes of other containers or before them may have had too.
-        since_s: when these processes can have begun, in seconds since the epoch; what is older is another's.
+        pids: their process ids, which earlier processes or those of other containers can share.
+        since_s: earliest start of these processes, in seconds since the epoch; older segments are kept.
     """
     if not pids or memory_is_numbered_apart():
         return

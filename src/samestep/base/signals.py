@@ -1,4 +1,4 @@
-"""Signals: those that warn of a job's end, and those that end a command, at once or once it may be ended."""
+"""Handles signals that warn of a job's end and signals that end a command, at once or deferred."""
 
 import signal
 import threading
@@ -7,43 +7,43 @@ from contextlib import contextmanager
 from types import FrameType
 
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
-"""What is sent some time before a job's limit, by default or as sites say; launchers hand them on."""
+"""Signals that schedulers send some time before a job's limit; launchers forward them."""
 
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Ctrl-C, a scheduler or the system, and a terminal that is closed."""
+"""Signals of Ctrl-C, of a scheduler or the system, and of a closed terminal."""
 
 
-class Held:
-    """Whether this process was asked to end while it could not."""
+class DeferredSignals:
+    """A record of whether a signal to end arrived while signals were deferred."""
 
     def __init__(self) -> None:
         self.asked = False
 
     def take(self, _number: int, _frame: FrameType | None) -> None:
-        """Note a signal."""
+        """Record a signal."""
         self.asked = True
 
     def heed(self) -> None:
-        """End now what should have ended before.
+        """End this process now if a signal arrived.
 
         Raises:
-            KeyboardInterrupt: this process was asked to end.
+            KeyboardInterrupt: a signal arrived.
         """
         if self.asked:
             raise KeyboardInterrupt
 
 
 @contextmanager
-def held() -> Iterator[Held]:
-    """Note the signals that end a command, and do not end by them: what is begun is brought to its end."""
-    noted = Held()
+def held() -> Iterator[DeferredSignals]:
+    """Record the signals that end a command without ending, for the duration of a block."""
+    noted = DeferredSignals()
     with _handled(noted.take):
         yield noted
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Have each signal that ends a command do so as Ctrl-C does, also within `held`."""
+    """Raise KeyboardInterrupt on each signal that ends a command, also within `held`."""
 
     def end(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -54,7 +54,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def _handled(take: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Give the signals that end a command to `take`; what was ignored stays ignored."""
+    """Handle the signals that end a command by `take`; ignored signals stay ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

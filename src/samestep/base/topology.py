@@ -1,4 +1,4 @@
-"""Cores, NUMA nodes and GPUs of this machine, as Linux lists them below ``/sys`` and ``/proc``."""
+"""Reads the cores, NUMA nodes and GPUs of this machine from ``/sys`` and ``/proc``."""
 
 import os
 from collections.abc import Callable, Collection
@@ -12,8 +12,8 @@ class Core:
     """A physical core.
 
     Args:
-        node: NUMA node; 0 where nothing is known.
-        cpus: numbers of its hardware threads, those that may be used.
+        node: NUMA node; 0 where unknown.
+        cpus: numbers of its hardware threads that this process can use.
     """
 
     node: int
@@ -25,7 +25,7 @@ def cores(allowed: Collection[int], *, system: Path = Path("/sys/devices/system"
 
     Args:
         allowed: numbers of logical processors.
-        system: where the kernel describes them.
+        system: the ``/sys/devices/system`` folder.
     """
     node_of = {
         cpu: int(folder.name.removeprefix("node"))
@@ -45,26 +45,26 @@ def gpu_nodes(
 ) -> tuple[int, ...]:
     """Return the NUMA node of each NVIDIA GPU that this process sees, by CUDA's numbers.
 
-    Empty where that cannot be told: no such GPU, a machine of one node, a list that names none of them.
+    Empty where the nodes are unknown: no NVIDIA GPU, a machine of one node, or an unknown name in `visible`.
 
     Args:
         visible: ``CUDA_VISIBLE_DEVICES``, if it is set.
         root: of the file system.
-        opens: whether a device file may be opened; a scheduler keeps other jobs' GPUs from being.
+        opens: returns whether a device file can be opened; schedulers deny the GPUs of other jobs.
     """
     opens = opens or _opens
     seen: list[tuple[str, int]] = []  # UUID and node
     for folder in sorted(root.glob("proc/driver/nvidia/gpus/*")):
-        told = dict(_pair(line) for line in _text(folder / "information").splitlines())
-        if opens(root / f"dev/nvidia{told.get('Device Minor', '')}"):
+        facts = dict(_pair(line) for line in _text(folder / "information").splitlines())
+        if opens(root / f"dev/nvidia{facts.get('Device Minor', '')}"):
             node = _text(root / f"sys/bus/pci/devices/{folder.name}/numa_node")
-            seen.append((told.get("GPU UUID", ""), int(node or -1)))
+            seen.append((facts.get("GPU UUID", ""), int(node or -1)))
     chosen = _chosen(seen, visible)
     return () if any(node < 0 for node in chosen) else tuple(chosen)
 
 
 def numbers(text: str) -> list[int]:
-    """Read a list of the kernel's.
+    """Parse a list of numbers in the kernel's format.
 
     >>> numbers("0-3,8")
     [0, 1, 2, 3, 8]
@@ -78,7 +78,7 @@ def numbers(text: str) -> list[int]:
 
 
 def ranges(found: Collection[int]) -> str:
-    """Return numbers as the kernel's lists have them.
+    """Format numbers as the kernel's lists do.
 
     >>> ranges({8, 0, 1, 2, 3})
     '0-3,8'

@@ -1,4 +1,4 @@
-"""Trackers of experiments, told to keep a run to themselves."""
+"""Lists the variables that switch experiment trackers off."""
 
 from collections.abc import Mapping
 
@@ -9,4 +9,4 @@ OFF: Mapping[str, str] = {
     "CLEARML_OFFLINE_MODE": "1",
     "MLFLOW_TRACKING_URI": "file:mlruns",
 }
-"""Variables that keep trackers from telling a server of a run that is none."""
+"""Variables under which trackers send nothing to a server."""

@@ -1,14 +1,14 @@
-"""Numbers as people read them: bytes, seconds, counts, rates."""
+"""Formats and parses bytes, seconds, counts and rates as people write them."""
 
 import re
 
 from samestep.base.errors import UsageError
 
 LONGEST_S = 1e9
-"""Of a time to wait, in seconds: thirty years, and about what threads and sockets can wait at most."""
+"""The longest timeout in seconds, some thirty years: threads and sockets accept little more."""
 
 MOST_WORKERS = 2**16
-"""Of one job: a larger number is a slip of the keyboard, and each is planned for."""
+"""The most workers of one job: a larger number is a typing error, and each worker is planned for."""
 
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -17,21 +17,21 @@ _SECONDS = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (1e-6, "us", 1e6))
 
 
 def bytes_of(flag: str, text: str) -> int:
-    """Read a number of bytes, such as 4, 64K, 25MiB; units are powers of 1024.
+    """Parse a number of bytes, such as 4, 64K, 25MiB; units are powers of 1024.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text is not a size.
     """
     found = re.fullmatch(r"([0-9]{1,18})([KMG]?)(?:I?B)?", text.strip().upper())
     if found is None or not int(found[1]):
-        raise UsageError(f"{flag} {text!r} is no size such as 4, 64K or 25MiB.")
+        raise UsageError(f"{flag} {text!r} is not a size such as 4, 64K or 25MiB.")
     return int(found[1]) << _UNITS[found[2]]
 
 
 def whole(text: str) -> int | None:
-    """Return the whole number that a text of at most 18 digits is, or None.
+    """Return the integer in a text of 1 to 18 ASCII digits, or None.
 
-    Python's own `int` also reads other scripts' digits, underscores, and numbers too large for anything.
+    Python's `int` also accepts digits of other scripts, underscores and numbers of any size.
 
     >>> whole("12"), whole("-1"), whole("\u0663")
     (12, None, None)
@@ -40,7 +40,7 @@ def whole(text: str) -> int | None:
 
 
 def counted(number: int, thing: str) -> str:
-    """Return a number of things in words.
+    """Return a number with its noun, in the plural where needed.
 
     >>> counted(1, "node"), counted(2, "node")
     ('1 node', '2 nodes')
@@ -67,7 +67,7 @@ def count_text(count: float) -> str:
 
 
 def rate_text(per_second: float, unit: str) -> str:
-    """Return a rate.
+    """Return a rate in powers of 1000.
 
     >>> rate_text(12_345, "samples")
     '12.3 k samples/s'
@@ -76,7 +76,7 @@ def rate_text(per_second: float, unit: str) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return a duration with the unit that suits it.
+    """Return a duration with a suitable unit.
 
     >>> [seconds_text(s) for s in (0.00123, 12.34, 75, 7384)]
     ['1.23 ms', '12.3 s', '1 min 15 s', '2 h 3 min']

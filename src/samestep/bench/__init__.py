@@ -1,1 +1,1 @@
-"""Measuring what collectives take, on the ranks that there are."""
+"""Measures collectives and training steps on the current ranks."""

@@ -1,4 +1,4 @@
-"""Each collective as something to call, and what it has to give."""
+"""Defines how each collective is called and which result is right."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from torch import Tensor
 from samestep.collectives import algorithms
 
 Algorithm: TypeAlias = Callable[..., Any]
-"""One of the registry in `samestep.collectives.algorithms`."""
+"""An entry of `samestep.collectives.algorithms`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one resulting tensor has to be.
+    """The expected content of one resulting tensor.
 
     Args:
-        ranks: those whose tensors it is the sum of; one alone is a copy.
-        start: the first element of them that it has.
+        ranks: ranks whose tensors it sums; a single rank means a copy.
+        start: index of its first element in those tensors.
     """
 
     ranks: tuple[int, ...]
@@ -32,10 +32,10 @@ class Collective:
 
     Args:
         algorithms: by name.
-        given: what each rank gives: the whole tensor, a whole of one row for each rank, or its own row.
-        call: calls an algorithm with world, tensor and root; returns what this rank has then.
-        expects: from rank, size, root and elements of a row to what that has to be.
-        alike: whether all ranks have to end with equal bits.
+        given: input of each rank: the whole tensor, a tensor with one row per rank, or its own row.
+        call: calls an algorithm with world, tensor and root; returns the results of this rank.
+        expects: returns the expected results for rank, size, root and elements of a row.
+        alike: whether the results of all ranks must have equal bits.
     """
 
     algorithms: Mapping[str, Algorithm]
@@ -45,14 +45,14 @@ class Collective:
     alike: bool = False
 
     def tensor(self, nbytes: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return a tensor for a rank to give, of zeros, where the whole has at least `nbytes` bytes."""
+        """Return an input tensor of zeros, so that the whole has at least `nbytes` bytes."""
         row = -(-nbytes // dtype.itemsize)
         if self.given != "whole":
             row = -(-row // size)
         return torch.zeros((size, row) if self.given == "rows" else row, dtype=dtype, device=device)
 
     def whole_bytes(self, given: Tensor, size: int) -> int:
-        """Return the bytes of the whole, from what a rank gives."""
+        """Return the bytes of the whole from the input of a rank."""
         return given.nbytes * (size if self.given == "row" else 1)
 
 
@@ -61,7 +61,7 @@ def _in_place(tensor: Tensor, result: object) -> list[Tensor]:
     return [tensor]
 
 
-def _everyone(size: int) -> tuple[int, ...]:
+def _all_ranks(size: int) -> tuple[int, ...]:
     return tuple(range(size))
 
 
@@ -70,7 +70,7 @@ COLLECTIVES: Mapping[str, Collective] = {
         algorithms=algorithms.ALL_REDUCE,
         given="whole",
         call=lambda algorithm, world, tensor, _: _in_place(tensor, algorithm(world, tensor, "sum")),
-        expects=lambda _, size, *__: [Part(_everyone(size))],
+        expects=lambda _, size, *__: [Part(_all_ranks(size))],
         alike=True,
     ),
     "broadcast": Collective(
@@ -89,13 +89,13 @@ COLLECTIVES: Mapping[str, Collective] = {
         algorithms=algorithms.REDUCE_SCATTER,
         given="rows",
         call=lambda algorithm, world, tensor, _: [algorithm(world, tensor, "sum")],
-        expects=lambda rank, size, _, row: [Part(_everyone(size), rank * row)],
+        expects=lambda rank, size, _, row: [Part(_all_ranks(size), rank * row)],
     ),
     "reduce": Collective(
         algorithms=algorithms.REDUCE,
         given="whole",
         call=lambda algorithm, world, tensor, root: _in_place(tensor, algorithm(world, tensor, "sum", root)),
-        expects=lambda rank, size, root, _: [Part(_everyone(size) if rank == root else (rank,))],
+        expects=lambda rank, size, root, _: [Part(_all_ranks(size) if rank == root else (rank,))],
     ),
     "gather": Collective(
         algorithms=algorithms.GATHER,
@@ -110,4 +110,4 @@ COLLECTIVES: Mapping[str, Collective] = {
         expects=lambda rank, _, root, row: [Part((root,), rank * row)],
     ),
 }
-"""By name."""
+"""The collectives by name."""

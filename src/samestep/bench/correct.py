@@ -1,4 +1,4 @@
-"""Whether a collective gives what float64 arithmetic gives, at any size, in little memory."""
+"""Checks the results of collectives against float64 arithmetic, block by block to save memory."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,15 +12,15 @@ from samestep.bench.cases import Algorithm, Collective, Part
 from samestep.world.world import World
 
 PERIOD = 99_991
-"""Elements after which numbers come again: a prime, so that no chunk looks like its neighbour."""
+"""The period of the input numbers: a prime, so that neighboring chunks differ."""
 
 
 class Numbers:
-    """What each rank gives: numbers that every rank knows of every other.
+    """The inputs of all ranks, which every rank can compute.
 
     Args:
         size: the number of ranks.
-        dtype: of the numbers.
+        dtype: type of the numbers.
     """
 
     def __init__(self, size: int, dtype: torch.dtype) -> None:
@@ -35,14 +35,14 @@ class Numbers:
             part.copy_(self._twice[rank][: part.numel()])
 
     def problem(self, found: Tensor, part: Part) -> str:
-        """Return in words how `found` differs from what it has to be; nothing where it does not."""
+        """Return in words how `found` differs from the expected tensor; empty where it does not."""
         flat = found.reshape(-1)
         for at in range(0, flat.numel(), PERIOD):
             block = flat[at : at + PERIOD].cpu()
             begin = (part.start + at) % PERIOD
             terms = [self._twice[rank][begin : begin + block.numel()].double() for rank in part.ranks]
             exact = torch.stack(terms).sum(0)
-            # Each addition may round, the last time to the type itself; NaN is wrong too.
+            # Each addition rounds, the last one to the type itself. NaN compares as wrong.
             allowed = torch.stack(terms).abs().sum(0) * self._rounding(len(terms))
             off = ~((block.double() - exact).abs() <= allowed)
             if off.any():
@@ -67,18 +67,18 @@ def check(
     *,
     around: AbstractContextManager[object] | None = None,
 ) -> str:
-    """Call once and return, on all ranks, the first rank's problem in words; nothing where all is right.
+    """Call a collective once; return the first rank's problem on all ranks, empty where there is none.
 
     Args:
         world: the ranks; all of them call this.
-        collective: what is called.
+        collective: the collective.
         algorithm: one of its algorithms.
-        given: the tensor to give; holds zeros afterwards.
-        numbers: what goes into it.
-        around: what the call is made in, until all ranks are through with it.
+        given: the input tensor, which holds zeros afterwards.
+        numbers: the input numbers.
+        around: a context in which the call is made, until all ranks have finished it.
 
     Raises:
-        WorldError: the ranks could not talk.
+        WorldError: the ranks could not communicate.
     """
     rank, size = world.place.rank, world.place.size
     root = size - 1
@@ -90,18 +90,18 @@ def check(
             found = collective.call(algorithm, world, given, root)
         except WorldError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the algorithm's
+        except Exception as error:  # noqa: BLE001 - any error is a fault of the algorithm
             problem = f"{type(error).__name__}: {error}"
         world.barrier()
     if found is not None:
         problem = _first_problem(found, collective.expects(rank, size, root, row), numbers)
         bits = _bits(found) if collective.alike else 0
     given.zero_()
-    told = world.all_gather_objects((problem, bits))
-    for other, (said, _) in enumerate(told):
-        if said:
-            return f"on rank {other}, {said}"
-    if len({its_bits for _, its_bits in told}) > 1:
+    of_ranks = world.all_gather_objects((problem, bits))
+    for other, (its_problem, _) in enumerate(of_ranks):
+        if its_problem:
+            return f"on rank {other}, {its_problem}"
+    if len({its_bits for _, its_bits in of_ranks}) > 1:
         return "the ranks end with different bits"
     return ""
 

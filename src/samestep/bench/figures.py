@@ -1,9 +1,9 @@
-"""From times to figures: bandwidths, and the share of what copying memory allows.
+"""Computes bandwidths from times, and their share of the copy bandwidth.
 
-Bandwidths are counted as NCCL's tests count them. The size is that of the whole tensor: of the result of an
+Bandwidths are defined as in NCCL's tests. The size is that of the whole tensor: of the result of an
 all-gather or a gather, of the input of a reduce-scatter or a scatter. ``algbw`` is size by time. ``busbw``
 is the bytes that a rank has to move, by time: it can be compared between numbers of ranks, and with the
-speed of what the bytes go through.
+bandwidth of the hardware.
 """
 
 from collections.abc import Sequence
@@ -14,17 +14,17 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One algorithm at one size.
+    """The figures of one algorithm at one size.
 
     Args:
         collective: its name.
         algorithm: its name.
-        bytes: of the whole tensor.
-        ranks: how many.
-        median_s: of a call, on the slowest rank.
+        bytes: size of the whole tensor.
+        ranks: number of ranks.
+        median_s: median seconds of a call on the slowest rank.
         algbw_bytes_per_s: size by time.
         busbw_bytes_per_s: bytes that each rank has to move, by time.
-        limit_share: of the speed at which all ranks at once copy memory.
+        limit_share: busbw divided by the copy bandwidth while all ranks copy.
         spread_s: the quartiles of the times.
     """
 
@@ -39,13 +39,13 @@ class Row:
     spread_s: tuple[float, float]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what is told as JSON."""
+        """Return the fields that JSON output shows."""
         return {name: value for name, value in asdict(self).items() if name != "spread_s"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrong:
-    """An algorithm that gave a wrong result, and was not timed."""
+    """An algorithm with a wrong result, which was not timed."""
 
     algorithm: str
     bytes: int
@@ -53,7 +53,7 @@ class Wrong:
 
 
 def bus_factor(collective: str, ranks: int) -> float:
-    """Return the tensors that each rank has to move, as NCCL's tests count."""
+    """Return the number of tensors that each rank has to move, as defined by NCCL's tests."""
     if collective in ("broadcast", "reduce"):
         return 1.0
     return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
@@ -73,10 +73,10 @@ def figures(
     Args:
         collective: its name.
         algorithm: its name.
-        nbytes: of the whole tensor.
-        ranks: how many.
+        nbytes: size of the whole tensor.
+        ranks: number of ranks.
         times: seconds of a call, one for each round.
-        copying: seconds that all ranks took in each round to copy as many bytes, all at once.
+        copying: seconds for copying as many bytes, all ranks at once, one for each round.
     """
     middle = median(times)
     algbw = nbytes / middle
@@ -95,10 +95,10 @@ def figures(
 
 
 def slowest(times: Sequence[Sequence[float]]) -> list[float]:
-    """Return the time of each call: the slowest rank's.
+    """Return the time of the slowest rank for each round.
 
     Args:
-        times: of each rank, one for each round.
+        times: times of each rank, one for each round.
     """
     return [max(of_round) for of_round in zip(*times, strict=True)]
 

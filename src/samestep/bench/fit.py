@@ -1,11 +1,11 @@
-"""What follows from figures at several sizes: alpha and beta, and which algorithm wins from where on."""
+"""Fits alpha and beta to times at several sizes, and finds the fastest algorithm by size."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
 CLEARLY = 0.05
-"""By how much of its time an algorithm has to beat the one that won so far."""
+"""The share of time by which an algorithm must beat the fastest one so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,7 @@ class Line:
     """A time of ``alpha + beta * bytes``.
 
     Args:
-        alpha: seconds that a call takes, however small.
+        alpha: seconds of a call without bytes.
         beta: seconds for each byte.
     """
 
@@ -21,15 +21,15 @@ class Line:
     beta: float
 
     def __call__(self, nbytes: float) -> float:
-        """Return the seconds that so many bytes take."""
+        """Return the seconds for `nbytes` bytes."""
         return self.alpha + self.beta * nbytes
 
 
 def fit(times: Mapping[int, float]) -> Line:
-    """Return the line that comes closest to `times`, each by its share; outliers do not draw it to them.
+    """Return the line with the least sum of relative deviations from `times`, which is robust to outliers.
 
-    The sum of relative deviations is least on a line through two of the points, or through one with alpha or
-    beta 0: so all of them are tried.
+    The minimum lies on a line through two of the points, or through one point with alpha or beta 0, so all of
+    these are tried.
 
     Args:
         times: seconds by bytes; at least one.
@@ -44,21 +44,21 @@ def fit(times: Mapping[int, float]) -> Line:
 
 
 def crossovers(times: Mapping[str, Mapping[int, float]]) -> list[tuple[int, str]]:
-    """Return from which size on which algorithm is the fastest, ascending.
+    """Return the sizes from which on an algorithm is the fastest, ascending.
 
-    An algorithm that is faster by less than `CLEARLY` does not take over: that may be chance.
+    An algorithm that is faster by less than `CLEARLY` is ignored, since that can be chance.
 
     Args:
         times: seconds by bytes, for each algorithm.
     """
-    turns: list[tuple[int, str]] = []
+    changes: list[tuple[int, str]] = []
     for nbytes in sorted({nbytes for by_size in times.values() for nbytes in by_size}):
         here = {name: by_size[nbytes] for name, by_size in times.items() if nbytes in by_size}
         best = min(here, key=lambda name: here[name])
-        holder = turns[-1][1] if turns else None
+        holder = changes[-1][1] if changes else None
         if holder not in here or here[best] < here[holder] * (1 - CLEARLY):
-            turns.append((nbytes, best))
-    return turns
+            changes.append((nbytes, best))
+    return changes
 
 
 def _through(one: tuple[int, float], other: tuple[int, float]) -> Line:

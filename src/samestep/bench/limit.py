@@ -1,20 +1,20 @@
-"""An end for what does not end: ranks that wait for each other would do so for minutes, and say nothing."""
+"""Limits the duration of calls, in which ranks can wait for each other for minutes."""
 
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-LOOK_S = 0.2
-"""How long it is between two looks, at most."""
+POLL_S = 0.2
+"""The longest interval between two checks, in seconds."""
 
 
 class Limit:
-    """Gives up where something takes longer than it may; used in a ``with`` block.
+    """Calls a function where a block exceeds its timeout; used in a ``with`` block.
 
     Args:
-        seconds: how long anything may take.
-        give_up: told what it was, from another thread: the one that waits may never come back.
+        seconds: the timeout.
+        give_up: called with the name of the block, from another thread, since the blocked one can hang.
     """
 
     def __init__(self, seconds: float, give_up: Callable[[str], object]) -> None:
@@ -33,10 +33,10 @@ class Limit:
 
     @contextmanager
     def of(self, what: str) -> Iterator[None]:
-        """Give up if the block does not end in time.
+        """Limit the duration of a block.
 
         Args:
-            what: it is, in words.
+            what: name of the block.
         """
         self._under_way = what, time.monotonic() + self._seconds
         try:
@@ -45,7 +45,7 @@ class Limit:
             self._under_way = None
 
     def _watch(self) -> None:
-        while not self._over.wait(min(LOOK_S, self._seconds)):
+        while not self._over.wait(min(POLL_S, self._seconds)):
             under_way = self._under_way
             if under_way is not None and time.monotonic() > under_way[1]:
                 self._give_up(under_way[0])

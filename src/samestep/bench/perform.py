@@ -1,4 +1,4 @@
-"""Measuring one collective: all its algorithms at all sizes, first whether they are right, then how fast."""
+"""Measures one collective: checks all its algorithms at all sizes, then times them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,23 +15,23 @@ from samestep.bench.correct import Numbers, check
 from samestep.bench.figures import Row, Wrong, figures
 from samestep.bench.limit import Limit
 from samestep.bench.request import Request, chosen
-from samestep.bench.rounds import Call, in_turns
+from samestep.bench.rounds import Call, timed_interleaved
 from samestep.collectives.one_host import OneHostWorld, on_one_host
 from samestep.world.world import World
 
 COPY = "copy"
-"""The name under which plain copying is timed beside the algorithms."""
+"""The name of plain memory copies, which are timed with the algorithms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What was measured.
+    """The results of a benchmark.
 
     Args:
-        rows: by size, then by algorithm.
-        wrong: algorithms that were not timed.
-        copying: bytes per second at which each rank copies memory while all do, by size.
-        rounds: of each size.
+        rows: figures by size, then by algorithm.
+        wrong: algorithms with wrong results, which were not timed.
+        copying: copy bandwidth of each rank in bytes per second while all ranks copy, by size.
+        rounds: number of rounds of each size.
     """
 
     rows: list[Row]
@@ -47,19 +47,19 @@ def perform(
     done: Callable[[str], object] = lambda _: None,
     give_up: Callable[[str], object] = lambda _: None,
 ) -> Report:
-    """Measure what `request` asks for.
+    """Run the benchmark of `request`.
 
     Args:
         joined: the ranks; all of them call this.
-        request: what.
-        done: told before each piece of work what it is; there are `pieces` of them.
-        give_up: told, from another thread, which algorithm does not end; it may end the process.
+        request: collective, sizes and durations.
+        done: called before each piece of work with its name; there are `pieces` of them.
+        give_up: called from another thread with an algorithm that exceeds its timeout; can end the process.
 
     Raises:
-        UsageError: one rank is alone, or an algorithm is not there.
+        UsageError: there is one rank only, or an algorithm is not available.
     """
     if joined.place.size < 2:
-        raise UsageError("one worker exchanges nothing: give -n 2 or more, or start several tasks.")
+        raise UsageError("one worker has no collectives to measure; give -n 2 or more.")
     world = on_one_host(joined)
     collective = COLLECTIVES[request.collective]
     there = [
@@ -67,7 +67,7 @@ def perform(
     ]
     names = chosen(request.algorithms, there, request.collective)
     with Limit(request.timeout_s, give_up) as limit:
-        measured = _Measured(world, request, collective, limit)
+        measured = _Benchmark(world, request, collective, limit)
         wrong: dict[str, Wrong] = {}
         for nbytes in request.sizes:
             done("checking")
@@ -83,12 +83,12 @@ def perform(
 
 
 def pieces(request: Request) -> int:
-    """Return how many pieces of work there are."""
+    """Return the number of pieces of work."""
     return 2 * len(request.sizes)
 
 
-class _Measured:
-    """One collective among some ranks."""
+class _Benchmark:
+    """The benchmark of one collective."""
 
     def __init__(self, world: World, request: Request, collective: Collective, limit: Limit) -> None:
         self._world, self._request, self._collective, self._limit = world, request, collective, limit
@@ -100,7 +100,7 @@ class _Measured:
         return self._collective.tensor(nbytes, world.place.size, self._dtype, world.device)
 
     def wrong(self, name: str, nbytes: int) -> Wrong | None:
-        """Return what is wrong with an algorithm at one size."""
+        """Return what is wrong with the result of an algorithm at one size."""
         given = self._given(nbytes)
         algorithm = self._collective.algorithms[name]
         limit = self._limit.of(f"{name} at {bytes_text(nbytes)}")
@@ -108,18 +108,18 @@ class _Measured:
         return Wrong(algorithm=name, bytes=nbytes, problem=problem) if problem else None
 
     def time(self, right: dict[str, Algorithm], nbytes: int, report: Report) -> None:
-        """Time algorithms at one size, and add what came of it to `report`."""
+        """Time algorithms at one size, and add the results to `report`."""
         world, size = self._world, self._world.place.size
-        given = self._given(nbytes)  # of zeros: sums of sums of others would soon be infinite
+        given = self._given(nbytes)  # zeros, since repeated sums of other numbers overflow
         whole = self._collective.whole_bytes(given, size)
-        if whole in report.copying:  # two sizes may be one, rounded up to rows
+        if whole in report.copying:  # two sizes can be equal once rounded up to rows
             return
         source = torch.zeros(whole, dtype=torch.uint8, device=world.device)
         target = torch.zeros_like(source)
         calls: dict[str, Call] = {
             name: partial(self._call, algorithm, given) for name, algorithm in right.items()
         }
-        times = in_turns(
+        times = timed_interleaved(
             world,
             calls | {COPY: lambda _: target.copy_(source)},
             rounds=self._request.rounds,
@@ -137,12 +137,12 @@ class _Measured:
         report.rounds[whole] = len(copying)
 
     def _call(self, algorithm: Algorithm, given: Tensor, number: int) -> None:
-        # With a root that changes no rank runs ahead of the others, as the root of broadcasts would.
+        # The root changes, so that no rank runs ahead, as a fixed root of broadcasts does.
         self._collective.call(algorithm, self._world, given, number % self._world.place.size)
 
 
 def finisher(device: torch.device) -> Callable[[], object]:
-    """Return what returns once `device` has done all that it was told."""
+    """Return a function that waits until `device` has finished its work."""
     if device.type == "cpu":
         return lambda: None
     return partial(torch.accelerator.synchronize, device)

@@ -1,4 +1,4 @@
-"""Times over sizes as a picture, both axes logarithmic: a line for each algorithm, and one for copying."""
+"""Draws times over sizes as SVG with logarithmic axes, a line for each algorithm and one for copying."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,28 +9,28 @@ from samestep.report.scales import Scale, span
 
 WIDTH, HEIGHT = 760, 440
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 170, 40, 50
-_COLOURS = ("#0b6bcb", "#d1495b", "#2e8b57", "#8a5cc2", "#c98a00", "#00868b", "#8b5a2b", "#666666")
+_COLORS = ("#0b6bcb", "#d1495b", "#2e8b57", "#8a5cc2", "#c98a00", "#00868b", "#8b5a2b", "#666666")
 _COPYING = "#999999"
 
 Points = Mapping[int, float]
 """Seconds by bytes."""
 Drawn = tuple[str, Points, str, str]
-"""Name, points, colour, and how the line is broken."""
+"""Name, points, color and dash pattern of a line."""
 
 
 def render(times: Mapping[str, Points], *, copying: Points, title: str) -> str:
-    """Return the picture as a stand-alone SVG.
+    """Return the picture as a standalone SVG.
 
     Args:
-        times: of each algorithm.
-        copying: of moving the least bytes at the speed at which all ranks copy memory.
-        title: said above.
+        times: points of each algorithm.
+        copying: time of copying the fewest bytes that must move, while all ranks copy.
+        title: title of the picture.
     """
     every = [*times.values(), copying]
     x = Scale(*span(math.log2(nbytes) for one in every for nbytes in one), _LEFT, WIDTH - _RIGHT)
     y = Scale(*span(math.log10(seconds) for one in every for seconds in one.values()), HEIGHT - _BOTTOM, _TOP)
     lines: list[Drawn] = [
-        (name, one, _COLOURS[number % len(_COLOURS)], "") for number, (name, one) in enumerate(times.items())
+        (name, one, _COLORS[number % len(_COLORS)], "") for number, (name, one) in enumerate(times.items())
     ]
     lines.append(("copying memory", copying, _COPYING, ' stroke-dasharray="5 4"'))
     return "\n".join(
@@ -50,12 +50,12 @@ def render(times: Mapping[str, Points], *, copying: Points, title: str) -> str:
 
 
 def _line(line: Drawn, *, x: Scale, y: Scale) -> list[str]:
-    _, points, colour, dashes = line
+    _, points, color, dashes = line
     places = [(x(math.log2(nbytes)), y(math.log10(seconds))) for nbytes, seconds in sorted(points.items())]
     path = "M" + "L".join(f"{a:.1f},{b:.1f}" for a, b in places)
-    dots = (f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.5" fill="{colour}"/>' for a, b in places)
+    dots = (f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.5" fill="{color}"/>' for a, b in places)
     return [
-        f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>',
+        f'<path d="{path}" fill="none" stroke="{color}" stroke-width="2"{dashes}/>',
         *([] if dashes else dots),
     ]
 
@@ -63,9 +63,9 @@ def _line(line: Drawn, *, x: Scale, y: Scale) -> list[str]:
 def _legend(lines: Sequence[Drawn]) -> list[str]:
     left = WIDTH - _RIGHT + 14
     return [
-        f'<path d="M{left},{_TOP + 20 * number}h18" stroke="{colour}" stroke-width="2"{dashes}/>'
+        f'<path d="M{left},{_TOP + 20 * number}h18" stroke="{color}" stroke-width="2"{dashes}/>'
         f'<text x="{left + 24}" y="{_TOP + 20 * number + 4}">{escape(name)}</text>'
-        for number, (name, _, colour, dashes) in enumerate(lines)
+        for number, (name, _, color, dashes) in enumerate(lines)
     ]
 
 

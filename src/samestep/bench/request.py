@@ -1,4 +1,4 @@
-"""What is to be measured, as a value; needs no torch."""
+"""Parses the request for a benchmark, without torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,26 +8,26 @@ from samestep.base.units import LONGEST_S, bytes_of
 
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "reduce", "gather", "scatter")
 SYNCS = ("naive", "ring", "reference", "bucketed", "flat", "ddp", "exact", "data_parallel")
-"""How gradients may be exchanged in a step."""
+"""Gradient synchronizers that `bench step` measures."""
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int64")
 SMALLEST, LARGEST = 4, 256 << 20
-"""The sizes that are measured where none are given: by powers of 4, in bytes."""
+"""The default range of sizes in bytes, in powers of 4."""
 BUCKET = 25 << 20
-"""What DistributedDataParallel exchanges at a time, measured beside the powers of 4."""
+"""The default bucket size of DistributedDataParallel in bytes, which is measured too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to measure, and for how long.
+    """A request for a benchmark of one collective.
 
     Args:
         collective: its name, one of `COLLECTIVES`.
         sizes: in bytes, ascending.
-        algorithms: by name; empty for all that the ranks can run.
+        algorithms: their names; empty for all that the ranks can run.
         dtype: of the elements.
-        rounds: of each size; None for as many as `seconds` hold.
-        seconds: for each size, without the checks.
-        timeout_s: how long one turn of an algorithm may take.
+        rounds: rounds of each size; None for as many as fit into `seconds`.
+        seconds: time for each size, without the checks.
+        timeout_s: timeout of one block of calls of an algorithm.
     """
 
     collective: str
@@ -44,27 +44,25 @@ class Request:
         if self.rounds is not None and self.rounds < 1:
             raise UsageError(f"--rounds {self.rounds}: there must be at least one.")
         if not 0 < self.seconds <= LONGEST_S:
-            raise UsageError(f"--seconds {self.seconds:g} is no time to measure for: give some, such as 2.")
+            raise UsageError(f"--seconds {self.seconds:g} is not a valid time; give seconds, such as 2.")
         if not 0 < self.timeout_s <= LONGEST_S:
-            raise UsageError(f"--timeout {self.timeout_s:g} is no time to wait: give seconds, such as 30.")
+            raise UsageError(f"--timeout {self.timeout_s:g} is not a timeout; give seconds, such as 30.")
 
 
 def sizes_of(sizes: str | None, least: str | None, most: str | None) -> tuple[int, ...]:
     """Return the sizes that ``--sizes``, ``--min`` and ``--max`` ask for, ascending.
 
     Raises:
-        UsageError: they are no sizes, or say different things.
+        UsageError: a size is invalid, or the options contradict each other.
     """
     if sizes is not None:
         if least is not None or most is not None:
-            raise UsageError(
-                "--sizes names all sizes, so --min and --max have nothing to say: leave them out."
-            )
+            raise UsageError("--sizes lists all sizes; leave --min and --max out.")
         return tuple(sorted({bytes_of("--sizes", text) for text in sizes.split(",")}))
     low = SMALLEST if least is None else bytes_of("--min", least)
     high = LARGEST if most is None else bytes_of("--max", most)
     if low > high:
-        raise UsageError(f"--min {least or low} is more than --max {most or high}: nothing lies between.")
+        raise UsageError(f"--min {least or low} is larger than --max {most or high}.")
     powers = [SMALLEST * 4**power for power in range(40)]
     return tuple(sorted(size for size in {low, high, BUCKET, *powers} if low <= size <= high))
 
@@ -75,17 +73,17 @@ def names_of(text: str | None) -> tuple[str, ...]:
 
 
 def chosen(asked: Sequence[str], there: Sequence[str], collective: str) -> tuple[str, ...]:
-    """Return the algorithms to measure: those asked for, or all there are.
+    """Return the algorithms to measure: the requested ones, or all available ones.
 
     Raises:
-        UsageError: one that was asked for is not there.
+        UsageError: a requested one is not available.
     """
     for name in asked:
         if name not in there:
             raise UsageError(
-                f"--algorithm {name}: {collective} has, among these ranks, {', '.join(there)}"
+                f"--algorithm {name}: for {collective} these ranks have {', '.join(there)}"
                 + (
-                    "; shared_memory takes ranks that are processes of one host, with tensors on its CPU."
+                    "; shared_memory needs ranks that are processes of one host, with tensors on the CPU."
                     if name == "shared_memory"
                     else "."
                 )

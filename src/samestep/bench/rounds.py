@@ -1,14 +1,14 @@
-"""Timing several things against each other: round by round, all ranks at once.
+"""Times several calls against each other, interleaved in rounds, on all ranks at once.
 
-What machine and neighbours do changes over seconds; what is measured in turns has the same of it. In each
-round every one of them has its turn, and each round begins with another::
+The load of a machine changes over seconds and affects interleaved calls alike. Each round runs a block of
+every call and begins with another one::
 
     round 0    native  ring  shared_memory  copy
     round 1    ring  shared_memory  copy  native
     round 2    shared_memory  copy  native  ring
 
-A turn is a barrier and as many calls, one after another, as make about `TURN_S`: so that it does not matter
-when exactly a rank leaves the barrier. Another barrier, which is not timed, ends it.
+A block is a barrier and as many calls as take about `BLOCK_S`, so that the moment at which a rank leaves the
+barrier does not matter. Another barrier, which is not timed, ends the block.
 """
 
 import time
@@ -21,20 +21,20 @@ from samestep.world.world import World
 
 T = TypeVar("T")
 Call: TypeAlias = Callable[[int], object]
-"""Does it once; told how many times it was done before, in this turn."""
+"""A call to time; its argument counts the calls of the block from 0."""
 
-TURN_S = 1e-3
+BLOCK_S = 1e-3
 MOST_CALLS = 200
 LEAST_ROUNDS, MOST_ROUNDS = 3, 200
 
 
-def turns(names: Sequence[T], number: int) -> list[T]:
-    """Return the order of a round: each begins with another."""
+def round_order(names: Sequence[T], number: int) -> list[T]:
+    """Return the order of round `number`: each round begins with another name."""
     first = number % len(names)
     return [*names[first:], *names[:first]]
 
 
-def in_turns(
+def timed_interleaved(
     world: World,
     calls: Mapping[str, Call],
     *,
@@ -44,19 +44,19 @@ def in_turns(
     around: Callable[[str], AbstractContextManager[object]] = nullcontext,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Return the seconds of a call of each, one for each round: those of the slowest rank.
+    """Return the seconds per call on the slowest rank, by name, one for each round.
 
     Args:
         world: the ranks; all of them call this.
-        calls: what to time, by name; the same on all ranks.
-        rounds: how many; None for as many as `seconds` hold.
-        seconds: to measure for.
-        finish: returns once the device has done what was called.
-        around: what a turn is taken in, by the name of what has it.
+        calls: the calls to time by name; the same on all ranks.
+        rounds: number of rounds; None for as many as fit into `seconds`.
+        seconds: time to measure for.
+        finish: waits until the device has finished.
+        around: returns a context for a block, by its name.
         clock: returns seconds.
     """
 
-    def turn(name: str) -> float:
+    def block(name: str) -> float:
         call, count = calls[name], counts[name]
         with around(name):
             world.barrier()
@@ -65,15 +65,15 @@ def in_turns(
                 call(number)
             finish()
             taken = (clock() - begin) / count
-            world.barrier()  # so that all ranks know by whom they are kept
+            world.barrier()  # waits for the slowest rank, so that a timeout names this block
         return taken
 
     counts = dict.fromkeys(calls, 1)
-    # What a first call sets up is nobody's time; nor is, in the second, that ranks do not begin at once.
+    # The first calls set things up, and in the second ones the ranks do not begin at once: neither counts.
     for number in range(3):
-        told = world.all_gather_objects({name: turn(name) for name in calls})
-        taken = {name: max(of_rank[name] for of_rank in told) for name in calls}
-        counts = {name: max(1, min(MOST_CALLS, round(TURN_S / max(taken[name], 1e-9)))) for name in calls}
+        of_ranks = world.all_gather_objects({name: block(name) for name in calls})
+        taken = {name: max(of_rank[name] for of_rank in of_ranks) for name in calls}
+        counts = {name: max(1, min(MOST_CALLS, round(BLOCK_S / max(taken[name], 1e-9)))) for name in calls}
         if number and max(counts.values()) == 1:
             break
     if rounds is None:
@@ -81,7 +81,7 @@ def in_turns(
         rounds = max(LEAST_ROUNDS, min(MOST_ROUNDS, int(seconds / whole)))
     times: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds):
-        for name in turns(list(calls), number):
-            times[name].append(turn(name))
+        for name in round_order(list(calls), number):
+            times[name].append(block(name))
     every = world.all_gather_objects(times)
     return {name: slowest([of_rank[name] for of_rank in every]) for name in calls}

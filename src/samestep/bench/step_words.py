@@ -1,4 +1,4 @@
-"""What steps took, as people read it: a table, and one sentence."""
+"""Formats the results of `bench step` as a table and one sentence."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,11 @@ from samestep.bench.steps import StepRow
 from samestep.bench.ways import ALONE
 from samestep.bench.words import aligned
 
-_HEAD = ("exchange", "step", "of it exposed", "efficiency")
+_HEAD = ("synchronizer", "step", "exposed", "efficiency")
 
 
 def step_table(rows: Sequence[StepRow]) -> list[str]:
-    """Return the lines of a table, the fastest way first."""
+    """Return the lines of a table, the fastest synchronizer first."""
     body = [
         (
             row.sync,
@@ -25,13 +25,13 @@ def step_table(rows: Sequence[StepRow]) -> list[str]:
 
 
 def step_answer(rows: Sequence[StepRow]) -> str:
-    """Return in one sentence what the best exchange costs, beside torch's DDP where that was measured."""
+    """Return one sentence on the cost of the best synchronizer, and of torch's DDP where measured."""
     ways = {row.sync: row for row in rows if row.sync != ALONE}
     best = max(ways.values(), key=lambda row: row.efficiency)
-    said = (
-        f"{best.sync} keeps {best.workers} workers at {best.efficiency:.0%} of the speed that they have "
-        "without any exchange"
+    answer = (
+        f"{best.sync} keeps {best.workers} workers at {best.efficiency:.0%} of their speed without "
+        "communication"
     )
     if "ddp" not in ways or best.sync == "ddp":
-        return said
-    return f"{said}, torch's DDP at {ways['ddp'].efficiency:.0%}"
+        return answer
+    return f"{answer}, torch's DDP at {ways['ddp'].efficiency:.0%}"

@@ -1,4 +1,4 @@
-"""Whole training steps, by how their gradients are exchanged, against the same workers without exchange."""
+"""Times training steps by gradient synchronizer, against the same workers without communication."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,31 +9,31 @@ from statistics import median
 import torch
 
 from samestep.bench.perform import finisher
-from samestep.bench.rounds import turns
+from samestep.bench.rounds import round_order
 from samestep.bench.ways import ALONE, WAYS, Problem, Trainee
 from samestep.collectives.one_host import on_one_host
 from samestep.world.world import World
 
 WARM_UP = 2
-"""Steps before a turn is timed: the first exchange of `bucketed` sends nothing early."""
-TURN_S, MOST_STEPS = 0.5, 20
+"""Steps before a block is timed: the first all-reduces of `bucketed` do not overlap."""
+BLOCK_S, MOST_STEPS = 0.5, 20
 LEAST_ROUNDS, MOST_ROUNDS = 3, 200
 
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """What was measured of one way to exchange gradients."""
+    """The figures of one gradient synchronizer."""
 
     model: str
     batch_per_worker: int
     workers: int
     sync: str
     step_s: float
-    """Median over rounds, of the slowest rank's."""
+    """Median over rounds of the slowest rank's step, in seconds."""
     exposed_sync_s: float | None
-    """Seconds of it that backward waits for the exchange; None where that cannot be seen."""
+    """Seconds of exposed communication in a step; None where unknown."""
     efficiency: float
-    """Seconds of the same ranks' step without exchange over these: median over rounds."""
+    """Step time without communication divided by this one; median over rounds."""
 
 
 def measure(
@@ -45,15 +45,15 @@ def measure(
     done: Callable[[str], object] = lambda _: None,
     around: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> list[StepRow]:
-    """Return what a step takes in each of the ways, which take turns; `alone` is among them.
+    """Return the step time of each synchronizer, measured interleaved; `alone` is included.
 
     Args:
         world: the ranks; all of them call this.
-        problem: what is trained.
+        problem: the model and data.
         names: keys of `WAYS`.
-        seconds: to measure for, roughly.
-        done: called before each turn with what it is.
-        around: what a turn is taken in, by the name of what has it.
+        seconds: approximate time to measure for.
+        done: called before each block with its name.
+        around: returns a context for a block, by its name.
     """
     names = [ALONE, *(name for name in names if name != ALONE)]
     near, finish = on_one_host(world), finisher(world.device)
@@ -62,7 +62,7 @@ def measure(
     times: dict[str, list[float]] = {name: [] for name in names}
     waits: dict[str, list[float | None]] = {name: [] for name in names}
 
-    def turn(name: str, count: int) -> float:
+    def block(name: str, count: int) -> float:
         done(name)
         with around(name):
             with WAYS[name](trainees[name], worlds[name]) as step:
@@ -78,14 +78,14 @@ def measure(
         waits[name].append(sum(seen) / len(seen) if seen else None)
         return slowest
 
-    first = {name: turn(name, 1) for name in names}
+    first = {name: block(name, 1) for name in names}
     waits = {name: [] for name in names}
-    counts = {name: max(1, min(MOST_STEPS, round(TURN_S / first[name]))) for name in names}
+    counts = {name: max(1, min(MOST_STEPS, round(BLOCK_S / first[name]))) for name in names}
     whole = sum(first[name] * (counts[name] + WARM_UP) for name in names)
     rounds = max(LEAST_ROUNDS, min(MOST_ROUNDS, int(seconds / whole)))
     for number in range(rounds):
-        for name in turns(names, number):
-            times[name].append(turn(name, counts[name]))
+        for name in round_order(names, number):
+            times[name].append(block(name, counts[name]))
     return [_row(world, problem, name, times, waits[name]) for name in names]
 
 
@@ -106,7 +106,7 @@ def _row(
 
 
 def _slowest(world: World, taken: float) -> float:
-    """Return the largest over the ranks."""
+    """Return the largest value over the ranks."""
     largest = torch.tensor([taken], dtype=torch.float64, device=world.device)
     world.all_reduce(largest, op="max")
     return float(largest.item())

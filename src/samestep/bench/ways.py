@@ -1,4 +1,4 @@
-"""The ways in which the gradients of a training step may be exchanged, and what is trained by each."""
+"""Defines the gradient synchronizers that `bench step` compares, and the training they run in."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,12 +27,12 @@ CLASSES = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What is trained.
+    """The model and data of the measured training step.
 
     Args:
-        model: a name that `samestep.models.registry` knows.
-        batch_per_worker: samples of each rank's part of a step.
-        shape: channels, height and width of the images; None for those that suit the model.
+        model: a name in `samestep.models.registry`.
+        batch_per_worker: samples of each rank in a step.
+        shape: channels, height and width of the images; None for the default of the model.
     """
 
     model: str = "convnet"
@@ -53,7 +53,7 @@ class Problem:
 
     @property
     def images(self) -> tuple[int, int, int]:
-        """Shape of an image."""
+        """Channels, height and width of an image."""
         return self.shape or ((1, 28, 28) if self.model == "convnet" else (3, 32, 32))
 
     def batch(self, rank: int) -> tuple[Tensor, Tensor]:
@@ -65,14 +65,14 @@ class Problem:
 
 
 Step = Callable[[], float | None]
-"""Takes a step; returns the seconds that backward waited for the exchange, None where that is not seen."""
+"""Runs a step; returns the seconds of exposed communication, None where unknown."""
 
 
 class Trainee:
-    """One rank's network with its optimizer and batch, equal on all ranks at the beginning.
+    """The model, optimizer and batch of one rank; models are equal on all ranks at the beginning.
 
     Args:
-        problem: what is trained.
+        problem: the model and data.
         world: the ranks.
     """
 
@@ -91,7 +91,7 @@ class Trainee:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def update(self) -> None:
-        """Take the optimizer's step."""
+        """Run the optimizer's step."""
         self._optimizer.step()
         self._optimizer.zero_grad()
 
@@ -107,10 +107,10 @@ def _alone(trainee: Trainee, _: World) -> Iterator[Step]:
 
 
 def _by(algorithm: str) -> "Way":
-    """One blocking all-reduce for each gradient once backward is through: the textbook, by an algorithm."""
+    """Return a synchronizer with one blocking all-reduce per gradient after backward, by `algorithm`."""
 
     @contextmanager
-    def way(trainee: Trainee, world: World) -> Iterator[Step]:
+    def synchronizer(trainee: Trainee, world: World) -> Iterator[Step]:
         all_reduce = ALL_REDUCE[algorithm]
 
         def step() -> float:
@@ -125,12 +125,12 @@ def _by(algorithm: str) -> "Way":
 
         yield step
 
-    return way
+    return synchronizer
 
 
 def _replicated(sync: str) -> "Way":
     @contextmanager
-    def way(trainee: Trainee, world: World) -> Iterator[Step]:
+    def synchronizer(trainee: Trainee, world: World) -> Iterator[Step]:
         with replicate(trainee.model, world, sync=sync, batch_norm="local", check_every=0) as replicas:
 
             def step() -> float | None:
@@ -140,12 +140,12 @@ def _replicated(sync: str) -> "Way":
 
             yield step
 
-    return way
+    return synchronizer
 
 
 @contextmanager
 def _exact(trainee: Trainee, world: World) -> Iterator[Step]:
-    """One logical shard for each rank, which is as much work as in the other ways."""
+    """Synchronize by `Exact` with one logical shard per rank, the same work as with the others."""
     exact, number = Exact(trainee.model, shards=world.place.size, world=world), 0
 
     def step() -> float:
@@ -161,9 +161,9 @@ def _exact(trainee: Trainee, world: World) -> Iterator[Step]:
 
 @contextmanager
 def _data_parallel(trainee: Trainee, world: World) -> Iterator[Step]:
-    """One process feeds the GPUs of all ranks, with the samples of all; the other ranks wait.
+    """Run DataParallel: one process uses the GPUs and samples of all ranks, and the other ranks wait.
 
-    They wait on their processors: in a collective their GPUs would be busy, which are fed here.
+    They wait on the CPU, since a collective would keep their GPUs busy, which this process uses.
     """
     if world.place.is_main:
         batches = [trainee.problem.batch(rank) for rank in range(world.place.size)]
@@ -185,12 +185,12 @@ def _data_parallel(trainee: Trainee, world: World) -> Iterator[Step]:
 def gpus_fed(
     device: torch.device, size: int, count: Callable[[], int] = torch.cuda.device_count
 ) -> list[int]:
-    """Return the GPUs that one process would feed in place of `size` ranks, its own first; none if it cannot.
+    """Return the GPUs that one process uses in place of `size` ranks, its own first; empty if it cannot.
 
     Args:
-        device: of the process.
+        device: device of the process.
         size: number of ranks.
-        count: returns how many GPUs the process sees.
+        count: returns the number of GPUs that the process sees.
     """
     if device.type != "cuda" or not 2 <= size <= (seen := count()):
         return []
@@ -211,19 +211,19 @@ WAYS: Mapping[str, Way] = {
     "exact": _exact,
     "data_parallel": _data_parallel,
 }
-"""How gradients may be exchanged, by name (`SYNCS`); the first is not at all."""
+"""The synchronizers by name (`SYNCS`), and none at all (`ALONE`)."""
 
 
 NEEDS: Mapping[str, str] = {
-    "flat": "ranks that share a host and compute on its processors",
+    "flat": "ranks that share a host and compute on its CPU",
     "ddp": "ranks that are processes of torch.distributed",
-    "data_parallel": "two GPUs or more, one for each worker, all of which the process of rank 0 sees",
+    "data_parallel": "two GPUs or more, one per worker, all visible to rank 0",
 }
-"""What not all ranks have, by way."""
+"""The requirements of synchronizers that not all ranks can run."""
 
 
 def ways_here(world: World) -> list[str]:
-    """Return those that the ranks of `world` can run; called by all."""
+    """Return the synchronizers that the ranks of `world` can run; called by all ranks."""
     fed = world.on_main(lambda: gpus_fed(world.device, world.place.size))
     can = {
         "flat": isinstance(on_one_host(world), OneHostWorld),

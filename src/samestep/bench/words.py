@@ -1,4 +1,4 @@
-"""What was measured, as people read it: a table, what follows from it, and one sentence."""
+"""Formats the results of a collective as tables and one sentence."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,8 +6,8 @@ from samestep.base.units import bytes_text, seconds_text
 from samestep.bench.figures import Row
 from samestep.bench.fit import crossovers, fit
 
-TOLD = (64 << 10, 25 << 20)
-"""The sizes that the last sentence speaks of, where they were measured: a short one, and DDP's bucket."""
+ANSWERED = (64 << 10, 25 << 20)
+"""The sizes in the summary sentence, where measured: a small one, and DDP's bucket."""
 
 _HEAD = ("size", "algorithm", "median", "quartiles", "algbw GB/s", "busbw GB/s", "of copying")
 
@@ -24,14 +24,14 @@ def times_of(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """Return the lines of a table of all figures, the fastest first within a size."""
+    """Return the lines of a table of all figures, fastest first within a size."""
     body = []
-    told = None
+    shown = None
     for row in sorted(rows, key=lambda row: (row.bytes, row.median_s)):
         low, high = row.spread_s
         body.append(
             (
-                "" if row.bytes == told else bytes_text(row.bytes),
+                "" if row.bytes == shown else bytes_text(row.bytes),
                 row.algorithm,
                 seconds_text(row.median_s),
                 f"{seconds_text(low)} - {seconds_text(high)}",
@@ -40,12 +40,12 @@ def table(rows: Sequence[Row]) -> list[str]:
                 f"{row.limit_share:.1%}",
             )
         )
-        told = row.bytes
+        shown = row.bytes
     return aligned([_HEAD, *body], left={1})
 
 
 def fits(times: Times) -> list[str]:
-    """Return the lines of a table of alpha and beta; nothing where there is no second size."""
+    """Return the lines of a table of alpha and beta; empty if only one size was measured."""
     if max(map(len, times.values())) < 2:
         return []
     head = ("algorithm", "alpha", "beta", "1/beta")
@@ -58,15 +58,15 @@ def fits(times: Times) -> list[str]:
 
 
 def fastest(times: Times) -> str:
-    """Return in one line which algorithm is the fastest from which size on."""
+    """Return the fastest algorithm by size, in one line."""
     return "; ".join(f"{name} from {bytes_text(nbytes)}" for nbytes, name in crossovers(times))
 
 
 def answer(times: Times) -> str:
-    """Return in one sentence how the fastest compares with the back end's own, or with the next."""
+    """Return one sentence that compares the fastest with the back end's own algorithm, or with the second."""
     sizes = sorted({nbytes for by_size in times.values() for nbytes in by_size})
-    said = [_compared(times, nbytes) for nbytes in [size for size in TOLD if size in sizes] or sizes[-1:]]
-    return "; ".join(said)
+    compared = [size for size in ANSWERED if size in sizes] or sizes[-1:]
+    return "; ".join(_compared(times, nbytes) for nbytes in compared)
 
 
 def _compared(times: Times, nbytes: int) -> str:
@@ -82,7 +82,7 @@ def _compared(times: Times, nbytes: int) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: set[int]) -> list[str]:
-    """Return the lines of a table, the columns of ``left`` to the left and the others to the right."""
+    """Return the lines of a table; columns in `left` are left-aligned, others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

@@ -87,7 +87,7 @@ Load = Annotated[
 Random = Annotated[
     str | None,
     typer.Option(
-        help="global: each sample has the random numbers of one worker; per-worker: each worker draws its own.",
+        help="global: the same random numbers as on one worker; per-worker: separate ones on each.",
         rich_help_panel=SERIAL_PANEL,
     ),
 ]

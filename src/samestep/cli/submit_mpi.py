@@ -82,9 +82,9 @@ def mpi(
 ) -> int:
     """Write a job for Open MPI or MPICH, start it over ssh, and follow its log to the end.
 
-    The hosts are checked first. Without -n every slot of a host is a worker. The job and its log are stored in jobs/. The job continues when the terminal
-    is closed, and after Ctrl-C. The exit code is that of the job. Defaults are read from the mpi table of
-    ~/.config/samestep/config.toml; flags override them.
+    The hosts are checked first. Without -n every slot of a host is a worker. The job and its log are stored
+    in jobs/. The job continues when the terminal is closed, and after Ctrl-C. The exit code is that of the
+    job. Defaults are read from the mpi table of ~/.config/samestep/config.toml; flags override them.
     """
     environment = env.snapshot()
     site = with_flags(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from samestep.base.owned_folders import leftovers, remove_dead
+from samestep.base.owned_folders import orphans, remove_dead
 from samestep.base.units import bytes_text
 from samestep.doctor.leftovers import segments_of_the_dead
 
@@ -21,13 +21,13 @@ def clean(
         memory: where shared memory lies.
     """
     where = None if parents is None else list(parents)
-    sizes = {one.path: _bytes(one.path) for one in leftovers(where)}
+    sizes = {one.path: _bytes(one.path) for one in orphans(where)}
     lines = [f"removed {path} ({bytes_text(sizes.get(path, 0))})" for path in remove_dead(where)]
     lines += [
         f"left {one.path}: it could not be removed"
         if one.life == "dead"
         else f"left {one.path}: its owner may live on another host or in another container"
-        for one in leftovers(where)
+        for one in orphans(where)
     ]
     for segment in segments_of_the_dead(memory):
         path = memory / segment.name

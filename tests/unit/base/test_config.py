@@ -44,24 +44,23 @@ def test_keys_have_dashes_or_underscores_and_a_time_may_be_a_number(read):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "named"),
     [
-        (
-            '[slurm]\npartitions = "gpu"',
-            r"\[slurm\] has no key 'partitions'. The nearest there is: partition",
-        ),
-        ("[slrm]\n", "no table is called 'slrm'. The nearest there is: slurm"),
-        ("slurm = 3", r"slurm is a table: write \[slurm\]"),
-        ('[slurm]\ncpus-per-task = "8"', "cpus-per-task = '8' is not a whole number"),
-        ("[slurm]\ncpus_per_task = true", "cpus_per_task = True is not a whole number"),
-        ('[slurm]\nlines = "a"', "lines = 'a' is not a list of texts"),
-        ("[slurm]\npartition = true", "partition = True is not a text"),
-        ("[slurm\n", "is no TOML"),
+        ('[slurm]\npartitions = "gpu"', ["[slurm]", "'partitions'", "partition."]),
+        ("[slrm]\n", ["'slrm'", "slurm."]),
+        ("slurm = 3", ["slurm", "[slurm]"]),
+        ('[slurm]\ncpus-per-task = "8"', ["[slurm]", "cpus-per-task", "'8'", "integer"]),
+        ("[slurm]\ncpus_per_task = true", ["[slurm]", "cpus_per_task", "True", "integer"]),
+        ('[slurm]\nlines = "a"', ["[slurm]", "lines", "'a'", "list"]),
+        ("[slurm]\npartition = true", ["[slurm]", "partition", "True", "string"]),
+        ("[slurm\n", ["config.toml", "TOML"]),
     ],
 )
-def test_what_is_wrong_is_named(read, text, said):
-    with pytest.raises(UsageError, match=said):
+def test_an_error_names_the_table_the_key_and_the_value(read, text, named):
+    with pytest.raises(UsageError) as raised:
         read(text)
+
+    assert all(one in str(raised.value) for one in named)
 
 
 def test_a_file_that_cannot_be_read_is_no_missing_file(tmp_path):

@@ -10,8 +10,8 @@ import pytest
 
 from samestep.base.errors import Error
 from samestep.base.owned_folders import (
-    leftovers,
     make_folder,
+    orphans,
     owned_folder,
     remove_dead,
     remove_folder,
@@ -173,5 +173,5 @@ def test_doctor_reports_what_it_removes_and_what_it_leaves(tmp_path):
     assert str(dead) in removed
     assert "KiB" in removed
     assert str(foreign) in left
-    assert {one.path for one in leftovers([tmp_path])} == {foreign}
+    assert {one.path for one in orphans([tmp_path])} == {foreign}
     assert not dead.exists()

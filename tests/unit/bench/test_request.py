@@ -1,4 +1,4 @@
-"""What can be asked for."""
+"""Tests of the requests that the command line makes."""
 
 import pytest
 
@@ -15,35 +15,35 @@ def test_sizes_go_by_powers_of_four_with_ddps_bucket_and_both_ends():
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
-    [(("4", "8", None), "--min and --max have nothing"), ((None, "8", "4"), "--min 8 is more than --max 4")],
+    ("asked", "named"),
+    [(("4", "8", None), r"--sizes .* --min .* --max"), ((None, "8", "4"), r"--min 8 .* --max 4")],
 )
-def test_sizes_that_contradict_each_other_are_refused(asked, words):
-    with pytest.raises(UsageError, match=words):
+def test_sizes_that_contradict_each_other_are_refused(asked, named):
+    with pytest.raises(UsageError, match=named):
         sizes_of(*asked)
 
 
 @pytest.mark.parametrize(
-    ("wish", "words"),
+    ("fields", "named"),
     [
-        ({"dtype": "int3"}, "--dtype 'int3' is none of float32"),
+        ({"dtype": "int3"}, "--dtype 'int3' .*float32"),
         ({"rounds": 0}, "--rounds 0"),
         ({"seconds": 0.0}, "--seconds 0"),
         ({"seconds": float("nan")}, "--seconds nan"),
-        ({"timeout_s": 0.0}, "--timeout 0 is no time to wait"),
+        ({"timeout_s": 0.0}, "--timeout 0"),
     ],
 )
-def test_wishes_without_sense_are_refused(wish, words):
-    with pytest.raises(UsageError, match=words):
-        Request(collective="all_reduce", sizes=(4,), **wish)
+def test_invalid_requests_are_refused(fields, named):
+    with pytest.raises(UsageError, match=named):
+        Request(collective="all_reduce", sizes=(4,), **fields)
 
 
-def test_algorithms_are_those_asked_for_or_all():
+def test_algorithms_are_the_requested_ones_or_all():
     there = ["native", "ring", "halving_doubling"]
     assert names_of("halving-doubling,ring,ring") == ("halving_doubling", "ring")
     assert chosen((), there, "all_reduce") == tuple(there)
     assert chosen(("ring",), there, "all_reduce") == ("ring",)
-    with pytest.raises(UsageError, match="tre: all_reduce has, among these ranks, native, ring"):
+    with pytest.raises(UsageError, match=r"tre: .*all_reduce .*native, ring, halving_doubling"):
         chosen(("tre",), there, "all_reduce")
-    with pytest.raises(UsageError, match="processes of one host"):
+    with pytest.raises(UsageError, match="shared_memory"):
         chosen(("shared_memory",), there, "all_reduce")

@@ -1,6 +1,6 @@
 """Turns, with a clock that is told what to say."""
 
-from samestep.bench.rounds import in_turns, turns
+from samestep.bench.rounds import round_order, timed_interleaved
 from samestep.world.solo import SoloWorld
 
 
@@ -19,7 +19,7 @@ class Machine:
 
     def time(self, calls, **wishes):
         self.log.clear()
-        return in_turns(
+        return timed_interleaved(
             SoloWorld(),
             calls,
             **{"rounds": None, "seconds": 1.0, "finish": int, "clock": lambda: self.now} | wishes,
@@ -27,7 +27,7 @@ class Machine:
 
 
 def test_each_round_begins_with_another():
-    assert [turns("abc", number) for number in range(4)] == [
+    assert [round_order("abc", number) for number in range(4)] == [
         list("abc"),
         list("bca"),
         list("cab"),
@@ -35,7 +35,7 @@ def test_each_round_begins_with_another():
     ]
 
 
-def test_long_calls_are_timed_one_by_one_in_turns_after_two_that_do_not_count():
+def test_long_calls_are_timed_one_by_one_interleaved_after_two_warm_up_rounds():
     machine = Machine()
     times = machine.time({"a": machine.call("a", 0.25), "b": machine.call("b", 0.5)}, rounds=2)
 

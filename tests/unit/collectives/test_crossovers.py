@@ -38,7 +38,7 @@ def test_each_is_taken_from_its_size_on_and_the_first_below():
         ("tre", "--algorithm 'tre' is none of native, naive, tree"),
         ("tree,ring", "where one takes over from the other"),
         ("tree:4,ring:8", "where one takes over"),
-        ("tree,ring:x", "--algorithm 'x' is no size"),
+        ("tree,ring:x", "--algorithm 'x'"),
         ("tree,ring:8,tree:8", "the sizes must rise"),
         ("auto,ring:8", "is none of"),
     ],
