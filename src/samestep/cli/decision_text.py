@@ -59,7 +59,7 @@ def _script(decision: Decision) -> str:
     if script is None:
         return f"{target} runs on each worker as it is (--mode native)"
     if script.kind == "spawns":
-        return f"{target} starts its own workers ({script.evidence}): samestep starts it once"
+        return f"{target} starts its own workers ({script.evidence}): it is started once"
     if script.kind == "serial":
         if decision.is_replicated:
             return f"{target} is a serial script; its models' calls are split across workers"
