@@ -16,6 +16,7 @@ from samestep.cli import options
 from samestep.cli.bench_common import decide_bench, exit_on_timeout
 from samestep.cli.bench_step import step
 from samestep.cli.console import log
+from samestep.cli.options import option, switch
 from samestep.cli.progress import progress_bar
 from samestep.cli.running import start_own
 from samestep.cli.setting_flags import as_arguments
@@ -55,43 +56,30 @@ def command_for(collective: str) -> Callable[..., None]:
         workers: options.Workers = None,
         threads: options.Threads = None,
         bind: options.Bind = "none",
-        sizes: Annotated[
-            str | None, typer.Option(metavar="SIZE,..", help="Sizes to measure, such as 4,64K,25MiB.")
-        ] = None,
-        min_size: Annotated[
-            str | None, typer.Option("--min", metavar="SIZE", help="Smallest size. Default: 4 B.")
-        ] = None,
+        sizes: Annotated[str | None, option("SIZE,..", "Sizes to measure, such as 4,64K,25MiB.")] = None,
+        min_size: Annotated[str | None, option("SIZE", "Smallest size. Default: 4 B.", "", "--min")] = None,
         max_size: Annotated[
-            str | None, typer.Option("--max", metavar="SIZE", help="Largest size. Default: 256 MiB.")
+            str | None, option("SIZE", "Largest size. Default: 256 MiB.", "", "--max")
         ] = None,
         algorithm: Annotated[
-            str | None,
-            typer.Option(
-                metavar="NAME,..", help="Algorithms to measure. Default: all that the workers can run."
-            ),
+            str | None, option("NAME,..", "Algorithms to measure. Default: all that the workers can run.")
         ] = None,
-        dtype: Annotated[str, typer.Option(help=f"Type of the elements: {', '.join(DTYPES)}.")] = "float32",
+        dtype: Annotated[str, option("", f"Type of the elements: {', '.join(DTYPES)}.")] = "float32",
         rounds: Annotated[
-            int | None,
-            typer.Option(metavar="R", help="Rounds per size. Default: as many as fit into --seconds."),
+            int | None, option("R", "Rounds per size. Default: as many as fit into --seconds.")
         ] = None,
-        seconds: Annotated[float, typer.Option(metavar="S", help="Seconds to measure each size.")] = 2.0,
-        timeout: Annotated[
-            float, typer.Option(metavar="S", help="Seconds after which a call is reported as stuck.")
-        ] = 30.0,
+        seconds: Annotated[float, option("S", "Seconds to measure each size.")] = 2.0,
+        timeout: Annotated[float, option("S", "Seconds after which a call is reported as stuck.")] = 30.0,
         save: Annotated[
             bool,
-            typer.Option(
+            switch(
+                "Store the fastest all-reduce for each size, for --algorithm auto.",
+                options.RESULTS_PANEL,
                 "--save",
-                help="Store the fastest all-reduce for each size, for --algorithm auto.",
-                rich_help_panel=options.RESULTS_PANEL,
             ),
         ] = False,
         plot: Annotated[
-            Path | None,
-            typer.Option(
-                metavar="FILE.svg", help="Plot times over sizes.", rich_help_panel=options.RESULTS_PANEL
-            ),
+            Path | None, option("FILE.svg", "Plot times over sizes.", options.RESULTS_PANEL)
         ] = None,
         as_json: options.AsJson = False,
     ) -> None:

@@ -13,6 +13,7 @@ from samestep.bench.request import SYNCS
 from samestep.cli import options
 from samestep.cli.bench_common import decide_bench, exit_on_timeout
 from samestep.cli.console import log
+from samestep.cli.options import option
 from samestep.cli.progress import progress_bar
 from samestep.cli.running import start_own
 from samestep.cli.setting_flags import as_arguments
@@ -34,15 +35,12 @@ def step(
     batch_per_worker: Annotated[int, options.BATCH_PER_WORKER] = 16,
     sync: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME,..",
-            help=f"Synchronizers to measure: {', '.join(SYNCS)}. Default: all that the workers can run.",
+        option(
+            "NAME,..", f"Synchronizers to measure: {', '.join(SYNCS)}. Default: all that the workers can run."
         ),
     ] = None,
-    seconds: Annotated[float, typer.Option(metavar="S", help="Seconds to measure.")] = 60.0,
-    timeout: Annotated[
-        float, typer.Option(metavar="S", help="Seconds after which a measurement is reported as stuck.")
-    ] = 120.0,
+    seconds: Annotated[float, option("S", "Seconds to measure.")] = 60.0,
+    timeout: Annotated[float, option("S", "Seconds after which a measurement is reported as stuck.")] = 120.0,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure training steps with each gradient synchronizer, interleaved.

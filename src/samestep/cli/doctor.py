@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from samestep import __version__
 from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.cli import options
+from samestep.cli.options import option, switch
 from samestep.cli.running import OWN_PROGRAM, decide_own, execute
 from samestep.cli.setting_flags import as_arguments
 from samestep.doctor.clean import clean as clean_up
@@ -30,20 +29,20 @@ def doctor(
     as_json: options.AsJson = False,
     ticket: Annotated[
         bool,
-        typer.Option(
+        switch(
+            "Print a text for a support request, with the variables; secrets are masked.",
+            options.RESULTS_PANEL,
             "--ticket",
-            help="Print a text for a support request, with the variables; secrets are masked.",
-            rich_help_panel=options.RESULTS_PANEL,
         ),
     ] = False,
     devices: Annotated[
-        bool, typer.Option(help="Detect devices and back ends, and form a process group as a training does.")
+        bool, option("", "Detect devices and back ends, and form a process group as a training does.")
     ] = True,
-    run_folder: Annotated[Path, typer.Option(metavar="DIR", help="The run folder to test.")] = Path("runs"),
+    run_folder: Annotated[Path, option("DIR", "The run folder to test.")] = Path("runs"),
     clean: Annotated[
-        bool, typer.Option("--clean", help="Only remove what dead runs have left on this host.")
+        bool, switch("Only remove what dead runs have left on this host.", "", "--clean")
     ] = False,
-    wait: Annotated[float, typer.Option(metavar="S", help="Seconds to wait for the other ranks.")] = 60.0,
+    wait: Annotated[float, option("S", "Seconds to wait for the other ranks.")] = 60.0,
 ) -> int:
     """Report what is detected here and from which variables, and find problems.
 

@@ -1,7 +1,7 @@
 """Declares the options that several verbs share, each once, and checks their values."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,130 +12,129 @@ from samestep.collectives.crossovers import ALGORITHMS
 WORKERS_PANEL, SERIAL_PANEL, CLOCK_PANEL = "Workers", "Serial scripts", "Step clock"
 TRAINING_PANEL, DATA_PANEL, RESULTS_PANEL = "Training", "Data", "Results"
 
-Workers = Annotated[
-    int | None,
-    typer.Option("-n", metavar="N", help="Number of workers, on all nodes.", rich_help_panel=WORKERS_PANEL),
-]
-WorkerCounts = Annotated[
-    str,
-    typer.Option(
-        "-n", metavar="N,..", help="Numbers of workers, such as 1,2,4.", rich_help_panel=WORKERS_PANEL
-    ),
-]
+
+def option(metavar: str, about: str, panel: str = "", *names: str) -> Any:
+    """Return the declaration of an option.
+
+    Args:
+        metavar: the value in ``--help``; empty for the name of the type.
+        about: the text in ``--help``.
+        panel: the heading in ``--help``; empty for that of all options.
+        names: the spellings; by default that of the parameter.
+    """
+    return typer.Option(*names, help=about, metavar=metavar or None, rich_help_panel=panel or None)
+
+
+def switch(about: str, panel: str, *names: str) -> Any:
+    """Return the declaration of an option without a value; see `option`."""
+    return option("", about, panel, *names)
+
+
+Workers = Annotated[int | None, option("N", "Number of workers, on all nodes.", WORKERS_PANEL, "-n")]
+WorkerCounts = Annotated[str, option("N,..", "Numbers of workers, such as 1,2,4.", WORKERS_PANEL, "-n")]
 Threads = Annotated[
     int | None,
-    typer.Option(
-        metavar="T",
-        help="Compute threads per worker. Default: its share of the cores (scale: at the largest -n).",
-        rich_help_panel=WORKERS_PANEL,
+    option(
+        "T",
+        "Compute threads per worker. Default: its share of the cores (scale: at the largest -n).",
+        WORKERS_PANEL,
     ),
 ]
-BIND = typer.Option(
-    help="core: cores of its own for each worker, near its GPU; numa: the NUMA node of those cores; none.",
-    rich_help_panel=WORKERS_PANEL,
+BIND = option(
+    "",
+    "core: cores of its own for each worker, near its GPU; numa: the NUMA node of those cores; none.",
+    WORKERS_PANEL,
 )
 Bind = Annotated[str, BIND]
 MaxRestarts = Annotated[
     int,
-    typer.Option(
-        metavar="K",
-        help="Restart all workers up to K times after a failure; train resumes from its last checkpoint.",
-        rich_help_panel=WORKERS_PANEL,
+    option(
+        "K",
+        "Restart all workers up to K times after a failure; train resumes from its last checkpoint.",
+        WORKERS_PANEL,
     ),
 ]
-HANG_TIMEOUT = typer.Option(
-    metavar="SECONDS",
-    help="End the run when a rank has waited this long for another one; 0 disables the check.",
-    rich_help_panel=WORKERS_PANEL,
+HANG_TIMEOUT = option(
+    "SECONDS",
+    "End the run when a rank has waited this long for another one; 0 disables the check.",
+    WORKERS_PANEL,
 )
 HangTimeout = Annotated[float, HANG_TIMEOUT]
 Mode = Annotated[
     str | None,
-    typer.Option(
-        help="auto: detect the kind of script; autopilot: it is serial; native: start it as it is.",
-        rich_help_panel=WORKERS_PANEL,
+    option(
+        "",
+        "auto: detect the kind of script; autopilot: it is serial; native: start it as it is.",
+        WORKERS_PANEL,
     ),
 ]
-Module = Annotated[bool, typer.Option("-m", "--module", help="The program is a Python module.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print JSON instead of text.", rich_help_panel=RESULTS_PANEL)
-]
+Module = Annotated[bool, switch("The program is a Python module.", "", "-m", "--module")]
+DryRun = Annotated[bool, switch("Print what would be started, and start nothing.", "", "--dry-run")]
+AsJson = Annotated[bool, switch("Print JSON instead of text.", RESULTS_PANEL, "--json")]
 
 BatchNorm = Annotated[
     str | None,
-    typer.Option(
-        help="global: batch norm over the whole batch; local: over each worker's shard.",
-        rich_help_panel=SERIAL_PANEL,
-    ),
+    option("", "global: batch norm over the whole batch; local: over each worker's shard.", SERIAL_PANEL),
 ]
 Split = Annotated[
     str | None,
-    typer.Option(
-        help="call: shard the batch in each call of a model; loader: shard it as it is loaded.",
-        rich_help_panel=SERIAL_PANEL,
+    option(
+        "", "call: shard the batch in each call of a model; loader: shard it as it is loaded.", SERIAL_PANEL
     ),
 ]
 Load = Annotated[
     str | None,
-    typer.Option(
-        help="shared: each worker loads its shard of a batch; replicated: the whole batch; auto: shared"
+    option(
+        "",
+        "shared: each worker loads its shard of a batch; replicated: the whole batch; auto: shared"
         " where that gives the same batch and is faster.",
-        rich_help_panel=SERIAL_PANEL,
+        SERIAL_PANEL,
     ),
 ]
 Random = Annotated[
     str | None,
-    typer.Option(
-        help="global: the same random numbers as on one worker; per-worker: separate ones on each.",
-        rich_help_panel=SERIAL_PANEL,
+    option(
+        "",
+        "global: the same random numbers as on one worker; per-worker: separate ones on each.",
+        SERIAL_PANEL,
     ),
 ]
 Device = Annotated[
     str | None,
-    typer.Option(
-        help="auto: the device that the script names; cpu: the CPU, also for a script that names cuda.",
-        rich_help_panel=SERIAL_PANEL,
+    option(
+        "",
+        "auto: the device that the script names; cpu: the CPU, also for a script that names cuda.",
+        SERIAL_PANEL,
     ),
 ]
 Algorithm = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help=f"The all-reduce of gradients: {', '.join(ALGORITHMS)}; by size, such as tree,ring:64K; or "
+    option(
+        "NAME",
+        f"The all-reduce of gradients: {', '.join(ALGORITHMS)}; by size, such as tree,ring:64K; or "
         "auto, the fastest that samestep bench all-reduce --save has measured.",
-        rich_help_panel=SERIAL_PANEL,
+        SERIAL_PANEL,
     ),
 ]
 
 Clock = Annotated[
     Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Record each worker's steps in a file there: the duration of each step and of its phases.",
-        rich_help_panel=CLOCK_PANEL,
+    option(
+        "DIR",
+        "Record each worker's steps in a file there: the duration of each step and of its phases.",
+        CLOCK_PANEL,
     ),
 ]
-ClockSteps = Annotated[
-    int | None,
-    typer.Option(metavar="K", help="Stop the run after K recorded steps.", rich_help_panel=CLOCK_PANEL),
-]
-ClockWarmUp = Annotated[
-    int,
-    typer.Option(metavar="W", help="Steps before the first recorded one.", rich_help_panel=CLOCK_PANEL),
-]
+ClockSteps = Annotated[int | None, option("K", "Stop the run after K recorded steps.", CLOCK_PANEL)]
+ClockWarmUp = Annotated[int, option("W", "Steps before the first recorded one.", CLOCK_PANEL)]
 
-MODEL = typer.Option(
-    metavar="NAME", help="convnet, resnet9, resnet18 ... resnet152.", rich_help_panel=TRAINING_PANEL
+MODEL = option("NAME", "convnet, resnet9, resnet18 ... resnet152.", TRAINING_PANEL)
+BATCH_PER_WORKER = option(
+    "B",
+    "Samples per worker in each step. The global batch is N * B, so the training depends on N.",
+    TRAINING_PANEL,
 )
-BATCH_PER_WORKER = typer.Option(
-    metavar="B",
-    help="Samples per worker in each step. The global batch is N * B, so the training depends on N.",
-    rich_help_panel=TRAINING_PANEL,
-)
-DataDir = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Folder of the data set.", rich_help_panel=DATA_PANEL)
-]
+DataDir = Annotated[Path | None, option("DIR", "Folder of the data set.", DATA_PANEL)]
 
 
 def efficiency(text: str) -> float:

@@ -8,6 +8,7 @@ import typer
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.cli import options
+from samestep.cli.options import option, switch
 from samestep.report import compare, run_page
 from samestep.report.read import names, read_run
 from samestep.report.run_page import NAME
@@ -30,15 +31,15 @@ def report(
     ],
     *,
     scaling: Annotated[
-        bool, typer.Option("--scaling", help="Compare numbers of workers: speedup and efficiency.")
+        bool, switch("Compare numbers of workers: speedup and efficiency.", "", "--scaling")
     ] = False,
     worth: options.Worth = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help=f"The page. Default: {NAME} beside the run, or in this folder for several runs.",
-            rich_help_panel=options.RESULTS_PANEL,
+        option(
+            "FILE",
+            f"The page. Default: {NAME} beside the run, or in this folder for several runs.",
+            options.RESULTS_PANEL,
         ),
     ] = None,
     as_json: options.AsJson = False,

@@ -13,6 +13,7 @@ from samestep.cli.decision import decide, with_checks
 from samestep.cli.decision_text import banner, dry_run_lines
 from samestep.cli.hash_seed import fix_hash_seed
 from samestep.cli.job_flags import Rendezvous
+from samestep.cli.options import option, switch
 from samestep.cli.running import execute
 from samestep.cli.scratch import with_scratch
 from samestep.cli.serial_flags import with_options
@@ -42,12 +43,7 @@ def run(
     *,
     workers: options.Workers = None,
     nproc_per_node: Annotated[
-        str | None,
-        typer.Option(
-            metavar="K",
-            help="Workers on each node: a number, gpu, cpu or auto.",
-            rich_help_panel=options.WORKERS_PANEL,
-        ),
+        str | None, option("K", "Workers on each node: a number, gpu, cpu or auto.", options.WORKERS_PANEL)
     ] = None,
     threads: options.Threads = None,
     bind: options.Bind = "none",
@@ -55,10 +51,10 @@ def run(
     hang_timeout: options.HangTimeout = 60.0,
     count: Annotated[
         bool,
-        typer.Option(
+        switch(
+            "Print the number of steps and samples at the end, and where the time went.",
+            options.CLOCK_PANEL,
             "--count",
-            help="Print the number of steps and samples at the end, and where the time went.",
-            rich_help_panel=options.CLOCK_PANEL,
         ),
     ] = False,
     clock: options.Clock = None,
@@ -66,24 +62,24 @@ def run(
     clock_warm_up: options.ClockWarmUp = 5,
     sanitize: Annotated[
         bool,
-        typer.Option(
+        switch(
+            "Compare the workers in every step: weights, steps, samples, random numbers, NaN. Slower.",
+            options.WORKERS_PANEL,
             "--sanitize",
-            help="Compare the workers in every step: weights, steps, samples, random numbers, NaN. Slower.",
-            rich_help_panel=options.WORKERS_PANEL,
         ),
     ] = False,
     mode: options.Mode = "auto",
     module: options.Module = False,
     no_python: Annotated[
-        bool, typer.Option("--no-python", help="The program is an executable of any kind.")
+        bool, switch("The program is an executable of any kind.", "", "--no-python")
     ] = False,
     dry_run: options.DryRun = False,
     explain: Annotated[
         bool,
-        typer.Option(
+        switch(
+            "Run the first steps, print what is split, and discard what the script writes.",
+            options.SERIAL_PANEL,
             "--explain",
-            help="Run the first steps, print what is split, and discard what the script writes.",
-            rich_help_panel=options.SERIAL_PANEL,
         ),
     ] = False,
     batch_norm: options.BatchNorm = "global",
@@ -94,82 +90,58 @@ def run(
     algorithm: options.Algorithm = None,
     check_every: Annotated[
         int | None,
-        typer.Option(
-            metavar="K",
-            help="Compute every K-th split call unsplit too, and compare; 0 disables the check. "
+        option(
+            "K",
+            "Compute every K-th split call unsplit too, and compare; 0 disables the check. "
             "Default: ever less often, in about 1 % of the time.",
-            rich_help_panel=options.SERIAL_PANEL,
+            options.SERIAL_PANEL,
         ),
     ] = None,
     all_output: Annotated[
         bool,
-        typer.Option(
+        switch(
+            "Print the output of all workers of a serial script, each line prefixed with the rank.",
+            _OUTPUT,
             "--all-output",
-            help="Print the output of all workers of a serial script, each line prefixed with the rank.",
-            rich_help_panel=_OUTPUT,
         ),
     ] = False,
     scratch: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Redirect the files that Python, torch and numpy write to this folder.",
-            rich_help_panel=_OUTPUT,
-        ),
+        option("DIR", "Redirect the files that Python, torch and numpy write to this folder.", _OUTPUT),
     ] = None,
-    log_dir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder for each worker's output.", rich_help_panel=_OUTPUT),
-    ] = None,
+    log_dir: Annotated[Path | None, option("DIR", "Folder for each worker's output.", _OUTPUT)] = None,
     redirects: Annotated[
         str,
-        typer.Option(
+        option(
+            "",
+            "Streams that go to files only: 1 stdout, 2 stderr, 3 both, or RANK:S,..",
+            _OUTPUT,
             "-r",
             "--redirects",
-            help="Streams that go to files only: 1 stdout, 2 stderr, 3 both, or RANK:S,..",
-            rich_help_panel=_OUTPUT,
         ),
     ] = "0",
     tee: Annotated[
         str,
-        typer.Option(
+        option(
+            "",
+            "Streams that go to files and, prefixed with the rank, to the console.",
+            _OUTPUT,
             "-t",
             "--tee",
-            help="Streams that go to files and, prefixed with the rank, to the console.",
-            rich_help_panel=_OUTPUT,
         ),
     ] = "0",
-    nnodes: Annotated[str, typer.Option(help="Number of nodes.", rich_help_panel=_NODES)] = "1",
-    node_rank: Annotated[
-        int | None, typer.Option(help="Rank of this node, from 0.", rich_help_panel=_NODES)
-    ] = None,
-    master_addr: Annotated[
-        str, typer.Option(help="A host name or address of node 0.", rich_help_panel=_NODES)
-    ] = "",
-    master_port: Annotated[
-        int | None, typer.Option(help="A free port on node 0.", rich_help_panel=_NODES)
-    ] = None,
-    rdzv_backend: Annotated[
-        str, typer.Option(help="static (the flags above) or c10d.", rich_help_panel=_NODES)
-    ] = "",
-    rdzv_endpoint: Annotated[
-        str,
-        typer.Option(metavar="HOST:PORT", help="The endpoint of a c10d rendezvous.", rich_help_panel=_NODES),
-    ] = "",
-    rdzv_id: Annotated[
-        str, typer.Option(help="The run's id. Default: a random one.", rich_help_panel=_NODES)
-    ] = "",
-    rdzv_conf: Annotated[
-        str, typer.Option(metavar="K=V,..", help="Options of the rendezvous.", rich_help_panel=_NODES)
-    ] = "",
-    standalone: Annotated[
-        bool, typer.Option("--standalone", help="This node alone (the default).", rich_help_panel=_NODES)
-    ] = False,
-    role: Annotated[
-        str, typer.Option(help="The value of ROLE_NAME for the workers.", rich_help_panel=_NODES)
-    ] = "default",
+    nnodes: Annotated[str, option("", "Number of nodes.", _NODES)] = "1",
+    node_rank: Annotated[int | None, option("", "Rank of this node, from 0.", _NODES)] = None,
+    master_addr: Annotated[str, option("", "A host name or address of node 0.", _NODES)] = "",
+    master_port: Annotated[int | None, option("", "A free port on node 0.", _NODES)] = None,
+    rdzv_backend: Annotated[str, option("", "static (the flags above) or c10d.", _NODES)] = "",
+    rdzv_endpoint: Annotated[str, option("HOST:PORT", "The endpoint of a c10d rendezvous.", _NODES)] = "",
+    rdzv_id: Annotated[str, option("", "The run's id. Default: a random one.", _NODES)] = "",
+    rdzv_conf: Annotated[str, option("K=V,..", "Options of the rendezvous.", _NODES)] = "",
+    standalone: Annotated[bool, switch("This node alone (the default).", _NODES, "--standalone")] = False,
+    role: Annotated[str, option("", "The value of ROLE_NAME for the workers.", _NODES)] = "default",
     monitor_interval: Annotated[
-        float, typer.Option(help="Seconds between two checks of the other nodes.", rich_help_panel=_NODES)
+        float, option("", "Seconds between two checks of the other nodes.", _NODES)
     ] = 0.1,
 ) -> None:
     """Run a program on N workers.
@@ -205,11 +177,7 @@ def run(
     if not dry_run:
         fix_hash_seed(job, mode)
     decision = decide(
-        job,
-        mode=mode,
-        threads=threads,
-        master=job_flags.master(rendezvous),
-        environment=env.snapshot(),
+        job, mode=mode, threads=threads, master=job_flags.master(rendezvous), environment=env.snapshot()
     )
     decision = with_options(
         with_binding(decision, bind),

@@ -12,6 +12,7 @@ import typer
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.cli import options
+from samestep.cli.options import option, switch
 from samestep.cli.recipe_flags import refuse_wrong_flags
 from samestep.cli.scale_jobs import (
     PerNode,
@@ -69,8 +70,7 @@ _SWEEP, _MEASUREMENT, _JOBS = "Sweep", "Measurement", "Slurm jobs"
 def scale(
     context: typer.Context,
     target: Annotated[
-        str | None,
-        typer.Argument(metavar="TARGET", help="A script, a recipe, or with -m a module."),
+        str | None, typer.Argument(metavar="TARGET", help="A script, a recipe, or with -m a module.")
     ] = None,
     arguments: Annotated[
         list[str] | None,
@@ -84,42 +84,28 @@ def scale(
     workers: options.WorkerCounts = "1,2",
     scaling: Annotated[
         str,
-        typer.Option(
-            help="strong: constant global batch; weak: constant batch per worker; both; auto: as the "
+        option(
+            "",
+            "strong: constant global batch; weak: constant batch per worker; both; auto: as the "
             "arguments are.",
-            rich_help_panel=_SWEEP,
+            _SWEEP,
         ),
     ] = "auto",
     compare: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="WHAT=A,B",
-            help="Variants to compare: launcher=samestep,torchrun, sync=ddp,flat, env:NAME=1,2. Repeatable.",
-            rich_help_panel=_SWEEP,
+        option(
+            "WHAT=A,B",
+            "Variants to compare: launcher=samestep,torchrun, sync=ddp,flat, env:NAME=1,2. Repeatable.",
+            _SWEEP,
         ),
     ] = None,
     module: options.Module = False,
-    steps: Annotated[
-        int, typer.Option(metavar="K", help="Measured steps of each run.", rich_help_panel=_MEASUREMENT)
-    ] = 30,
-    warm_up: Annotated[
-        int,
-        typer.Option(metavar="W", help="Steps before the measured ones.", rich_help_panel=_MEASUREMENT),
-    ] = 5,
-    repeats: Annotated[
-        int,
-        typer.Option(
-            metavar="R", help="Runs of each configuration, interleaved.", rich_help_panel=_MEASUREMENT
-        ),
-    ] = 3,
-    seed: Annotated[
-        int, typer.Option(help="Seed of the order of the runs.", rich_help_panel=_MEASUREMENT)
-    ] = 0,
+    steps: Annotated[int, option("K", "Measured steps of each run.", _MEASUREMENT)] = 30,
+    warm_up: Annotated[int, option("W", "Steps before the measured ones.", _MEASUREMENT)] = 5,
+    repeats: Annotated[int, option("R", "Runs of each configuration, interleaved.", _MEASUREMENT)] = 3,
+    seed: Annotated[int, option("", "Seed of the order of the runs.", _MEASUREMENT)] = 0,
     oversubscribe: Annotated[
-        bool,
-        typer.Option(
-            "--oversubscribe", help="Allow more workers than cores or GPUs.", rich_help_panel=_MEASUREMENT
-        ),
+        bool, switch("Allow more workers than cores or GPUs.", _MEASUREMENT, "--oversubscribe")
     ] = False,
     threads: options.Threads = None,
     bind: Annotated[str | None, options.BIND] = None,
@@ -133,27 +119,15 @@ def scale(
     algorithm: options.Algorithm = None,
     worth: options.Worth = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder of the study. Default: studies/NAME-TIME.",
-            rich_help_panel=options.RESULTS_PANEL,
-        ),
+        Path | None, option("DIR", "Folder of the study. Default: studies/NAME-TIME.", options.RESULTS_PANEL)
     ] = None,
     as_json: options.AsJson = False,
     dry_run: options.DryRun = False,
-    submit: Annotated[
-        str | None,
-        typer.Option(metavar="slurm", help="Submit one job per number of workers.", rich_help_panel=_JOBS),
-    ] = None,
+    submit: Annotated[str | None, option("slurm", "Submit one job per number of workers.", _JOBS)] = None,
     detach: Detach = False,
-    collect: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Collect the runs of a submitted study.", rich_help_panel=_JOBS),
-    ] = None,
+    collect: Annotated[Path | None, option("DIR", "Collect the runs of a submitted study.", _JOBS)] = None,
     nproc_per_node: Annotated[
-        int | None,
-        typer.Option(metavar="K", help="Maximum workers per node. Default: all.", rich_help_panel=_JOBS),
+        int | None, option("K", "Maximum workers per node. Default: all.", _JOBS)
     ] = None,
     gpus_per_node: GpusPerNode = 0,
     cpus_per_task: CpusPerTask = None,

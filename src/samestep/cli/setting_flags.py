@@ -70,10 +70,7 @@ def _parameter(one: Field[Any], kind: Any) -> inspect.Parameter:
     option = typer.Option(spelled, help=about, rich_help_panel=panel, show_default=False)
     asked = list[str] if kind is list else kind
     return inspect.Parameter(
-        one.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[asked | None, option],
+        one.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[asked | None, option]
     )
 
 

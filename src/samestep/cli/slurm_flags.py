@@ -2,69 +2,31 @@
 
 from typing import Annotated
 
-import typer
-
 from samestep.base import env
 from samestep.base.config import config_path, table
+from samestep.cli.options import option
 from samestep.cli.submit_common import SOFTWARE
 from samestep.submit.site import SlurmSite, with_flags
 
 SIZE, SITE = "Resources of a Slurm job", "Slurm site"
 
-GpusPerNode = Annotated[
-    int, typer.Option(metavar="G", help="GPUs of each node, one for each worker.", rich_help_panel=SIZE)
-]
-CpusPerTask = Annotated[
-    int | None, typer.Option(metavar="C", help="Cores of each worker.", rich_help_panel=SIZE)
-]
-Memory = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Memory of each node, such as 64G.", rich_help_panel=SIZE)
-]
-Time = Annotated[
-    str | None,
-    typer.Option(
-        "--time", "-t", metavar="TIME", help="Time limit: minutes, or 1:30:00.", rich_help_panel=SIZE
-    ),
-]
-Partition = Annotated[
-    str | None,
-    typer.Option("--partition", "-p", metavar="NAME", help="Partition to run in.", rich_help_panel=SITE),
-]
-Account = Annotated[
-    str | None,
-    typer.Option("--account", "-A", metavar="NAME", help="Account to charge.", rich_help_panel=SITE),
-]
-Reservation = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Reservation to run in.", rich_help_panel=SITE)
-]
-Qos = Annotated[str | None, typer.Option(metavar="NAME", help="Quality of service.", rich_help_panel=SITE)]
-Constraint = Annotated[
-    str | None,
-    typer.Option(
-        "--constraint", "-C", metavar="FEATURES", help="Features of the nodes.", rich_help_panel=SITE
-    ),
-]
+GpusPerNode = Annotated[int, option("G", "GPUs of each node, one for each worker.", SIZE)]
+CpusPerTask = Annotated[int | None, option("C", "Cores of each worker.", SIZE)]
+Memory = Annotated[str | None, option("SIZE", "Memory of each node, such as 64G.", SIZE)]
+Time = Annotated[str | None, option("TIME", "Time limit: minutes, or 1:30:00.", SIZE, "--time", "-t")]
+Partition = Annotated[str | None, option("NAME", "Partition to run in.", SITE, "--partition", "-p")]
+Account = Annotated[str | None, option("NAME", "Account to charge.", SITE, "--account", "-A")]
+Reservation = Annotated[str | None, option("NAME", "Reservation to run in.", SITE)]
+Qos = Annotated[str | None, option("NAME", "Quality of service.", SITE)]
+Constraint = Annotated[str | None, option("FEATURES", "Features of the nodes.", SITE, "--constraint", "-C")]
 Directives = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="FLAG",
-        help="Another option of sbatch, such as --directive=--exclusive; repeatable.",
-        rich_help_panel=SITE,
-    ),
+    option("FLAG", "Another option of sbatch, such as --directive=--exclusive; repeatable.", SITE),
 ]
 LoadedModules = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--load-module",
-        metavar="NAME",
-        help="Environment module to load; repeatable.",
-        rich_help_panel=SOFTWARE,
-    ),
+    list[str] | None, option("NAME", "Environment module to load; repeatable.", SOFTWARE, "--load-module")
 ]
-Runtime = Annotated[
-    str | None,
-    typer.Option(help="Container runtime: apptainer, singularity or pyxis.", rich_help_panel=SOFTWARE),
-]
+Runtime = Annotated[str | None, option("", "Container runtime: apptainer, singularity or pyxis.", SOFTWARE)]
 
 
 def slurm_site(**flags: object) -> SlurmSite:

@@ -11,6 +11,7 @@ import typer
 from samestep.base.errors import UsageError
 from samestep.cli import job_flags, main
 from samestep.cli.console import log
+from samestep.cli.options import option, switch
 from samestep.submit.follow import FollowedJob, follow
 from samestep.submit.words import slug
 from samestep.submit.work import VERBS, Work, work
@@ -24,33 +25,18 @@ Target = Annotated[
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the program.")]
 SOFTWARE = "Software"
 Modules = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--module", metavar="NAME", help="Environment module to load; repeatable.", rich_help_panel=SOFTWARE
-    ),
+    list[str] | None, option("NAME", "Environment module to load; repeatable.", SOFTWARE, "--module")
 ]
-Venv = Annotated[
-    str | None,
-    typer.Option(metavar="DIR", help="Virtual environment to activate.", rich_help_panel=SOFTWARE),
-]
-Container = Annotated[
-    str | None,
-    typer.Option(metavar="IMAGE", help="Container image of the workers.", rich_help_panel=SOFTWARE),
-]
+Venv = Annotated[str | None, option("DIR", "Virtual environment to activate.", SOFTWARE)]
+Container = Annotated[str | None, option("IMAGE", "Container image of the workers.", SOFTWARE)]
 Lines = Annotated[
     list[str] | None,
-    typer.Option(
-        "--line",
-        metavar="SHELL",
-        help="Line of shell to run before the workers start; repeatable.",
-        rich_help_panel=SOFTWARE,
-    ),
+    option("SHELL", "Line of shell to run before the workers start; repeatable.", SOFTWARE, "--line"),
 ]
 JobName = Annotated[
-    str | None,
-    typer.Option("--job-name", "-J", metavar="NAME", help="Name of the job. Default: that of the program."),
+    str | None, option("NAME", "Name of the job. Default: that of the program.", "", "--job-name", "-J")
 ]
-Detach = Annotated[bool, typer.Option("--detach", help="Print the job's number, and do not follow the job.")]
+Detach = Annotated[bool, switch("Print the job's number, and do not follow the job.", "", "--detach")]
 
 _MISPLACED = {"--nodes", "--gpus-per-node", "--hosts", "--hostfile", "--dry-run"}
 

@@ -7,14 +7,13 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from samestep.base import env
 from samestep.base.config import config_path, table
 from samestep.base.errors import UsageError
 from samestep.base.units import counted
 from samestep.cli import options
 from samestep.cli.console import log
+from samestep.cli.options import option
 from samestep.cli.submit_common import (
     SOFTWARE,
     Arguments,
@@ -42,38 +41,23 @@ def mpi(
     target: Target,
     arguments: Arguments = None,
     *,
-    hosts: Annotated[
-        str | None,
-        typer.Option(metavar="a:2,b:2", help="Hosts, and the workers on each.", rich_help_panel=_HOSTS),
-    ] = None,
+    hosts: Annotated[str | None, option("a:2,b:2", "Hosts, and the workers on each.", _HOSTS)] = None,
     hostfile: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="File with a host per line: a slots=2, or a:2.", rich_help_panel=_HOSTS
-        ),
+        str | None, option("FILE", "File with a host per line: a slots=2, or a:2.", _HOSTS)
     ] = None,
     workers: options.Workers = None,
-    flavour: Annotated[
-        str | None, typer.Option(help="openmpi or mpich. Default: that of mpirun.", rich_help_panel=_HOSTS)
-    ] = None,
+    flavour: Annotated[str | None, option("", "openmpi or mpich. Default: that of mpirun.", _HOSTS)] = None,
     interface: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Network interface between the hosts, such as eth0.", rich_help_panel=_HOSTS
-        ),
+        str | None, option("NAME", "Network interface between the hosts, such as eth0.", _HOSTS)
     ] = None,
     ssh: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COMMAND", help="Command that connects to a host. Default: ssh.", rich_help_panel=_HOSTS
-        ),
+        str | None, option("COMMAND", "Command that connects to a host. Default: ssh.", _HOSTS)
     ] = None,
     module: Modules = None,
     venv: Venv = None,
     container: Container = None,
     container_runtime: Annotated[
-        str | None,
-        typer.Option(help="Container runtime: apptainer or singularity.", rich_help_panel=SOFTWARE),
+        str | None, option("", "Container runtime: apptainer or singularity.", SOFTWARE)
     ] = None,
     line: Lines = None,
     job_name: JobName = None,

@@ -3,13 +3,12 @@
 import sys
 from typing import Annotated
 
-import typer
-
 from samestep.base.errors import UsageError
 from samestep.base.signals import held
 from samestep.base.units import counted
 from samestep.cli import options
 from samestep.cli.console import log
+from samestep.cli.options import option, switch
 from samestep.cli.slurm_flags import (
     SIZE,
     Account,
@@ -54,43 +53,28 @@ def slurm(
     target: Target,
     arguments: Arguments = None,
     *,
-    nodes: Annotated[int, typer.Option(metavar="N", help="Number of nodes.", rich_help_panel=SIZE)] = 1,
+    nodes: Annotated[int, option("N", "Number of nodes.", SIZE)] = 1,
     gpus_per_node: GpusPerNode = 0,
     workers: options.Workers = None,
     nproc_per_node: Annotated[
         int | None,
-        typer.Option(
-            "--nproc-per-node",
-            "--ntasks-per-node",
-            metavar="K",
-            help="Workers on each node.",
-            rich_help_panel=options.WORKERS_PANEL,
-        ),
+        option("K", "Workers on each node.", options.WORKERS_PANEL, "--nproc-per-node", "--ntasks-per-node"),
     ] = None,
     cpus_per_task: CpusPerTask = None,
     mem: Memory = None,
     time: Time = None,
     requeue: Annotated[
-        bool,
-        typer.Option(
-            "--requeue",
-            help="Before the time limit, write a checkpoint and requeue the job.",
-            rich_help_panel=SIZE,
-        ),
+        bool, switch("Before the time limit, write a checkpoint and requeue the job.", SIZE, "--requeue")
     ] = False,
     warning: Annotated[
-        int | None,
-        typer.Option(
-            metavar="S",
-            help=f"With --requeue: seconds before the time limit. Default: {WARNING_S}.",
-            rich_help_panel=SIZE,
-        ),
+        int | None, option("S", f"With --requeue: seconds before the time limit. Default: {WARNING_S}.", SIZE)
     ] = None,
     launch: Annotated[
         str,
-        typer.Option(
-            help="tasks: Slurm starts each worker; node: Slurm starts samestep once on each node.",
-            rich_help_panel=options.WORKERS_PANEL,
+        option(
+            "",
+            "tasks: Slurm starts each worker; node: Slurm starts samestep once on each node.",
+            options.WORKERS_PANEL,
         ),
     ] = "tasks",
     partition: Partition = None,
@@ -106,8 +90,7 @@ def slurm(
     line: Lines = None,
     job_name: JobName = None,
     output: Annotated[
-        str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="The log; %j is the number of the job."),
+        str | None, option("FILE", "The log; %j is the number of the job.", "", "--output", "-o")
     ] = None,
     dry_run: options.DryRun = False,
     detach: Detach = False,

@@ -18,6 +18,7 @@ from samestep.cli.console import log
 from samestep.cli.decision import Decision, with_checks
 from samestep.cli.job_flags import Rendezvous, refuse_unused
 from samestep.cli.job_flags import clocking as clocking_of
+from samestep.cli.options import option, switch
 from samestep.cli.running import OWN_PROGRAM, decide_own, run_monitored, start_own
 from samestep.cli.serial_flags import refuse_unmeasured
 from samestep.cli.setting_flags import as_arguments, given, with_flags_of
@@ -59,74 +60,48 @@ def train(
     hang_timeout: options.HangTimeout = 60.0,
     fast: Annotated[
         bool | None,
-        typer.Option(
-            "--fast",
-            help="Train for the same task in a fraction of the time.",
-            rich_help_panel=options.TRAINING_PANEL,
-        ),
+        option("", "Train for the same task in a fraction of the time.", options.TRAINING_PANEL, "--fast"),
     ] = None,
     config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Settings from a TOML file; flags override them.",
-            rich_help_panel=options.TRAINING_PANEL,
-        ),
+        Path | None, option("FILE", "Settings from a TOML file; flags override them.", options.TRAINING_PANEL)
     ] = None,
     model: Annotated[str | None, options.MODEL] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Continue the run in this folder, on any -n. With a RECIPE, start it if there is none.",
-            rich_help_panel=options.TRAINING_PANEL,
+        option(
+            "DIR",
+            "Continue the run in this folder, on any -n. With a RECIPE, start it if there is none.",
+            options.TRAINING_PANEL,
         ),
     ] = None,
     eval_only: Annotated[
         bool,
-        typer.Option(
-            "--eval-only",
-            help="Evaluate the weights of --from, without training.",
-            rich_help_panel=options.TRAINING_PANEL,
-        ),
+        switch("Evaluate the weights of --from, without training.", options.TRAINING_PANEL, "--eval-only"),
     ] = False,
     weights: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "CHECKPOINT",
+            "For --eval-only: a checkpoint, of samestep or of another program.",
+            options.TRAINING_PANEL,
             "--from",
-            metavar="CHECKPOINT",
-            help="For --eval-only: a checkpoint, of samestep or of another program.",
-            rich_help_panel=options.TRAINING_PANEL,
         ),
     ] = None,
     batch_per_worker: Annotated[int | None, options.BATCH_PER_WORKER] = None,
     lr_scale: Annotated[
         str | None,
-        typer.Option(
-            help="Learning rate with --batch-per-worker: none, linear or sqrt scaling.",
-            rich_help_panel=options.TRAINING_PANEL,
+        option(
+            "", "Learning rate with --batch-per-worker: none, linear or sqrt scaling.", options.TRAINING_PANEL
         ),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Another data set; samestep data list prints the names.",
-            rich_help_panel=options.DATA_PANEL,
-        ),
+        option("NAME", "Another data set; samestep data list prints the names.", options.DATA_PANEL),
     ] = None,
     data_dir: options.DataDir = None,
-    subset: Annotated[
-        int | None,
-        typer.Option(metavar="K", help="Train on the first K samples.", rich_help_panel=options.DATA_PANEL),
-    ] = None,
+    subset: Annotated[int | None, option("K", "Train on the first K samples.", options.DATA_PANEL)] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Run folder. Default: runs/RECIPE-TIME.",
-            rich_help_panel=options.RESULTS_PANEL,
-        ),
+        Path | None, option("DIR", "Run folder. Default: runs/RECIPE-TIME.", options.RESULTS_PANEL)
     ] = None,
     as_json: options.AsJson = False,
     clock: options.Clock = None,
@@ -171,12 +146,7 @@ def train(
         request = after_failure(request)
     if threads is None and configuration(request)[0].get("exact") and asked_threads(environment) is None:
         threads = 1  # the same number everywhere gives the same bits
-    job = Job(
-        program=OWN_PROGRAM,
-        workers=workers,
-        max_restarts=max_restarts,
-        patience_s=FINISH_S,
-    )
+    job = Job(program=OWN_PROGRAM, workers=workers, max_restarts=max_restarts, patience_s=FINISH_S)
     decision = with_checks(decide_own(job, threads=threads, bind=bind), hang_timeout=hang_timeout)
     refuse_unused(job, decision.plan, Rendezvous(), launcher=decision.detected.launcher)
     _exit_if_finished(request, decision, as_json=as_json)

@@ -19,6 +19,7 @@ from samestep.base.units import MOST_WORKERS
 from samestep.cli import job_flags, options
 from samestep.cli.console import log
 from samestep.cli.decision import recognize_script, refuse_own_workers
+from samestep.cli.options import option
 from samestep.cli.serial_flags import checked
 from samestep.cli.slurm_allocation import rerun_once_in_allocation
 from samestep.launch.forking import fork_is_safe, release_compute_threads
@@ -52,12 +53,9 @@ def verify(
     ] = None,
     *,
     workers: options.WorkerCounts = "1,2",
-    steps: Annotated[int, typer.Option(metavar="K", help="Number of optimizer steps of each run.")] = 20,
+    steps: Annotated[int, option("K", "Number of optimizer steps of each run.")] = 20,
     against: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="OTHER.py", help="Compare with this script on one worker, not with SCRIPT on one."
-        ),
+        Path | None, option("OTHER.py", "Compare with this script on one worker, not with SCRIPT on one.")
     ] = None,
     module: options.Module = False,
     mode: options.Mode = "auto",
