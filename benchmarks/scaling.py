@@ -26,7 +26,7 @@ from memory import keep_memory
 
 from samestep.scaling.interval import student_t
 from samestep.scaling.rank_files import Run, read_ranks
-from samestep.scaling.steps import steady
+from samestep.scaling.steps import steady_steps
 
 SCRIPTS = Path(__file__).parent / "scripts"
 WORKERS = (1, 2)
@@ -83,7 +83,7 @@ def of_one_run(target: str, workers: int, options: argparse.Namespace) -> tuple[
             replace(rank, steps=[step for step in rank.steps if step["step"] < end])
             for rank in read_ranks(clock)
         ]
-    return steady(Run(ranks=ranks)).samples_per_second, hand
+    return steady_steps(Run(ranks=ranks)).samples_per_second, hand
 
 
 def said(command: Sequence[str]) -> str:

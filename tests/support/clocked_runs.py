@@ -27,23 +27,23 @@ def clocked(
     *,
     batch: float = 64,
     own: Mapping[str, float] | Sequence[Mapping[str, float]] = OWN,
-    exchange: float = 0.0,
+    comm: float = 0.0,
     steps: int = 20,
     noise: float = 0.0,
     sent: int | None = None,
     seed: int = 0,
     **more: object,
 ) -> Run:
-    """Return a run in which every rank waits for the slowest, and then all wait for the exchange.
+    """Return a run in which every rank waits for the slowest, and then all ranks communicate.
 
     Args:
         workers: ranks.
         batch: samples of a step on all of them.
         own: seconds of a rank's phases in each step; or of each rank's.
-        exchange: seconds of a step that all wait.
+        comm: seconds of a step that all ranks communicate.
         steps: measured.
         noise: by which part forward differs from step to step and rank to rank, at most.
-        sent: bytes of gradients that each rank gives to the exchange of a step.
+        sent: bytes of gradients that each rank sends in a step.
         seed: of that.
         more: fields of the run, or of its ranks' headers.
     """
@@ -53,7 +53,7 @@ def clocked(
     at = 1000.0
     for step in range(5, 5 + steps):
         took = [dict(phases, forward=phases["forward"] * (1 + draw.uniform(0, noise))) for phases in of_ranks]
-        whole = max(sum(phases.values()) for phases in took) + exchange
+        whole = max(sum(phases.values()) for phases in took) + comm
         for rank, phases in enumerate(took):
             told = {**phases, "exposed_sync": whole - sum(phases.values())}
             line = {
@@ -100,6 +100,11 @@ def scaled(factor: float, **more: float) -> dict[str, float]:
 def concluded(runs, bar=None) -> Study:
     """Return the study of `runs`, with what follows from them."""
     return conclude(Study(target="digits", points=measured(runs)), bar)
+
+
+def codes(holder, kind) -> list[tuple[str, tuple[int, ...]]]:
+    """Return code and workers of the findings of one kind, of a study or its verdict."""
+    return [(one.code, one.workers) for one in holder.findings if one.kind == kind]
 
 
 def timed(times: Mapping[int, float], bar=None) -> Study:

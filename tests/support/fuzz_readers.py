@@ -298,23 +298,23 @@ def _jobs():
 
     from samestep.trials.collect import Frame
     from samestep.trials.plan import Request, plan
-    from samestep.trials.queue import Submitted
-    from samestep.trials.submitted import keep
+    from samestep.trials.queue import SubmittedJob
+    from samestep.trials.submitted import write_jobs
 
     with TemporaryDirectory() as name:
         folder = Path(name)
         request = Request(
             target="train.py", workers=(1, 2), steps=3, warm_up=1, repeats=2, per_node=2, folder=folder
         )
-        jobs = [Submitted(number="7", log=Path("a"), trials=tuple(plan(request)))]
-        keep(folder, jobs, Frame(request=request, bar=0.7, places=4), ("samestep", "scale"))
+        jobs = [SubmittedJob(number="7", log=Path("a"), trials=tuple(plan(request)))]
+        write_jobs(folder, jobs, Frame(request=request, bar=0.7, places=4), ("samestep", "scale"))
         return json.loads((folder / "jobs.json").read_text())
 
 
 def _read_jobs(folder):
-    from samestep.trials.submitted import kept
+    from samestep.trials.submitted import read_jobs
 
-    kept(folder)
+    read_jobs(folder)
 
 
 def _read_crossovers(folder):

@@ -25,19 +25,19 @@ SHARED = ("data", "forward", "backward")
 """What is divided among the workers in strong scaling."""
 
 
-def rank_step(workers, rank, *, mode="strong", exchange=0.0026, slow=None):
+def rank_step(workers, rank, *, mode="strong", comm=0.0026, slow=None):
     """Return the seconds of one rank's step; the last rank takes longer where `slow` names a phase."""
     parts = workers if mode == "strong" else 1
     own = {name: seconds / (parts if name in SHARED else 1) for name, seconds in STEP_S.items()}
     if slow and workers > 1 and rank == workers - 1:
         own[slow] *= 1.3
-    own["exposed_sync"] = exchange * (workers - 1) / workers * 2
+    own["exposed_sync"] = comm * (workers - 1) / workers * 2
     return {name: own[name] for name in PHASES}
 
 
-def point(workers, *, mode="strong", variant="", slow=None, exchange=0.0026, spread=0.015, **more):
+def point(workers, *, mode="strong", variant="", slow=None, comm=0.0026, spread=0.015, **more):
     """Return a point; the ranks that are not slow wait for the one that is."""
-    steps = [rank_step(workers, rank, mode=mode, exchange=exchange, slow=slow) for rank in range(workers)]
+    steps = [rank_step(workers, rank, mode=mode, comm=comm, slow=slow) for rank in range(workers)]
     longest = max(sum(step.values()) for step in steps)
     least = min(step["exposed_sync"] for step in steps)
     for step in steps:
@@ -74,7 +74,7 @@ def point(workers, *, mode="strong", variant="", slow=None, exchange=0.0026, spr
 
 
 def study(*, workers=(1, 2, 4, 8), modes=("strong",), variants=("",), bar=0.7, slow="data", **more):
-    """Return a study of every mode and variant; a later variant has a slower exchange.
+    """Return a study of every mode and variant; a later variant communicates more slowly.
 
     Args:
         workers: of each; the first is one worker for all modes.
@@ -85,7 +85,7 @@ def study(*, workers=(1, 2, 4, 8), modes=("strong",), variants=("",), bar=0.7, s
         more: fields of the study.
     """
     points = [
-        point(n, mode=mode, variant=variant, exchange=0.0026 * (1 + 2 * number), slow=slow)
+        point(n, mode=mode, variant=variant, comm=0.0026 * (1 + 2 * number), slow=slow)
         for number, variant in enumerate(variants)
         for mode in modes
         for n in (workers if mode == modes[0] else workers[1:])

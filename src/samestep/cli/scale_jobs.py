@@ -18,9 +18,9 @@ from samestep.scaling.study import Study
 from samestep.submit.site import SlurmSite
 from samestep.submit.words import slug
 from samestep.trials.collect import Frame
-from samestep.trials.jobs import Asking, StudyJob, jobs
-from samestep.trials.queue import Queue, Submitted
-from samestep.trials.submitted import keep, kept, submit_all
+from samestep.trials.jobs import JobOptions, StudyJob, jobs
+from samestep.trials.queue import Queue, SubmittedJob
+from samestep.trials.submitted import read_jobs, submit_all, write_jobs
 from samestep.trials.trial import Trial
 
 _FLAG_NAMES = {"directives": "directive", "modules": "load_module", "lines": "line"}
@@ -68,14 +68,14 @@ class SlurmJobs:
         frame = replace(frame, notes=_notes(made))
         folder = frame.request.folder
 
-        def record(taken: Sequence[Submitted]) -> None:
-            keep(folder, taken, frame, sys.argv)
+        def record(taken: Sequence[SubmittedJob]) -> None:
+            write_jobs(folder, taken, frame, sys.argv)
             job = taken[-1]
             nodes = counted(job.trials[0].nodes, "node")
             log(f"{job.in_words()} is submitted: {counted(len(job.trials), 'run')} on {nodes}.")
 
         with new_folder(folder):
-            taken = submit_all(made, folder, taken=record, say=log)
+            taken = submit_all(made, folder, record=record, report=log)
         if self.detach:
             print("\n".join(job.number for job in taken))
             return None
@@ -83,14 +83,14 @@ class SlurmJobs:
 
     def _jobs(self, frame: Frame, trials: Sequence[Trial]) -> list[StudyJob]:
         name = slug(Path(frame.request.target).name.removesuffix(".py"))
-        asking = Asking(
+        options = JobOptions(
             name=f"scale-{name}",
             folder=frame.request.folder,
             gpus=self.gpus,
             site=self.site,
             python=sys.executable,
         )
-        return jobs(trials, asking)
+        return jobs(trials, options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +176,7 @@ def collected_from(folder: Path, target: str | None, *, bar: float | None) -> tu
     """
     if target is not None:
         raise UsageError(f"--collect {folder} has its own target; leave {target} out.")
-    taken, frame, command = kept(folder)
+    taken, frame, command = read_jobs(folder)
     frame = frame if bar is None else replace(frame, bar=bar)
     trials = sorted((trial for job in taken for trial in job.trials), key=lambda trial: trial.number)
     return _followed(frame, trials, taken, command=command)
@@ -227,10 +227,14 @@ def _notes(made: Sequence[StudyJob]) -> tuple[str, ...]:
 
 
 def _followed(
-    frame: Frame, trials: Sequence[Trial], taken: Sequence[Submitted], *, command: Sequence[str] | None = None
+    frame: Frame,
+    trials: Sequence[Trial],
+    taken: Sequence[SubmittedJob],
+    *,
+    command: Sequence[str] | None = None,
 ) -> tuple[Study, int]:
     """Follow jobs to their end; Ctrl-C ends the following, not the jobs."""
-    study, code = finish(frame, trials, Queue(taken, say=log), command=command, continues=True)
+    study, code = finish(frame, trials, Queue(taken, report=log), command=command, continues=True)
     if code == INTERRUPTED:
         numbers = " ".join(job.number for job in taken)
         log(

@@ -52,7 +52,7 @@ class LocalRuns:
     def execute(self, frame: Frame, trials: Sequence[Trial]) -> tuple[Study, int]:
         """Execute the runs, and return their study and the exit code."""
         with new_folder(frame.request.folder):
-            _warn_of(self.runner.others())
+            _warn_of(self.runner.background_load())
             return finish(frame, trials, self.runner)
 
 

@@ -20,8 +20,8 @@ from samestep.report.scaling.page import write_study_page
 from samestep.scaling.files import NAME, write_study
 from samestep.scaling.study import Study
 from samestep.submit.words import slug
-from samestep.trials.collect import Frame, collected, in_words, log_of
-from samestep.trials.trial import Outcome, Runner, Told, Trial
+from samestep.trials.collect import Frame, collect_study, in_words, log_of
+from samestep.trials.trial import Outcome, Report, Runner, Trial
 
 FOLDER = Path("studies")
 """The folder for studies, in the working folder."""
@@ -124,9 +124,9 @@ def finish(
                 raise
             ended = INTERRUPTED
         except OSError:  # messages cannot be printed, because the terminal is gone
-            _store(collected(frame, trials, outcomes, command=command), request.folder)
+            _store(collect_study(frame, trials, outcomes, command=command), request.folder)
             raise
-        study = collected(frame, trials, outcomes, command=command)
+        study = collect_study(frame, trials, outcomes, command=command)
         try:
             where = f"study: {request.folder}, page: {_store(study, request.folder)}"
         except UsageError as error:  # for instance on a full disk; the study can still be printed
@@ -170,7 +170,7 @@ def _store(study: Study, folder: Path) -> Path:
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Told]:
+def _progress(total: int) -> Iterator[Report]:
     """Yield a function to call before each run; it moves a bar on a terminal, and prints lines elsewhere."""
     with progress_bar(total, shown=True) as advance:
         begun = 0

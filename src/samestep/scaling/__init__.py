@@ -1,1 +1,1 @@
-"""What may be concluded from one training on several numbers of workers."""
+"""Evaluates one training that was measured on several numbers of workers."""

@@ -1,109 +1,118 @@
-"""What to try against each cause of a loss."""
+"""Selects what to try against each cause of overhead."""
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import zip_longest
 
 from samestep.base.units import seconds_text
-from samestep.scaling.study import Loss, Point, Seconds
-from samestep.scaling.words import counted, told
+from samestep.scaling.study import Finding, Loss, Point, Seconds
+from samestep.scaling.words import counted, notable_losses
 
 _SMALL_S = 0.01
-"""A step this short is about as long as what workers have to do to take it together."""
+"""The length of a step below which the overhead of each worker is about as long as the step."""
 
 _WORTH_TRYING = 0.05
-"""The least share of a step that it is worth doing something about."""
+"""The smallest share of a step that advice is given for."""
 
 _MOST = 2
-"""Things to try at once."""
+"""The number of things to try at once."""
 
-_LARGER = "a larger batch (another training)"
-_LARGER_EACH = "a larger batch for each worker (another training)"
+
+_advice = partial(Finding, "advice")
+
+_LARGER = _advice("larger-batch", "a larger batch (another training)")
+_LARGER_EACH = _advice("larger-batch", "a larger batch for each worker (another training)")
 
 _LARGER_OF = {
-    "recipe": "a larger --batch-size (another training)",
+    "recipe": _advice("larger-batch", "a larger --batch-size (another training)"),
     "steered": _LARGER,
     "native": _LARGER_EACH,
 }
-"""How each kind of training is given one."""
+"""By kind of training."""
 
 _SMALLER = {"nccl": "bf16", "xccl": "bf16", "gloo": "fp16"}
-"""In which type of half the size torch's backends can sum what DDP exchanges."""
+"""The 16-bit type in which each of torch's backends can sum gradients for DDP."""
 
 _LOADED = ("folder", "torchvision")
-"""Data sets of recipes that processes may load; all others lie in memory."""
+"""Data sets of recipes that processes can load; all others are in memory."""
 
 _OTHER = {
-    "to_device": "pin_memory and copies with non_blocking",
-    "optimizer": "a fused optimizer",
-    "other": "less to print, log and compute between steps",
-    "waiting": "--bind core, and nothing beside the workers on their machines",
+    "to_device": _advice("pin-memory", "pin_memory and copies with non_blocking"),
+    "optimizer": _advice("fused-optimizer", "a fused optimizer"),
+    "other": _advice("less-other-work", "less to print, log and compute between steps"),
+    "waiting": _advice("bind-cores", "--bind core, and no other program on the workers' machines"),
 }
 
 
-def advice(point: Point, base: Point) -> str:
-    """Return what to try for the two largest losses of `point`, as one sentence; empty where little is lost.
+def advice(point: Point, base: Point) -> Sequence[Finding]:
+    """Return what to try against the two largest losses of `point`; empty if little is lost.
 
     Args:
         point: a number of workers.
-        base: the fewest of its mode and variant.
+        base: the baseline of its mode and variant.
     """
     if _is_too_small(point, base):
         step = seconds_text(sum(base.step_s.values()))
-        fewest = counted(base.workers)
-        return f"A step of {step} is too small to share out: stay with {fewest}, or try {_LARGER}."
-    losses = [loss for loss in told(point) if loss.share >= _WORTH_TRYING]
-    return trying([_against(loss, point, base) for loss in losses[:_MOST]])
+        stay = f"{counted(base.workers)}, since a step of {step} is too small to be split"
+        return [_advice("stay-at-baseline", stay), _LARGER]
+    losses = [loss for loss in notable_losses(point) if loss.share >= _WORTH_TRYING]
+    return chosen([_against(loss, point, base) for loss in losses[:_MOST]])
 
 
-def trying(remedies: Sequence[Sequence[str]]) -> str:
-    """Return the first remedy of each cause, then others that there is room for; empty for none."""
-    in_turn = (one for turn in zip_longest(*remedies) for one in turn if one)
-    said = list(dict.fromkeys(in_turn))[:_MOST]
-    return f"Try {'; '.join(said)}." if said else ""
+def chosen(remedies: Sequence[Sequence[Finding]]) -> Sequence[Finding]:
+    """Return the first remedy of each cause, then second ones, up to the limit."""
+    by_rank = (one for rank in zip_longest(*remedies) for one in rank if one)
+    return list(dict.fromkeys(by_rank))[:_MOST]
 
 
-def against_phase(phase: str, point: Point) -> Sequence[str]:
-    """Return what to try where all workers of `point` take long for a phase that is not computing."""
+def advice_words(advised: Sequence[Finding]) -> str:
+    """Return advice as one sentence; empty for none."""
+    return f"Try {'; '.join(one.words for one in advised)}." if advised else ""
+
+
+def against_phase(phase: str, point: Point) -> Sequence[Finding]:
+    """Return what to try if all workers of `point` take long for a phase other than computing."""
     if phase != "data":
         return [_OTHER[phase]]
-    return [] if _lies_in_memory(point) else [_loaders(point, point.step_s)]
+    return [] if _is_in_memory(point) else [_loaders(point, point.step_s)]
 
 
 def _is_too_small(point: Point, base: Point) -> bool:
-    """Return whether a short step only became longer by having been shared out."""
+    """Return whether splitting a short step only made it longer."""
     step_s = sum(base.step_s.values())
     return point.mode == "strong" and point.speedup < base.workers and 0 < step_s < _SMALL_S
 
 
-def _against(loss: Loss, point: Point, base: Point) -> Sequence[str]:
+def _against(loss: Loss, point: Point, base: Point) -> Sequence[Finding]:
     if loss.cause == "straggler":
         return [_against_straggler(loss, point)]
     if loss.cause == "exchange":
-        return [_LARGER_OF.get(point.kind, _LARGER_EACH), *_against_exchange(point)]
-    return _compute(point, base) if loss.cause == "compute" else against_phase(loss.cause, point)
+        return [_LARGER_OF.get(point.kind, _LARGER_EACH), *_against_communication(point)]
+    return _against_compute(point, base) if loss.cause == "compute" else against_phase(loss.cause, point)
 
 
-def _against_straggler(loss: Loss, point: Point) -> str:
+def _against_straggler(loss: Loss, point: Point) -> Finding:
     slow = next((rank for rank in point.ranks if rank.rank == loss.rank), None)
     if loss.phase != "data" or slow is None:
-        return "samestep doctor on all ranks, which names who differs"
-    if _lies_in_memory(point):
-        return f"another host for rank {slow.rank}"
-    return f"another disk or host for rank {slow.rank}, or {_loaders(point, slow.step_s)}"
+        return _advice("doctor", "samestep doctor on all ranks, which names the rank that differs")
+    if _is_in_memory(point):
+        return _advice("other-host", f"another host for rank {slow.rank}")
+    loaders = _loaders(point, slow.step_s)
+    return _advice("other-disk", f"another disk or host for rank {slow.rank}, or {loaders.words}")
 
 
-def _lies_in_memory(point: Point) -> bool:
-    """Return whether the data set of a recipe is known, and no process loads its batches."""
+def _is_in_memory(point: Point) -> bool:
+    """Return whether the point is of a recipe whose data set is in memory."""
     data = str(point.recipe.get("data") or "")
     return bool(data) and data.replace("@", ":").partition(":")[0] not in _LOADED
 
 
-def _loaders(point: Point, step_s: Seconds) -> str:
-    """Return how many processes may load the batches of such a step while the one before is computed.
+def _loaders(point: Point, step_s: Seconds) -> Finding:
+    """Return the number of loader processes that can load a batch while the one before is computed.
 
-    One process that loads between steps must become as many as keep up with the rest of a step, as far as
-    there are processors for them. How many there are now, nobody has seen.
+    It is derived from one process that loads between steps, since the current number is not recorded, and
+    limited by the available cores.
     """
     whole = sum(step_s.values())
     rest = whole - step_s.get("data", 0.0)
@@ -111,53 +120,50 @@ def _loaders(point: Point, step_s: Seconds) -> str:
     busy = (point.threads or 1) if point.device == "cpu" else 1
     free = max(1, point.processors - busy) if point.processors else count
     if free < count:
-        count, why = free, "there are no processors for more"
+        count, why = free, "there are no cores for more"
     flag = "--loader-workers {}" if point.kind == "recipe" else "num_workers={} of its DataLoader"
-    return f"{flag.format(count)} ({why})"
+    return _advice("loader-workers", f"{flag.format(count)} ({why})")
 
 
-def _against_exchange(point: Point) -> Sequence[str]:
-    """Return what else than the batch may make an exchange shorter, as far as it can be done there."""
+def _against_communication(point: Point) -> Sequence[Finding]:
+    """Return what makes communication shorter other than a larger batch, if this kind of training has it."""
     if point.kind == "recipe":
         return _of_recipe(point)
     if point.kind == "steered":
-        return ["--split loader, which gathers nothing"]
+        return [_advice("split-loader", "--split loader, which gathers nothing")]
     smaller = _smaller(point) if point.sync == "ddp" else None
-    return [f"DDP's {smaller}_compress_hook"] if smaller else []
+    return [_advice("ddp-compress-hook", f"DDP's {smaller}_compress_hook")] if smaller else []
 
 
-def _of_recipe(point: Point) -> Sequence[str]:
-    """Return what of a recipe's exchange may be smaller or another, but for what is compared already."""
+def _of_recipe(point: Point) -> Sequence[Finding]:
+    """Return settings of a recipe that make communication shorter and are not compared already."""
     if point.recipe.get("exact"):
-        return []  # it exchanges in its own way
+        return []  # it has its own gradient synchronizer
     is_compressed = point.recipe.get("compress", "none") != "none" or "compress=" in point.variant
     smaller = _smaller(point) if point.sync == "ddp" else "bf16"
-    may_compress = point.sync in ("", "bucketed", "ddp") and not is_compressed
-    said = [f"--compress {smaller}"] if may_compress and smaller else []
+    can_compress = point.sync in ("", "bucketed", "ddp") and not is_compressed
+    advised = [_advice("compress", f"--compress {smaller}")] if can_compress and smaller else []
     is_fixed = "sync=" in point.variant or point.recipe.get("compress") == "powersgd"
     if is_fixed or point.recipe.get("algorithm") is not None or "algorithm=" in point.variant:
-        return said
-    return [*said, f"--compare sync={'bucketed' if is_compressed else 'flat'},ddp"]
+        return advised
+    compare = f"--compare sync={'bucketed' if is_compressed else 'flat'},ddp"
+    return [*advised, _advice("compare-sync", compare)]
 
 
 def _smaller(point: Point) -> str | None:
-    """Return the type of half the size in which DDP can exchange gradients; None where it can in none."""
+    """Return the 16-bit type in which DDP can reduce gradients; None if there is none."""
     return _SMALLER.get(point.backend or ("gloo" if point.device == "cpu" else "nccl"))
 
 
-def _compute(point: Point, base: Point) -> Sequence[str]:
-    if shares_cores(point, base):
-        return [f"--threads {point.threads} at every number of workers, to compare like with like"]
+def _against_compute(point: Point, base: Point) -> Sequence[Finding]:
+    if point.device == "cpu" and 0 < (point.threads or 0) < (base.threads or 0):
+        # The workers divide cores that a worker of the baseline had alone.
+        same = f"--threads {point.threads} at every number of workers, to compare like with like"
+        return [_advice("same-threads", same)]
     if point.mode == "strong":
-        larger = _LARGER_OF.get(point.kind, _LARGER)
-        return [larger, "fewer workers, since small shares are slow"]
+        fewer = _advice("fewer-workers", "fewer workers, since small shards are slow")
+        return [_LARGER_OF.get(point.kind, _LARGER), fewer]
     if point.device == "cpu" and point.workers > point.nodes:
-        return ["more machines, since the workers of one share its memory and caches"]
+        more = "more machines, since the workers of one share its memory and caches"
+        return [_advice("more-machines", more)]
     return []
-
-
-def shares_cores(point: Point, base: Point) -> bool:
-    """Return whether the workers of `point` divide cores that a worker of `base` had for itself."""
-    if point.device != "cpu" or point.threads is None or base.threads is None:
-        return False
-    return point.threads < base.threads

@@ -1,4 +1,4 @@
-"""How sure a verdict is: whether intervals leave standing what is said of numbers of workers."""
+"""Decides which conclusions the intervals of a study support."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -7,10 +7,10 @@ from samestep.scaling.interval import Interval, of_ratio
 from samestep.scaling.knee import knee
 from samestep.scaling.relate import interval
 from samestep.scaling.serial import outdone
-from samestep.scaling.study import Point
+from samestep.scaling.study import Finding, Point
 from samestep.scaling.words import DIFFER, VAGUE, counted, is_vague, percent, times
 
-_MORE_RUNS = "more runs of each would tell"
+_MORE_RUNS = "measure more repeats of each"
 
 
 def between(point: Point) -> Interval | None:
@@ -20,28 +20,28 @@ def between(point: Point) -> Interval | None:
 
 
 def is_open(point: Point) -> bool:
-    """Return whether the interval of `point` is so wide that its ends say nothing."""
+    """Return whether the interval of `point` is too wide for a conclusion."""
     known = between(point)
     return known is not None and is_vague(known)
 
 
 def reaches(point: Point, base: Point, bar: float) -> bool:
-    """Return whether `point` has an efficiency, and is faster than the fewest workers, or these.
+    """Return whether `point` has an efficiency, and is faster than the baseline unless it is that.
 
     Args:
         point: a number of workers.
-        base: the fewest.
+        base: the baseline.
         bar: the efficiency.
     """
     return point.efficiency >= bar and (point is base or point.speedup > base.workers)
 
 
 def is_decided(point: Point, base: Point, bar: float) -> bool:
-    """Return whether all of the interval of `point` reaches an efficiency as `reaches` says, or none of it.
+    """Return whether the whole interval of `point` reaches an efficiency as in `reaches`, or none of it.
 
     Args:
-        point: another than the fewest workers, which have no interval.
-        base: the fewest.
+        point: a number of workers other than the baseline, which has no interval.
+        base: the baseline.
         bar: the efficiency.
     """
     known = between(point)
@@ -53,8 +53,8 @@ def is_decided(point: Point, base: Point, bar: float) -> bool:
 
 
 def pays(point: Point, fewer: Point) -> bool | None:
-    """Return whether `point` has more speedup times efficiency than `fewer`; None where that is open."""
-    known = _faster(point, fewer)
+    """Return whether `point` has more speedup times efficiency than `fewer`; None if inconclusive."""
+    known = _ratio(point, fewer)
     if known is None:
         return None
     low, high = known
@@ -63,19 +63,19 @@ def pays(point: Point, fewer: Point) -> bool | None:
 
 
 def is_gain_sure(point: Point, base: Point) -> bool:
-    """Return whether runs agree how fast `point` is, and that it brings more than it costs."""
+    """Return whether the runs determine the speed of `point`, and that it brings more than it costs."""
     known = between(point)
     return known is not None and not is_vague(known) and pays(point, base) is True
 
 
 def is_end_sure(points: Sequence[Point], at: int) -> bool:
-    """Return whether all points beyond `at` workers surely cost more than they bring."""
+    """Return whether all points beyond `at` workers certainly cost more than they bring."""
     end, beyond = _split(points, at)
     return all(pays(point, end) is False for point in beyond)
 
 
 def knee_words(points: Sequence[Point]) -> str:
-    """Return where the knee of `points` is, as sure as that is; empty where nothing can be compared.
+    """Return the position of the knee of `points` as a sentence; empty if nothing can be compared.
 
     Args:
         points: of one mode and variant, by workers.
@@ -91,64 +91,62 @@ def knee_words(points: Sequence[Point]) -> str:
     ]
     unsure = [(one, fewer) for one, fewer, wanted in pairs if pays(one, fewer) is not wanted]
     if any(is_open(point) for pair in unsure for point in pair):
-        return f"Where the knee is cannot be told: {DIFFER}."
+        return f"The position of the knee is inconclusive: {DIFFER}."
     probably = "Probably the" if unsure else "The"
     if at is None:
         return f"{probably} knee was not reached with {counted(end.workers)}."
-    return f"{probably} knee is at {counted(at)}: beyond, more of them cost more than they bring."
+    return f"{probably} knee is at {counted(at)}: beyond, more workers cost more than they bring."
 
 
-def doubts(points: Sequence[Point], *, bar: float | None, at: int) -> Iterator[str]:
-    """Yield what a verdict on `points` cannot tell, and what would help.
+def caveats(points: Sequence[Point], *, bar: float | None, at: int) -> Iterator[Finding]:
+    """Yield what the runs leave inconclusive, and what helps.
 
     Args:
         points: of one mode and variant, by workers.
-        bar: the efficiency of which it is told whether it is reached; None where the knee decides.
-        at: the workers that the verdict stops at, if so.
+        bar: the requested efficiency; None if the knee decides.
+        at: the workers at the knee, or the most of them.
     """
-    yield from (_doubts_of_knee(points, at) if bar is None else _doubts_of_bar(points, bar))
+    yield from _caveats_of_knee(points, at) if bar is None else _caveats_of_bar(points, bar)
     if any(between(point) is None for point in points[1:]):
-        yield "Without several runs of each number of workers nobody can tell how sure this is."
+        words = "Numbers of workers that ran once have no interval: measure more repeats."
+        yield Finding("caveat", "single-runs", words)
 
 
-def _doubts_of_bar(points: Sequence[Point], bar: float) -> Iterator[str]:
+def _caveats_of_bar(points: Sequence[Point], bar: float) -> Iterator[Finding]:
     base, *larger = points
     for point in larger:
         known = between(point)
         if known is None or is_decided(point, base, bar):
             continue
-        low, high = (end / point.workers for end in known)
-        what, between_them = f"reach {percent(bar)}", f"{percent(low)} to {percent(high)}"
+        code, what = "bar-undecided", f"reach {percent(bar)}"
+        low, high = (percent(end / point.workers) for end in known)
+        why = f"the efficiency is {low} to {high}; {_MORE_RUNS}"
         if bar * point.workers < base.workers:
-            what = f"are faster than {_fewer(base)}"
-            between_them = f"{times(known[0] / base.workers)} to {times(known[1] / base.workers)} as fast"
-        why = VAGUE if is_vague(known) else f"{between_them}; {_MORE_RUNS}"
-        yield f"Whether {counted(point.workers)} {what} cannot be told: {why}."
+            code, what = "faster-undecided", f"are faster than {base.workers}"
+            low, high = (times(end / base.workers) for end in known)
+            why = f"they are {low} to {high} as fast; {_MORE_RUNS}"
+        why = VAGUE if is_vague(known) else why
+        words = f"It is inconclusive whether {counted(point.workers)} {what}: {why}."
+        yield Finding("caveat", code, words, (point.workers,))
 
 
-def _doubts_of_knee(points: Sequence[Point], at: int) -> Iterator[str]:
-    vague = []
-    for point in points[1:]:
-        known = between(point)
-        if known is not None and is_vague(known):
-            vague.append(point)
-            yield f"How fast {counted(point.workers)} are cannot be told: {VAGUE}."
+def _caveats_of_knee(points: Sequence[Point], at: int) -> Iterator[Finding]:
+    vague = [point for point in points[1:] if is_open(point)]
+    for point in vague:
+        words = f"The speed of {counted(point.workers)} is inconclusive: {VAGUE}."
+        yield Finding("caveat", "speed-undecided", words, (point.workers,))
     end, beyond = _split(points, at)
     pairs = [*([(end, points[0])] if end is not points[0] else []), *((point, end) for point in beyond)]
     for point, fewer in pairs:
-        known = _faster(point, fewer)
+        known = _ratio(point, fewer)
         if known is None or pays(point, fewer) is not None or point in vague or fewer in vague:
             continue
-        low, high = known
-        yield (
-            f"Whether {counted(point.workers)} bring more than they cost cannot be told: they are "
-            f"{times(low)} to {times(high)} as fast as {_fewer(fewer)}, and it takes "
-            f"{times(_needed(point, fewer))}; {_MORE_RUNS}."
+        low, high, needed = map(times, (*known, _needed(point, fewer)))
+        words = (
+            f"It is inconclusive whether {counted(point.workers)} bring more than they cost: they are {low} "
+            f"to {high} as fast as {fewer.workers}, and need {needed}; {_MORE_RUNS}."
         )
-
-
-def _fewer(point: Point) -> str:
-    return "one" if point.workers == 1 else str(point.workers)
+        yield Finding("caveat", "gain-undecided", words, (point.workers, fewer.workers))
 
 
 def _split(points: Sequence[Point], at: int) -> tuple[Point, Sequence[Point]]:
@@ -157,12 +155,12 @@ def _split(points: Sequence[Point], at: int) -> tuple[Point, Sequence[Point]]:
     return end, [point for point in points if point.workers > at]
 
 
-def _faster(point: Point, fewer: Point) -> Interval | None:
-    """Return the interval of how many times as fast as `fewer` a point is."""
+def _ratio(point: Point, fewer: Point) -> Interval | None:
+    """Return the interval of the rate of a point divided by that of `fewer`."""
     rates = point.samples_per_second, fewer.samples_per_second
     return of_ratio(*rates, interval(point), interval(fewer))
 
 
 def _needed(point: Point, fewer: Point) -> float:
-    """Return how many times as fast a point must be to have as much speedup times efficiency."""
+    """Return the ratio of rates from which on a point has more speedup times efficiency."""
     return math.sqrt(point.workers / fewer.workers)

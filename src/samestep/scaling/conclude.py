@@ -1,27 +1,33 @@
-"""From points to a study: related, with their losses, fits, verdict and notes."""
+"""Computes a study from its points: relations, losses, fits, verdict and notes."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from samestep.scaling.fit import fits
 from samestep.scaling.losses import with_losses
 from samestep.scaling.notes import notes
 from samestep.scaling.relate import relate
-from samestep.scaling.study import Study
+from samestep.scaling.study import Finding, Study
 from samestep.scaling.verdict import judge
 
 
 def conclude(study: Study, bar: float | None = None) -> Study:
-    """Return `study` with all that follows from its points; may be done again, with another bar.
+    """Return `study` with everything that follows from its points; it can be repeated with another bar.
 
     Args:
-        study: its points as `samestep.scaling.measured`, `samestep.scaling.times` or anyone else made them.
-        bar: the efficiency from which on workers are worth it, as ``--worth`` asks.
+        study: with points from `samestep.scaling.measured` or `samestep.scaling.times`.
+        bar: the efficiency from which on workers are worth it, as ``--worth`` requests.
     """
     points = with_losses(relate(study.points))
+    study = replace(study, points=points, fit=fits(points), verdict=judge(points, bar))
+    return with_notes(study, notes(points))
+
+
+def with_notes(study: Study, added: Iterable[Finding]) -> Study:
+    """Return `study` with further notes; those that it has already are not repeated."""
+    added = tuple(added)
     return replace(
         study,
-        points=points,
-        fit=fits(points),
-        verdict=judge(points, bar),
-        notes=tuple(dict.fromkeys((*study.notes, *notes(points)))),
+        notes=tuple(dict.fromkeys((*study.notes, *(one.words for one in added)))),
+        findings=tuple(dict.fromkeys((*study.findings, *added))),
     )

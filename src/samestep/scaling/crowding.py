@@ -1,4 +1,4 @@
-"""Whether the workers of a run had to share what each needs for itself, by what their clocks told."""
+"""Detects oversubscribed runs from the files of their workers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,11 +9,11 @@ Header = Mapping[str, Any]
 """The first line of a worker's file."""
 
 
-def is_crowded(headers: Sequence[Header]) -> bool:
-    """Return whether workers compute with more threads than they have processors, or share an accelerator.
+def is_oversubscribed(headers: Sequence[Header]) -> bool:
+    """Return whether workers compute with more threads than they have cores, or share an accelerator.
 
-    Workers of one node share the processors that several of them may use; where nobody said which a worker
-    may use, it shares with all. One that shares with none has as much at any number of workers.
+    Workers of one node share the cores in both of their affinity masks; a worker with an unknown mask shares
+    with all. A worker that shares no core has the same cores at any number of workers, so it is not counted.
 
     Args:
         headers: of all workers of one run.
@@ -21,7 +21,7 @@ def is_crowded(headers: Sequence[Header]) -> bool:
     nodes: dict[tuple[Any, Any], list[Header]] = {}
     for header in headers:
         nodes.setdefault((header.get("host"), header.get("node")), []).append(header)
-    return any(_has_shared_accelerator(node) or _has_shared_processors(node) for node in nodes.values())
+    return any(_has_shared_accelerator(node) or _has_shared_cores(node) for node in nodes.values())
 
 
 def _has_shared_accelerator(headers: Sequence[Header]) -> bool:
@@ -29,8 +29,8 @@ def _has_shared_accelerator(headers: Sequence[Header]) -> bool:
     return len(set(used)) < len(used)
 
 
-def _has_shared_processors(headers: Sequence[Header]) -> bool:
-    """Return whether workers that compute on processors have too few; those on accelerators need few."""
+def _has_shared_cores(headers: Sequence[Header]) -> bool:
+    """Return whether workers that compute on CPUs have too few cores; those on accelerators need few."""
     on_cpu = [header for header in headers if header.get("device", "cpu") == "cpu"]
     own = [frozenset(numbers(str(header.get("cpus", "")))) for header in on_cpu]
     for header, cpus in zip(on_cpu, own, strict=True):

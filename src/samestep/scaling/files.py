@@ -1,4 +1,4 @@
-"""``study.json``: a study at rest, whole or absent."""
+"""Reads and writes ``study.json``, a study on disk."""
 
 import types
 from collections.abc import Callable, Iterator
@@ -13,14 +13,14 @@ from samestep.base.regular_files import read_text
 from samestep.scaling.study import FORMAT, PHASES, Point, Seconds, Study
 
 NAME = "study.json"
-"""What the file is called in a study's folder."""
+"""The name of the file in a study's folder."""
 
 _BYTES = 32 << 20
-"""The largest that is read; a study of a thousand workers has some megabytes."""
+"""The largest file that is read; a study of a thousand workers has some megabytes."""
 
 
 def write_study(path: Path, study: Study) -> None:
-    """Write `study` to `path`; a reader finds the old file or the new one.
+    """Write `study` to `path` atomically: a reader finds the old file or the new one.
 
     Raises:
         UsageError: it cannot be written.
@@ -40,7 +40,7 @@ def read_study(path: Path) -> Study:
     """Return the study in `path`, or in the ``study.json`` of the folder `path`.
 
     Raises:
-        UsageError: there is none, it is damaged, or of a later version; says where.
+        UsageError: there is none, it is damaged, or it has another format; names the place.
     """
     file = path / NAME if path.is_dir() else path
     try:
@@ -48,26 +48,26 @@ def read_study(path: Path) -> Study:
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}.") from None
     except ValueError as error:
-        raise UsageError(f"{file} is damaged: it is no JSON ({error}).") from None
+        raise UsageError(f"{file} is damaged: it is not JSON ({error}).") from None
     if not isinstance(found, dict) or not {"format", "points"} <= found.keys():
-        raise UsageError(f"{file} is no study: it lacks format or points.")
+        raise UsageError(f"{file} is not a study: it lacks format or points.")
     if found["format"] != FORMAT:
         raise UsageError(
-            f"{file} is of format {found['format']}; this version of samestep reads {FORMAT}: "
+            f"{file} is of format {found['format']}, and this version of samestep reads {FORMAT}: "
             "read it with the version that wrote it."
         )
     try:
         study: Study = _read(Study, found, "study")
         _check(study)
-    except _Wrong as wrong:
-        raise UsageError(f"{file} is damaged: {wrong}.") from None
+    except _StudyFormatError as error:
+        raise UsageError(f"{file} is damaged: {error}.") from None
     return study
 
 
 def _check(study: Study) -> None:
-    """Raise `_Wrong` where `study` has its form and cannot be: what follows would divide by 0, or say nan."""
+    """Raise `_StudyFormatError` for values of the right type that are impossible, such as a rate of 0."""
     if study.verdict is not None and not study.points:
-        raise _Wrong("study has a verdict and no points")
+        raise _StudyFormatError("study has a verdict and no points")
     for number, point in enumerate(study.points):
         where = f"study.points[{number}]"
         for name in ("workers", "nodes", "samples_per_second", "speedup", "efficiency"):
@@ -81,18 +81,20 @@ def _check(study: Study) -> None:
 
 
 def _check_step(step_s: Seconds, where: str) -> None:
-    """Raise `_Wrong` where the parts of a step are neither unknown nor all there, and times."""
+    """Raise `_StudyFormatError` if some phases of a step are missing, or negative."""
     missing = [name for name in PHASES if name not in step_s]
     if step_s and missing:
-        raise _Wrong(f"{where} lacks {', '.join(missing)}")
+        raise _StudyFormatError(f"{where} lacks {', '.join(missing)}")
     for name, seconds in step_s.items():
         _expect(seconds, f"{where}.{name}", "a time", is_right=seconds >= 0)
 
 
 def _check_timeline(point: Point, where: str) -> None:
-    """Raise `_Wrong` where a time line is not of all workers, or has what is no phase."""
+    """Raise `_StudyFormatError` if a time line lacks workers, or has an unknown phase."""
     if point.timeline and len(point.timeline) != point.workers:
-        raise _Wrong(f"{where} is of {len(point.timeline)} workers, and the point of {point.workers}")
+        raise _StudyFormatError(
+            f"{where} is of {len(point.timeline)} workers, and the point of {point.workers}"
+        )
     for rank, spans in enumerate(point.timeline):
         for number, span in enumerate(spans):
             at = f"{where}[{rank}][{number}]"
@@ -100,7 +102,7 @@ def _check_timeline(point: Point, where: str) -> None:
 
 
 def _rates(point: Point) -> Iterator[tuple[str, float]]:
-    """Yield the rates and sizes of a point that need not be known, by where they stand."""
+    """Yield the optional rates and sizes of a point that are known, by name."""
     of_rates = ("samples_per_second_low", "samples_per_second_high", "speedup_low", "speedup_high")
     for name in (*of_rates, "global_batch", "exchange_bytes"):
         if (value := getattr(point, name)) is not None:
@@ -109,7 +111,7 @@ def _rates(point: Point) -> Iterator[tuple[str, float]]:
 
 
 _MOST = 1e300
-"""Of any number: what is larger has no end once it is multiplied."""
+"""The largest valid number; larger ones overflow in products."""
 
 _VALUES: dict[Any, tuple[Any, str]] = {
     str: (str, "text"),
@@ -119,12 +121,12 @@ _VALUES: dict[Any, tuple[Any, str]] = {
 }
 
 
-class _Wrong(Exception):  # noqa: N818 - told by the one who knows the file
-    """A value is not of the type that its place asks for; says where."""
+class _StudyFormatError(Exception):
+    """A value of a study has the wrong type or an impossible value; names its place."""
 
 
 def _read(kind: Any, found: Any, where: str) -> Any:
-    """Return `found`, as JSON has it, as a value of the type `kind`."""
+    """Return the JSON value `found` as a value of the type `kind`."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return None if found is None else _read(inner[0], found, where)
@@ -147,12 +149,12 @@ def _read_value(kind: Any, found: Any, where: str) -> Any:
         return _expect(found, where, f"one of {', '.join(get_args(kind))}", is_right=found in get_args(kind))
     types_of, what = _VALUES[kind]
     is_right = isinstance(found, types_of) and (kind is bool or not isinstance(found, bool))
-    is_right = is_right and (kind not in (int, float) or abs(found) <= _MOST)  # nan is not
+    is_right = is_right and (kind not in (int, float) or abs(found) <= _MOST)  # false for nan
     return kind(_expect(found, where, what, is_right=is_right))
 
 
 def _read_fields(kind: Any, found: Any, where: str) -> Any:
-    """Return a dataclass; what it does not know is left out, as a later version may tell more."""
+    """Return a dataclass; unknown fields are ignored, since a later version can add some."""
     _expect(found, where, "an object", is_right=isinstance(found, dict))
     types_of = get_type_hints(kind)
     values = {}
@@ -160,7 +162,7 @@ def _read_fields(kind: Any, found: Any, where: str) -> Any:
         if one.name in found:
             values[one.name] = _read(types_of[one.name], found[one.name], f"{where}.{one.name}")
         elif one.default is MISSING and one.default_factory is MISSING:
-            raise _Wrong(f"{where} lacks {one.name}")
+            raise _StudyFormatError(f"{where} lacks {one.name}")
     return kind(**values)
 
 
@@ -183,5 +185,5 @@ def _read_named_tuple(kind: Any, found: Any, where: str) -> Any:
 
 def _expect(found: Any, where: str, what: str, *, is_right: bool) -> Any:
     if not is_right:
-        raise _Wrong(f"{where} is not {what}")
+        raise _StudyFormatError(f"{where} is not {what}")
     return found

@@ -1,69 +1,71 @@
-"""Models laid through points: the serial share after Amdahl and Gustafson, what an exchange costs."""
+"""Fits models to points: the serial share by Amdahl and Gustafson, and the cost of communication."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from samestep.scaling.certainty import is_open
-from samestep.scaling.exchange import exchange
+from samestep.scaling.exchange import fit_communication
 from samestep.scaling.relate import series_of
 from samestep.scaling.study import Fit, Point
-from samestep.scaling.tested import deviation_of, share_text, tested, too_few
-from samestep.scaling.words import BASE_CROWDED, DIFFER, counted, times
+from samestep.scaling.tested import deviation_of, share_text, tested
+from samestep.scaling.words import DIFFER, oversubscribed_baseline, times
 
 _ROUNDING = 1e-9
-"""What figures may differ by and still be the same."""
+"""The largest difference of equal numbers."""
 
 
 def fits(points: Sequence[Point]) -> tuple[Fit, ...]:
-    """Return the models that suit each mode and variant; what the points do not determine says so.
+    """Return the models of each mode and variant; one that the points do not determine has no parameters.
 
-    Oversubscribed points are left out: they measure how processes take turns. Where these are the fewest
-    workers, there is no speedup to lay a model through.
+    Oversubscribed points are left out, since their times depend on the scheduling of processes. An
+    oversubscribed baseline leaves no speedup to fit.
     """
-    found = []
+    fitted = []
     for (mode, variant), series in series_of(points).items():
         base, *larger = series
         usable = [point for point in larger if not point.oversubscribed]
-        laid = []
+        of_series = []
         if mode == "strong":
-            laid.append(amdahl([base, *usable]))
+            of_series.append(amdahl([base, *usable]))
         if mode == "weak":
-            laid.append(gustafson([base, *usable]))
+            of_series.append(gustafson([base, *usable]))
         if any(point.exchange_s is not None for point in series):
-            laid.append(exchange(usable if base.oversubscribed else [base, *usable]))
-        found += [replace(fit, mode=mode, variant=variant) for fit in laid]
-    return tuple(found)
+            of_series.append(fit_communication(usable if base.oversubscribed else [base, *usable]))
+        fitted += [replace(fit, mode=mode, variant=variant) for fit in of_series]
+    return tuple(fitted)
 
 
 def amdahl(points: Sequence[Point]) -> Fit:
     """Return the share `s` of a step that more workers do not shorten: ``1 / speedup = s + (1 - s) / N``.
 
     Args:
-        points: of one mode and variant, by workers; the first is what they are compared with.
+        points: of one mode and variant, by workers; the first is the baseline.
     """
-    why_not = _undetermined("Amdahl", points)
-    if why_not:
-        return Fit(model="amdahl", mode="strong", words=why_not)
+    fit = Fit(model="amdahl", mode="strong")
+    if why_not := _undetermined(points):
+        return replace(fit, code=why_not[0], words=f"Amdahl: {why_not[1]}.")
     scaled = _scaled(points)
     # Least squares of 1/speedup - 1/n = s (1 - 1/n), each point by its share.
     pairs = [(speedup * (1 - 1 / n), 1 - speedup / n) for n, speedup in scaled]
     raw = _slope(pairs)
     serial = min(1.0, max(0.0, raw))
     deviation = deviation_of(scaled, lambda n: 1 / (serial + (1 - serial) / n))
-    limit = f"they stay below {times(points[0].workers / serial)}" if serial else "no limit shows"
     what = "a step" if any(point.step_s for point in points) else "a run"
-    words = f"Amdahl: {share_text(serial)} of {what} is not shortened by more workers, however many; {limit}"
-    if raw <= 0:
-        found = "smaller shares were even faster" if raw < 0 else limit
-        words = f"Amdahl: all of {what} is shortened by more workers; {found}"
+    if raw < 0:
+        words = f"Amdahl: more workers shorten all of {what}; smaller shards were even faster"
+    elif raw == 0:
+        words = f"Amdahl: more workers shorten all of {what}; there is no measurable limit"
     elif raw >= 1:
-        words = f"Amdahl: nothing of {what} is shortened by more workers"
-    return Fit(
-        model="amdahl",
-        mode="strong",
+        words = f"Amdahl: more workers shorten nothing of {what}"
+    else:
+        limit = times(points[0].workers / serial)
+        words = f"Amdahl: more workers do not shorten {share_text(serial)} of {what}; the limit is {limit}"
+    return replace(
+        fit,
         workers=_workers(points),
         parameters={"serial_share": serial},
         deviation=deviation,
+        code="fitted",
         words=tested(words, deviation),
     )
 
@@ -74,41 +76,41 @@ def gustafson(points: Sequence[Point]) -> Fit:
     Args:
         points: as for `amdahl`.
     """
-    why_not = _undetermined("Gustafson", points)
-    if why_not:
-        return Fit(model="gustafson", mode="weak", words=why_not)
+    fit = Fit(model="gustafson", mode="weak")
+    if why_not := _undetermined(points):
+        return replace(fit, code=why_not[0], words=f"Gustafson: {why_not[1]}.")
     scaled = _scaled(points)
     raw = _slope([((n - 1) / speedup, (n - speedup) / speedup) for n, speedup in scaled])
     serial = min(1.0, max(0.0, raw))
     deviation = deviation_of(scaled, lambda n: n - serial * (n - 1))
-    words = f"Gustafson: of each further worker {share_text(1 - serial)} is gained"
-    return Fit(
-        model="gustafson",
-        mode="weak",
+    words = f"Gustafson: each further worker adds {share_text(1 - serial)} of a worker's rate"
+    return replace(
+        fit,
         workers=_workers(points),
         parameters={"serial_share": serial},
         deviation=deviation,
+        code="fitted",
         words=tested(words, deviation),
     )
 
 
-def _undetermined(what: str, points: Sequence[Point]) -> str:
-    """Return why no share can be told of `points`; empty where one can."""
+def _undetermined(points: Sequence[Point]) -> tuple[str, str] | None:
+    """Return code and words of why `points` determine no share; None if they do."""
     base, *larger = points
     if base.oversubscribed:
-        return f"{what}: nothing can be told: {counted(base.workers)} {BASE_CROWDED}."
+        return "baseline-oversubscribed", f"inconclusive, {oversubscribed_baseline(base)}"
     if not larger:
-        return too_few(what, "one number of workers")
-    return f"{what}: nothing can be told: {DIFFER}." if any(map(is_open, larger)) else ""
+        return "too-few-points", "not determined, there is one number of workers"
+    return ("inconclusive", f"inconclusive, {DIFFER}") if any(map(is_open, larger)) else None
 
 
 def _scaled(points: Sequence[Point]) -> list[tuple[float, float]]:
-    """Return workers and speedup of all points but the first, in units of that."""
+    """Return workers and speedup of all points but the first, in units of the first."""
     return [(point.workers / points[0].workers, point.speedup / points[0].workers) for point in points[1:]]
 
 
 def _slope(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return the `s` that brings ``y = s x`` closest to the pairs; 0 or 1 where it only was rounded."""
+    """Return the `s` for which ``y = s x`` is closest to the pairs; exactly 0 or 1 up to rounding."""
     slope = sum(x * y for x, y in pairs) / (sum(x * x for x, _ in pairs) or 1.0)  # 0 only by underflow
     whole = 1.0 if slope > 0.5 else 0.0
     return whole if abs(slope - whole) < _ROUNDING else slope

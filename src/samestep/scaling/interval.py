@@ -1,4 +1,4 @@
-"""Intervals of rates: what repeats of a run say about the next one."""
+"""Computes confidence intervals of rates from the repeats of a run."""
 
 import math
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ _T = (
 def of_repeats(rates: Sequence[float]) -> Interval | None:
     """Return the 95 % interval of a rate by Student's t over repeats, on a scale of ratios.
 
-    The steps of one run have its placement and its neighbours in common, so only runs count as repeats:
-    with a single one nothing is known about the next, however many steps it took.
+    The steps of one run share its placement and its background load, so only runs are repeats: a single run
+    has no interval, however many steps it has.
     """
     if len(rates) < 2:
         return None
@@ -30,10 +30,10 @@ def of_repeats(rates: Sequence[float]) -> Interval | None:
 
 
 def of_ratio(one: float, other: float, of_one: Interval | None, of_other: Interval | None) -> Interval | None:
-    """Return the interval of ``one / other`` from those of both; None where one of them is not known.
+    """Return the interval of ``one / other`` from those of both; None if one of them is unknown.
 
-    The method of variance estimates recovery, on the scale of ratios: unlike the quotients of the ends it
-    does not suppose that both are at their worst together.
+    It uses the method of variance estimates recovery, on a scale of ratios. Unlike the quotients of the
+    ends, it does not assume that both rates are at opposite ends at the same time.
     """
     if of_one is None or of_other is None:
         return None
@@ -43,5 +43,5 @@ def of_ratio(one: float, other: float, of_one: Interval | None, of_other: Interv
 
 
 def student_t(freedom: int) -> float:
-    """Return Student's t for 95 %, both sides, at so many degrees of freedom, 1 or more."""
+    """Return Student's t for a two-sided 95 % interval with `freedom` degrees of freedom, at least 1."""
     return _T[freedom - 1] if freedom <= len(_T) else 1.96 + 2.4 / freedom

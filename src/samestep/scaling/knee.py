@@ -1,4 +1,4 @@
-"""From where on more workers cost more than they bring."""
+"""Finds the knee: the number of workers beyond which more of them cost more than they bring."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,13 @@ from samestep.scaling.study import Point
 
 
 def knee(points: Sequence[Point]) -> int | None:
-    """Return the workers with the most speedup times efficiency; None where those are the most.
+    """Return the workers with the highest speedup times efficiency; None if these are the most workers.
 
     Beyond, a further worker costs a larger share of efficiency than it brings of speedup (Eager, Zahorjan and
     Lazowska, "Speedup versus efficiency in parallel systems", 1989). By Amdahl that is at (1 - s) / s.
 
     Args:
-        points: of one mode and variant, by workers; none is told where the fewest are oversubscribed.
+        points: of one mode and variant, by workers; an oversubscribed baseline has no knee.
     """
     if points and points[0].oversubscribed:
         return None

@@ -1,4 +1,4 @@
-"""Where the logs are of which a study's notes tell: from its own folder, or from where somebody stands."""
+"""Converts the paths of logs in a study's notes, which are relative to the folder of the study."""
 
 import re
 from dataclasses import replace
@@ -9,20 +9,20 @@ from samestep.scaling.study import Study
 _NAMED = re.compile(r"(?<= Its log: )(\S+)(?=\.$)")
 
 
-def named(log: Path) -> str:
-    """Return the sentence that ends a note on a run with its log.
+def log_sentence(log: Path) -> str:
+    """Return the sentence that names the log of a run at the end of a note.
 
     Args:
-        log: from the study's folder.
+        log: its path, relative to the study's folder.
     """
     return f"Its log: {log}."
 
 
 def seen_from_here(study: Study, folder: Path) -> Study:
-    """Return `study` with notes that name logs as they are found from the current folder.
+    """Return `study` with paths of logs that are relative to the current folder.
 
     Args:
-        study: as it is written.
+        study: as it is on disk.
         folder: of the study.
     """
     notes = (_NAMED.sub(lambda log: str(folder / log[0]), note) for note in study.notes)

@@ -1,4 +1,4 @@
-"""Why a point is not as fast as the ideal: the time of its step, less what the ideal would take, by cause."""
+"""Computes overhead by cause: the time of a point's step minus that of the ideal step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,38 +11,36 @@ _OWN = tuple(name for name in PHASES if name != "exposed_sync")
 """The phases in which a rank waits for no other."""
 
 _MOSTLY = 0.5
-"""The part of all waiting that one rank has to be the reason of, to be named."""
+"""The smallest part of all waiting that a rank must cause to be named as the straggler."""
 
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """The rank that the others wait for.
+    """The rank that other ranks wait for.
 
     Args:
-        rank: which.
-        phase: in which it loses the most against the others.
-        excess_s: by how much its own work is longer than that of the others, each step.
-        phase_s: by how much that phase is.
+        rank: its number.
+        phase: the phase in which it loses the most time against the others.
+        phase_s: seconds of a step by which that phase is longer.
     """
 
     rank: int
     phase: str
-    excess_s: float
     phase_s: float
 
 
 def with_losses(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Return `points`, each with its losses against the fewest workers of its mode and variant.
+    """Return `points`, each with its losses against the baseline of its mode and variant.
 
-    The ideal step takes every phase as long as there, by the samples of a worker: the shares of all losses,
-    those below 0 included, add up to 1 less the efficiency. Against oversubscribed workers there are none.
+    In the ideal step each phase takes as long per sample as at the baseline. The shares of all losses, with
+    the negative ones, add up to 1 less the efficiency. With an oversubscribed baseline there are no losses.
     """
     bases = {key: series[0] for key, series in series_of(points).items()}
     return tuple(replace(point, losses=_losses(point, bases[point.mode, point.variant])) for point in points)
 
 
 def straggler(point: Point) -> Straggler | None:
-    """Return the rank that most of the waiting is for; None where it is now for one, now for another."""
+    """Return the rank that causes most of the waiting; None if it is for varying ranks."""
     if len(point.ranks) < 2 or not point.waiting_s or not all(rank.step_s for rank in point.ranks):
         return None
     slowest = max(point.ranks, key=_busy)
@@ -52,7 +50,7 @@ def straggler(point: Point) -> Straggler | None:
         return None
     more = {name: slowest.step_s[name] - median_low(rank.step_s[name] for rank in others) for name in _OWN}
     phase = max(more, key=lambda name: more[name])
-    return Straggler(slowest.rank, phase, excess, more[phase])
+    return Straggler(slowest.rank, phase, more[phase])
 
 
 def _busy(rank: Rank) -> float:
@@ -75,7 +73,7 @@ def _losses(point: Point, base: Point) -> tuple[Loss, ...]:
         **{name: lost[name] for name in ("data", "to_device", "optimizer", "other")},
         "compute": lost["forward"] + lost["backward"],
     }
-    if slow:  # the mean over ranks holds a part of its excess: that is why the others wait, too
+    if slow:  # the mean over ranks includes a part of its excess, which the others wait for as well
         own = slow.phase_s / len(point.ranks)
         by_cause["compute" if slow.phase in {"forward", "backward"} else slow.phase] -= own
         by_cause["straggler"] = waiting + own
@@ -93,7 +91,7 @@ def _losses(point: Point, base: Point) -> tuple[Loss, ...]:
 
 
 def _ideal_share(point: Point, base: Point) -> float:
-    """Return how long the ideal step is, in steps of `base`: as the samples of a worker."""
+    """Return the length of the ideal step divided by that of `base`: the ratio of a worker's samples."""
     times = point.workers / base.workers
     if point.global_batch is None or base.global_batch is None:
         return 1.0 if point.mode == "weak" else 1 / times

@@ -1,4 +1,4 @@
-"""The sentence for those who pay: how much faster, at what cost, and no more than the runs agree on."""
+"""Writes the summary of a study: speedup and cost in one sentence, as far as the runs determine them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,125 +15,121 @@ from samestep.scaling.certainty import (
 )
 from samestep.scaling.serial import outdone, slowness
 from samestep.scaling.study import Point
-from samestep.scaling.words import MENDED, counted, is_vague, percent, times
+from samestep.scaling.words import VAGUE, counted, is_vague, oversubscribed_baseline, percent, times
 
 _SAME = 0.005
 _TWICE = 1.995
-"""From which cost on it is told as a factor."""
+"""Costs from here on are a factor, not a percentage."""
 
 
-class Told(NamedTuple):
-    """A sentence, and what it is about."""
+class Summary(NamedTuple):
+    """The summary of one mode and variant."""
 
+    code: str
     words: str
-    point: Point | None
-    """The number of workers that it has figures of; None where nothing can be told."""
+    point: Point | None = None
+    """The number of workers that it is about; None if there is no conclusion."""
+    is_certain: bool = False
+    """Whether the intervals decide it."""
 
 
-def manager(series: Sequence[Point], *, bar: float | None, at: int | None) -> Told:
-    """Return what `series` says to those who pay.
+def summary(series: Sequence[Point], *, bar: float | None, at: int | None) -> Summary:
+    """Return the summary of `series`.
 
     Args:
         series: points of one mode and variant, by workers.
-        bar: the efficiency from which on workers are worth it; None where the knee decides.
+        bar: the requested efficiency; None if the knee decides.
         at: the knee, if it was reached.
     """
     base, usable = series[0], [point for point in series if not point.oversubscribed]
     if len(series) == 1:
-        return Told(f"Only {counted(base.workers)} measured: nothing follows for more.", None)
+        return Summary("single-point", f"No conclusion: all runs are of {counted(base.workers)}.")
+    code, why = "", ""
     if base.oversubscribed:
-        few = (
-            f"Nothing follows: {counted(base.workers)}, whom all others are compared with, had too few cores"
-        )
-        return Told(f"{few} to themselves; measure where there are enough.", None)
-    if len(usable) < 2:
-        few = f"Nothing follows: more than {counted(base.workers)} had too few cores to themselves"
-        return Told(f"{few}; measure where there are enough.", None)
+        code, why = "baseline-oversubscribed", oversubscribed_baseline(base)
+    elif len(usable) < 2:
+        code, why = "all-oversubscribed", f"all runs of more than {counted(base.workers)} were oversubscribed"
+    if code:
+        return Summary(code, f"No conclusion: {why}; measure where each worker has its own cores.")
     best = outdone(usable)
     if best is not None:
-        reached = f"{counted(best.workers)} came to {percent(best.efficiency)} of the ideal"
-        return Told(f"Whether more workers are worth it cannot be told: {reached}; measure again.", None)
+        reached = f"{counted(best.workers)} reached {percent(best.efficiency)} of the ideal; measure again"
+        return Summary("superlinear", f"Inconclusive: {reached}.")
     return _by_knee(usable, at) if bar is None else _by_bar(usable, bar)
 
 
 def largest_worth(points: Sequence[Point], bar: float) -> int | None:
-    """Return the most workers that reach a bar; those of whom runs leave that open by far do not count."""
+    """Return the most workers that reach a bar, without points that are oversubscribed or inconclusive."""
     base = points[0]
-    if outdone(points) is not None:
+    if base.oversubscribed or outdone(points) is not None:
         return None
-    enough = (
-        point.workers for point in points if reaches(point, base, bar) and not _is_unknown(point, base, bar)
-    )
-    return max(enough, default=None)
+    usable = (point for point in points if reaches(point, base, bar) and not point.oversubscribed)
+    sure = (p for p in usable if p is base or not is_open(p) or is_decided(p, base, bar))
+    return max((point.workers for point in sure), default=None)
 
 
-def _is_unknown(point: Point, base: Point, bar: float) -> bool:
-    return point is not base and is_open(point) and not is_decided(point, base, bar)
-
-
-def _by_knee(usable: Sequence[Point], at: int | None) -> Told:
+def _by_knee(usable: Sequence[Point], at: int | None) -> Summary:
     base = usable[0]
     end = next((point for point in usable if point.workers == at), usable[-1])
     is_sure = is_end_sure(usable, end.workers)
     beyond = [point for point in usable if point.workers > end.workers]
     is_unknown = any(is_open(point) and pays(point, end) is None for point in beyond)
     if end is base:
-        few = f"{counted(base.workers)} {'is' if base.workers == 1 else 'are'}"
+        few = f"{counted(base.workers)} {'is' if base.workers == 1 else 'are'} enough"
         if is_unknown:
-            return Told(f"Whether {few} enough cannot be told: {MENDED}.", None)
-        gain = _gain(usable[1], base)
-        enough = f"{'' if is_sure else 'Probably '}{few} enough"
-        return Told(f"{enough}: {gain}, which costs more than it brings.", usable[1])
+            return Summary("inconclusive", f"It is inconclusive whether {few}: {VAGUE}.")
+        words = f"{'' if is_sure else 'Probably '}{few}: {_gain(usable[1], base)}"
+        return Summary("baseline-enough", f"{words}, which costs more than it brings.", usable[1], is_sure)
     if is_open(end) and not pays(end, base):
-        return Told(f"Whether {counted(end.workers)} are worth it cannot be told: {MENDED}.", None)
-    said = _gain(end, base, is_sure=is_gain_sure(end, base))
+        words = f"It is inconclusive whether {counted(end.workers)} are worth it: {VAGUE}."
+        return Summary("inconclusive", words)
+    is_certain = is_gain_sure(end, base)
+    words = _gain(end, base, is_sure=is_certain)
     if is_unknown:
-        said += f"; whether more than {end.workers} bring more than they cost cannot be told"
+        words += f"; it is inconclusive whether more than {end.workers} bring more than they cost"
     elif beyond:
-        said += f"; beyond {at}, more workers {'' if is_sure else 'probably '}cost more than they bring"
-    return Told(f"{said}.", end)
+        words += f"; beyond {at}, more workers {'' if is_sure else 'probably '}cost more than they bring"
+    return Summary("speedup", f"{words}.", end, is_certain and is_sure)
 
 
-def _by_bar(usable: Sequence[Point], bar: float) -> Told:
+def _by_bar(usable: Sequence[Point], bar: float) -> Summary:
     base, at = usable[0], f"at a bar of {percent(bar)}"
     largest = largest_worth(usable, bar) or base.workers
     undecided = [point for point in usable if point.workers > largest and not is_decided(point, base, bar)]
     if largest == base.workers:
         if any(map(is_open, undecided)):
-            return Told(
-                f"Whether more than {counted(base.workers)} {'is' if base.workers == 1 else 'are'} worth it "
-                f"{at} cannot be told: {MENDED}.",
-                None,
-            )
+            more = f"more workers than {base.workers} are worth it {at}"
+            return Summary("inconclusive", f"It is inconclusive whether {more}: {VAGUE}.")
         sure = "Probably not worth it" if undecided else "Not worth it"
-        return Told(f"{sure} {at}: {_gain(usable[1], base)}.", usable[1])
-    chosen = next(point for point in usable if point.workers == largest)
-    is_sure = is_decided(chosen, base, bar)
+        return Summary("not-worth", f"{sure} {at}: {_gain(usable[1], base)}.", usable[1], not undecided)
+    best = next(point for point in usable if point.workers == largest)
+    is_sure = is_decided(best, base, bar)
     least = "at least " if undecided and is_sure else ""
-    gain = _gain(chosen, base).removeprefix(f"{counted(largest)} ")
+    gain = _gain(best, base).removeprefix(f"{counted(largest)} ")
     worth = "Worth it" if is_sure else "Probably worth it"
     between_them = (point for point in usable if point.workers < largest)
     reach = "up to" if all(reaches(point, base, bar) for point in between_them) else "with"
-    return Told(f"{worth} {at}, {least}{reach} {counted(largest)}, which {gain}.", chosen)
+    words = f"{worth} {at}, {least}{reach} {counted(largest)}, which {gain}."
+    return Summary("worth", words, best, is_sure)
 
 
 def _gain(point: Point, base: Point, *, is_sure: bool = True) -> str:
-    """Return how much faster a point is, and at what cost: half a sentence."""
+    """Return speedup and cost of a point as a clause."""
     slow = slowness(base)
-    who = ("one" if base.workers == 1 else str(base.workers)) + (f", whose step {slow}" if slow else "")
-    what = "train" if point.mode == "strong" else "go through samples"
+    one = ("one" if base.workers == 1 else str(base.workers)) + (f", whose step {slow}" if slow else "")
+    verb = "train" if point.mode == "strong" else "process samples"
     probably = "" if is_sure else "probably "
     known = between(point)
     if known is not None and is_vague(known):
         low, high = (_factor(end / base.workers) for end in known)
-        return f"{counted(point.workers)} {what} {low} to {high} times as fast as {who}"
+        return f"{counted(point.workers)} {verb} {low} to {high} times as fast as {one}"
     factor = point.speedup / base.workers
-    faster = f"{what} {_factor(factor)} times as fast as {who}"
+    faster = f"{verb} {_factor(factor)} times as fast as {one}"
     if abs(factor - 1) < _SAME:
-        faster = f"{what} as fast as {who}"
+        faster = f"{verb} as fast as {one}"
     elif factor < 1:
         same = "" if point.mode == "strong" else "for the same samples "
-        faster = f"take {_factor(1 / factor)} times as long {same}as {who}"
+        faster = f"take {_factor(1 / factor)} times as long {same}as {one}"
     return f"{counted(point.workers)} {probably}{faster}{_epoch(point, base)}, at {_cost(point)}"
 
 

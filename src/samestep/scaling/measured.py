@@ -1,4 +1,4 @@
-"""From the files of measured runs to points: repeats of one number of workers become one."""
+"""Computes the points of a study from its runs: the repeats of one number of workers become one point."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,58 +10,56 @@ from samestep.scaling.interval import of_repeats
 from samestep.scaling.provenance import advised_by
 from samestep.scaling.rank_files import Run
 from samestep.scaling.samples import SAME_BATCH, in_samples
-from samestep.scaling.steps import Steady, steady
+from samestep.scaling.steps import SteadySteps, steady_steps
 from samestep.scaling.study import PHASES, Point, Rank
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """A run and its steps that count."""
+    """A run and its counted steps."""
 
     run: Run
-    steps: Steady
+    steps: SteadySteps
 
 
 def measured(runs: Sequence[Run]) -> tuple[Point, ...]:
-    """Return a point for each number of workers, variant and global batch that was seen.
+    """Return a point for each number of workers, variant and measured global batch.
 
     Speedup and efficiency are those of a study of one point, until `samestep.scaling.conclude` relates them.
 
     Raises:
-        UsageError: a run has no step that counts.
+        UsageError: a run has no counted step.
     """
     counted = with_epochs(in_samples(runs))
-    return tuple(_point(repeats) for repeats in _alike([Repeat(run, steady(run)) for run in counted]))
+    return tuple(_point(group) for group in _grouped([Repeat(run, steady_steps(run)) for run in counted]))
 
 
 def same_batch(one: float, other: float) -> bool:
-    """Return whether two global batches are the same, but for rounding."""
+    """Return whether two global batches are equal up to rounding."""
     return abs(one - other) <= SAME_BATCH * max(one, other)
 
 
-def _alike(repeats: Sequence[Repeat]) -> list[list[Repeat]]:
-    """Return the repeats of each point: the batch is that which was seen, not that which was asked for."""
+def _grouped(repeats: Sequence[Repeat]) -> list[list[Repeat]]:
+    """Return the repeats of each point, by the measured batch, not by the requested one."""
     groups: list[list[Repeat]] = []
     for repeat in repeats:
-        group = next((group for group in groups if _is_same(group[0], repeat)), None)
-        if group is None:
-            groups.append([repeat])
+        for group in groups:
+            if _is_same(group[0], repeat):
+                group.append(repeat)
+                break
         else:
-            group.append(repeat)
+            groups.append([repeat])
     return groups
 
 
 def _is_same(one: Repeat, other: Repeat) -> bool:
-    return (
-        one.run.workers == other.run.workers
-        and one.run.variant == other.run.variant
-        and same_batch(one.steps.global_batch, other.steps.global_batch)
-    )
+    is_alike = (one.run.workers, one.run.variant) == (other.run.workers, other.run.variant)
+    return is_alike and same_batch(one.steps.global_batch, other.steps.global_batch)
 
 
 def _point(repeats: Sequence[Repeat]) -> Point:
     rates = tuple(repeat.steps.samples_per_second for repeat in repeats)
-    rate = median_low(rates)  # of a run, not between two: its parts are told beside it
+    rate = median_low(rates)  # the rate of one run, since the phases of that run are shown with it
     usual = repeats[rates.index(rate)]
     headers = [rank.header for rank in usual.run.ranks]
     hosts = [str(header["host"]) for header in headers]
@@ -105,7 +103,6 @@ def _point(repeats: Sequence[Repeat]) -> Point:
 
 
 def _most(repeats: Sequence[Repeat], name: str) -> int | None:
-    """Return the greatest figure of that name that a rank ended with, or None."""
+    """Return the largest value of that name in the last lines of all ranks, or None."""
     ends: list[Mapping[str, Any]] = [rank.end for repeat in repeats for rank in repeat.run.ranks]
-    told = [int(end[name]) for end in ends if end.get(name) is not None]
-    return max(told, default=None)
+    return max((int(end[name]) for end in ends if end.get(name) is not None), default=None)

@@ -1,4 +1,4 @@
-"""On what runs were made, as their workers told: never a machine, or a version, that nobody was on."""
+"""Collects machine, versions and settings of runs from the files of their workers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,39 +21,36 @@ MACHINE = {
     "python": "python",
     "samestep": "samestep",
 }
-"""The names of a study's `machine`, and which field of a worker's header each is from."""
+"""The names of a study's `machine`, each with its field in a worker's header."""
 
 _ADVISING = ("data", "sync", "compress", "algorithm", "exact")
 
 
 def machine(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Return each name of `MACHINE` with all values that the workers of `runs` told, without repetition.
-
-    What nobody told is not there.
-    """
+    """Return each name of `MACHINE` with all values that the workers of `runs` recorded, if there are any."""
     headers = [rank.header for run in runs for rank in run.ranks]
-    told = {name: values(headers, field) for name, field in MACHINE.items()}
-    return {name: found for name, found in told.items() if found}
+    found = {name: values(headers, field) for name, field in MACHINE.items()}
+    return {name: recorded for name, recorded in found.items() if recorded}
 
 
 def launchers(runs: Sequence[Run]) -> list[str]:
-    """Return who started the workers of `runs`, as they told."""
+    """Return the launchers that the workers of `runs` recorded."""
     return values([rank.header for run in runs for rank in run.ranks], "launcher")
 
 
 def recipe(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return what a recipe was trained as in all of `runs`; nothing where nobody told."""
-    told = [run.ranks[0].header.get("config") for run in runs]
-    first, *others = [one if isinstance(one, Mapping) else {} for one in told] or [{}]
+    """Return the settings of a recipe that are the same in all of `runs`; empty if they are unknown."""
+    configs = [run.ranks[0].header.get("config") for run in runs]
+    first, *others = [one if isinstance(one, Mapping) else {} for one in configs] or [{}]
     return {name: value for name, value in first.items() if all(one.get(name) == value for one in others)}
 
 
 def advised_by(header: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a recipe that tell what may be advised; nothing where nobody told."""
-    told = header.get("config")
-    return {name: told[name] for name in _ADVISING if name in told} if isinstance(told, Mapping) else {}
+    """Return the settings of a recipe that advice depends on; empty if they are unknown."""
+    config = header.get("config")
+    return {name: config[name] for name in _ADVISING if name in config} if isinstance(config, Mapping) else {}
 
 
 def values(headers: Sequence[Any], field: str) -> list[Any]:
-    """Return the values of a field of headers without repetition, smallest first, but for empty ones."""
+    """Return the distinct non-empty values of a field of headers, the smallest first."""
     return sorted({header[field] for header in headers if header.get(field) not in (None, "")})

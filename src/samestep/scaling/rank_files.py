@@ -1,4 +1,4 @@
-"""What a clocked run leaves behind: a file of JSON lines from each of its workers."""
+"""Reads the files of a clocked run: JSON lines from each of its workers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from typing import Any
 from samestep.base.documents import parse_json
 from samestep.base.errors import UsageError
 from samestep.base.regular_files import read_lines
-from samestep.scaling.rank_lines import wrong
+from samestep.scaling.rank_lines import defect
 
 
 @dataclass(frozen=True, slots=True)
 class RankFile:
-    """What one worker of a run wrote.
+    """The file of one worker.
 
     Args:
-        header: its first line: who the worker is, and on what it ran.
+        header: its first line: the rank, its machine and its versions.
         steps: a line for each measured step.
-        end: its last line; empty where the worker did not come to write it.
+        end: its last line; empty if the worker ended before it was written.
     """
 
     header: Mapping[str, Any]
@@ -28,12 +28,12 @@ class RankFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run, measured: a repeat of a number of workers.
+    """One measured run: a repeat of a number of workers.
 
     Args:
-        ranks: what each worker wrote, by rank.
-        variant: what is compared within the study; empty for nothing.
-        oversubscribed: whether its workers had fewer cores than threads, or fewer accelerators than workers.
+        ranks: the files of its workers, by rank.
+        variant: the compared setting; empty for none.
+        oversubscribed: whether its workers had fewer cores than threads, or shared an accelerator.
     """
 
     ranks: Sequence[RankFile]
@@ -42,17 +42,17 @@ class Run:
 
     @property
     def workers(self) -> int:
-        """How many."""
+        """The number of workers."""
         return len(self.ranks)
 
 
 def read_ranks(folder: Path) -> list[RankFile]:
-    """Return what the workers of a run wrote to `folder`, by rank.
+    """Return the files of a run's workers in `folder`, by rank.
 
-    A last line that is half written, as a killed worker leaves it, is left out.
+    An incomplete last line, as of a killed worker, is ignored.
 
     Raises:
-        UsageError: there is nothing, a file is damaged or cannot be read, or a worker's is missing.
+        UsageError: there is no file, one is damaged or cannot be read, or that of a worker is missing.
     """
     files = [_read(path) for path in folder.glob("rank-*.jsonl")]
     if not files:
@@ -61,7 +61,7 @@ def read_ranks(folder: Path) -> list[RankFile]:
     ranks, size = [file.header["rank"] for file in files], files[0].header["size"]
     if ranks != list(range(size)):
         there = ", ".join(map(str, ranks))
-        raise UsageError(f"{folder} is of {size} workers, and holds the files of ranks {there}.")
+        raise UsageError(f"{folder} holds the files of ranks {there}, of a run of {size} workers.")
     return files
 
 
@@ -77,11 +77,11 @@ def _read(path: Path) -> RankFile:
         except ValueError:
             if number == len(lines) and not line.endswith("\n"):
                 break
-            raise UsageError(f"{path} is damaged: line {number} is no JSON.") from None
-        if said := wrong(number, row):
-            raise UsageError(f"{path} is damaged: line {number} {said}.")
+            raise UsageError(f"{path} is damaged: line {number} is not JSON.") from None
+        if problem := defect(number, row):
+            raise UsageError(f"{path} is damaged: line {number} {problem}.")
         if rows and "ended" in rows[-1]:
-            raise UsageError(f"{path} is damaged: line {number} comes after the end.")
+            raise UsageError(f"{path} is damaged: line {number} is after the end.")
         rows.append(row)
     if not rows:
         raise UsageError(f"{path} is empty: its worker ended before its first measured step.")

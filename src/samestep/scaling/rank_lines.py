@@ -1,4 +1,4 @@
-"""What a line of a worker's file may say: by each name, which values can be."""
+"""Validates the lines of a worker's file: the names that they need, and the values of each."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 from samestep.base.phases import ALL
 
 _MOST = 1e18
-"""Of anything that is counted or timed: what is larger was never measured, and has no sum."""
+"""The largest valid count or time; the sum of larger ones overflows."""
 
 _CPUS = re.compile(r"(\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*)?")
-"""A list of processors as the kernel's lists are."""
+"""A list of processors in the notation of the Linux kernel."""
 
 
 class _Value(NamedTuple):
-    """What a value has to be, in words, and whether it is."""
+    """A condition on a value, in words and as a function."""
 
     words: str
     is_right: Callable[[Any], bool]
@@ -22,7 +22,7 @@ class _Value(NamedTuple):
 
 def _number(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and -_MOST <= value <= _MOST  # nan is not
+    return is_number and -_MOST <= value <= _MOST  # false for nan
 
 
 def _whole(value: Any) -> bool:
@@ -37,11 +37,11 @@ def _or_null(value: _Value) -> _Value:
     return _Value(f"{value.words} or null", lambda found: found is None or value.is_right(found))
 
 
-_WHOLE = _Value("a whole number from 0 on", _whole)
-_FROM_1 = _Value("a whole number from 1 on", lambda value: _whole(value) and value > 0)
-_COUNT = _Value("a number from 0 on", lambda value: _number(value) and value >= 0)
+_WHOLE = _Value("an integer from 0", _whole)
+_FROM_1 = _Value("an integer from 1", lambda value: _whole(value) and value > 0)
+_COUNT = _Value("a number from 0", lambda value: _number(value) and value >= 0)
 _TIME = _Value("a number", _number)
-"""Below 0 where a device was given work in several queues, whose moments need not be in order."""
+"""Negative if a device has several queues, whose events are not ordered."""
 _TEXT = _Value("text", _text)
 _TRUTH = _Value("true or false", lambda value: isinstance(value, bool))
 _WORDS = _Value("a list of text", lambda value: isinstance(value, list) and all(map(_text, value)))
@@ -52,7 +52,7 @@ _ALWAYS: tuple[Mapping[str, _Value], Mapping[str, _Value]] = (
     {"rank": _WHOLE, "size": _FROM_1, "kind": _TEXT, "host": _TEXT},
     {"step": _WHOLE, "at": _TIME, "seconds": _TIME, "samples": _COUNT},
 )
-"""What the first line has, and what that of a step has."""
+"""The required names of the first line, and of a step's line."""
 
 _HEADER = {
     **_ALWAYS[0],
@@ -83,12 +83,12 @@ _END = {
 }
 
 
-def wrong(number: int, row: object) -> str:
-    """Return what is wrong with a line of a worker's file; empty for nothing.
+def defect(number: int, row: object) -> str:
+    """Return the defect of a line of a worker's file; empty for none.
 
     Args:
         number: of the line, from 1; the first is the header.
-        row: what it holds.
+        row: its content.
     """
     is_step = number > 1
     if not isinstance(row, dict):

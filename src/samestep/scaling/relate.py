@@ -1,4 +1,4 @@
-"""Points related to each other: strong or weak as was seen, speedup and efficiency."""
+"""Relates points to each other: measured scaling mode, speedup and efficiency."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -14,13 +14,13 @@ _MODES: tuple[Mode, ...] = ("strong", "weak", "neither")
 def relate(points: Sequence[Point]) -> tuple[Point, ...]:
     """Return `points` with mode, speedup and efficiency, by mode, variant and workers.
 
-    A point counts in both modes where there are two at the fewest workers and it suits one each.
+    A point is in both modes if it fits both, since there can be several baselines.
     """
     variants: dict[str, list[Point]] = {}
     for point in {_identity(point): point for point in points}.values():
         variants.setdefault(point.variant, []).append(point)
-    filed = [_filed(found) for found in variants.values()]
-    return tuple(chain.from_iterable(series.get(mode, ()) for mode in _MODES for series in filed))
+    by_mode = [_by_mode(found) for found in variants.values()]
+    return tuple(chain.from_iterable(series.get(mode, ()) for mode in _MODES for series in by_mode))
 
 
 def series_of(points: Iterable[Point]) -> dict[tuple[Mode, str], list[Point]]:
@@ -32,13 +32,13 @@ def series_of(points: Iterable[Point]) -> dict[tuple[Mode, str], list[Point]]:
 
 
 def _identity(point: Point) -> tuple[object, ...]:
-    """Return what tells a point from others; one that counts in two modes is still one."""
+    """Return the identity of a point, which is the same for a point that is in two modes."""
     mode = point.mode if point.global_batch is None else None
     return point.workers, point.variant, point.global_batch, point.samples_per_second, mode
 
 
-def _filed(points: Sequence[Point]) -> dict[Mode, list[Point]]:
-    """Return the points of one variant by mode, each mode with its own fewest workers at its head."""
+def _by_mode(points: Sequence[Point]) -> dict[Mode, list[Point]]:
+    """Return the points of one variant by mode, each mode with its own baseline first."""
     points = sorted(points, key=lambda point: point.workers)
     bases = [point for point in points if point.workers == points[0].workers]
     found: dict[Mode, list[Point]] = {}
@@ -56,7 +56,7 @@ def _filed(points: Sequence[Point]) -> dict[Mode, list[Point]]:
 
 
 def _bases_of(mode: Mode, bases: Sequence[Point]) -> Sequence[Point]:
-    """Return which of `bases` those of a mode may have: where no batch was seen, its own if there is one."""
+    """Return the possible baselines of a mode: without a known batch, those of the same mode if any."""
     own = [base for base in bases if base.global_batch is None and base.mode == mode]
     return own or bases
 

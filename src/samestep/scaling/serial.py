@@ -1,43 +1,53 @@
-"""The step at the fewest workers: whoever wastes time there is flattered by every speedup."""
+"""Checks the baseline: a slow step at the smallest number of workers makes every speedup look better."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from samestep.scaling.advice import against_phase, trying
-from samestep.scaling.study import Point
+from samestep.scaling.advice import advice_words, against_phase, chosen
+from samestep.scaling.study import Finding, Point
 from samestep.scaling.words import counted, percent
 
 _SLOW = {"data": 0.10, "to_device": 0.10, "optimizer": 0.30, "other": 0.20}
-"""From which share of a step on a phase is too slow to be passed over."""
+"""The share of a step from which on each phase is reported as slow."""
 
 _BETTER_THAN_IDEAL = 1.15
-"""From which efficiency on it is rather the fewest workers that were slow."""
+"""Above this efficiency the baseline was disturbed, rather than the larger runs fast."""
 
-_SAID = {
+_WORDS = {
     "data": "waits {share} of its time for data",
     "to_device": "copies to the device for {share} of its time",
     "optimizer": "spends {share} of its time in the optimizer",
-    "other": "spends {share} of its time beside data, forward, backward and optimizer",
+    "other": "spends {share} of its time outside of data, forward, backward and optimizer",
 }
 
 
-def flattery(series: Sequence[Point]) -> str:
-    """Return what is slow about the step at the fewest workers already; empty where nothing is.
+def baseline_findings(series: Sequence[Point]) -> Iterator[Finding]:
+    """Yield what is slow at the baseline.
 
-    A speedup is a ratio: a slow step on one worker makes it larger, whatever the training takes in the end.
+    A speedup is a ratio: a slow step on one worker makes it larger without making the training faster.
 
     Args:
         series: points of one mode and variant, by workers.
     """
     base = series[0]
-    if base.oversubscribed:  # why it was slow is known, and told
-        return ""
-    return " ".join(one for one in (_slow(base), _idle(base), _outdone(base, series)) if one)
+    if base.oversubscribed:  # the summary already gives this reason
+        return
+    alone = (base.workers,)
+    if slow := _slow_phases(base):
+        advised = chosen([against_phase(name, base) for name in slow])
+        words = f"The step at {counted(base.workers)} {slowness(base)}: speed that up first."
+        yield Finding("baseline", "slow-phase", f"{words} {advice_words(advised)}".rstrip(), alone)
+        yield from (replace(one, workers=alone) for one in advised)
+    if words := _idle_cores(base):
+        yield Finding("baseline", "idle-cores", words, alone)
+    if best := outdone(series):
+        yield Finding("baseline", "superlinear", _superlinear(best, base), (base.workers, best.workers))
 
 
 def outdone(series: Sequence[Point]) -> Point | None:
-    """Return the number of workers that is far better than the ideal; None where none is.
+    """Return the point that is much faster than ideal; None if there is none.
 
-    Then it is the fewest that were slow, and nothing said against them is of any worth.
+    The baseline was then slow, and nothing can be concluded from the speedups.
     """
     fair = (point for point in series if not point.oversubscribed)
     best = max(fair, key=lambda point: point.efficiency, default=None)
@@ -45,53 +55,40 @@ def outdone(series: Sequence[Point]) -> Point | None:
 
 
 def slowness(base: Point) -> str:
-    """Return what the step at the fewest workers does for too much of its time; empty for nothing."""
+    """Return the phases that take too much of the baseline's step; empty for none."""
     return " and ".join(
-        _SAID[name].format(share=percent(share)) for name, share in _slow_phases(base).items()
+        _WORDS[name].format(share=percent(share)) for name, share in _slow_phases(base).items()
     )
 
 
-def _slow(base: Point) -> str:
-    said = slowness(base)
-    if not said:
-        return ""
-    step = f"The step at {counted(base.workers)} {said}"
-    tried = trying([against_phase(name, base) for name in _slow_phases(base)])
-    return f"{step}: speed that up first, since it makes the speedups look better. {tried}".rstrip()
-
-
-def _idle(base: Point) -> str:
-    """Return that the workers of a node leave half of its processors idle, or more."""
+def _idle_cores(base: Point) -> str:
+    """Return that the workers of a node leave at least half of its cores idle; empty if they do not."""
     if base.device != "cpu" or not base.threads or not base.processors:
         return ""
-    # Which processors they may use they may all share.
-    among = -(-base.workers // base.nodes)
-    each = base.processors // among
+    # Workers of a node can share its cores, so each counts for its part of them.
+    per_node = -(-base.workers // base.nodes)
+    each = base.processors // per_node
     if each < 2 * base.threads:
         return ""
     threads = "1 thread" if base.threads == 1 else f"{base.threads} threads"
-    who = "The one worker" if base.workers == 1 else f"Each of {base.workers} workers"
+    subject = "The one worker" if base.workers == 1 else f"Each of {base.workers} workers"
     return (
-        f"{who} computes with {threads} and has {each} processors: "
-        f"with --threads {each} it may be faster, and the speedups less."
+        f"{subject} computes with {threads} and has {each} cores. With --threads {each} the baseline can be "
+        "faster, and the speedups smaller."
     )
 
 
-def _outdone(base: Point, series: Sequence[Point]) -> str:
-    """Return what can hardly be: that each of several workers is much faster than the fewest are."""
-    best = outdone(series)
-    if best is None:
-        return ""
-    hampered = f" its {base.threads} threads hamper each other," if base.threads and base.threads > 1 else ""
+def _superlinear(best: Point, base: Point) -> str:
+    threads = f" its {base.threads} threads slow each other down," if (base.threads or 0) > 1 else ""
     return (
-        f"{counted(best.workers)} came to {percent(best.efficiency)} of the ideal, as where something runs "
-        f"beside {counted(base.workers)},{hampered} or only a share fits into the caches. Measure again, "
-        "several times and with other --threads."
+        f"{counted(best.workers)} reached {percent(best.efficiency)} of the ideal. Either another program "
+        f"disturbed {counted(base.workers)},{threads} or only a shard fits into the caches: measure again, "
+        "with more --repeats and other --threads."
     )
 
 
 def _slow_phases(base: Point) -> Mapping[str, float]:
-    """Return the phases that take too much of the step, and how much."""
+    """Return the phases that take too much of the step, with their shares."""
     whole = sum(base.step_s.values())
     shares = {name: base.step_s.get(name, 0.0) / whole for name in _SLOW} if whole else {}
     return {name: share for name, share in shares.items() if share >= _SLOW[name]}

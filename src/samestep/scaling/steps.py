@@ -1,4 +1,4 @@
-"""The steps of one run over all of its ranks: which count, how fast they were, who waited for whom."""
+"""Evaluates the steps of one run over all ranks: rates, phases, and waiting between ranks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from samestep.scaling.rank_files import RankFile, Run
 from samestep.scaling.study import PHASES, Span
 
 Step: TypeAlias = Sequence[Mapping[str, Any]]
-"""The lines that the ranks wrote about one step, by rank."""
+"""The records of one step, by rank."""
 
 _DRAWN = ("other", "data", "to_device", "forward", "backward", "exposed_sync", "optimizer")
-"""The order of phases on a time line; what a script does besides stands mostly before its batch."""
+"""The order of phases on a time line; a script's other work is mostly before its batch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Steady:
-    """The steps of a run that count.
+class SteadySteps:
+    """The counted steps of a run.
 
     Args:
         steps: in order.
-        left_out: measured steps that do not count, since a rank evaluated in them.
+        left_out: number of measured steps that are not counted, because a rank evaluated in them.
     """
 
     steps: Sequence[Step]
@@ -31,54 +31,54 @@ class Steady:
 
     @property
     def with_evaluations(self) -> bool:
-        """Whether those in which a rank evaluated count, as most of them have an evaluation."""
+        """Whether steps with an evaluation are counted, because most steps have one."""
         return any(map(_has_evaluation, self.steps))
 
     @property
     def global_batch(self) -> float:
-        """Samples of a step on all ranks: the median, as the last of an epoch may be smaller."""
+        """Samples of a step on all ranks: the median, since the last batch of an epoch can be smaller."""
         return float(median(_samples(step) for step in self.steps))
 
     @property
     def seconds(self) -> float:
-        """What the slowest rank took for all of them."""
+        """Seconds of all counted steps on the slowest rank."""
         by_rank = zip(*self.steps, strict=True)
         return float(max(sum(line["seconds"] for line in lines) for lines in by_rank))
 
     @property
     def samples_per_second(self) -> float:
-        """The samples of all steps by the time that they took."""
+        """The samples of all counted steps divided by their time."""
         return sum(_samples(step) for step in self.steps) / self.seconds
 
     @property
     def exchange_s(self) -> float:
-        """Seconds of a step in which all ranks waited: nobody was waited for, so that is the exchange."""
+        """Seconds of a step in which all ranks waited: the communication itself, not a wait for a rank."""
         return fmean(min(_synced(line) for line in step) for step in self.steps)
 
     @property
     def waiting_s(self) -> float:
-        """Seconds that a rank waited for others in a step, the mean over ranks."""
+        """Seconds of a step in which a rank waited for other ranks, the mean over ranks."""
         return fmean(fmean(_synced(line) for line in step) for step in self.steps) - self.exchange_s
 
     @property
     def exchange_bytes(self) -> int | None:
-        """Bytes of gradients that a rank exchanges in a step: the median; None where one does not say."""
-        told = [line.get("exchange_bytes") or 0 for step in self.steps for line in step]
-        return int(median_low(told)) if all(told) and len(self.steps[0]) > 1 else None
+        """Gradient bytes that a rank sends in a step: the median; None if a record has none."""
+        sizes = [line.get("exchange_bytes") or 0 for step in self.steps for line in step]
+        return int(median_low(sizes)) if all(sizes) and len(self.steps[0]) > 1 else None
 
     def phases(self) -> list[dict[str, float]]:
-        """Return for each rank the mean seconds of each phase."""
+        """Return the mean seconds of each phase, for each rank."""
         return [
             {name: max(0.0, fmean(line.get(name, 0.0) for line in lines)) for name in PHASES}
             for lines in zip(*self.steps, strict=True)
         ]
 
     def timeline(self) -> tuple[tuple[Span, ...], ...]:
-        """Return a step of the usual length, for each rank its phases one after the other.
+        """Return a step of median length: for each rank its phases in sequence.
 
-        Ranks leave the exchange together, as no rank has it before all have come. By when their steps began
-        they could not be drawn: what a rank does besides may stand at either end of its step, and is drawn
-        first; and hosts have clocks of their own.
+        Ranks are aligned at the end of the communication, which all of them leave at the same time. The
+        recorded start times are not used: the clocks of hosts differ, and other work, which is drawn first,
+        can be at either end of a step.
         """
         seconds = [max(line["seconds"] for line in step) for step in self.steps]
         step = self.steps[seconds.index(median_low(seconds))]
@@ -88,27 +88,30 @@ class Steady:
         )
 
 
-def steady(run: Run) -> Steady:
-    """Return the steps of `run` that count, see `kept_steps`.
+def steady_steps(run: Run) -> SteadySteps:
+    """Return the counted steps of `run`, see `kept_steps`.
 
     Raises:
         UsageError: there are none.
     """
     steps, kept = _common(run), kept_steps(run)
-    who = units.counted(run.workers, "worker")
+    counted = SteadySteps(kept, len(steps) - len(kept))
+    why = ""
     if not kept or not any(_samples(step) for step in kept):
-        raise UsageError(f"no step of the run on {who} counts: {_why(run.ranks, len(steps))}.")
-    counted = Steady(kept, len(steps) - len(kept))
-    if counted.seconds <= 0:
-        raise UsageError(f"no step of the run on {who} counts: they took no time.")
+        why = _why(run.ranks, len(steps))
+    elif counted.seconds <= 0:
+        why = "the recorded time of its steps is 0"
+    if why:
+        workers = units.counted(run.workers, "worker")
+        raise UsageError(f"the run on {workers} has no step that can be counted: {why}.")
     return counted
 
 
 def kept_steps(run: Run) -> list[Step]:
-    """Return the steps of `run` that all ranks took, with samples or without: those in which none evaluated.
+    """Return the steps of `run` that all ranks recorded and in which no rank evaluated.
 
-    Where most have an evaluation, it is a part of the training, as of an agent's that acts before it learns,
-    and all of them count.
+    If most steps have an evaluation, it is part of the training (an agent that acts before it learns), and
+    all steps are returned.
     """
     steps = _common(run)
     without = [step for step in steps if not _has_evaluation(step)]
@@ -128,8 +131,8 @@ def _common(run: Run) -> list[Step]:
 def _why(ranks: Sequence[RankFile], steps: int) -> str:
     if not steps:
         ended = next((rank.end.get("message") for rank in ranks if rank.end.get("message")), "")
-        return f"it ended before a measured step was through on all ranks{f' ({ended})' if ended else ''}"
-    return "no samples were seen"
+        return f"it ended before all ranks completed a measured step{f' ({ended})' if ended else ''}"
+    return "its steps have no samples"
 
 
 def _samples(step: Step) -> float:

@@ -1,4 +1,4 @@
-"""A scaling study as a value: what was measured at each number of workers, and what follows from it."""
+"""Defines a scaling study: the measurements at each number of workers, and the conclusions from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,27 +7,27 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from samestep.base import phases
 
 FORMAT = 1
-"""The version of a study's form."""
+"""The version of the format of ``study.json``."""
 
 PHASES = phases.ALL
-"""The parts of a step; `exposed_sync` is what the step waits for and backward did not hide."""
+"""The phases of a step; `exposed_sync` is the communication that backward did not hide."""
 
 Mode: TypeAlias = Literal["strong", "weak", "neither"]
-"""Whether the global batch stayed, grew with the workers, or did neither."""
+"""The scaling mode: the global batch was constant, grew with the workers, or did neither."""
 
 Seconds: TypeAlias = Mapping[str, float]
-"""Seconds of each of `PHASES` in one step; empty where nobody measured them."""
+"""Seconds of each of `PHASES` in one step; empty if they were not measured."""
 
 
 class Span(NamedTuple):
-    """A phase on a time line."""
+    """One phase on a time line."""
 
     phase: str
     """One of `PHASES`."""
     begin_s: float
-    """When it began, in seconds since the first rank began the step."""
+    """Its start, in seconds since the first rank began the step."""
     end_s: float
-    """When it ended."""
+    """Its end, in the same unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Rank:
 
     Args:
         rank: its number.
-        host: where it ran.
+        host: the machine it ran on.
         step_s: the mean of its own steps, by phase.
     """
 
@@ -47,14 +47,14 @@ class Rank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """One reason why a point is not as fast as the ideal.
+    """One cause of overhead: a reason why a point is slower than ideal.
 
     Args:
-        cause: ``straggler``, ``waiting`` (now for one rank, now for another), ``exchange``, ``data``,
+        cause: ``straggler``, ``waiting`` (for varying ranks), ``exchange`` (communication), ``data``,
             ``to_device``, ``compute`` (forward and backward), ``optimizer`` or ``other``.
-        share: of the step's time; those of all losses and gains add up to 1 less the efficiency.
-        phase: in which a straggler is slow.
-        rank: who the straggler is.
+        share: of the step's time; the shares of all losses and gains add up to 1 less the efficiency.
+        phase: the phase in which a straggler is slow.
+        rank: the straggler.
     """
 
     cause: str
@@ -65,43 +65,44 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A number of workers, measured.
+    """The measurements at one number of workers.
 
     Args:
-        workers: how many.
-        mode: whether the global batch is that of the fewest workers, grew with them, or neither.
-        variant: what is compared within the study, such as ``sync=flat``; empty for none.
+        workers: their number.
+        mode: whether the global batch is that of the baseline, grew with the workers, or did neither.
+        variant: the compared setting, such as ``sync=flat``; empty for none.
         nodes: machines they ran on.
-        threads: of each worker.
-        processors: that a worker may use.
+        threads: compute threads of each worker.
+        processors: cores that a worker may use.
         device: ``cpu``, ``cuda``, ...
-        kind: who trains: ``serial``, ``steered``, ``native`` or ``recipe``; empty where nobody says.
-        sync: how gradients are exchanged, such as ``ddp``; empty where they are not, or nobody says.
-        backend: that carries gradients: of `torch.distributed`, or ``shared memory``; empty without one.
-        recipe: of what a recipe is trained as, the settings that advice depends on; empty for others.
-        global_batch: samples of a step on all workers, as seen; None where nobody saw them.
-        samples_per_second: the median of the repeats; of an even number the slower of the two in the middle.
-        samples_per_second_low: of the 95 % interval; None with a single repeat.
-        samples_per_second_high: likewise.
-        speedup: the rate over that at the fewest workers of the same mode and variant, times their number.
-        speedup_low: of the 95 % interval; None where a rate has none.
-        speedup_high: likewise.
-        efficiency: speedup by workers.
+        kind: the kind of training: ``serial``, ``steered`` (a serial script on several workers), ``native``
+            or ``recipe``; empty if unknown.
+        sync: the gradient synchronization, such as ``ddp``; empty without one, or if unknown.
+        backend: the transport of gradients: a backend of `torch.distributed`, or ``shared memory``; empty
+            without one.
+        recipe: the settings of a recipe that advice depends on; empty for other trainings.
+        global_batch: samples of a step on all workers, as counted; None if unknown.
+        samples_per_second: the median of the repeats; the slower of the middle two if their number is even.
+        samples_per_second_low: lower end of the 95 % interval; None for a single repeat.
+        samples_per_second_high: upper end of it.
+        speedup: the rate divided by the baseline's of the same mode and variant, times its workers.
+        speedup_low: lower end of the 95 % interval; None if a rate has none.
+        speedup_high: upper end of it.
+        efficiency: speedup divided by workers.
         step_s: a step of the median repeat by phase, the mean over ranks and steps.
-        exchange_s: the part of `step_s`' ``exposed_sync`` in which all waited: the exchange itself.
-        waiting_s: the rest, in which some waited for others.
-        exchange_bytes: of gradients, that each worker gives to the exchange in a step; None where that is not
-            known.
+        exchange_s: the part of ``exposed_sync`` in which all ranks waited: the communication itself.
+        waiting_s: the rest of it, in which ranks waited for other ranks.
+        exchange_bytes: gradient bytes that each worker sends into the all-reduce in a step; None if unknown.
         exchange_runs: `exchange_s` of each repeat.
-        losses: why it is not as fast as the ideal, the largest first.
+        losses: the overhead by cause, the largest first.
         ranks: each worker of the median repeat.
-        timeline: one usual step of it; for each rank its phases in a fixed order; all leave the exchange
-            together.
-        memory_bytes: the most that a worker held.
-        device_memory_bytes: likewise on its accelerator.
-        worker_hours_per_epoch: what an epoch costs; None where its samples are not known.
+        timeline: a typical step of it; for each rank its phases in a fixed order. All ranks leave the
+            communication at the same time.
+        memory_bytes: peak memory of a worker.
+        device_memory_bytes: peak memory on its accelerator.
+        worker_hours_per_epoch: the cost of an epoch; None if its samples are unknown.
         runs: samples per second of each repeat.
-        oversubscribed: whether its workers had fewer cores than threads, or fewer accelerators than workers.
+        oversubscribed: whether its workers had fewer cores than threads, or shared an accelerator.
     """
 
     workers: int
@@ -140,17 +141,18 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """A model laid through the points of one mode and variant.
+    """A model fitted to the points of one mode and variant.
 
     Args:
-        model: ``amdahl``, ``gustafson`` or ``exchange``.
+        model: ``amdahl``, ``gustafson`` or ``exchange`` (the cost of communication).
         mode: of the points.
-        variant: likewise.
-        workers: the points it was laid through.
-        parameters: by name; empty where the points do not determine them.
-        deviation: root mean square of the points' relative deviations; None where there are no more points
-            than parameters, which the model then meets whatever they are.
-        words: what it says, or why there is none.
+        variant: of the points.
+        workers: the points that were used.
+        parameters: by name; empty if the points do not determine them.
+        deviation: root mean square of the points' relative deviations; None if there are no more points
+            than parameters, so that the model passes through them in any case.
+        code: ``fitted``, or why there are no parameters; empty in studies of older versions.
+        words: the result in a sentence, or why there is none.
     """
 
     model: Literal["amdahl", "gustafson", "exchange"]
@@ -159,21 +161,22 @@ class Fit:
     workers: tuple[int, ...] = ()
     parameters: Mapping[str, float] = field(default_factory=dict)
     deviation: float | None = None
+    code: str = ""
     words: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worth:
-    """Whether a number of workers pays.
+    """The decision whether a number of workers reaches the requested efficiency.
 
     Args:
-        workers: how many.
+        workers: their number.
         mode: of the point.
-        variant: likewise.
+        variant: of the point.
         efficiency: as measured.
-        is_worth: whether that is what was asked for, or more.
-        is_certain: whether the whole interval is on that side; False where there is none, and where the point
-            or the fewest workers are oversubscribed.
+        is_worth: whether it is at least the requested one.
+        is_certain: whether the whole interval is on that side; False without an interval, and if the point
+            or the baseline is oversubscribed.
     """
 
     workers: int
@@ -184,21 +187,46 @@ class Worth:
     is_certain: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What the study came to, in words.
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One statement of a study with its stable code; the reference has a table of codes for each kind.
 
     Args:
-        manager: one sentence that asks for no knowledge of training.
-        engineer: what was lost, where, and what to try.
-        serial: what flatters the study: how slow a step is at the fewest workers already; empty for nothing.
-        others: the engineer's sentence on the other modes and variants.
-        comparisons: why variants differ, or that they cannot be told apart.
+        kind: ``baseline``, ``caveat``, ``advice``, ``comparison`` or ``note``.
+        code: in kebab-case, stable between versions.
+        words: the statement, whose wording is not stable.
+        workers: the numbers of workers that it is about; empty for all.
+        mode: of their points; empty for all.
+        variant: of their points; empty for all.
+    """
+
+    kind: str
+    code: str
+    words: str
+    workers: tuple[int, ...] = ()
+    mode: str = ""
+    variant: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The conclusions of a study.
+
+    Args:
+        manager: the summary: one sentence for readers who do not know how training works.
+        engineer: the advice: overhead by cause, and what to try.
+        serial: reasons why the baseline makes the speedups look better; empty for none.
+        others: the advice on the other modes and variants.
+        comparisons: differences between variants, and their reasons.
+        code: of the summary.
+        is_certain: whether the intervals decide the summary.
+        workers: the number that the summary is about; None if it is about none.
+        findings: the statements in `serial`, `engineer`, `others` and `comparisons`, by code.
         variant: that `manager` and `engineer` are about, the fastest; empty for none.
-        knee: workers from which on more of them cost more than they bring; None where it was not reached.
-        bar: the efficiency that was asked for; None where none was.
+        knee: workers beyond which more of them cost more than they bring; None if it was not reached.
+        bar: the requested efficiency; None if none was.
         worth: whether each point reaches it.
-        largest_worth: the most workers that do, in that variant; None where none do, or nobody can tell.
+        largest_worth: the most workers that reach it in that variant; None if none do, or inconclusive.
     """
 
     manager: str
@@ -206,6 +234,10 @@ class Verdict:
     serial: str = ""
     others: tuple[str, ...] = ()
     comparisons: tuple[str, ...] = ()
+    code: str = ""
+    is_certain: bool = False
+    workers: int | None = None
+    findings: tuple[Finding, ...] = ()
     variant: str = ""
     knee: int | None = None
     bar: float | None = None
@@ -218,17 +250,18 @@ class Study:
     """One training on several numbers of workers.
 
     Args:
-        format: the version of this form.
-        target: what ran, in words.
-        command: that made the study.
-        created: when, as ISO 8601.
-        machine: on what, as the workers told: hosts, processors, accelerators, versions.
+        format: the version of the format.
+        target: the training, in words.
+        command: the command that made the study.
+        created: the time, as ISO 8601.
+        machine: hosts, processors, accelerators and versions, as the workers recorded them.
         settings: how it was run and measured: launchers, steps, warm-up, repeats, mode.
-        unit: of the rates; ``runs/s`` where only whole times are known.
+        unit: of the rates; ``runs/s`` if only the times of whole runs are known.
         points: by mode, variant and number of workers.
-        fit: models laid through them.
-        verdict: what it came to; None for a study without a point.
-        notes: what a reader must know besides.
+        fit: models fitted to them.
+        verdict: the conclusions; None for a study without a point.
+        notes: what else a reader needs to know.
+        findings: the notes that have a code.
     """
 
     format: int = FORMAT
@@ -242,3 +275,4 @@ class Study:
     fit: tuple[Fit, ...] = ()
     verdict: Verdict | None = None
     notes: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()

@@ -1,37 +1,32 @@
-"""How well a model describes the points that it was laid through, in figures and words."""
+"""Rates how well a fitted model describes its points, as a number and in words."""
 
 import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 DESCRIBES = 0.1
-"""From which deviation on a model is another than that of the points."""
+"""The largest deviation at which a model describes its points."""
 
 Model: TypeAlias = Callable[[float], float]
 
 
 def deviation_of(pairs: Sequence[tuple[float, float]], model: Model, *, parameters: int = 1) -> float | None:
-    """Return the root mean square of the relative deviations; None where parameters are as many as points."""
+    """Return the root mean square of the relative deviations; None for no more points than parameters."""
     if len(pairs) <= parameters:
         return None
     return math.sqrt(sum((model(n) / y - 1) ** 2 for n, y in pairs) / len(pairs))
 
 
 def tested(words: str, deviation: float | None) -> str:
-    """Return what a model says, and how far the points are from it."""
+    """Return the result of a model with the deviation of the points from it."""
     if deviation is None:
-        return f"{words}. No point is left to test this."
-    apart = ", so it does not describe them" if deviation > DESCRIBES else ""
-    return f"{words}. This is {share_text(deviation)} off the points on average{apart}."
-
-
-def too_few(what: str, found: str) -> str:
-    """Return that a model cannot be laid."""
-    return f"{what}: not determined, for want of points ({found})."
+        return f"{words}. No further point tests this."
+    apart = ", so the model does not describe them" if deviation > DESCRIBES else ""
+    return f"{words}. The points deviate by {share_text(deviation)} on average{apart}."
 
 
 def share_text(share: float) -> str:
-    """Return a share, small ones with a decimal.
+    """Return a share as a percentage, a small one with a decimal.
 
     >>> share_text(0.012)
     '1.2 %'

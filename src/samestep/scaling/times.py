@@ -1,4 +1,4 @@
-"""Points from what others have timed: a number of workers and the seconds that a whole run took."""
+"""Computes points from a table of times: numbers of workers and the seconds of whole runs."""
 
 from collections.abc import Iterable, Sequence
 from statistics import median_low
@@ -8,48 +8,46 @@ from samestep.scaling.interval import of_repeats
 from samestep.scaling.study import Mode, Point
 
 UNIT = "runs/s"
-"""What the rates of such a study count."""
+"""The unit of the rates of such a study."""
 
 
 class Time(NamedTuple):
-    """One run."""
+    """The time of one run."""
 
     workers: int
-    """How many."""
     seconds: float
-    """How long it took."""
     is_weak: bool = False
-    """Whether each worker did as much as at the fewest workers, not all of them together."""
+    """Whether the work of each worker, not of all together, is that of the baseline."""
 
 
 def from_times(rows: Iterable[tuple[int, float] | Time]) -> tuple[Point, ...]:
     """Return a point for each number of workers and mode; several rows of one are its repeats.
 
-    The runs on the fewest workers are of both modes, unless each mode has its own (`has_two_bases`). What
-    they do is the run of `UNIT`.
+    The baseline runs are of both modes, unless each mode has its own (`has_two_bases`). Their work is one
+    run in `UNIT`.
 
     Args:
         rows: workers, seconds, and whether they are weak.
     """
     times = [Time(*row) for row in rows]
-    fewest = min(time.workers for time in times)
+    smallest = min(time.workers for time in times)
     has_two = has_two_bases(times)
     seconds: dict[tuple[int, bool], list[float]] = {}
     for time in times:
-        is_weak = time.is_weak and (has_two or time.workers > fewest)
+        is_weak = time.is_weak and (has_two or time.workers > smallest)
         seconds.setdefault((time.workers, is_weak), []).append(time.seconds)
     return tuple(
         _point(
-            workers, taken, runs=workers / fewest if is_weak else 1.0, mode="weak" if is_weak else "strong"
+            workers, taken, runs=workers / smallest if is_weak else 1.0, mode="weak" if is_weak else "strong"
         )
         for (workers, is_weak), taken in sorted(seconds.items())
     )
 
 
 def has_two_bases(times: Sequence[Time]) -> bool:
-    """Return whether the fewest workers have strong runs and weak ones: nobody says that these are alike."""
-    fewest = min(time.workers for time in times)
-    return len({time.is_weak for time in times if time.workers == fewest}) > 1
+    """Return whether the baseline has both strong and weak runs, which need not do the same work."""
+    smallest = min(time.workers for time in times)
+    return len({time.is_weak for time in times if time.workers == smallest}) > 1
 
 
 def _point(workers: int, seconds: list[float], *, runs: float, mode: Mode) -> Point:
@@ -58,7 +56,7 @@ def _point(workers: int, seconds: list[float], *, runs: float, mode: Mode) -> Po
     return Point(
         workers=workers,
         mode=mode,
-        samples_per_second=median_low(rates),  # of a run, as everywhere
+        samples_per_second=median_low(rates),  # the rate of one run, as in `measured`
         samples_per_second_low=low,
         samples_per_second_high=high,
         speedup=float(workers),

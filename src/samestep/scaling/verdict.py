@@ -1,23 +1,45 @@
-"""What a study came to: a sentence for those who pay, and one for those who can change something."""
+"""Draws the conclusions of a study: a summary, advice, and the caveats of both."""
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
-from samestep.scaling.advice import advice
-from samestep.scaling.certainty import doubts, is_decided, is_open, reaches
+from samestep.scaling.advice import advice, advice_words
+from samestep.scaling.certainty import caveats, is_decided, is_open, reaches
 from samestep.scaling.knee import knee
-from samestep.scaling.manager import Told, largest_worth, manager
+from samestep.scaling.manager import Summary, largest_worth, summary
 from samestep.scaling.relate import series_of
-from samestep.scaling.serial import flattery, outdone
-from samestep.scaling.study import Point, Verdict, Worth
+from samestep.scaling.serial import baseline_findings, outdone
+from samestep.scaling.study import Finding, Point, Verdict, Worth
 from samestep.scaling.variants import comparisons
-from samestep.scaling.words import BASE_CROWDED, counted, lost, percent, speed
+from samestep.scaling.words import overhead, oversubscribed_baseline, percent, speed
 
 _PEERS = 3
-"""Of so many other variants the efficiency is told beside that of the fastest."""
+"""The number of other variants whose efficiency is shown beside that of the fastest."""
+
+
+class _Conclusions(NamedTuple):
+    """The conclusions from the points of one mode and variant."""
+
+    first: Point
+    knee: int | None
+    summary: Summary
+    overhead: str
+    advised: Sequence[Finding]
+    caveats: Sequence[Finding]
+
+    def advice_words(self, known: Collection[str] = ()) -> str:
+        """Return overhead, advice and caveats as sentences, without caveats that are `known`."""
+        return " ".join([self.overhead, *(one.words for one in self.caveats if one.words not in known)])
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield advice and caveats with their mode and variant."""
+        for one in (*self.advised, *self.caveats):
+            yield replace(one, mode=self.first.mode, variant=self.first.variant)
 
 
 def judge(points: Sequence[Point], bar: float | None = None) -> Verdict | None:
-    """Return the verdict on related points; None where there are none.
+    """Return the verdict on related points; None if there are none.
 
     Of several variants it is about the fastest, at the most workers that all of them were measured with.
 
@@ -30,28 +52,37 @@ def judge(points: Sequence[Point], bar: float | None = None) -> Verdict | None:
         return None
     first = _fastest([series for series in all_series if series[0].mode == all_series[0][0].mode])
     others = [series for series in all_series if series is not first]
-    worth = [] if bar is None else [one for series in all_series for one in _worth(bar, series)]
-    usable, (at, told) = _usable(first), _told(first, bar)
+    main, *rest = (_conclusions(series, bar) for series in [first, *others])
     modes = {series[0].mode for series in all_series}
-    unknown = list(_doubts(first, bar))
-    of_which = _label(first[0], modes) if first[0].variant else ""
+    label = _label(first[0], modes) if first[0].variant else ""
+    known = [one.words for one in main.caveats]
+    baseline, compared = list(baseline_findings(first)), list(comparisons(points))
     return Verdict(
-        manager=of_which + _beside(told, others),
-        engineer=of_which + " ".join([_engineer(first, told.point), *unknown]),
-        serial=flattery(first),
-        others=tuple(_label(series[0], modes) + _other(series, bar, unknown) for series in others),
-        comparisons=comparisons(points),
+        manager=label + _beside(main.summary, others),
+        engineer=label + main.advice_words(),
+        serial=" ".join(one.words for one in baseline if one.kind == "baseline"),
+        others=tuple(_label(one.first, modes) + one.advice_words(known) for one in rest),
+        comparisons=tuple(one.words for one in compared),
+        code=main.summary.code,
+        is_certain=main.summary.is_certain,
+        workers=main.summary.point.workers if main.summary.point else None,
+        findings=(*baseline, *(found for one in (main, *rest) for found in one.findings()), *compared),
         variant=first[0].variant,
-        knee=at,
+        knee=main.knee,
         bar=bar,
-        worth=tuple(worth),
-        largest_worth=None if bar is None or first[0].oversubscribed else largest_worth(usable, bar),
+        worth=() if bar is None else tuple(one for series in all_series for one in _worth(bar, series)),
+        largest_worth=None if bar is None else largest_worth(first, bar),
     )
 
 
-def _told(series: Sequence[Point], bar: float | None) -> tuple[int | None, Told]:
-    at = knee(series)
-    return at, manager(series, bar=bar, at=at)
+def _conclusions(series: Sequence[Point], bar: float | None) -> _Conclusions:
+    usable, at = _usable(series), knee(series)
+    found = summary(series, bar=bar, at=at)
+    unknown: Sequence[Finding] = ()
+    if len(usable) > 1 and not series[0].oversubscribed:
+        unknown = list(caveats(usable, bar=bar, at=usable[-1].workers if at is None else at))
+    point = found.point or (usable or series)[-1]
+    return _Conclusions(series[0], at, found, *_overhead(series, point), unknown)
 
 
 def _usable(series: Sequence[Point]) -> list[Point]:
@@ -68,23 +99,23 @@ def _fastest(variants: Sequence[Sequence[Point]]) -> Sequence[Point]:
     return variants[max(range(len(variants)), key=lambda number: rates[number][most])]
 
 
-def _beside(told: Told, others: Sequence[Sequence[Point]]) -> str:
-    """Return a sentence, and how efficient as many workers are in other variants."""
-    if told.point is None:
-        return told.words
+def _beside(found: Summary, others: Sequence[Sequence[Point]]) -> str:
+    """Return the summary with the efficiency of as many workers in other variants."""
+    if found.point is None:
+        return found.words
     alike = [
         point
         for series in others
         for point in series
-        if (point.mode, point.workers) == (told.point.mode, told.point.workers)
+        if (point.mode, point.workers) == (found.point.mode, found.point.workers)
         and not (is_open(point) or point.oversubscribed or series[0].oversubscribed)
     ]
     peers = [f"{point.variant or 'without'}: {percent(point.efficiency)}" for point in alike[:_PEERS]]
-    return "; ".join([told.words.removesuffix("."), *peers]) + "."
+    return "; ".join([found.words.removesuffix("."), *peers]) + "."
 
 
 def _label(point: Point, modes: Collection[str]) -> str:
-    """Return which points a sentence is about; their mode too where there are several, or nothing else."""
+    """Return the variant of a sentence, with the mode if there are several modes or no variant."""
     mode = point.mode if len(modes) > 1 or not point.variant else ""
     return " ".join(filter(None, (mode, point.variant))) + ": "
 
@@ -104,32 +135,20 @@ def _worth(bar: float, series: Sequence[Point]) -> Iterator[Worth]:
         )
 
 
-def _doubts(series: Sequence[Point], bar: float | None) -> Iterator[str]:
-    usable, at = _usable(series), knee(series)
-    if len(usable) > 1 and not series[0].oversubscribed:
-        yield from doubts(usable, bar=bar, at=usable[-1].workers if at is None else at)
-
-
-def _other(series: Sequence[Point], bar: float | None, said: Collection[str]) -> str:
-    """Return the engineer's sentence on another series, without what is said of the first already."""
-    engineer = _engineer(series, _told(series, bar)[1].point)
-    return " ".join([engineer, *(one for one in _doubts(series, bar) if one not in said)])
-
-
-def _engineer(series: Sequence[Point], chosen: Point | None) -> str:
-    """Return what was lost at the workers that the manager hears of, and at the next number."""
+def _overhead(series: Sequence[Point], point: Point) -> tuple[str, Sequence[Finding]]:
+    """Return the overhead at a point and at the next number of workers, with what to try."""
+    base = series[0]
     if len(series) == 1:
-        return "For a speedup, measure another number of workers too."
-    usable = _usable(series)
-    point = chosen or (usable or series)[-1]
-    if point is series[0]:
-        return f"{speed(series[-1])}, oversubscribed."
-    if series[0].oversubscribed:
-        return f"{speed(point)}; what was lost cannot be told: {counted(series[0].workers)} {BASE_CROWDED}."
+        return "For a speedup, measure another number of workers too.", ()
+    if point is base:
+        return f"{speed(series[-1])}, oversubscribed.", ()
+    if base.oversubscribed:
+        return f"{speed(point)}; the overhead is unknown: {oversubscribed_baseline(base)}.", ()
     if is_open(point):
-        return f"{speed(point)} by the medians; what was lost cannot be told."
-    said = [f"{speed(point)}.", lost(point), advice(point, series[0])]
-    following = next((one for one in usable if one.workers > point.workers), None)
+        return f"{speed(point)} by the medians; the overhead is inconclusive.", ()
+    advised = [replace(one, workers=(point.workers,)) for one in advice(point, base)]
+    parts = [f"{speed(point)}.", overhead(point), advice_words(advised)]
+    following = next((one for one in _usable(series) if one.workers > point.workers), None)
     if following is not None:
-        said += [f"{speed(following)}.", "" if is_open(following) else lost(following)]
-    return " ".join(part for part in said if part)
+        parts += [f"{speed(following)}.", "" if is_open(following) else overhead(following)]
+    return " ".join(filter(None, parts)), advised

@@ -1,4 +1,4 @@
-"""Points in words: how fast, what was lost."""
+"""Formats points as words: speed, efficiency and overhead by cause."""
 
 from collections.abc import Sequence
 
@@ -8,45 +8,41 @@ from samestep.scaling.interval import Interval
 from samestep.scaling.losses import straggler
 from samestep.scaling.study import Loss, Point
 
-TOLD = 0.01
-"""The least share of a step that is worth a word."""
+NOTABLE = 0.01
+"""The smallest share of a step that is reported."""
 
 NOTHING_S = 1e-9
-"""Who waited so long did not wait: no clock here reads less."""
+"""A wait that is too short for any clock, so there was none."""
 
-DIFFER = "runs differ too much from each other"
-MENDED = f"{DIFFER}, which more of them on a quieter machine may mend"
-VAGUE = f"their {MENDED}"
-"""Of an interval that says nothing."""
+DIFFER = "the runs differ too much"
+VAGUE = f"{DIFFER}; measure more of them on a quieter machine"
+"""The reason for an inconclusive result if an interval is too wide."""
 
-BASE_CROWDED = "had too few cores, and all speedups are against that"
-"""Of the fewest workers, where these are oversubscribed: nothing that follows from a speedup follows."""
-
-_CLOSE, _LARGE = 1.995, 9.95
-"""Below which factors two decimals are told, and one."""
+_TWO_DECIMALS, _ONE_DECIMAL = 1.995, 9.95
+"""Factors below these have two decimals, and one."""
 
 _WHOLE = 1000
-"""From which amount on it is told without decimals."""
+"""Amounts from here on have no decimals."""
 
 _NAMES = {
     "data": "waiting for data",
     "to_device": "copies to the device",
     "forward": "forward",
     "backward": "backward",
-    "exposed_sync": "exposed exchange",
+    "exposed_sync": "exposed communication",
     "optimizer": "the optimizer",
     "other": "other work",
 }
 _CAUSES = {
     "compute": "forward and backward",
-    "exchange": "exposed exchange",
-    "waiting": "waiting, now for one rank, now for another",
+    "exchange": "exposed communication",
+    "waiting": "waiting for varying ranks",
 }
-"""What losses are called that are no phase."""
+"""The names of losses that are not a phase."""
 
 
 def percent(share: float) -> str:
-    """Return a share as people read it.
+    """Return a share as a whole percentage.
 
     >>> percent(0.849)
     '85 %'
@@ -55,19 +51,19 @@ def percent(share: float) -> str:
 
 
 def times(factor: float) -> str:
-    """Return a speedup as people read it; near 1 and below, the second digit says which.
+    """Return a speedup; one below 2 has two decimals, since they matter near 1.
 
     >>> [times(0.146), times(1.04), times(3.42), times(25.7)]
     ['0.15x', '1.04x', '3.4x', '26x']
     """
-    digits = 2 if factor < _CLOSE else 1 if factor < _LARGE else 0
+    digits = 2 if factor < _TWO_DECIMALS else 1 if factor < _ONE_DECIMAL else 0
     return f"{factor:.{digits}f}x"
 
 
 def amount(value: float) -> str:
-    """Return a rate or a number of samples with as many digits as say something.
+    """Return a rate or a number of samples with four significant digits.
 
-    >>> [amount(value) for value in (0.12345, 64, 1281167)]
+    >>> [amount(value) for value in (0.12344, 64, 1281167)]
     ['0.1234', '64', '1,281,167']
     """
     return f"{value:,.0f}" if value >= _WHOLE else f"{value:.4g}"
@@ -82,84 +78,89 @@ def counted(workers: int) -> str:
     return units.counted(workers, "worker")
 
 
+def oversubscribed_baseline(base: Point) -> str:
+    """Return why there is no conclusion against an oversubscribed baseline.
+
+    >>> oversubscribed_baseline(Point(workers=2, samples_per_second=1, speedup=2, efficiency=1))
+    'the 2-worker baseline was oversubscribed'
+    """
+    return f"the {base.workers}-worker baseline was oversubscribed"
+
+
 def is_vague(between: Interval) -> bool:
-    """Return whether an interval is so wide that its ends say nothing."""
+    """Return whether an interval is too wide for a conclusion: more than a factor of two."""
     low, high = between
     return high > 2 * low
 
 
-def named(phase: str) -> str:
-    """Return what a phase of a step is called in a sentence."""
+def phase_name(phase: str) -> str:
+    """Return the name of a step's phase in a sentence."""
     return _NAMES[phase]
 
 
 def speed(point: Point) -> str:
-    """Return how fast a point is: ``4 workers: 3.4x, 85 %``."""
+    """Return speedup and efficiency of a point: ``4 workers: 3.4x, 85 %``."""
     return f"{counted(point.workers)}: {times(point.speedup)}, {percent(point.efficiency)}"
 
 
-def lost(point: Point) -> str:
-    """Return what a point lost, and gained, against the ideal; empty where nobody saw phases."""
-    parts = [_lost(point, loss) for loss in told(point)]
-    gains = [loss for loss in reversed(point.losses) if loss.share <= -TOLD]
-    if not parts:
-        parts = ["nothing that shows"] if point.losses else []
-    said = [f"Lost: {', '.join(parts)}."] if parts else []
+def overhead(point: Point) -> str:
+    """Return the overhead of a point by cause, and its gains; empty if its phases are unknown."""
+    if not point.losses:
+        return ""
+    parts = [f"{percent(loss.share)} {_cause(point, loss)}" for loss in notable_losses(point)]
+    sentence = f"Overhead: {', '.join(parts) or f'below {percent(NOTABLE)}'}."
+    gains = [loss for loss in reversed(point.losses) if loss.share <= -NOTABLE]
     if gains:
-        said.append(f"Gained: {', '.join(_gained(loss) for loss in gains[:2])}.")
-    return " ".join(said)
+        sentence += f" Gained: {', '.join(_gained(loss) for loss in gains[:2])}."
+    return sentence
 
 
-def told(point: Point) -> Sequence[Loss]:
-    """Return the losses that are worth a word, at most four."""
-    return [loss for loss in point.losses if loss.share >= TOLD][:4]
+def notable_losses(point: Point) -> Sequence[Loss]:
+    """Return the losses that are large enough to be reported, at most four."""
+    return [loss for loss in point.losses if loss.share >= NOTABLE][:4]
 
 
-def exchange_within_backward(point: Point) -> bool:
-    """Return whether the exchange cannot be told from backward: several workers, and none waits for it."""
+def is_communication_hidden(point: Point) -> bool:
+    """Return whether backward hides all communication of several workers, or includes it."""
     return point.workers > 1 and bool(point.step_s) and (point.exchange_s or 0.0) <= NOTHING_S
 
 
-def exchanged_by(point: Point) -> str:
-    """Return how gradients are exchanged, and what carries them; empty where nobody says.
+def sync_words(point: Point) -> str:
+    """Return the gradient synchronization and its transport; empty if both are unknown.
 
     >>> rate = {"samples_per_second": 1, "speedup": 1, "efficiency": 0.5}
-    >>> exchanged_by(Point(workers=2, sync="ddp", backend="gloo", **rate))
+    >>> sync_words(Point(workers=2, sync="ddp", backend="gloo", **rate))
     'ddp over gloo'
     """
     return " ".join(filter(None, (point.sync, f"over {point.backend}" if point.backend else "")))
 
 
-def _lost(point: Point, loss: Loss) -> str:
-    return f"{percent(loss.share)} {_cause(point, loss)}"
-
-
 def _gained(loss: Loss) -> str:
-    """Return where a point is faster than the ideal, which takes as long for each sample as its base."""
-    much = percent(-loss.share) if loss.share > -1 else "more than a step"
-    return f"{much} in {_CAUSES.get(loss.cause) or named(loss.cause)}"
+    """Return a phase in which a point is faster than ideal: per sample as long as at the baseline."""
+    share = percent(-loss.share) if loss.share > -1 else "more than a step"
+    return f"{share} in {_CAUSES.get(loss.cause) or phase_name(loss.cause)}"
 
 
 def _cause(point: Point, loss: Loss) -> str:
     if loss.cause == "straggler":
         return _straggling(point, loss)
     if loss.cause == "compute":
-        within = " (the exchange within)" if exchange_within_backward(point) else ""
-        return f"slower {_CAUSES['compute']}{within}"
+        included = " (includes communication)" if is_communication_hidden(point) else ""
+        return f"slower {_CAUSES['compute']}{included}"
     if loss.cause == "exchange":
-        by = exchanged_by(point)
+        by = sync_words(point)
         return _CAUSES["exchange"] + (f" ({by})" if by else "")
-    whole = " (whole on each)" if loss.cause in {"optimizer", "other"} else ""
-    return (_CAUSES.get(loss.cause) or named(loss.cause)) + whole
+    unsplit = " (computed on every rank)" if loss.cause in {"optimizer", "other"} else ""
+    return (_CAUSES.get(loss.cause) or phase_name(loss.cause)) + unsplit
 
 
 def _straggling(point: Point, loss: Loss) -> str:
-    where = f"rank {loss.rank}"
+    rank = f"rank {loss.rank}"
     hosts = {rank.host for rank in point.ranks}
     if len(hosts) > 1 and loss.rank is not None:
-        where += f" ({point.ranks[loss.rank].host})"
+        rank += f" ({point.ranks[loss.rank].host})"
     if loss.phase == "data":
-        return f"waiting for data on {where}"
+        return f"waiting for data on {rank}"
     slow = straggler(point)
     longer = f", {seconds_text(slow.phase_s)} longer there" if slow else ""
-    return f"waiting for {where} ({named(loss.phase)}{longer})"
+    return f"waiting for {rank} ({phase_name(loss.phase)}{longer})"

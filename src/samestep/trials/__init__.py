@@ -1,1 +1,1 @@
-"""Runs of one training on several numbers of workers: planned, made in turns, collected."""
+"""Plans, executes and collects the runs of a scaling study."""

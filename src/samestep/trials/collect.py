@@ -1,4 +1,4 @@
-"""From what the runs left behind to a study."""
+"""Collects the results of runs into a study."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,30 +7,30 @@ from typing import Any
 
 from samestep.base.record import provenance
 from samestep.base.units import counted
-from samestep.scaling.conclude import conclude
-from samestep.scaling.crowding import is_crowded
-from samestep.scaling.logs import named
+from samestep.scaling.conclude import conclude, with_notes
+from samestep.scaling.crowding import is_oversubscribed
+from samestep.scaling.logs import log_sentence
 from samestep.scaling.measured import measured
-from samestep.scaling.notes import notes_of_runs
+from samestep.scaling.notes import note, notes_of_runs
 from samestep.scaling.provenance import launchers, machine, recipe
 from samestep.scaling.rank_files import Run, read_ranks
-from samestep.scaling.study import Study
-from samestep.trials.doubts import doubts
-from samestep.trials.load import note
+from samestep.scaling.study import Finding, Study
+from samestep.trials.doubts import mode_notes
+from samestep.trials.load import load_words
 from samestep.trials.plan import Request
 from samestep.trials.trial import Outcome, Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """What a study is of, beside what was measured.
+    """The facts of a study that are known before it is measured.
 
     Args:
-        request: what was asked for.
-        bar: the efficiency from which on workers are worth it; None where nobody said.
-        places: workers that can compute at the same time.
-        source: of a script: its folder, and its commit.
-        notes: what is to be said of how the runs were made.
+        request: the requested study.
+        bar: the efficiency from which on workers are worth it; None if none was requested.
+        places: the number of workers that can compute at the same time.
+        source: folder and commit of a script.
+        notes: on how the runs are executed.
     """
 
     request: Request
@@ -40,20 +40,20 @@ class Frame:
     notes: tuple[str, ...] = ()
 
 
-def collected(
+def collect_study(
     frame: Frame,
     trials: Sequence[Trial],
     outcomes: Sequence[Outcome],
     *,
     command: Sequence[str] | None = None,
 ) -> Study:
-    """Return the study of the runs that gave something; the notes say which did not, and why.
+    """Return the study of the runs that have a result; notes name the others, and why they have none.
 
     Args:
-        frame: what the study is of.
-        trials: all that were planned.
-        outcomes: of those that ran.
-        command: that asked for them, if not this one.
+        frame: of the study.
+        trials: all planned runs.
+        outcomes: of the executed runs.
+        command: that requested them, if not the command of this process.
     """
     names = [one.name for one in frame.request.variants]
     good = sorted(
@@ -67,45 +67,44 @@ def collected(
         for name in (trial.variant, *trial.also)
     ]
     of_variants.sort(key=lambda run: (names.index(run.variant), run.workers))
-    told = provenance()
+    this = provenance()
     study = Study(
         target=in_words(frame.request),
-        command=tuple(command or told["command"]),
-        created=told["created"],
+        command=tuple(command or this["command"]),
+        created=this["created"],
         machine=machine(runs),
         settings=_settings(frame.request, runs, frame.source),
         points=measured(of_variants),
-        notes=(
-            *frame.notes,
-            *_failures(outcomes),
-            *_left_out(trials, outcomes),
-            *_short(frame.request, runs),
-            *filter(None, [note([one.others for one in outcomes if one.others])]),
-        ),
     )
-    study = conclude(study, frame.bar)
-    return replace(
-        study, notes=(*study.notes, *notes_of_runs(runs), *doubts(frame.request, good, study.points))
-    )
+    background = load_words([one.background for one in outcomes if one.background])
+    made = [
+        *(note("separate-jobs", words) for words in frame.notes),
+        *_failures(outcomes),
+        *_not_executed(trials, outcomes),
+        *_short(frame.request, runs),
+        *([note("background-load", background)] if background else []),
+    ]
+    study = conclude(with_notes(study, made), frame.bar)
+    return with_notes(study, [*notes_of_runs(runs), *mode_notes(frame.request, good, study.points)])
 
 
 def _run(trial: Trial, places: int) -> Run:
     ranks = read_ranks(trial.clock)
     headers = [rank.header for rank in ranks]
-    # On processors the workers tell; not all accelerators have a name of their own.
+    # The files of workers on CPUs have all that is needed; not all accelerators have an identifier.
     on_cpu = all(header.get("device", "cpu") == "cpu" for header in headers)
-    crowded = is_crowded(headers) or (not on_cpu and trial.workers > places)
-    return Run(ranks=ranks, variant=trial.variant, oversubscribed=crowded)
+    oversubscribed = is_oversubscribed(headers) or (not on_cpu and trial.workers > places)
+    return Run(ranks=ranks, variant=trial.variant, oversubscribed=oversubscribed)
 
 
 def in_words(request: Request) -> str:
-    """Return what is measured, as somebody would write it."""
+    """Return the target of a study with its arguments."""
     what = "recipe " if request.kind == "recipe" else "-m " if request.kind == "module" else ""
     return " ".join((what + request.target, *request.arguments))
 
 
 def _settings(request: Request, runs: Sequence[Run], source: Mapping[str, str]) -> dict[str, Any]:
-    said = {
+    settings = {
         "steps": request.steps,
         "warm_up": request.warm_up,
         "repeats": request.repeats,
@@ -117,43 +116,43 @@ def _settings(request: Request, runs: Sequence[Run], source: Mapping[str, str]) 
         **source,
         "recipe": recipe(runs),
     }
-    return {name: value for name, value in said.items() if value not in ("", [], {})}
+    return {name: value for name, value in settings.items() if value not in ("", [], {})}
 
 
 def log_of(trial: Trial, folder: Path) -> Path:
-    """Return where what a run printed is, as somebody finds it who was told of the study's folder."""
+    """Return the path of a run's log, relative to the same place as `folder`, the folder of the study."""
     return folder / trial.log.relative_to(trial.folder.parents[1])
 
 
-def _failures(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _failures(outcomes: Sequence[Outcome]) -> Iterator[Finding]:
     for outcome in outcomes:
         if outcome.error:
-            code = "" if outcome.exit_code is None else f" with exit code {outcome.exit_code}"
-            how = f"failed{code}" if outcome.exit_code != 0 else "gave nothing"
-            log = f" {named(log_of(outcome.trial, Path()))}" if outcome.trial.log.exists() else ""
-            yield f"{outcome.trial.in_words()} {how}: {outcome.error.removesuffix('.')}.{log}"
+            code = "run-empty" if outcome.exit_code == 0 else "run-failed"
+            how = f"failed with exit code {outcome.exit_code}" if outcome.exit_code else "failed"
+            how = "has no result" if outcome.exit_code == 0 else how
+            log = f" {log_sentence(log_of(outcome.trial, Path()))}" if outcome.trial.log.exists() else ""
+            words = f"{outcome.trial.in_words()} {how}: {outcome.error.removesuffix('.')}.{log}"
+            yield note(code, words, workers=[outcome.trial.workers])
 
 
-def _left_out(trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Say what did not run and was not the repeat of what had failed."""
+def _not_executed(trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> Iterator[Finding]:
+    """Yield a note on runs that were not executed, without the repeats of failed ones."""
     ran = {outcome.trial.number for outcome in outcomes}
     failed = {outcome.trial.case for outcome in outcomes if outcome.error}
     left = [trial for trial in trials if trial.number not in ran and trial.case not in failed]
     if left:
-        verb = "was" if len(left) == 1 else "were"
-        yield f"Ended by hand: {len(left)} of {counted(len(trials), 'run')} {verb} not made."
+        words = f"Interrupted: {len(left)} of {counted(len(trials), 'run')} were not executed."
+        yield note("interrupted", words)
 
 
-def _short(request: Request, runs: Sequence[Run]) -> Iterator[str]:
-    """Say where a script ended before its steps were made."""
+def _short(request: Request, runs: Sequence[Run]) -> Iterator[Finding]:
+    """Yield a note on trainings that ended before all steps were measured."""
     steps: dict[int, int] = {}
     for run in runs:
         made = min(len(rank.steps) for rank in run.ranks)
         steps[run.workers] = min(made, steps.get(run.workers, made))
-    short = [
-        f"{count} on {counted(workers, 'worker')}"
-        for workers, count in sorted(steps.items())
-        if count < request.steps
-    ]
+    short = {workers: count for workers, count in sorted(steps.items()) if count < request.steps}
     if short:
-        yield f"The training ended before {request.steps} steps were measured: {', '.join(short)}."
+        counts = ", ".join(f"{count} on {counted(workers, 'worker')}" for workers, count in short.items())
+        words = f"The training ended before {request.steps} steps were measured: {counts}."
+        yield note("ended-early", words, workers=list(short))

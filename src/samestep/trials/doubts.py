@@ -1,52 +1,53 @@
-"""Where what was seen is not what was asked for."""
+"""Compares the measured scaling modes of a study with the requested ones."""
 
 from collections.abc import Iterator, Sequence
 
-from samestep.scaling.study import Point
+from samestep.scaling.notes import note
+from samestep.scaling.study import Finding, Point
 from samestep.scaling.words import amount
 from samestep.trials.plan import Request
 from samestep.trials.trial import Trial
 
-_MEANING = {"strong": "the global batch stays", "weak": "each worker's batch stays"}
+_MEANING = {"strong": "the global batch is constant", "weak": "the batch of each worker is constant"}
 
 
-def doubts(request: Request, trials: Sequence[Trial], points: Sequence[Point]) -> Iterator[str]:
-    """Yield which mode was asked for and not seen; a script is not asked unless somebody says ``--scaling``.
+def mode_notes(request: Request, trials: Sequence[Trial], points: Sequence[Point]) -> Iterator[Finding]:
+    """Yield notes on modes that were requested with ``--scaling`` but not measured.
 
     Args:
-        request: what was asked for.
-        trials: those that gave something.
+        request: of the study.
+        trials: the runs that have a result.
         points: of the study.
     """
     smallest = min((point.workers for point in points), default=0)
-    seen = {(point.workers, point.variant, point.mode): point for point in points}
-    asked = {
+    measured = {(point.workers, point.variant, point.mode): point for point in points}
+    requested = {
         (trial.workers, trial.variant, mode)
         for trial in trials
         for mode in trial.modes
         if trial.workers > smallest
     }
     for mode, meaning in _MEANING.items():
-        missing = sorted(one for one in asked if one[2] == mode and one not in seen)
+        missing = sorted(one for one in requested if one[2] == mode and one not in measured)
         if not missing:
             continue
         (workers, variant, _) = missing[0]
         others = [point for point in points if (point.workers, point.variant) == (workers, variant)]
         base = min((one for one in points if one.variant == variant), key=lambda one: one.workers)
         batches = _batches([base, *others])
-        found = f"{others[0].mode} scaling" if others and others[0].mode != "neither" else "neither"
+        found = others[0].mode if others else "neither"
         if request.scaling != "auto":
-            yield (
-                f"Asked for was {mode} scaling, in which {meaning}; seen was {batches}, and these points are "
-                f"filed under what was seen: {found}."
+            words = (
+                f"{mode.capitalize()} scaling was requested, in which {meaning}. The measured global batch "
+                f"was {batches}, so the mode of these points is {found}."
             )
+            yield note("other-mode", words, workers=[base.workers, workers])
         if mode == "strong" and others and others[0].mode == "weak" and request.kind != "recipe":
-            yield f"For strong scaling, give the batch of each worker as {{{base.global_batch:.0f}/n}}."
+            words = f"For strong scaling, give the batch of each worker as {{{base.global_batch:.0f}/n}}."
+            yield note("strong-template", words)
 
 
 def _batches(points: Sequence[Point]) -> str:
-    """Return the batches that were seen, in words."""
-    seen = {point.workers: point.global_batch for point in points if point.global_batch}
-    return "a global batch of " + ", ".join(
-        f"{amount(batch)} on {workers}" for workers, batch in seen.items()
-    )
+    """Return the measured batches in words."""
+    sizes = {point.workers: point.global_batch for point in points if point.global_batch}
+    return ", ".join(f"{amount(batch)} on {workers}" for workers, batch in sizes.items())

@@ -1,4 +1,4 @@
-"""Why a run gave nothing, in one line."""
+"""Determines the outcome of a run: its rate, or the reason in one line why it has none."""
 
 import re
 import signal
@@ -11,29 +11,29 @@ from samestep.base.units import counted
 from samestep.launch.failure import follows_from_another
 from samestep.scaling.rank_files import RankFile, Run, read_ranks
 from samestep.scaling.samples import in_samples
-from samestep.scaling.steps import steady
+from samestep.scaling.steps import steady_steps
 from samestep.trials.trial import Outcome, Trial
 
 LATE_S = 5.0
-"""How long a file may take from the node that wrote it to be seen here."""
+"""The longest time until a file that was written on another node is visible here."""
 
 _LONGEST = 300
 _REFUSED = "samestep: error: "
 _LAUNCHER = "samestep: "
-"""How a line of what starts the workers begins: it tells who ended, not why."""
+"""The prefix of a launcher's line, which names the rank that ended but not the reason."""
 _EXCEPTION = re.compile(r"[\w.]+(Error|Exception)\b")
-"""How the last line of a traceback begins."""
+"""The beginning of the last line of a traceback."""
 
 
 def outcome_of(trial: Trial, exit_code: int) -> Outcome:
-    """Return how a run went that has ended.
+    """Return the outcome of a run that has ended.
 
     Args:
         trial: the run.
-        exit_code: of what started its workers, as a shell counts it.
+        exit_code: of its launcher, in the convention of shells.
     """
     if exit_code:
-        why = _said(trial) or f"exit code {exit_code}{_signal(exit_code)}, and nothing was printed"
+        why = _reason(trial) or f"exit code {exit_code}{_signal(exit_code)} without output"
         return Outcome(trial=trial, exit_code=exit_code, error=_short(why))
     try:
         rate = _measured(trial)
@@ -43,22 +43,22 @@ def outcome_of(trial: Trial, exit_code: int) -> Outcome:
 
 
 def _measured(trial: Trial) -> float:
-    """Return the samples a second of a run that ended well.
+    """Return the samples per second of a run that ended with exit code 0.
 
     Raises:
-        UsageError: it gave none.
+        UsageError: it has none.
     """
     ranks = read_ranks(trial.clock)
     if not any(rank.steps for rank in ranks):
         raise UsageError(_nothing_measured(ranks))
     if len(ranks) != trial.workers:
-        raise UsageError(f"{len(ranks)} of {trial.workers} workers were clocked")
+        raise UsageError(f"{len(ranks)} of {trial.workers} workers have a file")
     (run,) = in_samples([Run(ranks=ranks)])
-    return steady(run).samples_per_second
+    return steady_steps(run).samples_per_second
 
 
 def is_complete(trial: Trial) -> bool:
-    """Return whether all that the workers of a run write at its end is here, to the last line of each."""
+    """Return whether the files of all workers of a run are complete."""
     try:
         ranks = read_ranks(trial.clock)
     except UsageError:
@@ -66,25 +66,25 @@ def is_complete(trial: Trial) -> bool:
     return len(ranks) == trial.workers and all(rank.end for rank in ranks)
 
 
-def is_refused(outcome: Outcome) -> bool:
-    """Return whether a run ended as one does that was called wrongly: exit code 2, and not a step made."""
+def is_usage_error(outcome: Outcome) -> bool:
+    """Return whether a run had wrong arguments: it ended with exit code 2 before its first step."""
     if outcome.exit_code != UsageError.exit_code:
         return False
-    with suppress(UsageError):  # the clock of a run that never began has no file
+    with suppress(UsageError):  # a run that ended before its first step can have no file
         return not any(rank.end.get("made", 0) or rank.steps for rank in read_ranks(outcome.trial.clock))
     return True
 
 
 def _nothing_measured(ranks: Sequence[RankFile]) -> str:
-    """Return why no step of a run was taken down that ended well."""
+    """Return why a run that ended with exit code 0 has no measured step."""
     made, before = max(rank.end.get("made", 0) for rank in ranks), ranks[0].header.get("warm_up", 0)
     if made:
-        return f"it ended after {counted(made, 'step')}, and the first {before} (--warm-up) do not count"
-    return "no training step was seen: no optimizer made one, and there was no backward"
+        return f"it ended after {counted(made, 'step')}, and the first {before} (--warm-up) are not measured"
+    return "it has no training step: neither an optimizer step nor a backward"
 
 
-def _said(trial: Trial) -> str:
-    """Return what a worker or the launcher said of a failure; else what was printed last."""
+def _reason(trial: Trial) -> str:
+    """Return the error that a worker or the launcher reported; else the last line of output."""
     failed = sorted(_failed(trial.clock), key=lambda one: follows_from_another(one[1], one[2]))
     for rank, kind, message in failed:
         if message or not kind.startswith("exit code"):
@@ -97,8 +97,8 @@ def _said(trial: Trial) -> str:
 
 
 def _failed(clock: Path) -> Iterator[tuple[object, str, str]]:
-    """Yield rank, kind and message of each error that a worker's clock tells of."""
-    with suppress(UsageError):  # a file of it is missing, or damaged
+    """Yield rank, kind and message of each error that a worker recorded."""
+    with suppress(UsageError):  # a file is missing or damaged
         for rank in read_ranks(clock):
             ended, _, kind = str(rank.end.get("ended", "")).partition(":")
             if ended == "error":

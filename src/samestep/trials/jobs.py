@@ -1,6 +1,6 @@
-"""The jobs of a study: one for each number of workers, so that the queue can start the small ones early.
+"""Builds the Slurm jobs of a study: one for each number of workers, so that small ones can start early.
 
-Each holds all runs with its number of workers, in the study's shuffled order. Pure: nothing is submitted.
+Each job has all runs of its number of workers, in the study's shuffled order. Nothing is submitted here.
 """
 
 from collections.abc import Sequence
@@ -14,18 +14,18 @@ from samestep.submit.site import SlurmSite
 from samestep.trials.trial import Trial
 
 FOLDER = "jobs"
-"""Below the study's: scripts and logs."""
+"""The subfolder of a study for scripts and logs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asking:
-    """What all jobs of a study ask for.
+class JobOptions:
+    """The options of all jobs of a study.
 
     Args:
         name: of the study.
         folder: of the study.
-        gpus: whether each worker is to have a GPU.
-        site: what else to ask for, and where the programs are.
+        gpus: whether each worker has a GPU.
+        site: the options of the cluster.
         python: the interpreter that submits.
     """
 
@@ -38,52 +38,52 @@ class Asking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyJob:
-    """One job.
+    """One job of a study.
 
     Args:
-        asked: what it asks for.
+        request: its resources.
         trials: its runs, in order.
     """
 
-    asked: SlurmRequest
+    request: SlurmRequest
     trials: tuple[Trial, ...]
 
     def script(self) -> str:
-        """Return what sbatch is to read."""
-        return script(self.asked, [_kept(trial) for trial in self.trials], by="samestep scale")
+        """Return the batch script."""
+        return script(self.request, [_kept(trial) for trial in self.trials], by="samestep scale")
 
 
-def jobs(trials: Sequence[Trial], asking: Asking) -> list[StudyJob]:
-    """Return the jobs that run `trials`, the smallest first.
+def jobs(trials: Sequence[Trial], options: JobOptions) -> list[StudyJob]:
+    """Return the jobs that execute `trials`, the smallest first.
 
     Raises:
-        UsageError: somebody else than Slurm is to start the workers of one.
+        UsageError: a run has a launcher other than Slurm.
     """
     others = sorted({trial.launcher for trial in trials} - {"", "srun"})
     if others:
         raise UsageError(
-            f"--compare launcher={others[0]}: the workers of a job are Slurm's tasks. Launchers are compared "
-            "in an allocation: salloc, or a job script with samestep scale in it."
+            f"--compare launcher={others[0]} does not work with --submit, since the workers are tasks of "
+            "Slurm. Compare launchers in an allocation: salloc, or a job script that calls samestep scale."
         )
     sizes = sorted({(trial.workers, trial.nodes) for trial in trials})
     return [
         StudyJob(
-            asked=_request(workers, nodes, asking),
+            request=_request(workers, nodes, options),
             trials=tuple(trial for trial in trials if trial.workers == workers),
         )
         for workers, nodes in sizes
     ]
 
 
-def _request(workers: int, nodes: int, asking: Asking) -> SlurmRequest:
+def _request(workers: int, nodes: int, options: JobOptions) -> SlurmRequest:
     return SlurmRequest(
-        name=f"{asking.name}-{workers}",
+        name=f"{options.name}-{workers}",
         nodes=nodes,
         per_node=workers // nodes,
-        gpus_per_node=workers // nodes if asking.gpus else 0,
-        site=asking.site,
-        output=str(asking.folder.absolute() / FOLDER / f"{workers}-%j.log"),
-        python=asking.python,
+        gpus_per_node=workers // nodes if options.gpus else 0,
+        site=options.site,
+        output=str(options.folder.absolute() / FOLDER / f"{workers}-%j.log"),
+        python=options.python,
     )
 
 

@@ -1,4 +1,4 @@
-"""The commands that start a trial's workers on this host, by launcher."""
+"""Builds the commands that start the workers of a run on this host, by launcher."""
 
 import shutil
 import sys
@@ -11,24 +11,24 @@ def command(trial: Trial) -> list[str]:
     """Return the command that starts the workers of `trial` and waits for them.
 
     Raises:
-        UsageError: its launcher is not here.
+        UsageError: its launcher is not available here.
     """
     if trial.launcher in ("", SAMESTEP):
-        return trial.started(sys.executable)
+        return trial.launch_command(sys.executable)
     if trial.launcher == "torchrun":
         return torchrun(trial, "--standalone")
     hint = "" if shutil.which("srun") is None else " Start this command in an allocation (salloc, sbatch)."
-    raise UsageError(f"--compare launcher={trial.launcher}: this is no Slurm allocation.{hint}")
+    raise UsageError(f"--compare launcher={trial.launcher} needs a Slurm allocation, and this is none.{hint}")
 
 
-def torchrun(trial: Trial, *meeting: str) -> list[str]:
-    """Return the command by which torchrun starts the workers of a node.
+def torchrun(trial: Trial, *rendezvous: str) -> list[str]:
+    """Return the torchrun command that starts the workers of a node.
 
     Args:
-        trial: whose workers.
-        meeting: the flags that say how nodes meet.
+        trial: the run.
+        rendezvous: the flags of the rendezvous.
     """
     size = (f"--nnodes={trial.nodes}", f"--nproc-per-node={trial.workers // trial.nodes}")
-    logs = f"--log-dir={trial.scratch / 'torchrun'}"  # it would leave a folder where temporary ones are
-    own = [sys.executable, "-m", "torch.distributed.run", *size, logs, *meeting]
-    return [*own, *trial.as_task(sys.executable)[1:]]
+    logs = f"--log-dir={trial.scratch / 'torchrun'}"  # the default leaves a folder in the temporary directory
+    own = [sys.executable, "-m", "torch.distributed.run", *size, logs, *rendezvous]
+    return [*own, *trial.task_command(sys.executable)[1:]]

@@ -1,4 +1,4 @@
-"""What other programs do on this host: looked at while no run is on, so that all that is busy is theirs."""
+"""Samples the CPU load of other programs on this host, while no run is in progress."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,34 +9,35 @@ from typing import NamedTuple
 from samestep.base.machine import cpu_share
 from samestep.base.units import counted
 
-LOOK_S = 0.3
-"""For so long; processors count in hundredths of a second."""
+SAMPLE_S = 0.3
+"""The duration of a sample; the kernel counts in hundredths of a second."""
 
 _MUCH = 0.25
-"""From how many busy processors on it is worth a word; of any number, as a step waits for the slowest."""
+"""The number of busy processors that is reported, of any number, since a step waits for the slowest."""
 _THIN = 0.1
-"""Of a processor: no more than this is what a system does by itself, a little of it on each of many."""
+"""The part of a processor that an idle system uses, a little of it on each of many."""
 
 _WAITS = (3, 4)
-"""Of what a processor's line counts: idle, and idle until a disk answers."""
+"""The columns of a processor's line that are idle time: idle, and waiting for a disk."""
 _COUNTED = 8
-"""What comes behind these is counted among them already."""
+"""The number of columns to read; the later ones are included in them."""
 
 
 class Load(NamedTuple):
-    """Processors that others keep busy."""
+    """The CPU load of other programs."""
 
     busy: float
+    """Busy processors."""
     among: int
-    """So many, on which this process may run; a quota of their time is another thing."""
+    """The processors of this process's affinity mask; a CPU quota is not included."""
 
     @property
     def is_much(self) -> bool:
-        """Whether it is worth a word."""
+        """Whether it is reported."""
         return self.busy >= _MUCH
 
     def in_words(self) -> str:
-        """Return how many of how many.
+        """Return the busy processors and their total number.
 
         >>> Load(1.234, 2).in_words()
         '1.2 of 2 processors'
@@ -44,14 +45,14 @@ class Load(NamedTuple):
         return f"{self.busy:.1f} of {counted(self.among, 'processor')}"
 
 
-def look(stat: Path = Path("/proc/stat")) -> Load | None:
-    """Return what others do now; None where the system does not tell.
+def sample_load(stat: Path = Path("/proc/stat")) -> Load | None:
+    """Return the current load of other programs; None if the system has no counters.
 
     Args:
-        stat: where it does.
+        stat: the file with the counters.
     """
     before = _counts(stat)
-    sleep(LOOK_S)
+    sleep(SAMPLE_S)
     after = _counts(stat)
     allowed = [f"cpu{number}" for number in cpu_share().allowed]
     passed = [
@@ -66,26 +67,22 @@ def look(stat: Path = Path("/proc/stat")) -> Load | None:
     return Load(sum(share for share in shares if share > _THIN), len(known))
 
 
-def note(seen: Sequence[Load]) -> str:
-    """Return what is to be said of what others did before each of some runs; empty for nothing."""
-    if not any(one.is_much for one in seen):
+def load_words(samples: Sequence[Load]) -> str:
+    """Return the load before each of some runs as a note; empty if it was small."""
+    if not any(one.is_much for one in samples):
         return ""
-    least, most, usual = min(seen), max(seen), fmean(one.busy for one in seen)
-    much = (
-        most.in_words()
-        if f"{least.busy:.1f}" == f"{most.busy:.1f}"
-        else f"{least.busy:.1f} to {most.in_words()}"
-    )
+    least, most, usual = min(samples), max(samples), fmean(one.busy for one in samples)
+    ends = "" if f"{least.busy:.1f}" == f"{most.busy:.1f}" else f"{least.busy:.1f} to "
     return (
-        f"Other programs kept {much} busy, {usual:.1f} on average, as seen before each run: "
-        "rates may be less than on a quiet machine, and speedups too large or too small."
+        f"Other programs used {ends}{most.in_words()} before the runs, {usual:.1f} on average: rates can be "
+        "lower than on a quiet machine, and speedups too large or too small."
     )
 
 
 def _counts(stat: Path) -> Mapping[str, Sequence[int]]:
-    """Return what each processor has done since it was started, in ticks, by the kind of it."""
+    """Return the ticks of each processor since its start, by kind."""
     try:
         lines = [line.split() for line in stat.read_text().splitlines() if line.startswith("cpu")]
     except OSError:
         return {}
-    return {name: [int(ticks) for ticks in told[:_COUNTED]] for name, *told in lines}
+    return {name: [int(ticks) for ticks in counts[:_COUNTED]] for name, *counts in lines}

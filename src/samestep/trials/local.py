@@ -1,4 +1,4 @@
-"""Runs trials on this host, each as a command of its own, one after another."""
+"""Executes runs on this host, one after another, each as its own command."""
 
 import shutil
 import subprocess
@@ -10,39 +10,39 @@ from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.base.signals import held, interruptible
 from samestep.launch.orphans import end_all, family
-from samestep.trials.failed import LATE_S, is_complete, is_refused, outcome_of
+from samestep.trials.failed import LATE_S, is_complete, is_usage_error, outcome_of
 from samestep.trials.launchers import command
-from samestep.trials.load import Load, look
-from samestep.trials.trial import Outcome, Told, Trial
+from samestep.trials.load import Load, sample_load
+from samestep.trials.trial import Outcome, Report, Trial
 
 _FILES_S = 0.1
-"""Between two looks at a run's files."""
+"""The interval at which the files of a run are polled."""
 
-_POLITE_S = 20.0
-"""How long a run may take to end its workers when it is ended; then it is killed."""
+_GRACE_S = 20.0
+"""The time that a terminated run has to end its workers before it is killed."""
 
 
 class Local:
-    """Runs trials on this host, with nothing beside each.
+    """A runner on this host, which executes one run at a time.
 
     Args:
-        command: gives the one that starts a trial's workers and waits for them.
+        command: returns the command that starts the workers of a run and waits for them.
     """
 
     def __init__(self, command: Callable[[Trial], list[str]] = command) -> None:
         self._command = command
 
-    def others(self) -> Load | None:
-        """Return what other programs do where runs are; None where nobody can tell."""
-        return look()
+    def background_load(self) -> Load | None:
+        """Return the load of other programs on the machine of the runs; None if unknown."""
+        return sample_load()
 
-    def run(self, trials: Sequence[Trial], told: Told) -> Iterator[Outcome]:
-        """Run trials one after another and yield how each went.
+    def run(self, trials: Sequence[Trial], report: Report) -> Iterator[Outcome]:
+        """Execute runs one after another and yield the outcome of each.
 
-        The repeats of one that fails are left out: they would fail as well.
+        The repeats of a failed run are skipped, since they fail as well.
 
         Raises:
-            UsageError: a run was called wrongly or could not be started, and none before it gave anything.
+            UsageError: a run had wrong arguments or could not be started, and there is no result yet.
         """
         commands = [self._command(trial) for trial in trials]
         failed: set[object] = set()
@@ -50,12 +50,12 @@ class Local:
         for trial, words in zip(trials, commands, strict=True):
             if trial.case in failed:
                 continue
-            others = self.others()
-            told(trial.in_words())
-            outcome = replace(_outcome(trial, words), others=others)
+            background = self.background_load()
+            report(trial.in_words())
+            outcome = replace(_outcome(trial, words), background=background)
             measured = measured or not outcome.error
-            if not measured and (outcome.exit_code is None or is_refused(outcome)):
-                # Nothing is lost yet, and every other run is made the same way.
+            if not measured and (outcome.exit_code is None or is_usage_error(outcome)):
+                # No result is lost, and all other runs have the same arguments.
                 why = outcome.error.removesuffix(".")
                 log = f" Its log: {trial.log}" if trial.log.exists() else ""
                 raise UsageError(f"{trial.in_words()}: {why}. Nothing was measured.{log}")
@@ -65,14 +65,14 @@ class Local:
 
 
 def prepare(trial: Trial) -> None:
-    """Make the folders of a trial, empty."""
+    """Create the folders of a run, empty."""
     shutil.rmtree(trial.folder, ignore_errors=True)
     for folder in (trial.clock, trial.scratch):
         folder.mkdir(parents=True)
 
 
 def _outcome(trial: Trial, words: Sequence[str]) -> Outcome:
-    """Run a trial; one that cannot be started, as on a full disk, has failed, and others are there."""
+    """Execute a run; one that cannot be started, as on a full disk, has failed."""
     begun = monotonic()
     try:
         code = _ended(trial, words)
@@ -85,7 +85,7 @@ def _outcome(trial: Trial, words: Sequence[str]) -> Outcome:
 
 
 def _ended(trial: Trial, words: Sequence[str]) -> int:
-    """Run a command and return its exit code; nothing of it is left, however this ends."""
+    """Execute a command and return its exit code; no process of it is left in any case."""
     prepare(trial)
     with trial.log.open("wb") as log, held() as signals:
         process = subprocess.Popen(
@@ -100,26 +100,26 @@ def _ended(trial: Trial, words: Sequence[str]) -> int:
                 signals.heed()
                 code = process.wait()
         finally:
-            _end(process)  # whoever is in a hurry and presses Ctrl-C again must not leave it behind
+            _end(process)  # a second Ctrl-C must not leave it running
             shutil.rmtree(trial.scratch, ignore_errors=True)
     signals.heed()
     return 128 - code if code < 0 else code
 
 
 def _await_files(trial: Trial) -> None:
-    """Wait until what other nodes wrote is seen here, which a network's file system may take its time for."""
+    """Wait until the files of other nodes are complete here, which a network file system delays."""
     since = monotonic()
     while not is_complete(trial) and monotonic() - since < LATE_S:
         sleep(_FILES_S)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a run that is not over, with its workers; it ends them itself, if it is asked."""
+    """End a run with its workers: terminate it, which ends them, and kill all of them after a time."""
     if process.poll() is not None:
         return
     process.terminate()
     try:
-        process.wait(_POLITE_S)
+        process.wait(_GRACE_S)
     except subprocess.TimeoutExpired:
         started = family({process.pid})
         process.kill()

@@ -1,4 +1,4 @@
-"""From what a user asks for to the runs of a study, in their order; nothing is started."""
+"""Plans the runs of a study and their order; nothing is started."""
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ from samestep.base.trackers import OFF
 from samestep.base.units import MOST_WORKERS
 from samestep.trials.template import filled, operators
 from samestep.trials.trial import Mode, Trial
-from samestep.trials.turns import in_turns
+from samestep.trials.turns import interleaved
 from samestep.trials.variants import Variant, alike_alone
 
 Kind: TypeAlias = Literal["script", "module", "recipe"]
@@ -21,28 +21,28 @@ SCALINGS: tuple[Scaling, ...] = ("auto", "strong", "weak", "both")
 
 MOST_STEPS = 10**9
 MOST_REPEATS = 1000
-"""Of each run; a study of so many takes days, and all of its runs are planned before the first."""
+"""The limit of ``--repeats``, since all runs are planned before the first one starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A study that somebody asks for.
+    """A requested study.
 
     Args:
         target: a script, a module or a recipe.
-        kind: which of these.
-        arguments: of the script, or train's flags; they may hold templates.
+        kind: the kind of `target`.
+        arguments: of the script, or flags of ``train``; they can contain templates.
         workers: numbers of workers, smallest first.
-        scaling: what stays the same while they grow: the global batch (strong), a worker's (weak), first one
-            and then the other (both), or whatever the arguments say (auto).
-        batch: the recipe's global batch at the smallest number of workers, where that is to grow.
+        scaling: the quantity that is constant: the global batch (strong), the batch of each worker (weak),
+            one run of each (both), or as the arguments imply (auto).
+        batch: the recipe's global batch at the smallest number of workers, if it grows.
         flags: of ``run`` or ``train``, for all runs.
-        variants: what is compared.
-        steps: that are measured in each run.
-        warm_up: steps before, that are not.
-        repeats: runs of each.
+        variants: the compared settings.
+        steps: measured steps of each run.
+        warm_up: steps before those, which are not measured.
+        repeats: runs of each configuration.
         seed: of the order.
-        per_node: workers on a node at most; None for one node.
+        per_node: largest number of workers on a node; None for one node.
         folder: of the study.
     """
 
@@ -69,18 +69,18 @@ class Request:
             *(("-n", workers, 1, MOST_WORKERS) for workers in self.workers),
         ):
             if value < least:
-                raise UsageError(f"{flag} {value}: there must be at least {least}.")
+                raise UsageError(f"{flag} is {value}; give at least {least}.")
             if value > most:
                 raise UsageError(f"{flag} {value} is too large; use {most:,} or less.")
         if self.per_node is not None and self.per_node < 1:
-            raise UsageError(f"--nproc-per-node {self.per_node}: there must be at least 1.")
+            raise UsageError(f"--nproc-per-node is {self.per_node}; give at least 1.")
         if self.scaling not in SCALINGS:
-            raise UsageError(f"--scaling {self.scaling!r} is none of {', '.join(SCALINGS)}.")
+            raise UsageError(f"--scaling is {self.scaling!r}; give one of {', '.join(SCALINGS)}.")
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
-    """What is repeated: a number of workers, what it is to be, the arguments there, and a variant."""
+class _Configuration:
+    """The configuration of runs that are repeated."""
 
     workers: int
     nodes: int
@@ -88,14 +88,14 @@ class _Case:
     arguments: tuple[str, ...]
     variant: Variant
     also: tuple[str, ...] = ()
-    """Variants that are the same there."""
+    """Other variants that are the same run."""
 
 
 def plan(request: Request) -> list[Trial]:
     """Return the runs of a study, in the order in which they run.
 
     Raises:
-        UsageError: a template does not fit a number of workers, or what is to stay the same cannot.
+        UsageError: a template does not fit a number of workers, or the batch cannot be constant.
     """
     alone = {group[0].name: tuple(one.name for one in group[1:]) for group in alike_alone(request.variants)}
     cases = [
@@ -104,45 +104,49 @@ def plan(request: Request) -> list[Trial]:
         for case in _cases(request, variant)
         if case.workers > 1 or variant.name in alone
     ]
-    turns = in_turns(cases, rounds=request.repeats, seed=request.seed)
-    return [_trial(request, number, case, repeat) for number, (repeat, case) in enumerate(turns)]
+    order = interleaved(cases, rounds=request.repeats, seed=request.seed)
+    return [_trial(request, number, case, repeat) for number, (repeat, case) in enumerate(order)]
 
 
 def in_lines(trials: Sequence[Trial], command: Callable[[Trial], Sequence[str]]) -> list[str]:
-    """Return what would be run, as lines.
+    """Return the runs with their commands, as lines.
 
     Args:
         trials: in their order.
-        command: returns what starts a trial.
+        command: returns the command of a run.
     """
-    return [f"{one.number + 1:3}  {one.in_words()}: {_line(one, command(one))}" for one in trials]
+    lines = []
+    for trial in trials:
+        own = [f"{name}={value}" for name, value in trial.environment.items() if name not in OFF]
+        lines.append(f"{trial.number + 1:3}  {trial.in_words()}: {shlex.join([*own, *command(trial)])}")
+    return lines
 
 
 def nodes_for(workers: int, per_node: int | None) -> int:
-    """Return on how many nodes so many workers run.
+    """Return the number of nodes for `workers`.
 
     Raises:
-        UsageError: they cannot be shared evenly.
+        UsageError: the workers cannot be divided evenly among nodes.
     """
     nodes = 1 if per_node is None else -(-workers // per_node)
     if workers % nodes:
         raise UsageError(
-            f"{workers} workers, {per_node} of them on a node, cannot be shared by {nodes} nodes evenly: "
-            f"ask for a multiple of {nodes}."
+            f"{workers} workers cannot be divided evenly among {nodes} nodes of {per_node} workers; give a "
+            f"multiple of {nodes}."
         )
     return nodes
 
 
-def _cases(request: Request, variant: Variant) -> Iterator[_Case]:
+def _cases(request: Request, variant: Variant) -> Iterator[_Configuration]:
     for workers in request.workers:
         nodes = nodes_for(workers, request.per_node)
-        # At the smallest number of workers both modes are one run, and wherever their arguments are the same.
+        # Modes with the same arguments, as at the smallest number of workers, are one run.
         modes_of: dict[tuple[str, ...], tuple[Mode, ...]] = {}
         for mode in _modes(request):
             arguments = tuple(_arguments(request, mode, workers, nodes))
             modes_of[arguments] = (*modes_of.get(arguments, ()), mode)
         for arguments, modes in modes_of.items():
-            yield _Case(workers, nodes, modes, arguments, variant)
+            yield _Configuration(workers, nodes, modes, arguments, variant)
 
 
 def _modes(request: Request) -> tuple[Mode, ...]:
@@ -172,8 +176,8 @@ def _grown(words: list[str], batch: int, workers: int, smallest: int) -> list[st
     """Return a recipe's flags with a global batch that grows as the workers do."""
     if batch * workers % smallest:
         raise UsageError(
-            f"a batch of {batch} on {smallest} workers has no whole share, so that {workers} workers cannot "
-            f"have as much each. Give --batch-size a multiple of {smallest}."
+            f"a batch of {batch} cannot be divided evenly among {smallest} workers, so it cannot grow to "
+            f"{workers} workers. Give --batch-size a multiple of {smallest}."
         )
     return [*_without(words, "--batch-size"), f"--batch-size={batch * workers // smallest}"]
 
@@ -189,17 +193,17 @@ def _without(words: Sequence[str], flag: str) -> list[str]:
 
 
 def _held(request: Request, mode: Mode) -> tuple[int, int] | None:
-    """Return at how many workers and nodes a script's arithmetic stays; None where it follows them.
+    """Return the workers and nodes for which a script's arithmetic is evaluated; None for those of the run.
 
     Raises:
-        UsageError: nothing in the arguments says which batch it is that grows or shrinks.
+        UsageError: the arguments do not show the batch size.
     """
     found = operators(request.arguments)
     if len(found) != 1:
         raise UsageError(
-            f"--scaling {request.scaling} needs to know which argument is the batch size. Write "
-            "--batch-size {256/n} for the batch of each worker, or {256*n} for the global batch of a serial "
-            "script; leave --scaling out to take the script as it is."
+            f"--scaling {request.scaling} needs a template for the batch size: {{256/n}} for the batch of "
+            "each worker, {256*n} for the global batch of a serial script. Without --scaling the arguments "
+            "are used as they are."
         )
     follows: Mode = "strong" if found == {"/"} else "weak"
     if mode == follows:
@@ -207,7 +211,7 @@ def _held(request: Request, mode: Mode) -> tuple[int, int] | None:
     return request.workers[0], nodes_for(request.workers[0], request.per_node)
 
 
-def _trial(request: Request, number: int, case: _Case, repeat: int) -> Trial:
+def _trial(request: Request, number: int, case: _Configuration, repeat: int) -> Trial:
     mode = "" if len(case.modes) == 2 else f"-{case.modes[0]}"
     folder = request.folder.absolute() / "trials" / f"{number + 1:03}-n{case.workers}{mode}-r{repeat + 1}"
     trial = Trial(
@@ -226,16 +230,11 @@ def _trial(request: Request, number: int, case: _Case, repeat: int) -> Trial:
     return replace(trial, command=_command(request, case, trial))
 
 
-def _command(request: Request, case: _Case, trial: Trial) -> tuple[str, ...]:
+def _command(request: Request, case: _Configuration, trial: Trial) -> tuple[str, ...]:
     clock = (f"--clock={trial.clock}", f"--clock-steps={request.steps}", f"--clock-warm-up={request.warm_up}")
-    compared = case.variant.flags  # behind the user's own, so that they hold
+    compared = case.variant.flags  # after the user's flags, so that they win
     if request.kind == "recipe":
         out = f"--out={trial.scratch / 'run'}"
         return ("train", request.target, *clock, *request.flags, *case.arguments, *compared, out)
     scratch, module = f"--scratch={trial.scratch}", ["-m"] * (request.kind == "module")
     return ("run", *clock, *request.flags, *compared, scratch, *module, request.target, *case.arguments)
-
-
-def _line(trial: Trial, words: Sequence[str]) -> str:
-    own = [f"{name}={value}" for name, value in trial.environment.items() if name not in OFF]
-    return shlex.join([*own, *words])

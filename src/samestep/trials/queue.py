@@ -1,4 +1,4 @@
-"""The jobs of a study, followed together: each run's end is found in its folder, why a job ended at Slurm."""
+"""Waits for the Slurm jobs of a study: polls the folders of their runs, and Slurm for their states."""
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -14,22 +14,22 @@ from samestep.submit.follow import FollowedJob, JobStatus
 from samestep.submit.sequence import exit_code
 from samestep.submit.states import WITH_REQUEUE
 from samestep.trials.failed import LATE_S, is_complete, outcome_of
-from samestep.trials.trial import Outcome, Told, Trial
+from samestep.trials.trial import Outcome, Report, Trial
 
 _FILES_S = 0.3
-"""Between two looks at the runs' folders."""
+"""The interval at which the folders of runs are polled."""
 
 _FIRST_S, _GROWTH, _LONGEST_S = 0.5, 1.3, 10.0
-"""Between two questions to the scheduler about each job: it has many users."""
+"""The intervals at which the state of each job is polled; they grow, since a scheduler has many users."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submitted:
-    """A job of a study that Slurm has taken.
+class SubmittedJob:
+    """A submitted job of a study.
 
     Args:
         number: of the job.
-        log: what its script prints, beside its runs.
+        log: the output of its script, without that of its runs.
         trials: its runs.
     """
 
@@ -43,11 +43,11 @@ class Submitted:
         return self.trials[0].workers
 
     def in_words(self) -> str:
-        """Return which one it is."""
+        """Return a short description."""
         return f"job {self.number} ({counted(self.workers, 'worker')})"
 
     def log_words(self) -> str:
-        """Return where its log is, and how it ends: Slurm writes there why it has ended a job."""
+        """Return path and last line of its log, to which Slurm writes why it ended a job."""
         try:
             lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
         except OSError:
@@ -57,38 +57,38 @@ class Submitted:
 
 
 class Queue:
-    """Runs trials that are in jobs already: follows the jobs until all have ended.
+    """A runner for submitted jobs, which waits until all of them have ended.
 
     Args:
-        jobs: to follow.
-        say: takes each change of a job's state, as a sentence.
-        followed: asks for the state of the job with a number.
+        jobs: the jobs.
+        report: is called with each change of a job's state, as a sentence.
+        followed: returns an object that polls the state of the job with a number.
         pause: waits for seconds.
-        now: tells the time in seconds.
+        now: returns the time in seconds.
     """
 
     def __init__(
         self,
-        jobs: Sequence[Submitted],
+        jobs: Sequence[SubmittedJob],
         *,
-        say: Told,
+        report: Report,
         followed: Callable[[str], FollowedJob] = FollowedSlurmJob,
         pause: Callable[[float], None] = sleep,
         now: Callable[[], float] = monotonic,
     ) -> None:
-        self._jobs = [_Following(job, followed(job.number), say) for job in jobs]
+        self._jobs = [_JobMonitor(job, followed(job.number), report) for job in jobs]
         self._pause = pause
         self._now = now
 
-    def run(self, trials: Sequence[Trial], told: Told) -> Iterator[Outcome]:  # noqa: ARG002 - they run already
-        """Yield how each run went, as it is found to have ended.
+    def run(self, trials: Sequence[Trial], report: Report) -> Iterator[Outcome]:  # noqa: ARG002 - submitted
+        """Yield the outcome of each run when it has ended.
 
         Args:
             trials: those of the jobs.
-            told: at the end of each.
+            report: is called at the end of each.
         """
         for outcome in self._outcomes():
-            told(outcome.trial.in_words())
+            report(outcome.trial.in_words())
             yield outcome
 
     def _outcomes(self) -> Iterator[Outcome]:
@@ -101,16 +101,16 @@ class Queue:
             if self._now() - asked >= every:
                 asked, every = self._now(), min(every * _GROWTH, _LONGEST_S)
                 for job in self._jobs:
-                    said = job.said
-                    yield from self._asked(job)
-                    every = every if job.said == said else _FIRST_S
+                    state = job.state
+                    yield from self._poll(job)
+                    every = every if job.state == state else _FIRST_S
             self._pause(_FILES_S)
 
-    def _asked(self, job: "_Following") -> Iterator[Outcome]:
-        """Ask Slurm for a job's state; of one that has ended, yield the runs that were not."""
+    def _poll(self, job: "_JobMonitor") -> Iterator[Outcome]:
+        """Poll Slurm for the state of a job; yield its remaining runs if it has ended."""
         if job.over:
             return
-        seen = job.look()
+        seen = job.poll()
         if seen.exit_code is None:
             return
         since = self._now()
@@ -121,36 +121,36 @@ class Queue:
         yield from job.ended(seen)
 
 
-class _Following:
-    """One of the jobs.
+class _JobMonitor:
+    """The state of one job and its runs.
 
     Args:
-        job: to follow.
-        followed: asks for its state.
-        say: takes each change of it.
+        job: the job.
+        followed: polls its state.
+        report: is called with each change of the state.
     """
 
-    def __init__(self, job: Submitted, followed: FollowedJob, say: Told) -> None:
+    def __init__(self, job: SubmittedJob, followed: FollowedJob, report: Report) -> None:
         self.left = list(job.trials)
-        self.said = ""
+        self.state = ""
         self._failed: list[tuple[Trial, int]] = []
         self._ended_at: dict[int, float] = {}
         self._job = job
         self._followed = followed
-        self._say = say
+        self._report = report
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to be learnt: a run that failed may have been ended with its job."""
+        """Whether all outcomes are known; that of a failed run depends on the end of its job."""
         return not self.left and not self._failed
 
     @property
     def is_late(self) -> bool:
-        """Whether a run has ended of which something is still on its way from a node."""
+        """Whether a run has ended whose files are not complete yet, since a node writes them late."""
         return any(exit_code(trial.folder) == 0 for trial in self.left)
 
     def arrived(self, now: float) -> Iterator[Outcome]:
-        """Yield the runs that are found to have ended well.
+        """Yield the runs that have ended with exit code 0.
 
         Args:
             now: the time in seconds.
@@ -169,22 +169,23 @@ class _Following:
             else:
                 yield outcome_of(trial, code)
 
-    def look(self) -> JobStatus:
-        """Ask for the job's state; say it where it has changed."""
+    def poll(self) -> JobStatus:
+        """Poll the state of the job, and report it if it has changed."""
         try:
-            seen = self._followed.status()
-        except Error as error:  # Slurm has forgotten it
-            seen = JobStatus(words=f"has ended, how is not known ({str(error).rstrip('.')})", exit_code=1)
-        words = _without_requeue(seen.words)
-        if words != self.said:
-            self.said = words
-            self._say(f"{self._job.in_words()} {words}.")
-        return seen
+            status = self._followed.status()
+        except Error as error:  # Slurm has deleted its record
+            status = JobStatus(words=f"has ended with unknown result ({str(error).rstrip('.')})", exit_code=1)
+        # --requeue is a flag of samestep submit only.
+        words = status.words.replace(f"; {WITH_REQUEUE}", "").replace(f" ({WITH_REQUEUE})", "")
+        if words != self.state:
+            self.state = words
+            self._report(f"{self._job.in_words()} {words}.")
+        return status
 
     def ended(self, seen: JobStatus) -> Iterator[Outcome]:
-        """Yield the runs of a job that has ended which did not end well; of repeats, one speaks for all."""
+        """Yield the failed runs of a job that has ended, one for each group of repeats."""
         yield from self.arrived(inf)
-        why = f"job {self._job.number} {self.said}"
+        why = f"job {self._job.number} {self.state}"
         cut = [
             Outcome(trial=one, exit_code=None, error=f"{why}; {self._job.log_words()}") for one in self.left
         ]
@@ -192,12 +193,7 @@ class _Following:
             Outcome(trial=trial, exit_code=code, error=why) if seen.cut_off else outcome_of(trial, code)
             for trial, code in self._failed
         ]
-        for trial in self.left:  # what its script wrote until then
+        for trial in self.left:
             shutil.rmtree(trial.scratch, ignore_errors=True)
         self.left, self._failed = [], []
         yield from {outcome.trial.case: outcome for outcome in reversed([*failed, *cut])}.values()
-
-
-def _without_requeue(words: str) -> str:
-    """Return what is said of a job without a flag that only ``samestep submit`` has."""
-    return words.replace(f"; {WITH_REQUEUE}", "").replace(f" ({WITH_REQUEUE})", "")

@@ -1,34 +1,34 @@
-"""Which source of a script is measured: where it is, and the commit of its repository."""
+"""Records the source of a measured script: its folder and its commit."""
 
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 _PATIENCE_S = 20.0
-"""For an answer of git, which looks at all files of a repository."""
+"""The timeout of git, which checks all files of a repository."""
 
 
 def source_of(script: Path) -> dict[str, str]:
-    """Return the folder of a script and, where git keeps the script, its commit.
+    """Return the folder of a script and, if git tracks the script, its commit.
 
-    The commit ends in ``-dirty`` where files that git keeps are not as they are there. Nothing of the
-    repository is written or locked.
+    The commit ends in ``-dirty`` if tracked files were changed. Nothing in the repository is written or
+    locked.
 
     Args:
         script: its path.
     """
     folder = script.absolute().parent
-    told = {"folder": str(folder)}
+    source = {"folder": str(folder)}
     if _git(folder, ["ls-files", "--error-unmatch", "--", script.name]):
         commit = _git(folder, ["rev-parse", "--verify", "--quiet", "HEAD"])
         changed = _git(folder, ["status", "--porcelain", "--untracked-files=no"]) if commit else None
         if changed is not None:
-            told["commit"] = f"{commit}-dirty" if changed else f"{commit}"
-    return told
+            source["commit"] = f"{commit}-dirty" if changed else f"{commit}"
+    return source
 
 
 def _git(folder: Path, words: Sequence[str]) -> str | None:
-    """Return what git answers; None where there is no git, or it knows nothing."""
+    """Return the output of git; None if it fails, empty if there is no git."""
     try:
         done = subprocess.run(
             ["git", "--no-optional-locks", "-C", str(folder), *words],

@@ -1,6 +1,6 @@
-"""Runs trials as steps of a Slurm allocation, one after another, so that none disturbs another.
+"""Executes runs as steps of a Slurm allocation, one after another, so that they do not disturb each other.
 
-By default the workers are srun's tasks; where launchers are compared, one task of a node may start them.
+By default the workers are tasks of srun. If launchers are compared, one task on each node starts them.
 """
 
 import sys
@@ -13,22 +13,22 @@ from samestep.trials.local import Local
 from samestep.trials.trial import SAMESTEP, Trial
 
 _PORT = 29400
-"""torchrun's; each step has one of its own, which a step before it may not have left yet."""
+"""The first rendezvous port of torchrun; steps have different ports, since one can be in use for a while."""
 
 
 class Steps(Local):
-    """Runs trials in an allocation.
+    """A runner in a Slurm allocation.
 
     Args:
-        room: what it holds.
-        largest: workers of the largest trial.
+        room: the capacity of the allocation.
+        largest: workers of the largest run.
     """
 
     def __init__(self, room: Room, largest: int) -> None:
         super().__init__(partial(step, room=room, largest=largest))
 
-    def others(self) -> Load | None:
-        """Return nothing: the allocation's nodes are others than this host, or more."""
+    def background_load(self) -> Load | None:
+        """Return None, since the nodes of the allocation are not only this host."""
         return None
 
 
@@ -36,20 +36,20 @@ def step(trial: Trial, *, room: Room, largest: int) -> list[str]:
     """Return the command that starts the workers of `trial` as a step, and waits for them.
 
     Args:
-        trial: to run.
-        room: of the allocation.
-        largest: workers of the largest trial.
+        trial: the run.
+        room: the capacity of the allocation.
+        largest: workers of the largest run.
     """
     launched: Launched = "tasks" if trial.launcher in ("", "srun") else "node"
     srun = room.step(trial.workers, nodes=trial.nodes, largest=largest, launched=launched)
     if launched == "tasks":
-        return [*srun, *trial.as_task(sys.executable)]
+        return [*srun, *trial.task_command(sys.executable)]
     if trial.launcher == SAMESTEP:
-        return [*srun, *trial.started(sys.executable)]
-    meet = ["--standalone"] if trial.nodes == 1 else _meeting(trial, room)
-    return [*srun, *torchrun(trial, *meet)]
+        return [*srun, *trial.launch_command(sys.executable)]
+    rendezvous = ["--standalone"] if trial.nodes == 1 else _rendezvous(trial, room)
+    return [*srun, *torchrun(trial, *rendezvous)]
 
 
-def _meeting(trial: Trial, room: Room) -> list[str]:
-    point = f"{room.first}:{_PORT + trial.number % 500}"
-    return ["--rdzv-backend=c10d", f"--rdzv-endpoint={point}", f"--rdzv-id={room.job}.{trial.number}"]
+def _rendezvous(trial: Trial, room: Room) -> list[str]:
+    endpoint = f"{room.first}:{_PORT + trial.number % 500}"
+    return ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={room.job}.{trial.number}"]

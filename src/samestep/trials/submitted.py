@@ -1,4 +1,4 @@
-"""A study's jobs given to Slurm, and what is kept of them so that a later command can collect them."""
+"""Submits the jobs of a study to Slurm, and records them on disk for a later ``--collect``."""
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +17,12 @@ from samestep.trials.collect import Frame
 from samestep.trials.jobs import FOLDER, StudyJob
 from samestep.trials.local import prepare
 from samestep.trials.plan import Request, plan
-from samestep.trials.queue import Submitted
-from samestep.trials.trial import Told
+from samestep.trials.queue import SubmittedJob
+from samestep.trials.trial import Report
 from samestep.trials.variants import Variant
 
 NAME = "jobs.json"
-"""In the study's folder."""
+"""The name of the record in the study's folder."""
 
 _FORMAT = 1
 
@@ -31,83 +31,83 @@ def submit_all(
     jobs: Sequence[StudyJob],
     folder: Path,
     *,
-    taken: Callable[[Sequence[Submitted]], None],
-    say: Told,
+    record: Callable[[Sequence[SubmittedJob]], None],
+    report: Report,
     ask: Ask = ask,
-) -> list[Submitted]:
-    """Give jobs to Slurm: all of them, or none, of which nothing is left; whatever happens in between.
+) -> list[SubmittedJob]:
+    """Submit all jobs to Slurm; after an error none of them is left in the queue, and no file.
 
     Args:
         jobs: of the study.
-        folder: of the study, with nothing in it.
-        taken: is given, after each, those that Slurm has taken so far.
-        say: takes what became of those where not all were.
-        ask: runs one of Slurm's commands; tests pass their own.
+        folder: of the study, empty.
+        record: is called after each job with all jobs that were submitted so far.
+        report: is called with the result of cancelling jobs after an error.
+        ask: executes one of Slurm's commands; tests pass their own.
 
     Raises:
-        UsageError: Slurm does not take one, or it cannot be written down.
-        KeyboardInterrupt: somebody ended it.
+        UsageError: Slurm refuses a job, or it cannot be recorded.
+        KeyboardInterrupt: the user ended it.
     """
-    done: list[Submitted] = []
-    with held() as signals:  # between sbatch's end and a number that is written down nothing ends
+    done: list[SubmittedJob] = []
+    with held() as signals:  # a job must be recorded before a signal ends this process
         try:
             for job in jobs:
                 signals.heed()
-                done.append(_given(job, folder, ask))
-                taken(done)
+                done.append(_submit(job, folder, ask))
+                record(done)
             signals.heed()
         except BaseException:
-            if not done or _cancelled([job.number for job in done], ask, say):
-                _forget(jobs, folder)
+            if not done or _cancel([job.number for job in done], ask, report):
+                _delete_files(jobs, folder)
             raise
     return done
 
 
-def _given(job: StudyJob, folder: Path, ask: Ask) -> Submitted:
-    """Give one job to Slurm."""
-    script = folder / FOLDER / f"{job.asked.workers}.sbatch"
+def _submit(job: StudyJob, folder: Path, ask: Ask) -> SubmittedJob:
+    """Submit one job to Slurm."""
+    script = folder / FOLDER / f"{job.request.workers}.sbatch"
     try:
         script.parent.mkdir(parents=True, exist_ok=True)
         for trial in job.trials:
             prepare(trial)
         script.write_text(job.script(), encoding="utf-8", errors="surrogateescape")
     except OSError as error:
-        raise _not_kept(folder, error) from None
-    name = f"of {counted(job.asked.workers, 'worker')}"
+        raise _not_writable(folder, error) from None
+    name = f"of {counted(job.request.workers, 'worker')}"
     number = submit(script, name=name, ask=ask)
-    return Submitted(number=number, log=Path(job.asked.output.replace("%j", number)), trials=job.trials)
+    return SubmittedJob(number=number, log=Path(job.request.output.replace("%j", number)), trials=job.trials)
 
 
-def _cancelled(numbers: Sequence[str], ask: Ask, say: Told) -> bool:
-    """Cancel jobs; return whether they are."""
+def _cancel(numbers: Sequence[str], ask: Ask, report: Report) -> bool:
+    """Cancel jobs; return whether that succeeded."""
     words = ["scancel", *numbers]
     answer = ask(words)
     if answer.code:
-        say(f"what was submitted could not be cancelled ({answer.err.strip()}): {' '.join(words)}")
+        report(f"submitted jobs could not be cancelled ({answer.err.strip()}); run: {' '.join(words)}")
     else:
-        say(f"what was submitted is cancelled: {', '.join(f'job {number}' for number in numbers)}")
+        report(f"submitted jobs were cancelled: {', '.join(f'job {number}' for number in numbers)}")
     return not answer.code
 
 
-def _forget(jobs: Sequence[StudyJob], folder: Path) -> None:
-    """Remove all that was written for jobs which will not run."""
+def _delete_files(jobs: Sequence[StudyJob], folder: Path) -> None:
+    """Delete the files of jobs that will not run."""
     for made in {folder / FOLDER, *(trial.folder.parent for job in jobs for trial in job.trials)}:
         shutil.rmtree(made, ignore_errors=True)
     (folder / NAME).unlink(missing_ok=True)
 
 
-def _not_kept(folder: Path, error: OSError) -> UsageError:
-    return UsageError(f"the study cannot be kept in {folder}: {error.strerror}. Give another folder (--out).")
+def _not_writable(folder: Path, error: OSError) -> UsageError:
+    return UsageError(f"cannot write the study to {folder}: {error.strerror}. Give another folder (--out).")
 
 
-def keep(folder: Path, jobs: Sequence[Submitted], frame: Frame, command: Sequence[str]) -> None:
-    """Write down what has been submitted.
+def write_jobs(folder: Path, jobs: Sequence[SubmittedJob], frame: Frame, command: Sequence[str]) -> None:
+    """Write the record of submitted jobs.
 
     Args:
         folder: of the study.
-        jobs: of which Slurm has numbers.
-        frame: what the study is of.
-        command: that made it.
+        jobs: that were submitted so far.
+        frame: of the study.
+        command: that made the study.
 
     Raises:
         UsageError: it cannot be written.
@@ -121,39 +121,39 @@ def keep(folder: Path, jobs: Sequence[Submitted], frame: Frame, command: Sequenc
     try:
         write_json(folder / NAME, record)
     except OSError as error:
-        raise _not_kept(folder, error) from None
+        raise _not_writable(folder, error) from None
 
 
-def kept(folder: Path) -> tuple[list[Submitted], Frame, tuple[str, ...]]:
-    """Return the jobs of the study in `folder`, what it is of, and the command that made it.
+def read_jobs(folder: Path) -> tuple[list[SubmittedJob], Frame, tuple[str, ...]]:
+    """Return the jobs of the study in `folder`, its frame, and the command that made it.
 
     Raises:
-        UsageError: none were submitted from there, or what was kept cannot be read.
+        UsageError: the folder has no record of jobs, or it cannot be read.
     """
     file = folder / NAME
     try:
         record = parse_json(read_text(file))
     except OSError as error:
         raise UsageError(
-            f"cannot read {file}: {error.strerror}. --collect takes the folder of a study that was submitted."
+            f"cannot read {file}: {error.strerror}. Give --collect the folder of a submitted study."
         ) from None
     except ValueError as error:
-        raise UsageError(f"{file} is damaged: it is no JSON ({error}).") from None
+        raise UsageError(f"{file} is damaged: it is not JSON ({error}).") from None
     if not isinstance(record, dict) or record.get("format") != _FORMAT:
-        raise UsageError(f"{file} is not of format {_FORMAT}: collect it with the version that wrote it.")
+        raise UsageError(f"{file} is not of format {_FORMAT}; collect it with the version that wrote it.")
     try:
         frame = _frame(record["frame"], folder.absolute())
         return _submitted(record["jobs"], frame), frame, tuple(record["command"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{file} is damaged: it does not say what was submitted ({error}).") from None
+        raise UsageError(f"{file} is damaged: its list of submitted jobs is invalid ({error}).") from None
 
 
-def _submitted(jobs: Sequence[Mapping[str, Any]], frame: Frame) -> list[Submitted]:
+def _submitted(jobs: Sequence[Mapping[str, Any]], frame: Frame) -> list[SubmittedJob]:
     if not all(isinstance(job["number"], str) for job in jobs):
-        raise TypeError("a job's number is no text")
-    trials = plan(frame.request)  # the same, in the same order, as when they were submitted
+        raise TypeError("the number of a job is not text")
+    trials = plan(frame.request)  # deterministic, so these are the submitted runs
     return [
-        Submitted(
+        SubmittedJob(
             number=job["number"],
             log=Path(job["log"]),
             trials=tuple(trial for trial in trials if trial.workers == job["workers"]),
@@ -162,13 +162,14 @@ def _submitted(jobs: Sequence[Mapping[str, Any]], frame: Frame) -> list[Submitte
     ]
 
 
-def _frame(told: Mapping[str, Any], folder: Path) -> Frame:
-    return Frame(**{**told, "request": _request(told["request"], folder), "notes": tuple(told["notes"])})
+def _frame(fields: Mapping[str, Any], folder: Path) -> Frame:
+    request = _request(fields["request"], folder)
+    return Frame(**{**fields, "request": request, "notes": tuple(fields["notes"])})
 
 
-def _request(told: Mapping[str, Any], folder: Path) -> Request:
+def _request(fields: Mapping[str, Any], folder: Path) -> Request:
     values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in told.items()
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
     }
-    values["variants"] = tuple(Variant(**{**one, "flags": tuple(one["flags"])}) for one in told["variants"])
+    values["variants"] = tuple(Variant(**{**one, "flags": tuple(one["flags"])}) for one in fields["variants"])
     return Request(**{**values, "folder": folder})

@@ -1,4 +1,4 @@
-"""Arguments that depend on the number of workers.
+"""Fills templates in arguments that depend on the number of workers.
 
 =============  =====================================================
 in an argument becomes
@@ -11,8 +11,8 @@ in an argument becomes
 ``{{``         a brace
 =============  =====================================================
 
-The arithmetic is for batch sizes. Where the other mode of scaling is asked for as well, it stays what it is
-at the smallest number of workers (*held*): 256/n, a worker's batch that shrinks, is then one that stays.
+The arithmetic is for batch sizes. In the other scaling mode it is evaluated for the smallest number of
+workers (*held*): ``{256/n}``, a batch of each worker that shrinks, is then constant.
 """
 
 import re
@@ -38,11 +38,11 @@ def filled(
     Args:
         arguments: with templates.
         workers: in total.
-        nodes: how many they are on; as many on each.
-        held: the workers and nodes at which the arithmetic stays; None where it follows `workers`, `nodes`.
+        nodes: their nodes, with the same number of workers on each.
+        held: workers and nodes for the arithmetic; None for `workers` and `nodes`.
 
     Raises:
-        UsageError: a template is none, or a division is not whole.
+        UsageError: a template is invalid, or a division has a remainder.
     """
     values = _values(workers, nodes)
     base = _values(*held) if held else values
@@ -56,7 +56,7 @@ def operators(arguments: Sequence[str]) -> set[str]:
     {'/'}
 
     Raises:
-        UsageError: a template is none.
+        UsageError: a template is invalid.
     """
     found = set()
     for argument in arguments:
@@ -81,8 +81,8 @@ def _filled(argument: str, values: Mapping[str, int], base: Mapping[str, int]) -
             return str(number * base[name])
         if number % base[name]:
             raise UsageError(
-                f"{argument}: {number} cannot be divided evenly by {name} = {base[name]}. Give a number that "
-                "can, or other numbers of workers."
+                f"{argument}: {number} is not divisible by {name} = {base[name]}. Give a number that is, or "
+                "other numbers of workers."
             )
         return str(number // base[name])
 
@@ -90,7 +90,7 @@ def _filled(argument: str, values: Mapping[str, int], base: Mapping[str, int]) -
 
 
 def _parsed(piece: re.Match[str], argument: str) -> tuple[int, str, str]:
-    """Return number, operator and name of one template; of a plain name the operator is empty."""
+    """Return number, operator and name of one template; the operator of a plain name is empty."""
     inner = piece[1] or ""
     if found := _PLAIN.fullmatch(inner):
         return 1, "", found[1]
@@ -99,6 +99,6 @@ def _parsed(piece: re.Match[str], argument: str) -> tuple[int, str, str]:
     if found := _NAME_FIRST.fullmatch(inner):
         return int(found[2]), "*", found[1]
     raise UsageError(
-        f"{piece[0]} in {argument!r} is none of {{n}}, {{local}}, {{nodes}}, {{256/n}} and {{32*n}}. A brace "
-        "that is meant as such is doubled: {{ and }}."
+        f"{piece[0]} in {argument!r} is not a template; use {{n}}, {{local}}, {{nodes}}, {{256/n}} or "
+        "{32*n}. Write a literal brace twice: {{ and }}."
     )

@@ -1,4 +1,4 @@
-"""One run of a study as a value, how it went, and who runs it."""
+"""Defines a run of a study, its outcome, and the interface that executes runs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,18 +19,18 @@ class Trial:
     """One run.
 
     Args:
-        number: which one of the study, in the order of the runs.
-        workers: in total.
-        nodes: on how many; as many workers on each.
-        modes: what was asked for: the global batch stays (strong) or a worker's does (weak). At the smallest
-            number of workers it is both.
-        variant: which of the things compared; empty for none.
-        also: others that this run counts for too, since on one worker they are the same.
-        launcher: who is to start the workers; empty for whoever does where the run is.
-        repeat: the round.
-        command: the words behind ``samestep``, without ``-n``.
-        environment: what is added to this process's variables.
-        folder: an absolute path, for all that the run leaves.
+        number: its position in the study, from 0.
+        workers: their total number.
+        nodes: their nodes, with the same number of workers on each.
+        modes: the requested modes: a constant global batch (strong) or a constant batch of each worker
+            (weak). The run at the smallest number of workers is in both.
+        variant: the compared setting; empty for none.
+        also: other variants that are the same run, because one worker does not communicate.
+        launcher: the launcher of the workers; empty for the default.
+        repeat: the round, from 0.
+        command: the words after ``samestep``, without ``-n``.
+        environment: variables that are added to those of this process.
+        folder: an absolute path for all files of the run.
     """
 
     number: int
@@ -47,35 +47,35 @@ class Trial:
 
     @property
     def clock(self) -> Path:
-        """The folder of its rank files."""
+        """The folder of the files of its workers."""
         return self.folder / "clock"
 
     @property
     def scratch(self) -> Path:
-        """The folder of what the script writes, which nobody keeps."""
+        """The folder of the script's own files, which are deleted after the run."""
         return self.folder / "scratch"
 
     @property
     def log(self) -> Path:
-        """What it prints."""
+        """The file with its output."""
         return self.folder / "log.txt"
 
     @property
     def case(self) -> tuple[int, str, tuple[str, ...]]:
-        """What its repeats have in common with it: workers, variant, command but for folders."""
+        """The key that its repeats have in common."""
         return self.workers, self.variant, self.modes
 
-    def started(self, python: str) -> list[str]:
+    def launch_command(self, python: str) -> list[str]:
         """Return the command that starts the workers and waits for them."""
         verb, *rest = self.command
         return [python, "-m", "samestep", verb, "-n", str(self.workers), *rest]
 
-    def as_task(self, python: str) -> list[str]:
-        """Return the command of each task where another launcher starts the workers."""
+    def task_command(self, python: str) -> list[str]:
+        """Return the command of each worker if another launcher starts them."""
         return [python, "-m", "samestep", *self.command]
 
     def in_words(self) -> str:
-        """Return what it is, in a few words.
+        """Return a short description.
 
         >>> Trial(number=0, workers=2, modes=("strong",), variant="sync=flat", repeat=1, command=("run",),
         ...       folder=Path("/")).in_words()
@@ -90,15 +90,15 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a run went.
+    """The outcome of a run.
 
     Args:
         trial: the run.
-        exit_code: of its launcher; None where it was never started.
-        error: why it gave nothing, in one line; empty where it did.
-        samples_per_second: what was measured; 0 where it gave nothing.
-        seconds: it took, with its start and end; None where nobody saw both.
-        others: what other programs did before it; None where nobody looked.
+        exit_code: of its launcher; None if it was not started.
+        error: the reason why it has no result, in one line; empty if it has one.
+        samples_per_second: the measured rate; 0 if it has no result.
+        seconds: its duration, with start and end of its processes; None if unknown.
+        background: the load of other programs before it; None if it was not sampled.
     """
 
     trial: Trial
@@ -106,24 +106,26 @@ class Outcome:
     error: str = ""
     samples_per_second: float = 0.0
     seconds: float | None = None
-    others: Load | None = None
+    background: Load | None = None
 
 
-Told: TypeAlias = Callable[[str], None]
-"""Takes what is begun, in words."""
+Report: TypeAlias = Callable[[str], None]
+"""Shows a line of progress to the user."""
 
 
 class Runner(Protocol):
-    """Runs trials somewhere."""
+    """Executes runs."""
 
-    def run(self, trials: Sequence[Trial], told: Told) -> Iterator[Outcome]:
-        """Run trials and yield how each went, as it ends; what an earlier end leaves out is not yielded.
+    def run(self, trials: Sequence[Trial], report: Report) -> Iterator[Outcome]:
+        """Execute runs and yield the outcome of each, in the order in which they end.
+
+        Runs that are skipped because of an earlier failure have no outcome.
 
         Args:
-            trials: in the order in which they are to run where they run one after another.
-            told: before each.
+            trials: the runs, in their order if they run one after another.
+            report: is called with the description of each.
 
         Raises:
-            UsageError: they cannot be run here, or not as they are called; nothing was measured.
-            KeyboardInterrupt: somebody ended it; no process is left.
+            UsageError: they cannot be executed here, or have a wrong flag; nothing was measured.
+            KeyboardInterrupt: the user ended it; no process is left.
         """

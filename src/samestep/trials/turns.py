@@ -1,7 +1,7 @@
-"""The order of the runs: in turns, shuffled, so that a noisy machine favours nobody.
+"""Interleaves the runs of a study, so that a drifting machine affects all of them equally.
 
-Every case has its turn in each round. What drifts (heat, a neighbour's job) meets all cases alike because a
-round is followed by its mirror image::
+Every configuration runs once in each round. A round is followed by its mirror image, so that a drift (heat, a
+job on the same node) averages out::
 
     round 0    2  8  1  4        shuffled
     round 1    4  1  8  2        mirrored
@@ -15,12 +15,12 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def in_turns(cases: Sequence[T], *, rounds: int, seed: int) -> list[tuple[int, T]]:
-    """Return the number of the round and the case, in the order in which they run.
+def interleaved(cases: Sequence[T], *, rounds: int, seed: int) -> list[tuple[int, T]]:
+    """Return pairs of round and configuration, in the order in which they run.
 
     Args:
-        cases: what has its turn in each round.
-        rounds: how many.
+        cases: the configurations of each round.
+        rounds: their number.
         seed: of the shuffling.
     """
     draw = random.Random(seed)

@@ -1,4 +1,4 @@
-"""What ``--compare`` names: settings that are tried against each other in one study."""
+"""Parses ``--compare`` into the variants of a study."""
 
 import itertools
 import re
@@ -9,21 +9,21 @@ from samestep.base.errors import UsageError
 from samestep.trials.trial import SAMESTEP
 
 LAUNCHERS = (SAMESTEP, "torchrun", "srun")
-"""Who can start the workers of a run."""
+"""The launchers that can start the workers of a run."""
 
-_OF_EXCHANGE = ("--sync=", "--algorithm=", "--compress=")
-"""Flags that say how gradients are exchanged, and nothing else."""
+_COMMUNICATION = ("--sync=", "--algorithm=", "--compress=")
+"""Flags that affect only the communication of gradients."""
 
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One of the things compared.
+    """One compared setting, or a combination of several.
 
     Args:
-        name: as the user wrote it; empty where nothing is compared.
-        launcher: who starts the workers; empty for whoever does where the runs are.
+        name: as the user wrote it; empty if nothing is compared.
+        launcher: the launcher of the workers; empty for the default.
         flags: of ``run`` or ``train``.
         environment: variables.
     """
@@ -34,7 +34,7 @@ class Variant:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def __add__(self, other: "Variant") -> "Variant":
-        """Return both at once."""
+        """Return the combination of both."""
         return Variant(
             name=" ".join(filter(None, (self.name, other.name))),
             launcher=self.launcher or other.launcher,
@@ -43,30 +43,30 @@ class Variant:
         )
 
 
-def variants(said: Sequence[str], *, verb: str, flags: Collection[str]) -> tuple[Variant, ...]:
-    """Return each combination of what is compared.
+def variants(texts: Sequence[str], *, verb: str, flags: Collection[str]) -> tuple[Variant, ...]:
+    """Return all combinations of the compared settings.
 
     >>> [one.name for one in variants(["sync=flat,ddp", "env:A=1,2"], verb="train", flags=["sync"])]
     ['sync=flat env:A=1', 'sync=flat env:A=2', 'sync=ddp env:A=1', 'sync=ddp env:A=2']
 
     Args:
-        said: the values of ``--compare``.
-        verb: whose flags can be compared.
+        texts: the values of ``--compare``.
+        verb: the command whose flags can be compared.
         flags: their names, without dashes.
 
     Raises:
-        UsageError: it cannot be compared.
+        UsageError: a setting cannot be compared.
     """
-    axes = [_axis(text, verb, flags) for text in said]
-    names = [text.partition("=")[0] for text in said]
+    axes = [_axis(text, verb, flags) for text in texts]
+    names = [text.partition("=")[0] for text in texts]
     for name in names:
         if names.count(name) > 1:
-            raise UsageError(f"--compare {name} is given twice: name all its values in one, with commas.")
+            raise UsageError(f"--compare {name} is given twice; give all its values in one, with commas.")
     return tuple(sum(combination, start=Variant()) for combination in itertools.product(*axes))
 
 
 def alike_alone(found: Sequence[Variant]) -> list[list[Variant]]:
-    """Return variants in groups that are one and the same run on one worker, which exchanges nothing.
+    """Return variants in groups that are the same run on one worker, which does not communicate.
 
     >>> groups = alike_alone(variants(["sync=flat,ddp", "env:A=1,2"], verb="train", flags=["sync"]))
     >>> [[one.name for one in group] for group in groups]
@@ -74,9 +74,8 @@ def alike_alone(found: Sequence[Variant]) -> list[list[Variant]]:
     """
     groups: dict[tuple[object, ...], list[Variant]] = {}
     for one in found:
-        flags = tuple(flag for flag in one.flags if not flag.startswith(_OF_EXCHANGE))
-        what = one.launcher, flags, tuple(one.environment.items())
-        groups.setdefault(what, []).append(one)
+        flags = tuple(flag for flag in one.flags if not flag.startswith(_COMMUNICATION))
+        groups.setdefault((one.launcher, flags, tuple(one.environment.items())), []).append(one)
     return list(groups.values())
 
 
@@ -95,28 +94,28 @@ def _axis(text: str, verb: str, flags: Collection[str]) -> list[Variant]:
     name, _, listed = text.partition("=")
     values = listed.split(",")
     if len(values) < 2 or not all(values) or len(set(values)) < len(values):
-        raise UsageError(f"--compare {text}: name at least two different values, as in sync=ddp,flat.")
+        raise UsageError(f"--compare {text} lacks two different values; give them as in sync=ddp,flat.")
     return [_one(name, value, verb, flags) for value in values]
 
 
 def _one(name: str, value: str, verb: str, flags: Collection[str]) -> Variant:
-    said = f"{name}={value}"
+    setting = f"{name}={value}"
     if name == "launcher":
         if value not in LAUNCHERS:
-            raise UsageError(f"--compare {said}: the launchers are {', '.join(LAUNCHERS)}.")
-        return Variant(name=said, launcher=value)
+            raise UsageError(f"--compare {setting}: give a launcher of {', '.join(LAUNCHERS)}.")
+        return Variant(name=setting, launcher=value)
     if name.startswith("env:"):
         if not _VARIABLE.fullmatch(name[4:]):
-            raise UsageError(f"--compare {said}: {name[4:]!r} is no name of a variable.")
-        return Variant(name=said, environment={name[4:]: value})
+            raise UsageError(f"--compare {setting}: {name[4:]!r} is not the name of a variable.")
+        return Variant(name=setting, environment={name[4:]: value})
     if name in flags:
-        return Variant(name=said, flags=(f"--{name}={value}",))
+        return Variant(name=setting, flags=(f"--{name}={value}",))
     if name == "sync" and verb == "run":
         raise UsageError(
-            f"--compare {said}: --sync belongs to recipes. A script says itself how gradients travel; "
-            "those of a serial script are compared with algorithm=ring,tree."
+            f"--compare {setting}: --sync is a flag of recipes. For a serial script compare "
+            "algorithm=ring,tree; other scripts have their own gradient synchronization."
         )
     raise UsageError(
-        f"--compare {said}: {name!r} is neither launcher, nor env:NAME, nor a flag of samestep {verb} that "
-        f"changes the time of a step. Those are {', '.join(sorted(flags))}."
+        f"--compare {setting}: {name!r} is neither launcher, nor env:NAME, nor a flag of samestep {verb} "
+        f"that affects the time of a step. Those flags are {', '.join(sorted(flags))}."
     )

@@ -121,7 +121,7 @@ def test_what_does_not_fit_an_allocation_is_refused_before_anything_runs(slurm, 
 
     assert done.code == 2
     (line,) = [line for line in done.err.splitlines() if "error:" in line]
-    assert line.startswith("samestep: error: 4 workers would share Slurm allocation ")
+    assert line.startswith("samestep: error: 4 workers oversubscribe Slurm allocation ")
     assert "room for 2" in line
     assert not (here / "study").exists()
 

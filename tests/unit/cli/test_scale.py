@@ -256,7 +256,7 @@ def test_the_tasks_of_a_launcher_do_not_scale(script, capsys, monkeypatch):
 class Failing:
     """Executes one run, which fails, beside other programs that keep a core busy."""
 
-    def others(self):
+    def background_load(self):
         return Load(0.94, 2)
 
     def run(self, trials, told):

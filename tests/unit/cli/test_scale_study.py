@@ -11,7 +11,7 @@ import pytest
 from samestep.base.errors import UsageError
 from samestep.cli.scale_study import finish, new_folder
 from samestep.scaling.files import read_study
-from samestep.trials.collect import Frame, collected
+from samestep.trials.collect import Frame, collect_study
 from samestep.trials.plan import Request, plan
 from samestep.trials.trial import Outcome
 
@@ -61,7 +61,7 @@ def test_an_interrupted_study_is_kept(tmp_path, capsys, number):
     assert code == 130
     study = read_study(tmp_path / "s")
     assert [point.workers for point in study.points] == [trials[0].workers]
-    assert any("3 of 4 runs" in note for note in study.notes)
+    assert "interrupted" in [finding.code for finding in study.findings]
     assert f"1 of 4: {trials[0].in_words()}" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
@@ -71,9 +71,9 @@ def test_a_study_that_is_interrupted_again_while_it_is_written_is_kept(tmp_path,
     def interrupted(*arguments, **named):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
-        return collected(*arguments, **named)
+        return collect_study(*arguments, **named)
 
-    monkeypatch.setattr("samestep.cli.scale_study.collected", interrupted)
+    monkeypatch.setattr("samestep.cli.scale_study.collect_study", interrupted)
     request = Request(target="t.py", workers=(1, 2), steps=1, warm_up=0, repeats=2, folder=tmp_path / "s")
     request.folder.mkdir()
     _, code = finish(Frame(request=request, places=2), plan(request), Interrupted(signal.SIGINT))
@@ -114,7 +114,7 @@ class Timed:
 
 
 def test_each_run_is_logged_with_its_result_and_the_remaining_time(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("samestep.cli.scale_study.collected", lambda *_, **__: None)
+    monkeypatch.setattr("samestep.cli.scale_study.collect_study", lambda *_, **__: None)
     monkeypatch.setattr("samestep.cli.scale_study._store", lambda *_: "page")
     request = Request(target="t.py", workers=(1, 2), steps=1, warm_up=0, repeats=2, folder=tmp_path)
     trials = plan(request)

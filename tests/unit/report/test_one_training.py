@@ -131,8 +131,9 @@ def test_a_serial_script_is_of_one_kind(tmp_path):
 def test_ways_to_exchange_gradients_are_noticed(tmp_path):
     folders = of_scripts(tmp_path / "a", "t.py", "t.py", sync="ddp")
     folders += of_scripts(tmp_path / "b", "t.py", "t.py", sync="by hand")[1:]
-    assert "The runs exchanged gradients in several ways: by hand, ddp." in study_of(folders).notes
-    assert not [note for note in study_of(folders[:2]).notes if "several" in note]
+    (words,) = [one.words for one in study_of(folders).findings if one.code == "mixed-sync"]
+    assert words.endswith(": by hand, ddp.")
+    assert "mixed-sync" not in [one.code for one in study_of(folders[:2]).findings]
 
 
 def test_the_device_of_a_run_folder_is_a_name_or_a_kind(tmp_path):

@@ -114,7 +114,7 @@ def test_what_step_clocks_wrote_makes_a_study_by_itself(tmp_path):
     folders = [tmp_path / "one", tmp_path / "two"]
     half = {name: seconds / 2 for name, seconds in OWN.items()}
     write(folders[0], clocked(1, kind="native", argv=["/home/me/train.py", "--lr", "0.1"]))
-    write(folders[1], clocked(2, own=half, exchange=0.004))
+    write(folders[1], clocked(2, own=half, comm=0.004))
     assert is_about_scaling(folders)
     found = study_of(folders)
     assert found.target == "train.py --lr 0.1"

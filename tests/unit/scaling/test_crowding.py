@@ -1,12 +1,12 @@
-"""Workers that share processors, by what each of them may use and computes with."""
+"""Oversubscription follows from the affinity and the threads of each worker."""
 
 import pytest
 
-from samestep.scaling.crowding import is_crowded
+from samestep.scaling.crowding import is_oversubscribed
 
 
 def workers(count, *, processors, threads=1, **more):
-    """Return the headers of workers of one host, all alike but for what is given one by one."""
+    """Return the headers of workers of one host; a list has one value for each."""
     each = {"host": "a", "device": "cpu", "processors": processors, "threads": threads} | more
     return [
         {name: value[rank] if isinstance(value, list) else value for name, value in each.items()}
@@ -21,9 +21,9 @@ def workers(count, *, processors, threads=1, **more):
         pytest.param(workers(4, processors=2), True, id="two on a core, as hardware threads may be"),
         pytest.param(workers(4, processors=8, threads=8), True, id="threads of each take all cores"),
         pytest.param(workers(4, processors=8, threads=2), False, id="threads that have a core each"),
-        pytest.param(workers(1, processors=8, threads=16), False, id="one that is in its own way"),
-        pytest.param(workers(2, processors=2, threads=None), False, id="threads that nobody told"),
-        pytest.param(workers(2, processors=None, threads=8), False, id="processors that nobody told"),
+        pytest.param(workers(1, processors=8, threads=16), False, id="one alone"),
+        pytest.param(workers(2, processors=2, threads=None), False, id="unknown threads"),
+        pytest.param(workers(2, processors=None, threads=8), False, id="unknown processors"),
         pytest.param(workers(8, processors=2, device="cuda"), False, id="accelerators"),
         pytest.param(workers(2, processors=9, device="cuda", device_id=["A", "B"]), False, id="one each"),
         pytest.param(workers(3, processors=9, device="cuda", device_id=["A", "B", "A"]), True, id="shared"),
@@ -35,5 +35,5 @@ def workers(count, *, processors, threads=1, **more):
         pytest.param(workers(2, processors=2, threads=2, node=[0, 1]), False, id="two nodes, one name"),
     ],
 )
-def test_workers_are_crowded_where_their_threads_outnumber_the_processors_they_share(headers, expected):
-    assert is_crowded(headers) == expected
+def test_workers_are_oversubscribed_with_more_threads_than_shared_cores(headers, expected):
+    assert is_oversubscribed(headers) == expected

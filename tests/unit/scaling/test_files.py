@@ -1,4 +1,4 @@
-"""A study is read as it was written, or said to be damaged where it is."""
+"""A study is read as it was written, or refused with the place of the damage."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from support.clocked_runs import OWN, clocked
 
 def study() -> Study:
     runs = [
-        clocked(workers, exchange=0.004 * (workers > 1), seed=seed, noise=0.1)
+        clocked(workers, comm=0.004 * (workers > 1), seed=seed, noise=0.1)
         for seed in range(3)
         for workers in (1, 2, 4)
     ]
@@ -25,37 +25,37 @@ def study() -> Study:
     return conclude(Study(target="digits", machine={"hosts": ["a"]}, points=measured(runs)), bar=0.7)
 
 
-def test_what_was_written_is_read(tmp_path):
+def test_a_written_study_is_read(tmp_path):
     write_study(tmp_path / "study.json", study())
 
     assert read_study(tmp_path / "study.json") == study()
     assert read_study(tmp_path) == study()
 
 
-def test_a_study_without_a_point_is_one(tmp_path):
+def test_a_study_without_a_point_is_valid(tmp_path):
     write_study(tmp_path / "study.json", conclude(Study(target="digits")))
 
     assert read_study(tmp_path).verdict is None
 
 
-def test_json_has_the_fields_that_are_promised():
+def test_json_has_the_documented_fields():
     point = json.loads(json.dumps(as_json(study())))["points"][1]
 
     assert point["step_s"].keys() >= {"data", "forward", "backward", "exposed_sync", "optimizer", "other"}
     assert point["timeline"][0][0] == ["other", 0.0, 0.001]
 
 
-def test_what_a_later_version_adds_is_left_alone(tmp_path):
+def test_fields_of_a_later_version_are_ignored(tmp_path):
     file = tmp_path / "study.json"
-    told = as_json(study())
-    told["points"][0]["phase_of_the_moon"] = 0.5
-    file.write_text(json.dumps(told))
+    content = as_json(study())
+    content["points"][0]["phase_of_the_moon"] = 0.5
+    file.write_text(json.dumps(content))
 
     assert read_study(file) == study()
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said"),
+    ("path", "value", "problem"),
     [
         (("points", 1, "workers"), True, "study.points[1].workers is not a whole number"),
         (("points", 1, "mode"), "odd", "study.points[1].mode is not one of strong, weak, neither"),
@@ -76,13 +76,13 @@ def test_what_a_later_version_adds_is_left_alone(tmp_path):
             ("points", 0, "samples_per_second"),
             10**400,
             "study.points[0].samples_per_second is not a number",
-            id="a rate without end",
+            id="infinite rate",
         ),
         pytest.param(
             ("points", 0, "workers"),
             10**400,
             "study.points[0].workers is not a whole number",
-            id="workers without end",
+            id="infinite workers",
         ),
         (("points", 0, "nodes"), 0, "study.points[0].nodes is not above 0"),
         (("points", 1, "global_batch"), 0, "study.points[1].global_batch is not above 0"),
@@ -105,54 +105,54 @@ def test_what_a_later_version_adds_is_left_alone(tmp_path):
         (("points",), [], "study has a verdict and no points"),
     ],
 )
-def test_damage_is_named(tmp_path, path, value, said):
+def test_damage_is_named(tmp_path, path, value, problem):
     file = tmp_path / "study.json"
-    told = place = json.loads(json.dumps(as_json(study())))
+    content = place = json.loads(json.dumps(as_json(study())))
     for name in path[:-1]:
         place = place[name]
     place[path[-1]] = value
-    file.write_text(json.dumps(told))
+    file.write_text(json.dumps(content))
 
     with pytest.raises(UsageError) as caught:
         read_study(file)
 
-    assert str(caught.value).startswith(f"{file} is damaged: {said}")
+    assert str(caught.value).startswith(f"{file} is damaged: {problem}")
 
 
-def test_what_is_missing_is_named(tmp_path):
+def test_a_missing_field_is_named(tmp_path):
     file = tmp_path / "study.json"
-    told = as_json(study())
-    del told["points"][1]["speedup"]
-    file.write_text(json.dumps(told))
+    content = as_json(study())
+    del content["points"][1]["speedup"]
+    file.write_text(json.dumps(content))
 
     with pytest.raises(UsageError, match=r"study\.points\[1\] lacks speedup"):
         read_study(file)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
-        ("{", "is no JSON"),
-        pytest.param("[" * 100_000, "is no JSON", id="too deep"),
+        ("{", "is not JSON"),
+        pytest.param("[" * 100_000, "is not JSON", id="too deep"),
         ("[]", "lacks format or points"),
-        ('{"format": 2, "points": []}', "is of format 2; this version of samestep reads 1"),
+        ('{"format": 2, "points": []}', "is of format 2, .* reads 1"),
     ],
 )
-def test_what_is_no_study_is_said_so(tmp_path, text, said):
+def test_a_file_that_is_not_a_study_is_refused(tmp_path, text, problem):
     (tmp_path / "study.json").write_text(text)
 
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=problem):
         read_study(tmp_path)
 
 
-def test_no_file_and_no_place_for_one(tmp_path):
+def test_a_missing_file_and_a_missing_folder_are_refused(tmp_path):
     with pytest.raises(UsageError, match="cannot read"):
         read_study(tmp_path)
     with pytest.raises(UsageError, match="cannot write"):
         write_study(tmp_path / "nowhere" / "study.json", replace(study(), notes=()))
 
 
-def test_half_a_study_is_not_left_where_it_cannot_be_written(tmp_path):
+def test_a_failed_write_leaves_no_file(tmp_path):
     (tmp_path / "study.json").mkdir()
 
     with pytest.raises(UsageError, match="cannot write"):

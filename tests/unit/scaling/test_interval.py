@@ -1,4 +1,4 @@
-"""Intervals hold what they promise."""
+"""Intervals contain the true value in 95 % of cases."""
 
 import math
 import random
@@ -9,12 +9,12 @@ import pytest
 from samestep.scaling.interval import of_ratio, of_repeats
 
 
-def test_one_repeat_says_nothing_about_the_next():
+def test_one_repeat_has_no_interval():
     assert of_repeats([100.0]) is None
 
 
 @pytest.mark.parametrize(("repeats", "t"), [(2, 12.706205), (3, 4.302653), (11, 2.228139), (41, 2.021075)])
-def test_it_is_that_of_student(repeats, t):
+def test_the_interval_is_students(repeats, t):
     rates = [math.exp(0.01 * number) for number in range(repeats)]
     logs = [math.log(rate) for rate in rates]
     mean = fmean(logs)
@@ -26,7 +26,7 @@ def test_it_is_that_of_student(repeats, t):
     assert math.log(low) == pytest.approx(mean - t * error, rel=1e-3, abs=1e-5)
 
 
-def test_the_median_is_always_within():
+def test_the_interval_contains_the_median():
     rates = [100.0] * 9 + [1000.0] * 2 + [1.0]
 
     low, high = of_repeats(rates)
@@ -39,14 +39,14 @@ def drawn(draw: random.Random, rate: float, repeats: int) -> list[float]:
 
 
 @pytest.mark.parametrize("repeats", [2, 3, 5])
-def test_it_holds_the_truth_nineteen_times_in_twenty(repeats):
+def test_the_interval_contains_the_true_value_in_95_percent_of_cases(repeats):
     draw = random.Random(repeats)
     found = [of_repeats(drawn(draw, 100, repeats)) for _ in range(2000)]
 
     assert 0.935 < fmean(low <= 100 <= high for low, high in found) < 0.965
 
 
-def test_that_of_a_ratio_does_too():
+def test_the_interval_of_a_ratio_contains_the_true_value_too():
     draw = random.Random(7)
     held = []
     for _ in range(2000):
@@ -55,10 +55,10 @@ def test_that_of_a_ratio_does_too():
         low, high = of_ratio(*typical, of_repeats(one), of_repeats(other))
         held.append(low <= 3 <= high)
 
-    assert 0.935 < fmean(held) < 0.99  # it errs to the safe side with so few repeats
+    assert 0.935 < fmean(held) < 0.99  # it is conservative with so few repeats
 
 
-def test_a_ratio_with_what_is_not_known_is_not_known():
+def test_a_ratio_with_an_unknown_interval_has_none():
     assert of_ratio(2.0, 1.0, None, (0.9, 1.1)) is None
     assert of_ratio(2.0, 1.0, (1.9, 2.1), None) is None
 

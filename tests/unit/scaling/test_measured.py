@@ -1,4 +1,4 @@
-"""From the files of runs to points."""
+"""Points are computed from the files of runs."""
 
 import itertools
 from dataclasses import replace
@@ -23,8 +23,8 @@ def changed(run: Run, rank: int, change) -> Run:
     return replace(run, ranks=ranks)
 
 
-def test_the_rate_is_all_samples_by_all_time():
-    (point,) = measured([clocked(2, batch=64, exchange=0.004)])
+def test_the_rate_is_all_samples_divided_by_all_time():
+    (point,) = measured([clocked(2, batch=64, comm=0.004)])
 
     assert point.samples_per_second == pytest.approx(64 / (STEP + 0.004))
     assert (point.workers, point.global_batch, point.threads, point.nodes, point.kind) == (
@@ -38,7 +38,7 @@ def test_the_rate_is_all_samples_by_all_time():
     assert (point.memory_bytes, point.device_memory_bytes) == (1001, None)
 
 
-def test_a_run_took_as_long_as_its_slowest_rank():
+def test_the_time_of_a_run_is_that_of_its_slowest_rank():
     def late(line):
         return line | {"seconds": line["seconds"] + 0.5 * (line["step"] == 24)}
 
@@ -47,7 +47,7 @@ def test_a_run_took_as_long_as_its_slowest_rank():
     assert point.samples_per_second == pytest.approx(20 * 64 / (20 * STEP + 0.5))
 
 
-def test_the_last_batch_of_an_epoch_may_be_smaller():
+def test_the_last_batch_of_an_epoch_can_be_smaller():
     def cut(line):
         return line | {"samples": 5 if line["step"] == 24 else line["samples"]}
 
@@ -57,7 +57,7 @@ def test_the_last_batch_of_an_epoch_may_be_smaller():
     assert point.samples_per_second == pytest.approx((19 * 64 + 5) / (20 * STEP))
 
 
-def test_a_step_with_an_evaluation_on_any_rank_does_not_count():
+def test_a_step_with_an_evaluation_on_any_rank_is_not_counted():
     def evaluated(line):
         return line | {"evaluated": True, "seconds": 100.0, "other": 100.0} if line["step"] == 9 else line
 
@@ -67,42 +67,40 @@ def test_a_step_with_an_evaluation_on_any_rank_does_not_count():
     assert point.step_s["other"] == pytest.approx(OWN["other"])
 
 
-def test_a_step_that_not_all_took_does_not_count():
+def test_a_step_that_a_rank_did_not_record_is_not_counted():
     run = clocked(2)
     file = run.ranks[1]
     (point,) = measured([replace(run, ranks=[run.ranks[0], RankFile(file.header, file.steps[:7], {})])])
 
     assert point.samples_per_second == pytest.approx(64 / STEP)
-    assert point.worker_hours_per_epoch is not None  # the other rank told
+    assert point.worker_hours_per_epoch is not None  # recorded by the other rank
 
 
-def test_evaluations_that_most_steps_have_are_a_part_of_the_training():
+def test_evaluations_in_most_steps_are_counted():
     run = changed(clocked(2, steps=20), 1, lambda line: line | {"evaluated": line["step"] > 13})
 
     assert measured([run]) == measured([clocked(2, steps=20)])
-    (said,) = notes_of_runs([run])
-    assert said == "There is an evaluation in most steps: it is a part of them, and of their time."
-    (said,) = notes_of_runs([clocked(1), run])
-    assert said.startswith("At 2 workers most steps have an evaluation, which is a part of them there")
+    (note,) = notes_of_runs([run])
+    assert (note.code, note.workers) == ("evaluations-counted", (2,))
+    (note,) = notes_of_runs([clocked(1), run])
+    assert (note.code, note.workers) == ("evaluations-mixed", (2,))
 
 
 def test_a_run_without_samples_is_refused():
     run = changed(clocked(1), 0, lambda line: line | {"samples": 0})
 
-    with pytest.raises(UsageError, match="no step of the run on 1 worker counts: no samples were seen"):
+    with pytest.raises(UsageError, match=r"run on 1 worker .* no samples"):
         measured([run])
 
 
-def test_a_run_that_ended_before_says_why():
+def test_the_reason_of_a_run_that_ended_early_is_reported():
     ranks = [RankFile(rank.header, [], {"ended": "error", "message": "no data"}) for rank in clocked(2).ranks]
 
-    with pytest.raises(
-        UsageError, match=r"ended before a measured step was through on all ranks \(no data\)"
-    ):
+    with pytest.raises(UsageError, match=r"\(no data\)"):
         measured([Run(ranks=ranks)])
 
 
-def test_repeats_are_one_point_and_the_parts_are_those_of_the_usual_one():
+def test_repeats_are_one_point_with_the_phases_of_the_median_run():
     slow, usual, fast = (dict(OWN, data=seconds) for seconds in (0.030, 0.004, 0.001))
 
     (point,) = measured([clocked(1, own=own) for own in (slow, fast, usual)])
@@ -114,7 +112,7 @@ def test_repeats_are_one_point_and_the_parts_are_those_of_the_usual_one():
     assert sum(point.step_s.values()) == pytest.approx(64 / point.samples_per_second)
 
 
-def test_of_two_repeats_the_rate_too_is_that_of_the_slower():
+def test_the_rate_of_two_repeats_is_that_of_the_slower():
     slow, fast = dict(OWN, data=0.030), dict(OWN, data=0.001)
 
     (point,) = measured([clocked(1, own=own) for own in (fast, slow)])
@@ -129,7 +127,7 @@ def test_one_repeat_has_no_interval():
     assert point.samples_per_second_low is point.samples_per_second_high is None
 
 
-def test_batches_that_were_not_the_same_are_not_one_point():
+def test_different_batches_are_different_points():
     points = measured(
         [clocked(2, batch=64), clocked(2, batch=128), clocked(2, batch=63), clocked(1, batch=64)]
     )
@@ -141,8 +139,8 @@ def test_batches_that_were_not_the_same_are_not_one_point():
     ]
 
 
-def test_a_wait_for_a_slow_rank_is_no_exchange():
-    (point,) = measured([clocked(4, own=[OWN, OWN, dict(OWN, data=0.012), OWN], exchange=0.004)])
+def test_a_wait_for_a_slow_rank_is_not_communication():
+    (point,) = measured([clocked(4, own=[OWN, OWN, dict(OWN, data=0.012), OWN], comm=0.004)])
 
     assert point.exchange_s == pytest.approx(0.004)
     assert point.waiting_s == pytest.approx(0.010 * 3 / 4)
@@ -150,15 +148,15 @@ def test_a_wait_for_a_slow_rank_is_no_exchange():
     assert [rank.step_s["data"] for rank in point.ranks] == pytest.approx([0.002, 0.002, 0.012, 0.002])
 
 
-def test_who_waits_may_change_from_step_to_step():
-    (point,) = measured([clocked(2, noise=0.5, exchange=0.004)])
+def test_the_rank_that_waits_can_change_from_step_to_step():
+    (point,) = measured([clocked(2, noise=0.5, comm=0.004)])
 
     assert point.exchange_s == pytest.approx(0.004)
     assert point.waiting_s > 0.001
 
 
 def test_phases_of_a_rank_add_up_to_the_step():
-    (point,) = measured([clocked(3, noise=0.3, exchange=0.004)])
+    (point,) = measured([clocked(3, noise=0.3, comm=0.004)])
 
     for rank in (point, *point.ranks):
         assert list(rank.step_s) == list(PHASES)
@@ -167,7 +165,7 @@ def test_phases_of_a_rank_add_up_to_the_step():
 
 @pytest.mark.parametrize("hosts", [("a", "a", "a"), ("a", "b", "b")])
 def test_the_time_line_is_a_step_without_gaps(hosts):
-    run = clocked(3, noise=0.3, exchange=0.004)
+    run = clocked(3, noise=0.3, comm=0.004)
     ranks = [
         RankFile(dict(file.header, host=host), file.steps, file.end)
         for file, host in zip(run.ranks, hosts, strict=True)
@@ -176,7 +174,7 @@ def test_the_time_line_is_a_step_without_gaps(hosts):
     (point,) = measured([replace(run, ranks=ranks)])
 
     ends = [[span.end_s for span in spans if span.phase == "exposed_sync"] for spans in point.timeline]
-    assert max(ends) == pytest.approx(min(ends))  # all leave the exchange together
+    assert max(ends) == pytest.approx(min(ends))  # all ranks leave the communication at the same time
     for spans in point.timeline:
         assert spans[-1].phase == "optimizer"
         assert all(one.end_s == two.begin_s for one, two in itertools.pairwise(spans))
@@ -184,8 +182,8 @@ def test_the_time_line_is_a_step_without_gaps(hosts):
 
 
 @pytest.mark.parametrize("host", ["a", "b"])
-def test_no_rank_leaves_the_exchange_before_another_whenever_its_step_began(host):
-    run = clocked(2, exchange=0.004)
+def test_ranks_leave_the_communication_together_whatever_their_clocks_are(host):
+    run = clocked(2, comm=0.004)
     run = changed(run, 1, lambda line: line | {"at": line["at"] + 3})
     other = RankFile(dict(run.ranks[1].header, host=host), run.ranks[1].steps, {})
 
@@ -196,7 +194,7 @@ def test_no_rank_leaves_the_exchange_before_another_whenever_its_step_began(host
     assert max(ends) < 1
 
 
-def test_an_epoch_that_grew_with_the_workers_is_not_told():
+def test_an_epoch_that_grew_with_the_workers_is_not_reported():
     def run(workers, samples):
         made = clocked(workers, kind="native")
         ranks = [
@@ -214,11 +212,10 @@ def test_an_epoch_that_grew_with_the_workers_is_not_told():
     assert one.worker_hours_per_epoch
     assert [point.worker_hours_per_epoch for point in several] == [None, None]
     (note,) = notes_of_runs(runs)
-    assert note.startswith(
-        "An epoch of 4 workers has 16,384 samples, one of 1 worker 4,096: each worker seems to"
-    )
-    assert "DistributedSampler" in note
+    assert (note.code, note.workers) == ("epoch-grows", (1, 4))
+    assert "16,384" in note.words
+    assert "4,096" in note.words
 
     padded = [run(1, 4095), run(2, 4096)]
     assert all(point.worker_hours_per_epoch for point in measured(padded))
-    assert notes_of_runs(padded) == ()
+    assert list(notes_of_runs(padded)) == []

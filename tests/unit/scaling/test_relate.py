@@ -1,4 +1,4 @@
-"""Strong or weak is what was seen; speedup is against the fewest workers of the same kind."""
+"""The scaling mode is measured, and speedup is against the baseline of the same mode."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def filed(runs) -> list[tuple[str, str, int]]:
     return [(point.mode, point.variant, point.workers) for point in relate(measured(runs))]
 
 
-def test_a_batch_that_stayed_is_strong_and_one_that_grew_is_weak():
+def test_a_constant_batch_is_strong_and_one_that_grew_is_weak():
     assert filed([strong(4), strong(1), strong(2)]) == [
         ("strong", "", 1),
         ("strong", "", 2),
@@ -38,7 +38,7 @@ def test_a_batch_that_stayed_is_strong_and_one_that_grew_is_weak():
     assert filed([weak(1), weak(2), weak(4)]) == [("weak", "", 1), ("weak", "", 2), ("weak", "", 4)]
 
 
-def test_both_are_against_the_same_one_worker():
+def test_both_modes_can_share_a_baseline():
     points = relate(measured([strong(1), strong(2), weak(2), weak(4)]))
 
     assert [(point.mode, point.workers) for point in points] == [
@@ -48,7 +48,7 @@ def test_both_are_against_the_same_one_worker():
     assert [point.efficiency for point in points] == pytest.approx([1.0] * 5)
 
 
-def test_each_has_a_base_of_its_own_where_there_are_two():
+def test_each_mode_has_its_own_baseline_if_there_are_two():
     runs = [strong(1, batch=256), strong(2, batch=256), strong(4, batch=256), weak(1), weak(2)]
 
     assert filed(runs) == [
@@ -58,41 +58,41 @@ def test_each_has_a_base_of_its_own_where_there_are_two():
     assert {point.global_batch for point in relate(measured(runs)) if point.mode == "weak"} == {64, 128, 256}
 
 
-def test_rounded_shares_are_the_same_batch():
+def test_rounded_shards_are_the_same_batch():
     assert filed([strong(1, batch=256), strong(3, batch=255)]) == [("strong", "", 1), ("strong", "", 3)]
 
 
-def test_a_batch_that_did_neither_is_neither():
+def test_any_other_batch_is_in_neither_mode():
     assert filed([strong(1), strong(2, batch=96)]) == [("neither", "", 1), ("neither", "", 2)]
     assert filed([strong(1), strong(2), strong(4, batch=96)]) == [
         ("strong", "", 1), ("strong", "", 2), ("neither", "", 1), ("neither", "", 4),
     ]  # fmt: skip
 
 
-def test_a_second_batch_of_the_fewest_workers_is_not_lost():
+def test_a_second_batch_of_the_baseline_is_kept():
     assert filed([strong(1), strong(1, batch=100)]) == [("strong", "", 1), ("neither", "", 1)]
 
 
-def test_variants_have_their_own_base():
-    runs = [strong(n, variant=name, exchange=0.01 * (name == "b") * (n > 1)) for name in "ba" for n in (1, 2)]
+def test_variants_have_their_own_baseline():
+    runs = [strong(n, variant=name, comm=0.01 * (name == "b") * (n > 1)) for name in "ba" for n in (1, 2)]
     points = relate(measured(runs))
 
     assert [(point.variant, point.workers) for point in points] == [("b", 1), ("b", 2), ("a", 1), ("a", 2)]
     assert points[1].speedup < points[3].speedup == pytest.approx(2)
 
 
-def test_a_base_of_several_workers_counts_as_so_many():
+def test_a_baseline_of_several_workers_has_their_number_as_speedup():
     two, eight = relate(measured([strong(2), strong(8)]))
 
     assert (two.speedup, two.efficiency) == (2, 1)
     assert (eight.speedup, eight.efficiency) == (pytest.approx(8), pytest.approx(1))
 
 
-def test_a_batch_grows_from_that_of_the_fewest_workers():
+def test_weak_scaling_is_relative_to_the_batch_of_the_baseline():
     assert filed([weak(2), weak(4), weak(8)]) == [("weak", "", 2), ("weak", "", 4), ("weak", "", 8)]
 
 
-def test_a_speedup_has_the_interval_of_both_rates():
+def test_the_interval_of_a_speedup_includes_both_rates():
     runs = [strong(n, noise=0.2, seed=seed) for seed in range(3) for n in (1, 2)]
     one, two = relate(measured(runs))
 
@@ -101,13 +101,13 @@ def test_a_speedup_has_the_interval_of_both_rates():
     assert two.speedup < two.speedup_high < two.samples_per_second_high / one.samples_per_second_low
 
 
-def test_to_relate_again_changes_nothing():
+def test_relate_can_be_repeated():
     points = relate(measured([strong(1), strong(2), weak(2), weak(4), strong(4, batch=100)]))
 
     assert relate(points) == points
 
 
-def test_times_of_others_may_be_weak():
+def test_times_can_be_weak():
     rows = [(2, 100.0), (2, 100.0), (4, 60.0), Time(4, 110.0, is_weak=True)]
     points = relate(from_times(rows))
 
@@ -118,7 +118,7 @@ def test_times_of_others_may_be_weak():
     assert points[3].speedup == pytest.approx(4 * 100 / 110)
 
 
-def test_strong_and_weak_times_of_the_fewest_workers_are_bases_of_their_own():
+def test_strong_and_weak_times_can_have_their_own_baselines():
     rows = [Time(1, 640.0), Time(8, 85.0), Time(1, 10.0, is_weak=True), Time(8, 11.0, is_weak=True)]
     points = relate(from_times(rows))
 
@@ -129,7 +129,7 @@ def test_strong_and_weak_times_of_the_fewest_workers_are_bases_of_their_own():
     assert relate(points) == points
 
 
-def test_times_of_which_some_are_weak_may_be_related_again():
+def test_relate_can_be_repeated_on_strong_and_weak_times():
     points = relate(from_times([(1, 100.0), (2, 52.0), (4, 30.0), Time(2, 104.0, is_weak=True)]))
 
     assert [(point.mode, point.workers) for point in points] == [
@@ -138,12 +138,12 @@ def test_times_of_which_some_are_weak_may_be_related_again():
     assert relate(points) == points
 
 
-def test_a_time_is_that_of_a_run_and_not_between_two():
+def test_the_time_of_two_runs_is_that_of_the_slower():
     assert from_times([(1, 10.0), (1, 20.0)])[0].samples_per_second == 1 / 20
 
 
 @given(st.lists(st.tuples(st.integers(1, 64), st.floats(0.01, 1e6)), min_size=1, max_size=12))
-def test_times_of_others(rows):
+def test_times_become_related_points(rows):
     points = relate(from_times(rows))
     base = points[0]
 
@@ -157,7 +157,7 @@ def test_times_of_others(rows):
         )
 
 
-def test_a_mode_that_is_given_is_kept_where_no_batch_was_seen():
+def test_a_given_mode_is_kept_without_a_known_batch():
     points = [
         Point(workers=n, mode="weak", samples_per_second=100.0 * n, speedup=n, efficiency=1.0) for n in (1, 2)
     ]

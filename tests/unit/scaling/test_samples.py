@@ -1,4 +1,4 @@
-"""What counts are the samples that were trained on, though a model's rows say something else."""
+"""Counted samples are those that were trained on, even if the rows of a model differ."""
 
 from dataclasses import replace
 
@@ -12,12 +12,12 @@ from samestep.scaling.samples import note_of_samples
 from support.clocked_runs import OWN, clocked
 
 
-def seen(workers, *, rows, loaded=0, elements=0, kind="native", half=True, **more):
-    """Return a run of so many rows, samples loaded, and numbers on each worker in each step."""
+def run_of(workers, *, rows, loaded=0, elements=0, kind="native", half=True, **more):
+    """Return a run with rows, loaded samples and elements of each worker in each step."""
     own = {name: seconds / (workers if half else 1) for name, seconds in OWN.items()}
     run = clocked(workers, own=own, kind=kind, **more)
-    told = {"samples": rows, "loaded": loaded, "elements": elements}
-    ranks = [RankFile(one.header, [line | told for line in one.steps], one.end) for one in run.ranks]
+    sizes = {"samples": rows, "loaded": loaded, "elements": elements}
+    ranks = [RankFile(one.header, [line | sizes for line in one.steps], one.end) for one in run.ranks]
     return replace(run, ranks=ranks)
 
 
@@ -32,79 +32,78 @@ def strong(batch):
     return [("strong", 1, batch, 1.0), ("strong", 2, batch, 2.0)]
 
 
-def test_a_batch_whose_first_dimension_is_time_is_what_was_loaded():
-    runs = seen(1, rows=35, loaded=20), seen(2, rows=35, loaded=10)
+def test_loaded_samples_are_counted_if_the_first_dimension_is_time():
+    runs = run_of(1, rows=35, loaded=20), run_of(2, rows=35, loaded=10)
     assert found(*runs) == strong(20)
-    assert note_of_samples(runs).startswith(
-        "Samples are those that were loaded. Models were called with 1.75 rows for each"
-    )
+    code, words = note_of_samples(runs)
+    assert code == "loaded-not-rows"
+    assert "1.75" in words
 
 
-def test_graphs_are_counted_and_not_their_nodes():
-    runs = seen(1, rows=612, loaded=32), seen(2, rows=290, loaded=16)
+def test_graphs_are_counted_instead_of_their_nodes():
+    runs = run_of(1, rows=612, loaded=32), run_of(2, rows=290, loaded=16)
     assert found(*runs) == strong(32)
 
 
-def test_a_model_that_is_called_with_no_tensor_has_the_samples_that_were_loaded():
-    runs = seen(1, rows=0, loaded=32), seen(2, rows=0, loaded=16)
+def test_loaded_samples_are_counted_for_a_model_without_tensor_inputs():
+    runs = run_of(1, rows=0, loaded=32), run_of(2, rows=0, loaded=16)
     assert found(*runs) == strong(32)
-    assert note_of_samples(runs) == ""
+    assert note_of_samples(runs) is None
 
 
 def test_without_a_loader_the_dimension_that_shrank_is_the_batch():
     """As in torch's word language model: 35 steps of time by 20 columns."""
-    runs = seen(1, rows=35, elements=700), seen(2, rows=35, elements=350)
+    runs = run_of(1, rows=35, elements=700), run_of(2, rows=35, elements=350)
     assert found(*runs) == strong(35)
-    note = note_of_samples(runs)
-    assert "the first dimension is not the batch, which stayed" in note
-    assert note in notes_of_runs(runs)
+    assert note_of_samples(runs)[0] == "batch-not-first"
+    assert "batch-not-first" in [note.code for note in notes_of_runs(runs)]
 
 
-def test_without_a_loader_a_batch_that_grew_did():
-    runs = seen(1, rows=35, elements=700), seen(2, rows=35, elements=690, half=False)
+def test_without_a_loader_a_batch_that_grew_is_weak_scaling():
+    runs = run_of(1, rows=35, elements=700), run_of(2, rows=35, elements=690, half=False)
     assert found(*runs) == [("weak", 1, 35, 1.0), ("weak", 2, 70, 2.0)]
-    assert note_of_samples(runs).startswith("No DataLoader gave each step its batch")
+    assert note_of_samples(runs)[0] == "rows-counted"
 
 
-def test_each_worker_may_load_the_whole_batch_and_take_its_part():
-    runs = seen(1, rows=24, loaded=24), seen(2, rows=12, loaded=24)
+def test_each_worker_can_load_the_global_batch_and_take_its_shard():
+    runs = run_of(1, rows=24, loaded=24), run_of(2, rows=12, loaded=24)
     assert found(*runs) == strong(24)
-    assert note_of_samples(runs).startswith("Each worker loads whole batches")
+    assert note_of_samples(runs)[0] == "shards-of-loaded"
     one, two = measured(runs)
     assert two.worker_hours_per_epoch == pytest.approx(one.worker_hours_per_epoch / 2)  # of 12,800 loaded
 
 
-def test_each_of_a_serial_scripts_workers_loads_the_batch_of_all():
-    runs = seen(1, rows=24, loaded=24, kind="serial"), seen(2, rows=12, loaded=24, kind="steered")
+def test_ranks_of_a_replicated_script_load_the_global_batch():
+    runs = run_of(1, rows=24, loaded=24, kind="serial"), run_of(2, rows=12, loaded=24, kind="steered")
     assert found(*runs) == strong(24)
-    assert note_of_samples(runs) == ""
+    assert note_of_samples(runs) is None
 
 
-def test_an_epoch_takes_as_long_as_its_samples_are_loaded_in_however_often_models_are_called():
-    once, often = (measured([seen(1, rows=rows, loaded=64)])[0] for rows in (64, 256))
+def test_the_length_of_an_epoch_does_not_depend_on_the_calls_of_models():
+    once, often = (measured([run_of(1, rows=rows, loaded=64)])[0] for rows in (64, 256))
     assert often.worker_hours_per_epoch == once.worker_hours_per_epoch == pytest.approx(0.096 * 100 / 3600)
 
 
 @pytest.mark.parametrize("loaded", [0, None])
-def test_of_rows_that_nobody_loaded_an_epoch_is_not_known(loaded):
-    (point,) = measured([seen(1, rows=64, loaded=loaded)])
+def test_rows_without_a_loader_have_no_epoch(loaded):
+    (point,) = measured([run_of(1, rows=64, loaded=loaded)])
     assert (point.global_batch, point.worker_hours_per_epoch) == (64, None)
 
 
-def test_all_runs_are_counted_alike():
-    runs = seen(1, rows=64, loaded=32), seen(2, rows=64, loaded=0, half=False)
+def test_all_runs_are_counted_the_same_way():
+    runs = run_of(1, rows=64, loaded=32), run_of(2, rows=64, loaded=0, half=False)
     assert [batch for _, _, batch, _ in found(*runs)] == [64, 128]
 
 
 def test_a_recipes_rows_are_its_samples():
-    runs = seen(1, rows=64, kind="recipe"), seen(2, rows=32, kind="recipe")
-    assert note_of_samples(runs) == ""
+    runs = run_of(1, rows=64, kind="recipe"), run_of(2, rows=32, kind="recipe")
+    assert note_of_samples(runs) is None
     assert all(point.worker_hours_per_epoch for point in measured(runs))
 
 
-def test_two_batches_on_one_worker_are_a_base_each():
+def test_two_batches_on_one_worker_are_two_baselines():
     def columns(workers, batch):
-        return seen(workers, rows=35, loaded=batch // workers, elements=0)
+        return run_of(workers, rows=35, loaded=batch // workers, elements=0)
 
     runs = [columns(1, 256), columns(2, 256), columns(1, 64), columns(2, 128)]
     assert [(mode, workers, batch) for mode, workers, batch, _ in found(*runs)] == [

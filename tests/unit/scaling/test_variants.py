@@ -1,4 +1,4 @@
-"""Variants of one training: in what they differ, and whether they can."""
+"""Variants of one training are compared: the fastest, the reason, and whether they can differ at all."""
 
 from dataclasses import replace
 
@@ -6,33 +6,33 @@ import pytest
 
 from samestep.scaling.conclude import conclude
 from samestep.scaling.study import Point, Study
-from support.clocked_runs import clocked, concluded, scaled
+from support.clocked_runs import clocked, codes, concluded, scaled
 
 
 def variants(repeats: int, *, within_backward: bool = False):
-    """Return runs of two variants; the exchange of b takes 12 ms, not 1, and is seen or within backward."""
+    """Return runs of two variants; the communication of b takes 12 ms, not 1, exposed or within backward."""
     for seed in range(repeats):
         for workers in (1, 2):
-            own, exchange = scaled(1 / workers), 0.012 * (workers > 1)
-            less = clocked(workers, own=own, exchange=exchange / 12, noise=0.01, seed=seed, variant="sync=a")
+            own, comm = scaled(1 / workers), 0.012 * (workers > 1)
+            less = clocked(workers, own=own, comm=comm / 12, noise=0.01, seed=seed, variant="sync=a")
             if within_backward:
-                own, exchange = dict(own, backward=own["backward"] + exchange), 0.0
-            more = clocked(workers, own=own, exchange=exchange, noise=0.01, seed=seed + 9, variant="sync=b")
+                own, comm = dict(own, backward=own["backward"] + comm), 0.0
+            more = clocked(workers, own=own, comm=comm, noise=0.01, seed=seed + 9, variant="sync=b")
             yield from (less, more)
 
 
-def test_one_worker_that_counts_in_two_modes_is_compared_once_and_first():
+def test_one_worker_in_two_modes_is_compared_once_and_first():
     runs = list(variants(3))
     runs += [
         clocked(2, batch=128, seed=seed, variant=name) for seed in range(3) for name in ("sync=a", "sync=b")
     ]
 
-    said = concluded(runs).verdict.comparisons
+    found = [(one.workers, one.mode) for one in concluded(runs).verdict.findings if one.kind == "comparison"]
 
-    assert [sentence.split(":")[0] for sentence in said] == ["1 worker", "2 workers", "2 workers, weak"]
+    assert found == [((1,), "strong"), ((2,), "strong"), ((2,), "weak")]
 
 
-def test_the_mode_is_told_where_there_are_two():
+def test_the_mode_is_named_if_there_are_two():
     runs = [clocked(1, variant=name) for name in "ab"] + [clocked(2, variant=name) for name in "ab"]
     weak = [clocked(2, batch=128, variant=name) for name in "ab"]
 
@@ -44,84 +44,82 @@ def test_the_mode_is_told_where_there_are_two():
     assert concluded(runs + weak).verdict.engineer.startswith("strong a: ")
 
 
-def test_what_is_compared_already_is_not_advised():
-    assert "--compare" not in concluded(list(variants(3))).verdict.others[0]
+def test_a_setting_that_is_compared_is_not_advised():
+    advised = [code for code, _ in codes(concluded(list(variants(3))).verdict, "advice")]
+    assert "larger-batch" in advised
+    assert "compare-sync" not in advised
 
 
-def test_why_variants_differ_is_told():
+def test_the_phase_that_makes_the_difference_is_named():
     verdict = concluded(list(variants(3))).verdict
-    alone, two = verdict.comparisons
+    _, two = verdict.comparisons
 
     assert verdict.manager.startswith("sync=a: 2 workers train")
     assert verdict.others[0].startswith("sync=b: 2 workers: 1.60x, 80 %.")
-    assert alone.startswith("1 worker: no difference can be told: sync=")
-    assert two.startswith("2 workers: sync=a is 22 % faster than sync=b: exposed exchange 1.")
-    assert two.endswith(" ms instead of 12 ms of a step.")
+    assert codes(verdict, "comparison") == [("no-difference", (1,)), ("faster", (2,))]
+    assert two.startswith("2 workers: sync=a is 22 % faster than sync=b: exposed communication 1.")
+    assert "12 ms" in two
 
 
-def test_of_one_repeat_each_no_difference_is_claimed():
-    assert (
-        concluded(list(variants(1)))
-        .verdict.comparisons[1]
-        .startswith("2 workers: sync=a was 22 % faster than sync=b; without several runs of each")
-    )
+def test_single_runs_have_no_certain_difference():
+    verdict = concluded(list(variants(1))).verdict
+
+    assert codes(verdict, "comparison") == [("single-runs", (1,)), ("single-runs", (2,))]
+    assert "sync=a was 22 % faster than sync=b" in verdict.comparisons[1]
 
 
-def test_what_cannot_be_told_of_several_variants_is_said_once():
+def test_an_inconclusive_result_of_several_variants_is_one_sentence():
     once = [clocked(2, own=scaled(1 + 0.1 * k), variant=name) for k, name in enumerate("abc")]
-    (said,) = concluded(once).verdict.comparisons
-    assert said.startswith("2 workers: a was 10 % faster than b and 20 % faster than c; without several runs")
+    verdict = concluded(once).verdict
+    assert codes(verdict, "comparison") == [("single-runs", (2,))]
+    assert "a was 10 % faster than b and 20 % faster than c" in verdict.comparisons[0]
 
     wide = [
         clocked(2, own=scaled(much + 0.01 * k), variant=name)
         for k, name in enumerate("abc")
         for much in (1, 3)
     ]
-    (said,) = concluded(wide).verdict.comparisons
-    assert said.startswith("2 workers: no difference between a and b or c can be told: their runs differ")
+    verdict = concluded(wide).verdict
+    assert codes(verdict, "comparison") == [("inconclusive", (2,))]
+    assert "a and b or c" in verdict.comparisons[0]
 
 
 @pytest.mark.parametrize(
-    ("workers", "names", "backend", "said"),
+    ("workers", "names", "backend", "differ"),
     [
-        (2, ["env:NCCL_ALGO=Ring", "env:NCCL_ALGO=Tree"], "gloo", "and these runs exchange by gloo."),
-        (1, ["env:NCCL_ALGO=Ring", "env:NCCL_ALGO=Tree"], "", "and one worker exchanges nothing."),
-        (2, ["env:NCCL_ALGO=Ring", "env:NCCL_ALGO=Tree"], "nccl", ""),
-        (2, ["env:NCCL_ALGO=Ring", "env:NCCL_ALGO=Tree"], "", ""),  # nobody says what carries them
-        (2, ["env:NCCL_ALGO=Ring", "env:SPAM=1 env:NCCL_ALGO=Tree"], "gloo", ""),
-        (2, ["sync=ddp env:NCCL_ALGO=Ring", "sync=flat env:NCCL_ALGO=Tree"], "gloo", ""),
-        (2, ["env:NCCL_X=1", "env:NCCL_X=2"], "shared memory", "and these runs exchange by shared memory."),
-        (2, ["env:GLOO_X=1", "env:GLOO_X=2"], "shared memory", ""),  # batch norm's may go by Gloo
-        (2, ["env:GLOO_X=1", "env:GLOO_X=2"], "xccl", "and these runs exchange by xccl."),
-        (2, ["env:NCCL_ALGO=Ring", "env:NCCL_ALGO=Tree"], "undefined", ""),  # of a group for all devices
+        (2, ["env:NCCL_ALGO=Ring", "env:NCCL_ALGO=Tree"], "gloo", False),
+        (1, ["env:NCCL_ALGO=Ring", "env:NCCL_ALGO=Tree"], "", False),
+        (2, ["env:NCCL_ALGO=Ring", "env:NCCL_ALGO=Tree"], "nccl", True),
+        (2, ["env:NCCL_ALGO=Ring", "env:NCCL_ALGO=Tree"], "", True),  # the backend is unknown
+        (2, ["env:NCCL_ALGO=Ring", "env:SPAM=1 env:NCCL_ALGO=Tree"], "gloo", True),
+        (2, ["sync=ddp env:NCCL_ALGO=Ring", "sync=flat env:NCCL_ALGO=Tree"], "gloo", True),
+        (2, ["env:NCCL_X=1", "env:NCCL_X=2"], "shared memory", False),
+        (2, ["env:GLOO_X=1", "env:GLOO_X=2"], "shared memory", True),  # batch norm can use Gloo
+        (2, ["env:GLOO_X=1", "env:GLOO_X=2"], "xccl", False),
+        (2, ["env:NCCL_ALGO=Ring", "env:NCCL_ALGO=Tree"], "undefined", True),  # of a group for all devices
     ],
 )
-def test_variants_of_a_variable_that_nobody_reads_cannot_differ(workers, names, backend, said):
+def test_variants_of_a_variable_that_no_library_reads_cannot_differ(workers, names, backend, differ):
     runs = [
         clocked(workers, variant=name, backend=backend, noise=0.1, seed=seed)
         for seed, name in enumerate(names)
     ]
 
-    (sentence,) = concluded(runs).verdict.comparisons
+    found = codes(concluded(runs).verdict, "comparison")
 
-    assert sentence.endswith(said or "without several runs of each nobody can tell whether it is.")
-    assert ("cannot differ, and what they differ by is chance: " in sentence) == bool(said)
+    assert found == [("single-runs" if differ else "cannot-differ", (workers,))]
 
 
-def test_runs_that_count_for_several_variants_are_not_compared():
+def test_runs_of_several_variants_are_not_compared():
     runs = [replace(clocked(1, seed=k, noise=0.1), variant=name) for k in range(3) for name in ("a", "b")]
 
-    assert concluded(runs).verdict.comparisons == (
-        "1 worker: a and b have the same runs, since one worker exchanges nothing.",
-    )
+    assert codes(concluded(runs).verdict, "comparison") == [("same-runs", (1,))]
 
 
-def test_an_exchange_that_one_variant_hides_in_backward_is_compared_with_it():
-    said = concluded(list(variants(3, within_backward=True))).verdict.comparisons[1]
+def test_communication_within_backward_is_compared_together_with_backward():
+    two = concluded(list(variants(3, within_backward=True))).verdict.comparisons[1]
 
-    assert said.startswith(
-        "2 workers: sync=a is 22 % faster than sync=b: backward with the exchange 31 ms instead"
-    )
+    assert two.startswith("2 workers: sync=a is 22 % faster than sync=b: backward with communication 31 ms")
 
 
 def test_points_without_phases_are_compared_by_their_rates():

@@ -1,4 +1,4 @@
-"""Sentences: for those who pay, for those who can change something, and the yes or no."""
+"""The conclusions of a study: summary, advice and notes."""
 
 from dataclasses import replace
 
@@ -8,237 +8,215 @@ from samestep.scaling.conclude import conclude
 from samestep.scaling.notes import notes_of_runs
 from samestep.scaling.study import Study
 from samestep.scaling.times import from_times
-from support.clocked_runs import OWN, clocked, concluded, scaled, timed
+from support.clocked_runs import OWN, clocked, codes, concluded, scaled, timed
 
 
-def slow_rank() -> Study:
-    """Return 4 workers of which rank 2 waits for data, and all for the exchange."""
+def note_codes(study: Study) -> set[str]:
+    return {code for code, _ in codes(study, "note")}
+
+
+def test_a_straggler_and_communication_have_their_overhead_and_advice():
     own = [scaled(1 / 4)] * 4
     own[2] = scaled(1 / 4, data=OWN["data"] / 4 + 0.0025)
-    return concluded([clocked(1), clocked(4, own=own, exchange=0.0017)] * 3)
+    study = concluded([clocked(1), clocked(4, own=own, comm=0.0017)] * 3)
+    verdict = study.verdict
+
+    assert (verdict.code, verdict.workers) == ("speedup", 4)
+    assert [(loss.cause, loss.rank) for loss in study.points[1].losses[:2]] == [
+        ("straggler", 2),
+        ("exchange", None),
+    ]
+    assert codes(verdict, "advice") == [("other-disk", (4,)), ("larger-batch", (4,))]
+    for value in ("3.4x", "85 %", "9 %", "rank 2", "6 %", "--loader-workers 1", "--batch-size"):
+        assert value in verdict.engineer
+    for value in ("3.4 times", "2.82 s", "9.6 s", "17 % more"):
+        assert value in verdict.manager
 
 
-def test_the_engineer_learns_who_waits_for_what_and_what_to_try():
-    assert slow_rank().verdict.engineer == (
-        "4 workers: 3.4x, 85 %. Lost: 9 % waiting for data on rank 2, 6 % exposed exchange. "
-        "Try another disk or host for rank 2, or --loader-workers 1 (there are no processors for more); "
-        "a larger --batch-size (another training)."
-    )
+def test_sync_and_backend_are_shown_with_communication():
+    comm = {"own": scaled(1 / 2), "comm": 0.012}
+    study = concluded([clocked(1), clocked(2, sync="ddp", backend="nccl", **comm)])
+
+    assert "20 % exposed communication (ddp over nccl)" in study.verdict.engineer
+    assert [(point.sync, point.backend) for point in study.points] == [("", ""), ("ddp", "nccl")]
 
 
-def test_the_manager_learns_what_it_gives_and_what_it_costs():
-    assert slow_rank().verdict.manager == (
-        "4 workers train 3.4 times as fast as one (an epoch in 2.82 s instead of 9.6 s), "
-        "at 17 % more worker-hours for the same work."
-    )
-
-
-def test_how_gradients_are_exchanged_and_what_carries_them_is_told():
-    exchange = {"own": scaled(1 / 2), "exchange": 0.012}
-    told = concluded([clocked(1), clocked(2, sync="ddp", backend="nccl", **exchange)])
-
-    assert told.verdict.engineer.startswith(
-        "2 workers: 1.60x, 80 %. Lost: 20 % exposed exchange (ddp over nccl)."
-    )
-    assert [(point.sync, point.backend) for point in told.points] == [("", ""), ("ddp", "nccl")]
-
-
-def test_a_slow_rank_is_told_with_its_host_where_there_are_several():
+def test_a_straggler_is_named_with_its_host_if_there_are_several():
     run = clocked(2, own=[scaled(1 / 2), scaled(1 / 2, forward=0.025)])
     ranks = [
         replace(rank, header=dict(rank.header, host=host)) for rank, host in zip(run.ranks, "ab", strict=True)
     ]
 
-    engineer = concluded([clocked(1), replace(run, ranks=ranks)]).verdict.engineer
+    verdict = concluded([clocked(1), replace(run, ranks=ranks)]).verdict
 
-    assert "waiting for rank 1 (b) (forward, 10 ms longer there)" in engineer
-    assert "samestep doctor" in engineer
+    assert "rank 1 (b) (forward, 10 ms longer" in verdict.engineer
+    assert ("doctor", (2,)) in codes(verdict, "advice")
 
 
 @pytest.mark.parametrize(
-    ("bar", "largest", "said"),
+    ("bar", "largest", "code", "workers", "factor"),
     [
-        (0.5, 8, "Probably worth it at a bar of 50 %, up to 8 workers, which train 4.3 times as fast as one"),
-        (0.7, 4, "Probably worth it at a bar of 70 %, up to 4 workers, which train 3.1 times as fast as one"),
-        (0.95, 1, "Probably not worth it at a bar of 95 %: 2 workers train 1.82 times as fast as one"),
-        (1.5, None, "Probably not worth it at a bar of 150 %: 2 workers train 1.82 times as fast as one"),
+        (0.5, 8, "worth", 8, "4.3 times"),
+        (0.7, 4, "worth", 4, "3.1 times"),
+        (0.95, 1, "not-worth", 2, "1.82 times"),
+        (1.5, None, "not-worth", 2, "1.82 times"),
     ],
 )
-def test_yes_or_no(bar, largest, said):
+def test_a_bar_decides_the_summary(bar, largest, code, workers, factor):
     verdict = timed({1: 100, 2: 55, 4: 32, 8: 23}, bar).verdict
 
     assert verdict.largest_worth == largest
-    assert verdict.manager.startswith(said)
+    assert (verdict.code, verdict.workers, verdict.is_certain) == (code, workers, False)
+    assert factor in verdict.manager
     assert [one.is_worth for one in verdict.worth] == [n <= (largest or 0) for n in (1, 2, 4, 8)]
 
 
-def test_without_a_bar_the_knee_decides():
+def test_the_knee_decides_the_summary_without_a_bar():
     verdict = timed({1: 100, 2: 55, 4: 32, 8: 30}).verdict
+    assert (verdict.knee, verdict.code, verdict.workers) == (4, "speedup", 4)
 
-    assert verdict.knee == 4
-    assert verdict.manager.endswith("; beyond 4, more workers probably cost more than they bring.")
-    assert timed({1: 100, 2: 80, 4: 70}).verdict.manager == (
-        "Probably 1 worker is enough: 2 workers train 1.25 times as fast as one, at 60 % more worker-hours "
-        "for the same work, which costs more than it brings."
-    )
-
-
-def test_a_large_cost_is_told_as_a_factor():
-    manager = timed({1: 100, 2: 700}).verdict.manager
-    assert "2 workers take 7.0 times as long as one, at 14 times the worker-hours for" in manager
+    verdict = timed({1: 100, 2: 80, 4: 70}).verdict
+    assert (verdict.code, verdict.workers, verdict.is_certain) == ("baseline-enough", 2, False)
+    assert "1.25 times" in verdict.manager
+    assert "60 % more" in verdict.manager
 
 
-def test_what_costs_nothing_more_or_even_less():
-    assert timed({1: 100, 2: 50}).verdict.manager.endswith("at the same worker-hours.")
-    assert timed({1: 100, 2: 45}).verdict.manager.endswith("at 10 % fewer worker-hours for the same work.")
+@pytest.mark.parametrize(
+    ("seconds", "value"),
+    [(700, "14 times the worker-hours"), (50, "the same worker-hours"), (45, "10 % fewer worker-hours")],
+)
+def test_cost_is_a_factor_or_a_percentage(seconds, value):
+    assert value in timed({1: 100, 2: seconds}).verdict.manager
 
 
-def test_a_base_of_several_workers_is_said():
-    told = timed({2: 100, 8: 30})
+def test_a_baseline_of_several_workers_is_noted():
+    study = timed({2: 100, 8: 30})
 
-    assert told.verdict.manager.startswith("8 workers probably train 3.3 times as fast as 2, at 20 % more")
-    assert "Speedups are against 2 workers, which count as 2x." in told.notes
+    assert (study.verdict.code, study.verdict.workers, study.verdict.is_certain) == ("speedup", 8, False)
+    assert "3.3 times as fast as 2" in study.verdict.manager
+    assert ("baseline-of-several", (2,)) in codes(study, "note")
 
 
-def test_who_ran_once_is_told():
-    assert "Run once, so without an interval: 1, 2 workers." in timed({1: 100, 2: 50}).notes
+def test_numbers_of_workers_that_ran_once_are_noted():
+    assert ("single-runs", (1, 2)) in codes(timed({1: 100, 2: 50}), "note")
     rows = [(1, 100), (2, 50), (2, 51)]
-    notes = conclude(Study(target="times.csv", points=from_times(rows))).notes
-    assert "Run once, so without an interval: 1 worker." in notes
+    study = conclude(Study(target="times.csv", points=from_times(rows)))
+    assert ("single-runs", (1,)) in codes(study, "note")
 
 
-def test_one_number_of_workers_says_nothing():
-    told = timed({4: 100})
-    assert told.verdict.manager == "Only 4 workers measured: nothing follows for more."
-    assert told.verdict.engineer == "For a speedup, measure another number of workers too."
-    assert not [note for note in told.notes if "Speedups are against" in note]
+def test_one_number_of_workers_has_no_conclusion():
+    study = timed({4: 100})
+    assert (study.verdict.code, study.verdict.workers) == ("single-point", None)
+    assert "baseline-of-several" not in note_codes(study)
     assert conclude(Study(target="x")).verdict is None
 
 
-def test_more_workers_than_cores_are_no_measure():
-    told = concluded([clocked(1), clocked(2, own=scaled(1 / 2), oversubscribed=True)], 0.4)
+def test_oversubscribed_points_have_no_conclusion():
+    study = concluded([clocked(1), clocked(2, own=scaled(1 / 2), oversubscribed=True)], 0.4)
 
-    assert told.verdict.manager.startswith(
-        "Nothing follows: more than 1 worker had too few cores to themselves; measure where"
-    )
-    assert told.verdict.engineer == "2 workers: 2.0x, 100 %, oversubscribed."
-    assert told.verdict.largest_worth == 1
-    assert any(note.startswith("Oversubscribed, ") and "workers: 2." in note for note in told.notes)
+    assert (study.verdict.code, study.verdict.workers) == ("all-oversubscribed", None)
+    assert study.verdict.largest_worth == 1
+    assert ("oversubscribed", (2,)) in codes(study, "note")
 
 
-def test_nothing_is_compared_with_workers_that_had_too_few_cores():
+def test_an_oversubscribed_baseline_has_no_conclusion():
     runs = [clocked(2, oversubscribed=True), *(clocked(n, own=scaled(1 / n)) for n in (4, 8))]
 
-    assert concluded(runs).verdict.manager.startswith(
-        "Nothing follows: 2 workers, whom all others are compared with"
-    )
+    assert concluded(runs).verdict.code == "baseline-oversubscribed"
 
 
 @pytest.mark.parametrize(
-    ("own", "header", "said"),
+    ("own", "header", "found", "value"),
     [
-        (OWN, {}, ""),
-        (
-            dict(OWN, data=0.0769),
-            {},
-            "The step at 1 worker waits 45 % of its time for data: speed that up first",
-        ),
-        (
-            OWN,
-            {"threads": 1, "processors": 8},
-            "The one worker computes with 1 thread and has 8 processors: with --threads 8 it may be faster",
-        ),
-        (OWN, {"threads": 1, "processors": 8, "device": "cuda"}, ""),
-        (dict(OWN, other=0.05), {}, "The step at 1 worker spends 34 % of its time beside data, forward"),
+        (OWN, {}, [], ""),
+        (dict(OWN, data=0.0769), {}, ["slow-phase"], "45 %"),
+        (OWN, {"threads": 1, "processors": 8}, ["idle-cores"], "--threads 8"),
+        (OWN, {"threads": 1, "processors": 8, "device": "cuda"}, [], ""),
+        (dict(OWN, other=0.05), {}, ["slow-phase"], "34 %"),
     ],
 )
-def test_a_slow_serial_step_flatters(own, header, said):
-    serial = concluded([clocked(1, own=own, **header), clocked(2, own=own)]).verdict.serial
+def test_a_slow_baseline_is_reported(own, header, found, value):
+    verdict = concluded([clocked(1, own=own, **header), clocked(2, own=own)]).verdict
 
-    assert serial.startswith(said)
-    assert bool(serial) == bool(said)
+    assert codes(verdict, "baseline") == [(code, (1,)) for code in found]
+    assert value in verdict.serial
+    assert bool(verdict.serial) == bool(found)
 
 
 @pytest.mark.parametrize(
-    ("workers", "nodes", "processors", "said"),
-    [
-        (2, 1, 2, ""),
-        (2, 1, 3, ""),
-        (2, 1, 4, "Each of 2 workers computes with 1 thread and has 2 processors: with --threads 2 it"),
-        (4, 2, 4, "Each of 4 workers computes with 1 thread and has 2 processors: with --threads 2 it"),
-    ],
+    ("workers", "nodes", "processors", "is_idle"),
+    [(2, 1, 2, False), (2, 1, 3, False), (2, 1, 4, True), (4, 2, 4, True)],
 )
-def test_processors_that_the_workers_of_a_node_share_are_not_idle(workers, nodes, processors, said):
-    serial = concluded([clocked(workers, processors=processors, nodes=nodes)]).verdict.serial
+def test_cores_that_the_workers_of_a_node_share_are_not_idle(workers, nodes, processors, is_idle):
+    verdict = concluded([clocked(workers, processors=processors, nodes=nodes)]).verdict
 
-    assert serial.startswith(said)
-    assert bool(serial) == bool(said)
+    assert codes(verdict, "baseline") == [("idle-cores", (workers,))] * is_idle
+    assert ("--threads 2" in verdict.serial) == is_idle
 
 
-def test_more_than_the_ideal_is_rather_a_disturbed_base():
-    told = timed({1: 100, 2: 20})
-
-    assert told.verdict.serial == (
-        "2 workers came to 250 % of the ideal, as where something runs beside 1 worker, or only a share fits "
-        "into the caches. Measure again, several times and with other --threads."
-    )
-    assert timed({1: 100, 2: 48}).verdict.serial == ""
+def test_more_than_ideal_means_a_disturbed_baseline():
+    verdict = timed({1: 100, 2: 20}).verdict
+    assert codes(verdict, "baseline") == [("superlinear", (1, 2))]
+    assert "250 %" in verdict.serial
+    assert codes(timed({1: 100, 2: 48}).verdict, "baseline") == []
 
     runs = [clocked(1, own=scaled(3), threads=2), clocked(2, own=scaled(1 / 2))]
     verdict = concluded(runs).verdict
-    assert "beside 1 worker, its 2 threads hamper each other, or only" in verdict.serial
+    assert "2 threads" in verdict.serial
     assert "Gained: more than a step in forward and backward, 6 %" in verdict.engineer
 
 
-def test_a_step_that_is_too_small_is_told_so():
-    tiny, shared = scaled(1 / 500), scaled(1 / 1000)
-    engineer = concluded([clocked(1, own=tiny), clocked(2, own=shared, exchange=0.001)]).verdict.engineer
-    assert "A step of 192 us is too small to share out: stay with 1 worker, or try a larger batch" in engineer
-    assert "Try" not in engineer
+def test_a_step_can_be_too_small_to_be_split():
+    tiny, shard = scaled(1 / 500), scaled(1 / 1000)
+    verdict = concluded([clocked(1, own=tiny), clocked(2, own=shard, comm=0.001)]).verdict
+    assert [code for code, _ in codes(verdict, "advice")] == ["stay-at-baseline", "larger-batch"]
+    assert "192 us" in verdict.engineer
 
-    gained = concluded([clocked(1, own=scaled(1 / 20)), clocked(2, own=scaled(1 / 40))]).verdict.engineer
-    assert "too small" not in gained
-    long = concluded([clocked(1), clocked(2, own=scaled(1 / 2), exchange=0.1)]).verdict.engineer
-    assert "too small" not in long
+    gained = concluded([clocked(1, own=scaled(1 / 20)), clocked(2, own=scaled(1 / 40))]).verdict
+    long = concluded([clocked(1), clocked(2, own=scaled(1 / 2), comm=0.1)]).verdict
+    for verdict in (gained, long):
+        assert "stay-at-baseline" not in [code for code, _ in codes(verdict, "advice")]
 
 
-def test_workers_that_share_the_cores_of_one_are_told_so():
+def test_workers_that_share_the_cores_of_the_baseline_need_the_same_threads():
     runs = [clocked(1, threads=8), clocked(2, own=scaled(1 / 2, backward=0.05), threads=4)]
 
-    told = concluded(runs)
+    study = concluded(runs)
 
-    assert "slower forward and backward" in told.verdict.engineer
-    assert "--threads 4 at every number of workers" in told.verdict.engineer
-    assert any(
-        "Threads of each worker differ, 8 at 1 worker, 4 at 2 workers: more" in note for note in told.notes
-    )
-
-
-def test_an_exchange_within_backward_is_told_so():
-    own = scaled(1 / 2, backward=0.05)
-
-    assert (
-        "forward and backward (the exchange within)"
-        in concluded([clocked(1), clocked(2, own=own)]).verdict.engineer
-    )
+    assert study.points[1].losses[0].cause == "compute"
+    assert ("same-threads", (2,)) in codes(study.verdict, "advice")
+    assert "--threads 4" in study.verdict.engineer
+    assert ("threads-differ", (1, 2)) in codes(study, "note")
 
 
-def test_what_was_gained_is_told():
-    runs = [clocked(1), clocked(2, own=scaled(1 / 2, backward=0.02), exchange=0.005)]
+def test_communication_that_backward_includes_is_noted():
+    study = concluded([clocked(1), clocked(2, own=scaled(1 / 2, backward=0.05))])
+
+    assert ("communication-hidden", (2,)) in codes(study, "note")
+    assert "(includes communication)" in study.verdict.engineer
+
+
+def test_gains_are_shown_beside_overhead():
+    runs = [clocked(1), clocked(2, own=scaled(1 / 2, backward=0.02), comm=0.005)]
 
     engineer = concluded(runs).verdict.engineer
 
-    assert engineer.startswith("2 workers: 2.2x, 112 %. Lost: 12 % exposed exchange. Gained: 23 % in forward")
+    assert (
+        engineer.index("112 %") < engineer.index("12 % exposed") < engineer.index("Gained: 23 % in forward")
+    )
 
 
-def test_other_modes_are_told_too():
-    told = concluded([clocked(1), clocked(2, own=scaled(1 / 2)), clocked(2, batch=128, exchange=0.004)])
+def test_other_modes_have_their_overhead_and_notes():
+    runs = [clocked(1), clocked(2, own=scaled(1 / 2)), clocked(2, batch=128, comm=0.004)]
+    study = concluded(runs)
+    large = concluded([clocked(1, batch=2**20), clocked(2, batch=2**21)])
 
-    assert told.verdict.others[0].startswith("weak: 2 workers: 1.92x, 96 %. Lost: 4 % exposed exchange.")
-    assert any(note.startswith("The batch grew with the workers (64 at 1 worker, 128") for note in told.notes)
+    assert study.verdict.others[0].startswith("weak: 2 workers: 1.92x, 96 %. Overhead: 4 %")
+    assert "batch-grew" in note_codes(study)
+    assert any("(1,048,576 at 1 worker, 2,097,152 at 2 workers)" in note for note in large.notes)
 
 
-def test_what_is_open_of_other_modes_is_told_of_these():
+def test_caveats_of_another_mode_are_of_that_mode():
     slow = [scaled(factor) for factor in (1.3, 1.4, 1.5)]
     runs = (
         [clocked(1)] * 3
@@ -246,31 +224,24 @@ def test_what_is_open_of_other_modes_is_told_of_these():
         + [clocked(2, batch=128, own=own) for own in slow]
     )
 
-    told = concluded(runs).verdict
+    verdict = concluded(runs).verdict
 
-    assert "told" not in told.engineer
-    (weak,) = told.others
-    assert "Whether 2 workers bring more than they cost cannot be told: they are " in weak
-
-
-def test_a_batch_that_did_neither_is_noted():
-    notes = concluded([clocked(1), clocked(2, batch=96)]).notes
-    large = concluded([clocked(1, batch=2**20), clocked(2, batch=2**21)]).notes
-
-    assert any(
-        note.startswith("The batch neither stayed nor grew with the workers (64 at 1") for note in notes
-    )
-    assert any("(1,048,576 at 1 worker, 2,097,152 at 2 workers)" in note for note in large)
+    (caveat,) = [one for one in verdict.findings if one.kind == "caveat"]
+    assert (caveat.code, caveat.mode, caveat.workers) == ("gain-undecided", "weak", (2, 1))
+    assert caveat.words in verdict.others[0]
+    assert caveat.words not in verdict.engineer
 
 
-def test_an_interval_that_says_nothing_is_not_told_by_its_ends():
+def test_a_batch_in_neither_mode_is_noted():
+    assert "batch-mixed" in note_codes(concluded([clocked(1), clocked(2, batch=96)]))
+
+
+def test_an_interval_that_is_too_wide_is_inconclusive():
     rows = [(1, 100), (1, 300), (2, 70), (2, 200)]
     verdict = conclude(Study(target="times.csv", points=from_times(rows)), 0.9).verdict
 
-    assert verdict.manager.startswith(
-        "Whether more than 1 worker is worth it at a bar of 90 % cannot be told"
-    )
-    assert "Whether 2 workers reach 90 % cannot be told: their runs differ too much" in verdict.engineer
+    assert (verdict.code, verdict.workers) == ("inconclusive", None)
+    assert codes(verdict, "caveat") == [("bar-undecided", (2,))]
 
     own = (scaled(1), scaled(3))
     runs = [
@@ -278,27 +249,26 @@ def test_an_interval_that_says_nothing_is_not_told_by_its_ends():
         for name in "ab"
         for number in (0, 1)
     ]
-    (said,) = concluded(runs).verdict.comparisons
-    assert said.startswith("1 worker: no difference between b and a can be told: their runs differ too much")
+    assert codes(concluded(runs).verdict, "comparison") == [("inconclusive", (1,))]
 
 
-def test_to_conclude_again_changes_nothing_but_the_bar():
-    told = concluded(
+def test_conclude_can_be_repeated_with_another_bar():
+    study = concluded(
         [clocked(1), clocked(2), clocked(2, own=scaled(1 / 2)), clocked(4, own=scaled(1 / 4))], 0.7
     )
 
-    assert conclude(told, 0.7) == told
-    assert replace(conclude(told, 0.9), verdict=None) == replace(told, verdict=None)
+    assert conclude(study, 0.7) == study
+    assert replace(conclude(study, 0.9), verdict=None) == replace(study, verdict=None)
 
 
-def test_runs_on_other_machines_are_noticed():
+def test_runs_on_other_machines_and_skipped_steps_are_noted():
     runs = [clocked(1), clocked(2, host="b"), clocked(2, torch="2.8.0")]
     steps = [line | ({"evaluated": True} if line["step"] == 7 else {}) for line in runs[0].ranks[0].steps]
     runs[0] = replace(runs[0], ranks=[replace(runs[0].ranks[0], steps=steps)])
 
-    assert notes_of_runs(runs) == (
-        "Some runs have no machine in common (a; b): what differs between these is in the speedups too.",
-        "The runs had several versions of torch: 2.8.0, 2.9.0.",
-        "Steps left out, since there was an evaluation in them: 1.",
-    )
-    assert notes_of_runs([clocked(1), clocked(2)]) == ()
+    found = list(notes_of_runs(runs))
+
+    assert [one.code for one in found] == ["no-common-host", "mixed-runs", "evaluations-skipped"]
+    assert "(a; b)" in found[0].words
+    assert "2.8.0, 2.9.0" in found[1].words
+    assert list(notes_of_runs([clocked(1), clocked(2)])) == []

@@ -1,9 +1,9 @@
-"""What other programs do on a host is what its processors do while nothing of ours runs."""
+"""The background load is the load of the host while no run is in progress."""
 
 import pytest
 
 from samestep.trials import load
-from samestep.trials.load import Load, look
+from samestep.trials.load import Load, sample_load
 
 BEFORE = "cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 100 0 50 1000 10 0 0 0 70 0\ncpu1 5 5 5 5 5 5 5 5 0 0\nintr 5\n"
 # cpu0: 10 of 40 ticks idle, 5 waiting for a disk; 8 of its user's were a guest's. cpu1: all taken by a host.
@@ -15,19 +15,19 @@ AFTER = "cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 115 0 55 1010 15 2 3 0 78 0\ncpu1 5 5 5 
     [((0, 1), 25 / 40 + 1), ((0,), 25 / 40), ((1, 7), 1.0)],
     ids=["all", "one", "unknown"],
 )
-def test_the_processors_that_may_be_used_count(tmp_path, monkeypatch, allowed, busy):
+def test_processors_of_the_affinity_mask_count(tmp_path, monkeypatch, allowed, busy):
     stat = tmp_path / "stat"
     stat.write_text(BEFORE)
     monkeypatch.setattr(load, "sleep", lambda _: stat.write_text(AFTER))
     monkeypatch.setattr(load, "cpu_share", lambda: type("Share", (), {"allowed": allowed}))
 
-    found = look(stat)
+    found = sample_load(stat)
 
     assert found == Load(pytest.approx(busy), len({0, 1} & set(allowed)))
     assert found.is_much
 
 
-def test_what_a_system_does_by_itself_on_many_processors_is_nobodys_program(tmp_path, monkeypatch):
+def test_the_load_of_an_idle_system_is_not_counted(tmp_path, monkeypatch):
     stat = tmp_path / "stat"
     after = [1 if k % 8 == 0 else 0 for k in range(128)]  # 16 of 128 are busy for one tick of 30
     stat.write_text("".join(f"cpu{k} 0 0 0 0 0 0 0 0 0 0\n" for k in range(128)))
@@ -35,11 +35,11 @@ def test_what_a_system_does_by_itself_on_many_processors_is_nobodys_program(tmp_
     monkeypatch.setattr(load, "sleep", lambda _: stat.write_text(seen))
     monkeypatch.setattr(load, "cpu_share", lambda: type("Share", (), {"allowed": range(128)}))
 
-    assert look(stat) == Load(0, 128)
+    assert sample_load(stat) == Load(0, 128)
 
 
-def test_who_does_not_tell_is_not_guessed_at(tmp_path, monkeypatch):
+def test_without_counters_the_load_is_unknown(tmp_path, monkeypatch):
     monkeypatch.setattr(load, "sleep", lambda _: None)
-    assert look(tmp_path / "none") is None
+    assert sample_load(tmp_path / "none") is None
     (tmp_path / "stat").write_text(BEFORE)
-    assert look(tmp_path / "stat") is None
+    assert sample_load(tmp_path / "stat") is None

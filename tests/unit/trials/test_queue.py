@@ -1,4 +1,4 @@
-"""Jobs of a study, followed together: how runs that ended and runs that did not are told."""
+"""The outcomes of runs in jobs are found by polling their folders and Slurm."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from samestep.base.errors import Error
 from samestep.submit.follow import JobStatus
 from samestep.submit.states import ENDS
-from samestep.trials.queue import Queue, Submitted
+from samestep.trials.queue import Queue, SubmittedJob
 from samestep.trials.trial import Trial
 
 RUNS = JobStatus(words="runs on node0")
@@ -17,15 +17,15 @@ LATE = JobStatus(words=ENDS["TIMEOUT"], exit_code=1, cut_off=True)
 
 
 class Followed:
-    """A job of which Slurm says one thing after another; what comes before that is done first."""
+    """A job with a list of states; a function in the list is called before the next state."""
 
-    def __init__(self, *says):
-        self.says = list(says)
+    def __init__(self, *states):
+        self.states = list(states)
 
     def status(self):
-        while callable(self.says[0]):
-            self.says.pop(0)()
-        seen = self.says.pop(0) if len(self.says) > 1 else self.says[0]
+        while callable(self.states[0]):
+            self.states.pop(0)()
+        seen = self.states.pop(0) if len(self.states) > 1 else self.states[0]
         if isinstance(seen, Error):
             raise seen
         return seen
@@ -33,7 +33,7 @@ class Followed:
 
 @pytest.fixture
 def trial(tmp_path):
-    """Makes a trial with its folders."""
+    """Return a function that creates a run with its folders."""
 
     def make(number, workers=1, variant=""):
         made = Trial(
@@ -52,7 +52,7 @@ def trial(tmp_path):
 
 
 def end(trial, code=0, log=""):
-    """Leave what a run leaves that has ended."""
+    """Write the files of a run that has ended."""
     for rank in range(trial.workers):
         header = {"format": 1, "rank": rank, "size": trial.workers, "kind": "native", "host": "node0"}
         step = {"step": 5, "at": 1.0, "seconds": 1.0, "samples": 4, "forward": 1.0}
@@ -63,54 +63,55 @@ def end(trial, code=0, log=""):
 
 
 def followed(jobs, tmp_path):
-    """Follow jobs, given as what Slurm says and the trials; return the outcomes, and what was told."""
-    told, clock = [], iter(range(10_000))
-    says = {str(number): Followed(*says) for number, (says, _) in enumerate(jobs, 11)}
+    """Wait for jobs, given as states and runs; return the outcomes and the reports."""
+    reported, clock = [], iter(range(10_000))
+    of_job = {str(number): Followed(*states) for number, (states, _) in enumerate(jobs, 11)}
     queue = Queue(
         [
-            Submitted(number=str(number), log=tmp_path / f"{number}.log", trials=tuple(trials))
+            SubmittedJob(number=str(number), log=tmp_path / f"{number}.log", trials=tuple(trials))
             for number, (_, trials) in enumerate(jobs, 11)
         ],
-        say=told.append,
-        followed=says.__getitem__,
+        report=reported.append,
+        followed=of_job.__getitem__,
         pause=lambda seconds: None,
         now=lambda: float(next(clock)),
     )
     outcomes = {outcome.trial.number: outcome for outcome in queue.run((), lambda words: None)}
-    return outcomes, told
+    return outcomes, reported
 
 
-def test_runs_are_told_as_they_end_whatever_slurm_says(trial, tmp_path):
+def test_outcomes_are_yielded_as_runs_end_whatever_the_state_of_the_job(trial, tmp_path):
     one, two, other = trial(0), trial(1), trial(2, workers=2)
-    says = [RUNS, lambda: end(two), RUNS, lambda: end(one), RUNS]
-    outcomes, told = followed([(says, [one, two]), ([RUNS, lambda: end(other), RUNS], [other])], tmp_path)
+    states = [RUNS, lambda: end(two), RUNS, lambda: end(one), RUNS]
+    jobs = [(states, [one, two]), ([RUNS, lambda: end(other), RUNS], [other])]
+    outcomes, reported = followed(jobs, tmp_path)
 
     assert list(outcomes) == [1, 2, 0]
     assert not any(outcome.error for outcome in outcomes.values())
-    assert told == ["job 11 (1 worker) runs on node0.", "job 12 (2 workers) runs on node0."]
+    assert reported == ["job 11 (1 worker) runs on node0.", "job 12 (2 workers) runs on node0."]
     assert not one.scratch.exists()
 
 
-def test_a_run_that_fails_says_why_and_the_others_of_its_job_count(trial, tmp_path):
+def test_a_failed_run_has_its_reason_and_the_others_of_its_job_count(trial, tmp_path):
     bad, good = trial(0), trial(1)
     end(bad, 1, log="samestep: error: there is no such thing\n")
     end(good)
-    outcomes, told = followed([([RUNS, FAILED], [bad, good])], tmp_path)
+    outcomes, reported = followed([([RUNS, FAILED], [bad, good])], tmp_path)
 
     assert outcomes[0].error == "there is no such thing"
     assert outcomes[0].exit_code == 1
     assert not outcomes[1].error
-    assert told[-1] == "job 11 (1 worker) has failed, exit code 1."
+    assert reported[-1].startswith("job 11 (1 worker) ")
 
 
-def test_a_job_that_slurm_ended_says_so_for_what_it_had_not_done(trial, tmp_path):
+def test_the_reason_of_slurm_is_that_of_the_remaining_runs(trial, tmp_path):
     done, cut, never = trial(0), trial(1, variant="a"), trial(2, variant="b")
     repeat = trial(3, variant="b")
     end(done)
     end(cut, 143, log="srun: error: node0: task 0: Terminated\n")
     outcomes, _ = followed([([RUNS, LATE], [done, cut, never, repeat])], tmp_path)
 
-    assert sorted(outcomes) == [0, 1, 2]  # of two repeats that fail alike, one is told
+    assert sorted(outcomes) == [0, 1, 2]  # one outcome for two repeats
     assert not outcomes[0].error
     why = outcomes[1].error
     assert why.startswith("job 11 ")
@@ -121,15 +122,15 @@ def test_a_job_that_slurm_ended_says_so_for_what_it_had_not_done(trial, tmp_path
     assert not any(one.scratch.exists() for one in (done, cut, never, repeat))
 
 
-def test_a_file_that_comes_late_from_its_node_is_waited_for(trial, tmp_path):
+def test_a_late_file_is_waited_for(trial, tmp_path):
     late = trial(0)
-    looks = iter(range(3))
+    polls = iter(range(3))
 
     queue = Queue(
-        [Submitted(number="11", log=tmp_path / "log", trials=(late,))],
-        say=lambda words: None,
+        [SubmittedJob(number="11", log=tmp_path / "log", trials=(late,))],
+        report=lambda words: None,
         followed=lambda number: Followed(WELL),
-        pause=lambda seconds: end(late) if next(looks) == 1 else None,
+        pause=lambda seconds: end(late) if next(polls) == 1 else None,
         now=lambda: 0.0,
     )
     (outcome,) = queue.run((), lambda words: None)
@@ -138,19 +139,19 @@ def test_a_file_that_comes_late_from_its_node_is_waited_for(trial, tmp_path):
 
 
 @pytest.mark.parametrize("ended", [RUNS, WELL, LATE])
-def test_a_file_of_another_node_that_comes_behind_the_exit_code_is_waited_for(trial, tmp_path, ended):
+def test_a_file_of_another_node_that_is_later_than_the_exit_code_is_waited_for(trial, tmp_path, ended):
     late = trial(0, workers=2)
     end(late)
     behind = late.clock / "rank-1.jsonl"
     text = behind.read_text()
-    behind.write_text(text.partition("\n")[0])  # what there is of it so far
-    looks = iter(range(4))
+    behind.write_text(text.partition("\n")[0])  # its first part
+    polls = iter(range(4))
 
     queue = Queue(
-        [Submitted(number="11", log=tmp_path / "log", trials=(late,))],
-        say=lambda words: None,
+        [SubmittedJob(number="11", log=tmp_path / "log", trials=(late,))],
+        report=lambda words: None,
         followed=lambda number: Followed(ended),
-        pause=lambda seconds: behind.write_text(text) if next(looks) == 2 else None,
+        pause=lambda seconds: behind.write_text(text) if next(polls) == 2 else None,
         now=lambda: 0.0,
     )
     (outcome,) = queue.run((), lambda words: None)
@@ -158,7 +159,7 @@ def test_a_file_of_another_node_that_comes_behind_the_exit_code_is_waited_for(tr
     assert not outcome.error
 
 
-def test_a_worker_whose_file_never_comes_is_missed_in_the_end(trial, tmp_path):
+def test_a_missing_file_of_a_worker_is_an_error_in_the_end(trial, tmp_path):
     lacking, cut = trial(0, workers=2), trial(1, workers=2, variant="b")
     end(lacking)
     (lacking.clock / "rank-1.jsonl").unlink()
@@ -168,7 +169,7 @@ def test_a_worker_whose_file_never_comes_is_missed_in_the_end(trial, tmp_path):
     assert outcomes[1].exit_code is None
 
 
-def test_a_job_that_slurm_has_forgotten_is_judged_by_its_files(trial, tmp_path):
+def test_outcomes_of_a_job_without_a_record_are_found_in_its_files(trial, tmp_path):
     done, never = trial(0), trial(1)
     end(done)
     forgotten = Error("Slurm no longer knows job 11, and its accounting does not say how it ended.")

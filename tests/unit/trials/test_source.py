@@ -1,4 +1,4 @@
-"""The source of a script is the commit that git keeps it at, or its folder alone."""
+"""The source of a script is its folder and, if git tracks it, its commit."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ def git(folder, *words):
     )
 
 
-def test_a_commit_is_told_of_what_is_in_it(tmp_path, monkeypatch):
+def test_a_tracked_script_has_a_commit(tmp_path, monkeypatch):
     script, beside = tmp_path / "train.py", tmp_path / "other.py"
     for path in (script, beside):
         path.write_text("import torch\n")
@@ -28,7 +28,7 @@ def test_a_commit_is_told_of_what_is_in_it(tmp_path, monkeypatch):
     assert source_of(beside) == {"folder": str(tmp_path)}
     index = tmp_path / ".git" / "index"
     kept = index.read_bytes()
-    os.utime(script, (1, 1))  # what git would write down, if it could: that the content is the same
+    os.utime(script, (1, 1))  # git refreshes its index for such a file if it can
     (tmp_path / ".git" / "index.lock").touch()  # as while the user commits
     assert source_of(script)["commit"] == commit
     (tmp_path / ".git" / "index.lock").unlink()

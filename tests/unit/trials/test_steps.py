@@ -1,4 +1,4 @@
-"""The commands that start trials in an allocation."""
+"""Runs in an allocation are started by srun."""
 
 import sys
 from pathlib import Path
@@ -28,14 +28,14 @@ def test_the_workers_are_tasks(launcher):
     assert python == ["-m", "samestep", "run", "train.py"]
 
 
-def test_samestep_starts_them_where_launchers_are_compared():
+def test_samestep_starts_the_workers_if_launchers_are_compared():
     srun, python = words(launcher="samestep")
 
     assert "--ntasks=2" in srun
     assert python == ["-m", "samestep", "run", "-n", "4", "train.py"]
 
 
-def test_torchrun_meets_on_the_first_node():
+def test_the_rendezvous_of_torchrun_is_on_the_first_node():
     srun, python = words(launcher="torchrun")
 
     assert {"--ntasks=2", "--relative=0"} <= set(srun)

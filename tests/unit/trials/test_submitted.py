@@ -1,4 +1,4 @@
-"""A study's jobs: taken by Slurm all or not at all, and found again by a later command."""
+"""The jobs of a study are submitted all or not at all, and recorded for a later command."""
 
 import os
 import signal
@@ -10,14 +10,14 @@ from samestep.base.errors import UsageError
 from samestep.submit.cluster import Answer, ask
 from samestep.submit.site import SlurmSite
 from samestep.trials.collect import Frame
-from samestep.trials.jobs import Asking, jobs
+from samestep.trials.jobs import JobOptions, jobs
 from samestep.trials.plan import Request, plan
-from samestep.trials.submitted import keep, kept, submit_all
+from samestep.trials.submitted import read_jobs, submit_all, write_jobs
 from samestep.trials.variants import variants
 
 
 class Slurm:
-    """Takes so many jobs, and remembers what it was asked; while it takes the second it may do something."""
+    """A Slurm that accepts `takes` jobs and records its commands; `meanwhile` is called at the second one."""
 
     def __init__(self, takes=3, *, cancels=True, meanwhile=lambda: None):
         self.takes = takes
@@ -52,112 +52,113 @@ def study(folder):
     )
     frame = Frame(request=request, bar=0.7, places=4, source={"commit": "abc"}, notes=("Each a job.",))
     trials = plan(request)
-    asking = Asking(name="scale-train", folder=folder, site=SlurmSite(), python="python")
+    asking = JobOptions(name="scale-train", folder=folder, site=SlurmSite(), python="python")
     return frame, trials, jobs(trials, asking)
 
 
-def given(folder, slurm, *, taken=lambda jobs: None):
-    """Submit the jobs of a study; return them, and what was said of those that were cancelled."""
-    said = []
+def submitted(folder, slurm, *, record=lambda jobs: None):
+    """Submit the jobs of a study; return them, and the reports about cancelled ones."""
+    reports = []
     try:
-        return submit_all(study(folder)[2], folder, taken=taken, say=said.append, ask=slurm), said
+        return submit_all(study(folder)[2], folder, record=record, report=reports.append, ask=slurm), reports
     except BaseException as error:
-        error.said = said
+        error.reports = reports
         raise
 
 
 @pytest.fixture
-def heard():
-    """Ctrl-C is heard here, whoever runs the tests."""
+def interruptible():
+    """Handle Ctrl-C, which can be ignored in the process of the tests."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-def test_what_was_submitted_is_found_again(tmp_path):
+def test_the_record_of_submitted_jobs_is_read(tmp_path):
     frame, trials, made = study(tmp_path / "study")
-    taken, said = given(tmp_path / "study", Slurm())
-    keep(tmp_path / "study", taken, frame, ["samestep", "scale"])
+    taken, reports = submitted(tmp_path / "study", Slurm())
+    write_jobs(tmp_path / "study", taken, frame, ["samestep", "scale"])
 
     assert [(job.number, job.workers, job.log.name) for job in taken] == [
         ("41", 1, "1-41.log"),
         ("42", 2, "2-42.log"),
         ("43", 4, "4-43.log"),
     ]
-    assert said == []
+    assert reports == []
     assert (tmp_path / "study" / "jobs" / "4.sbatch").read_text() == made[2].script()
     assert all(trial.clock.is_dir() and trial.scratch.is_dir() for trial in trials)
-    assert kept(tmp_path / "study") == (taken, frame, ("samestep", "scale"))
+    assert read_jobs(tmp_path / "study") == (taken, frame, ("samestep", "scale"))
 
 
-def test_what_slurm_has_taken_is_told_job_by_job(tmp_path):
-    told = []
-    given(tmp_path, Slurm(), taken=lambda jobs: told.append([job.number for job in jobs]))
+def test_submitted_jobs_are_recorded_one_by_one(tmp_path):
+    recorded = []
+    submitted(tmp_path, Slurm(), record=lambda jobs: recorded.append([job.number for job in jobs]))
 
-    assert told == [["41"], ["41", "42"], ["41", "42", "43"]]
+    assert recorded == [["41"], ["41", "42"], ["41", "42", "43"]]
 
 
-def test_where_slurm_refuses_one_job_none_is_left_in_the_queue(tmp_path):
+def test_no_job_is_left_in_the_queue_if_slurm_refuses_one(tmp_path):
     slurm = Slurm(takes=2)
     with pytest.raises(UsageError, match="Requested time limit is invalid") as refused:
-        given(tmp_path, slurm)
+        submitted(tmp_path, slurm)
 
     assert slurm.asked[-1] == ["scancel", "41", "42"]
     assert "4 workers" in str(refused.value)
-    assert refused.value.said == ["what was submitted is cancelled: job 41, job 42"]
+    assert "job 41, job 42" in refused.value.reports[0]
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.usefixtures("heard")
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_who_ends_it_while_slurm_takes_a_job_leaves_none(tmp_path, number):
-    slurm, told = Slurm(meanwhile=lambda: os.kill(os.getpid(), number)), []
+def test_no_job_is_left_in_the_queue_after_a_signal(tmp_path, number):
+    slurm, recorded = Slurm(meanwhile=lambda: os.kill(os.getpid(), number)), []
     with pytest.raises(KeyboardInterrupt) as ended:
-        given(tmp_path, slurm, taken=lambda jobs: told.append(jobs[-1].number))
+        submitted(tmp_path, slurm, record=lambda jobs: recorded.append(jobs[-1].number))
 
-    assert told == ["41", "42"]  # that which was on its way too
+    assert recorded == ["41", "42"]  # including the one in progress
     assert slurm.asked[-1] == ["scancel", "41", "42"]
-    assert ended.value.said == ["what was submitted is cancelled: job 41, job 42"]
+    assert "job 41, job 42" in ended.value.reports[0]
 
 
-def test_where_nothing_more_can_be_written_no_job_is_left(tmp_path):
+def test_no_job_is_left_in_the_queue_if_a_script_cannot_be_written(tmp_path):
     slurm = Slurm(cancels=False)
     (tmp_path / "jobs" / "2.sbatch").mkdir(parents=True)
-    with pytest.raises(UsageError, match=r"cannot be kept in .*: Is a directory\.") as failed:
-        given(tmp_path, slurm)
+    with pytest.raises(UsageError, match="Is a directory") as failed:
+        submitted(tmp_path, slurm)
 
     assert slurm.asked[-1] == ["scancel", "41"]
-    assert (tmp_path / "jobs" / "1.sbatch").exists()  # of the job that may run
-    (said,) = failed.value.said
-    assert said == "what was submitted could not be cancelled (scancel: error: Slurm is away): scancel 41"
+    assert (tmp_path / "jobs" / "1.sbatch").exists()  # of the job that can still run
+    (report,) = failed.value.reports
+    assert "Slurm is away" in report
+    assert report.endswith("scancel 41")
 
 
-def test_a_folder_that_takes_no_note_of_the_jobs_is_refused(tmp_path):
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     frame, _, _ = study(tmp_path)
-    with pytest.raises(UsageError, match=r"cannot be kept in .*: No such file or directory"):
-        keep(tmp_path / "gone", [], frame, [])
+    with pytest.raises(UsageError, match="No such file or directory"):
+        write_jobs(tmp_path / "gone", [], frame, [])
 
 
-def test_slurms_commands_do_not_hear_a_ctrl_c():
+def test_slurms_commands_do_not_receive_a_ctrl_c():
     code = "import os; print(os.getsid(0) == os.getpid())"
 
     assert ask([sys.executable, "-Sc", code]).out == "True\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
-        (None, "--collect takes the folder of a study that was submitted"),
+        (None, "--collect"),
         ("{", "is damaged"),
         ("[]", "is not of format 1"),
         ('{"format": 2}', "is not of format 1"),
-        ('{"format": 1, "frame": {}}', "is damaged: it does not say what was submitted"),
-        ('{"format": 1, "frame": {"request": []}}', "is damaged: it does not say what was submitted"),
+        ('{"format": 1, "frame": {}}', "is damaged"),
+        ('{"format": 1, "frame": {"request": []}}', "is damaged"),
     ],
 )
-def test_a_folder_without_jobs_is_refused(tmp_path, text, said):
+def test_a_folder_without_jobs_is_refused(tmp_path, text, problem):
     if text is not None:
         (tmp_path / "jobs.json").write_text(text)
 
-    with pytest.raises(UsageError, match=said):
-        kept(tmp_path)
+    with pytest.raises(UsageError, match=problem):
+        read_jobs(tmp_path)

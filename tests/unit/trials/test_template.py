@@ -1,4 +1,4 @@
-"""Arguments that depend on the number of workers."""
+"""Templates in arguments are filled with numbers of workers and nodes."""
 
 import pytest
 
@@ -35,22 +35,22 @@ def test_a_template_becomes(argument, becomes):
         ((4, 2), ["64", "128", "8", "4", "128", "2"]),
     ],
 )
-def test_held_arithmetic_is_that_of_fewer_workers_and_plain_names_are_not(held, becomes):
+def test_held_arithmetic_uses_fewer_workers_and_plain_names_do_not(held, becomes):
     arguments = ["{256/n}", "{32*n}", "{n}", "{local}", "{256/local}", "{1*nodes}"]
     assert filled(arguments, workers=8, nodes=2, held=held) == becomes
 
 
-def test_a_division_that_is_not_whole_is_refused_with_both_numbers():
-    with pytest.raises(UsageError, match=r"--batch-size=\{256/n\}: 256 cannot be divided evenly by n = 3"):
+def test_a_division_with_a_remainder_is_refused_with_both_numbers():
+    with pytest.raises(UsageError, match=r"--batch-size=\{256/n\}: 256 .* n = 3"):
         filled(["--batch-size={256/n}"], workers=3)
 
 
 @pytest.mark.parametrize("argument", ['{"a": 1}', "{batch}", "{n+1}", "{256/0}", "{", "a}b", "{}", "{n/2}"])
-def test_what_is_no_template_is_refused_before_anything_runs(argument):
-    with pytest.raises(UsageError, match="A brace that is meant as such is doubled"):
+def test_invalid_templates_are_refused(argument):
+    with pytest.raises(UsageError, match="is not a template"):
         filled([argument], workers=2)
 
 
-def test_operators_tell_what_a_batch_size_does():
+def test_operators_are_those_of_the_arithmetic():
     assert operators(["train.py", "{n}", "{{a/n}}"]) == set()
     assert operators(["{256/n}", "{32*n}"]) == {"/", "*"}

@@ -10,7 +10,7 @@ from samestep.scaling.certainty import is_open, knee_words
 from samestep.scaling.serial import outdone
 from samestep.scaling.study import Loss, Point, Study
 from samestep.scaling.times import UNIT
-from samestep.scaling.words import amount, exchanged_by, is_vague, percent, told
+from samestep.scaling.words import amount, is_vague, notable_losses, percent, sync_words
 
 _MANY_H = 100
 """From so many hours on their minutes are of no interest."""
@@ -112,7 +112,7 @@ def loss_words(loss: Loss) -> str:
 
 def lost(point: Point, *, most: int) -> str:
     """Return the largest reasons why `point` is not as fast as the ideal; empty where none can be told."""
-    return "" if is_open(point) else "; ".join(loss_words(loss) for loss in told(point)[:most])
+    return "" if is_open(point) else "; ".join(loss_words(loss) for loss in notable_losses(point)[:most])
 
 
 def worth(study: Study, point: Point) -> str:
@@ -177,7 +177,7 @@ def _result(study: Study, kind: Kind, point: Point) -> list[str]:
         percent(point.efficiency) if kind.has_speedup else "",
         seconds_text(step_s) if step_s else "",
         "" if point.global_batch is None else amount(point.global_batch),
-        exchanged_by(point),
+        sync_words(point),
         f"{count_text(point.exchange_bytes)}B" if point.exchange_bytes else "",
         bytes_text(point.memory_bytes) if point.memory_bytes else "",
         bytes_text(point.device_memory_bytes) if point.device_memory_bytes else "",

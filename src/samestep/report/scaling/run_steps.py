@@ -8,7 +8,7 @@ from typing import Any
 from samestep.base.errors import UsageError
 from samestep.base.machine import CpuShare
 from samestep.report.read import OTHER, PHASES, Run
-from samestep.scaling.crowding import is_crowded
+from samestep.scaling.crowding import is_oversubscribed
 from samestep.scaling.rank_files import RankFile
 from samestep.scaling.rank_files import Run as Measured
 
@@ -40,7 +40,7 @@ def measured_run(run: Run) -> Measured:
         header = {**_header(session), "rank": rank, "node": node, "sync": _sync(run, workers)}
         header["config"] = dict(run.config)
         files.append(RankFile(header, steps, {"samples_per_epoch": _epoch(run)}))
-    return Measured(ranks=files, oversubscribed=is_crowded([file.header for file in files]))
+    return Measured(ranks=files, oversubscribed=is_oversubscribed([file.header for file in files]))
 
 
 def _steps(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -9,11 +9,11 @@ from samestep.report.read import read_run
 from samestep.report.scaling.one_training import differences, refuse_several, target
 from samestep.report.scaling.run_steps import WARM_UP, measured_run
 from samestep.report.scaling.times_csv import read_times
-from samestep.scaling.conclude import conclude
-from samestep.scaling.crowding import is_crowded
+from samestep.scaling.conclude import conclude, with_notes
+from samestep.scaling.crowding import is_oversubscribed
 from samestep.scaling.files import NAME, read_study
 from samestep.scaling.measured import measured
-from samestep.scaling.notes import notes_of_runs
+from samestep.scaling.notes import note, notes_of_runs
 from samestep.scaling.provenance import launchers, machine, recipe
 from samestep.scaling.rank_files import Run, read_ranks
 from samestep.scaling.study import Study
@@ -59,15 +59,15 @@ def _is_clocked(path: Path) -> bool:
 
 def _of_times(path: Path) -> Study:
     times, made = read_times(path), provenance()
-    return Study(
+    study = Study(
         target=path.name,
         command=tuple(made["command"]),
         created=made["created"],
         settings={"from": str(path), "runs": len(times)},
         unit=UNIT,
         points=from_times(times),
-        notes=(_of_what(times),),
     )
+    return with_notes(study, [note("whole-runs-only", _of_what(times))])
 
 
 def _of_what(times: Sequence[Time]) -> str:
@@ -99,15 +99,17 @@ def _of_runs(paths: Sequence[Path]) -> Study:
         "launchers": launchers(runs),
         "recipe": recipe(runs),
     }
-    return Study(
+    study = Study(
         target=target(runs),
         command=tuple(made["command"]),
         created=made["created"],
         machine=machine(runs),
         settings={name: value for name, value in settings.items() if value},
         points=measured(runs),
-        notes=(*differences(runs), *_of_folders(paths), *notes_of_runs(runs)),
     )
+    called = [note("settings-differ", words) for words in differences(runs)]
+    folders = [note("run-folder-steps", words) for words in _of_folders(paths)]
+    return with_notes(study, [*called, *folders, *notes_of_runs(runs)])
 
 
 def _refuse_twice(paths: Sequence[Path]) -> None:
@@ -123,7 +125,7 @@ def _refuse_twice(paths: Sequence[Path]) -> None:
 def _run(path: Path) -> Run:
     if _is_clocked(path):
         ranks = read_ranks(path)
-        return Run(ranks=ranks, oversubscribed=is_crowded([rank.header for rank in ranks]))
+        return Run(ranks=ranks, oversubscribed=is_oversubscribed([rank.header for rank in ranks]))
     if path.is_file():
         raise UsageError(f"{path} is a file: give one study or one table of times alone, or folders of runs.")
     return measured_run(read_run(path))
