@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from samestep.checkpoint.background import Writer
-from samestep.checkpoint.retain import Keep
+from samestep.checkpoint.retain import Retention
 from samestep.models.registry import build
 
 SHAPE, CLASSES = (3, 32, 32), 10
@@ -95,7 +95,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     with (
         tempfile.TemporaryDirectory(dir=options.folder) as folder,
-        Writer(Path(folder), Keep(last=1)) as writer,
+        Writer(Path(folder), Retention(last=1)) as writer,
     ):
         trained = Trained(options.model, options.batch_size, writer)
         trained.turn(3, checkpoint=True)  # warm up

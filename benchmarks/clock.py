@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from samestep.autopilot.calls import own_samples
 from samestep.autopilot.options import DEFAULTS
-from samestep.autopilot.steering import steering
+from samestep.autopilot.steering import replicated_script
 from samestep.base.place import Place
 from samestep.measure.clock_file import ClockFile, Clocking
 from samestep.models.convnet import ConvNet
@@ -113,7 +113,7 @@ def rank_main(rank: int, size: int, port: int, rounds: int, sizes: Sequence[int]
     for batch in sizes:
         model = DistributedDataParallel(ConvNet())
         tell(world, f"DDP, {batch} per rank", measure(world, model, batches(batch), rounds))
-        with steering(world, replace(DEFAULTS, load="replicated")):
+        with replicated_script(world, replace(DEFAULTS, load="replicated")):
             found = measure(world, ConvNet(), batches(size * batch), rounds)
         tell(world, f"serial script, {batch} per rank", found)
     # The process goes before the group does: a DDP model that outlives its group can hang Gloo.

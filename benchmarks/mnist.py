@@ -31,7 +31,7 @@ from samestep.data.registry import load
 from samestep.models.convnet import ConvNet
 from samestep.recipes.book import find
 from samestep.training.loop import Training
-from samestep.training.surroundings import Surroundings
+from samestep.training.surroundings import Callbacks
 from samestep.world.solo import SoloWorld
 
 MEAN, STD = 0.1307, 0.3081
@@ -155,7 +155,7 @@ def samestep(train: ImageSet, test: ImageSet, seed: int) -> Trained:
     world = SoloWorld()
     settings = replace(find("mnist", fast=True).settings, seed=seed)
     training = Training(ConvNet, train_set=train, test_set=test, settings=settings, world=world)
-    result = training.run(Surroundings.bare(world))
+    result = training.run(Callbacks.disabled(world))
     return Trained(result.seconds, settings.epochs * len(train), result.accuracy)
 
 

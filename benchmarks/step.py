@@ -23,7 +23,7 @@ from samestep.models.convnet import ConvNet
 from samestep.sharding.order import epoch_order
 from samestep.training.loop import Training
 from samestep.training.settings import Settings
-from samestep.training.surroundings import Surroundings
+from samestep.training.surroundings import Callbacks
 from samestep.world.solo import SoloWorld
 
 
@@ -45,7 +45,7 @@ def trained(images: ImageSet, settings: Settings) -> tuple[float, str]:
     training = Training(
         ConvNet, train_set=images, test_set=images.subset(1), settings=settings, world=SoloWorld()
     )
-    result = training.run(Surroundings.bare(SoloWorld()))
+    result = training.run(Callbacks.disabled(SoloWorld()))
     return result.seconds / result.steps, result.weights_sha256
 
 

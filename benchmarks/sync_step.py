@@ -1,4 +1,4 @@
-"""How much does a synchroniser cost a training step, against torch's DDP.
+"""How much does a synchronizer cost a training step, against torch's DDP.
 
 Run: ``python benchmarks/sync_step.py [--rounds 200] [--ranks 2] [--only bucketed]``. Ranks of one thread each
 train the tutorials' ConvNet over Gloo; all variants take turns, a few steps each, in the same processes, so

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from samestep.replicas.synchroniser import Synchroniser
+from samestep.replicas.synchroniser import GradientSynchronizer
 from samestep.world.process_group import ProcessGroupWorld
 
 WARM_UP = 12
@@ -94,14 +94,14 @@ def exchange_of_worlds() -> Callable[[bool], None]:
     }
     real = {name: getattr(ProcessGroupWorld, name) for name in alone}
 
-    synchronisers: list[Synchroniser] = []
+    synchronizers: list[GradientSynchronizer] = []
 
     def switch(on: bool) -> None:
         for name, method in (real if on else alone).items():
             setattr(ProcessGroupWorld, name, method)
-        if not synchronisers:  # to look through all objects takes longer than a step
-            synchronisers.extend(one for one in gc.get_objects() if isinstance(one, Synchroniser))
-        for one in synchronisers:
+        if not synchronizers:  # to look through all objects takes longer than a step
+            synchronizers.extend(one for one in gc.get_objects() if isinstance(one, GradientSynchronizer))
+        for one in synchronizers:
             one._accumulating = not on  # noqa: SLF001 - accumulate() is for blocks
 
     return switch

@@ -1,7 +1,8 @@
-"""``samestep train --exact``, as a user types it."""
+"""``samestep train --exact`` on the command line."""
 
 import json
 import platform
+import re
 import shutil
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from samestep.base.errors import CheckpointError
 from samestep.checkpoint.choose import newest_valid
-from samestep.exact.identity import check_go_on
+from samestep.exact.identity import check_resumable
 from support import commands
 from support.forked_commands import samestep
 
@@ -23,7 +24,7 @@ def digest(done):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """The run of one worker, its checkpoints kept, and the digest of its weights."""
+    """Return the run folder of one worker with all checkpoints, and the digest of its weights."""
     folder = tmp_path_factory.mktemp("runs") / "alone"
     done = samestep(*TRAIN, "--checkpoint-steps", 1, "--keep", 20, "--out", folder, "--json")
     return folder, digest(done)
@@ -31,7 +32,7 @@ def alone(tmp_path_factory):
 
 @pytest.fixture
 def stopped(alone, tmp_path):
-    """That run as it was in the middle of its first epoch."""
+    """Return that run as it was in the middle of its first epoch."""
     folder = shutil.copytree(alone[0], tmp_path / "stopped")
     (folder / "result.json").unlink()
     for checkpoint in (folder / "checkpoints").glob("step-*"):
@@ -54,7 +55,9 @@ def test_a_run_does_not_go_on_with_other_settings_of_torch(stopped):
     torch.set_flush_denormal(True)
     try:
         with pytest.raises(CheckpointError, match=r"denormals kept.* denormals flushed"):
-            check_go_on(newest_valid(stopped / "checkpoints").snapshot.state["identity"], torch.device("cpu"))
+            check_resumable(
+                newest_valid(stopped / "checkpoints").snapshot.state["identity"], torch.device("cpu")
+            )
     finally:
         torch.set_flush_denormal(False)
 
@@ -67,8 +70,7 @@ def test_a_run_does_not_go_on_with_another_number_of_threads(stopped):
     done = samestep("train", "--resume", stopped, "-n", 2, "--threads", 2)
 
     assert done.code == 2
-    assert "the run began with threads 1 and would go on with threads 2" in done.err
-    assert "Resume with --threads 1." in done.err
+    assert re.search(r"threads was 1 .* 2 now.* --threads 1\.", done.err)
     assert "Traceback" not in done.err
 
 
@@ -78,6 +80,5 @@ def test_a_run_does_not_go_on_where_a_setting_of_the_libraries_makes_other_bits(
     done = commands.samestep("train", "--resume", stopped, "-n", 2, ONEDNN_MAX_CPU_ISA="SSE41")
 
     assert done.code == 2
-    assert "the run began with the bits of a convolution in fp32 " in done.err
-    assert "such as ONEDNN_MAX_CPU_ISA" in done.err
+    assert re.search("the bits of a convolution in fp32 .* ONEDNN_MAX_CPU_ISA", done.err)
     assert "Traceback" not in done.err

@@ -1,4 +1,4 @@
-"""``samestep run`` when a rank does not come: it is named, with the lines of all, and the run ends."""
+"""``samestep run`` names a rank that does not arrive, with the lines of all ranks, and ends the run."""
 
 import re
 import socket
@@ -29,7 +29,7 @@ NUMBER = r"\w+ #(\d+)"
 
 @pytest.fixture
 def hanging(tmp_path):
-    """Run a script on two workers; return the exit code and what samestep says of the hang."""
+    """Run a script on two workers; return the exit code and samestep's lines about the hang."""
 
     def run(text, *flags):
         file = tmp_path / "train.py"
@@ -56,14 +56,14 @@ def test_a_collective_that_only_one_rank_comes_to(hanging):
     """)
 
     assert code == 1
-    number = int(re.search(f"rank 1 of 2 does not come to {NUMBER}, where rank 0 waits for 2 s", said[0])[1])
+    number = int(re.search(f"rank 1 of 2 .* {NUMBER}, .*rank 0 .* 2 s", said[0])[1])
     assert said[1].startswith(
         f"  rank 0: waiting in all_reduce #{number} at {line_with(file, 'dist.all_reduce')}"
     )
     assert said[2].startswith(
         f"  rank 1: in no collective after {number - 1} collectives, at {line_with(file, 'time.sl')}"
     )
-    assert said[3] == "What rightly takes longer needs a larger --hang-timeout than 2 s (0 is no end)."
+    assert re.search("--hang-timeout .*2 s", said[3])
 
 
 def test_a_rank_that_sleeps_in_a_step(hanging):
@@ -75,7 +75,7 @@ def test_a_rank_that_sleeps_in_a_step(hanging):
     """)
 
     assert code == 1
-    assert re.search(f"rank 1 of 2 does not come to {NUMBER}, where rank 0 waits for 2 s", said[0])
+    assert re.search(f"rank 1 of 2 .* {NUMBER}, .*rank 0 .* 2 s", said[0])
     assert line_with(file, ".backward()") in said[1]
     assert line_with(file, "time.sleep(1000)") in said[2]
 
@@ -89,7 +89,7 @@ def test_a_rank_that_is_stopped(hanging):
     """)
 
     assert code == 1
-    assert re.search(f"rank 1 of 2 does not come to {NUMBER}", said[0])
+    assert re.search(f"rank 1 of 2 .* {NUMBER}", said[0])
     assert line_with(file, ".backward()") in said[1]
     assert re.search(r"rank 1: stopped \(process \d+ .*, last seen at ", said[2])
 
@@ -103,13 +103,13 @@ def test_ranks_with_different_numbers_of_steps(hanging, ending):
     """)
 
     assert code == 1
-    number = int(re.search(f"rank 1 of 2 does not come to {NUMBER}, where rank 0 waits", said[0])[1])
+    number = int(re.search(f"rank 1 of 2 .* {NUMBER}, .*rank 0 ", said[0])[1])
     assert line_with(file, ".backward()") in said[1]
-    assert said[2] == f"  rank 1: ended its script after {number - 1} collectives"
-    assert said[3].startswith("Give every rank the same number of steps")
+    assert re.match(f"  rank 1: ended .* {number - 1} collectives", said[2])
+    assert "--hang-timeout" not in said[3]  # the rank is not slow
 
 
-def test_copies_of_a_serial_script_that_go_apart(hanging):
+def test_ranks_of_a_serial_script_that_diverge(hanging):
     code, said, file = hanging("""\
         import os, torch
 
@@ -127,17 +127,15 @@ def test_copies_of_a_serial_script_that_go_apart(hanging):
         """)
 
     assert code == 1
-    assert re.search(
-        r"rank 1 of 2 does not come to \w+ #\d+ of group shared-memory, where rank 0 waits", said[0]
-    )
+    assert re.search(r"rank 1 of 2 .* \w+ #\d+ of group shared-memory, .*rank 0 ", said[0])
     assert line_with(file, "model(torch.ones") in said[1]
-    assert "rank 1: ended its script" in said[2]
-    assert said[3].startswith("A serial script must take the same branches")
+    assert "rank 1: ended " in said[2]
+    assert "--hang-timeout" not in said[3]
 
 
 @pytest.fixture
 def under_another_launcher(tmp_path):
-    """Run a script as two tasks of another launcher; return exit codes, all that is said, and the file."""
+    """Run a script as two tasks of another launcher; return exit codes, stderr, and the file."""
 
     def run(text):
         file = tmp_path / "train.py"
@@ -172,7 +170,7 @@ def test_a_message_that_is_never_sent_between_tasks_of_another_launcher(under_an
         """)
 
     assert codes == [1, 1]
-    assert "rank 1 of 2 does not come to recv, where rank 0 waits for 2 s" in said
+    assert re.search("rank 1 of 2 .* recv, .*rank 0 .* 2 s", said)
     assert f"at {line_with(file, 'dist.recv')}" in said
     assert f"at {line_with(file, 'time.sleep')}" in said
 
@@ -185,12 +183,12 @@ def test_the_rank_that_serves_the_store_ends_first(under_another_launcher):
         """)
 
     assert codes == [0, 1]
-    assert "rank 0 of 2 does not come to all_reduce #4, where rank 1 waits" in said
-    assert "rank 0: ended its script after 3 collectives" in said
+    assert re.search("rank 0 of 2 .* all_reduce #4, .*rank 1 ", said)
+    assert re.search("rank 0: ended .* 3 collectives", said)
     assert f"at {line_with(file, 'dist.all_reduce')}" in said
 
 
-def test_a_rank_that_only_takes_long_is_waited_for(tmp_path):
+def test_a_slow_rank_is_no_hang(tmp_path):
     file = tmp_path / "train.py"
     # Unbuffered, print writes text and line end apart, and two workers' lines may share one.
     file.write_text(DDP + "step()\ntime.sleep(5)\nstep()\nsys.stdout.write('well\\n')\n")

@@ -1,21 +1,22 @@
-"""``samestep run --sanitize``: what sets the ranks of a script apart is named, and ends the run."""
+"""``samestep run --sanitize`` names a difference between the ranks of a script, and ends the run."""
 
+import re
 from textwrap import dedent
 
 from support.forked_commands import samestep
 
 
-def told(tmp_path, text):
+def reported(tmp_path, text):
     """Run a script on two workers; return the exit code, and the errors and warnings without the file."""
     file = tmp_path / "train.py"
     file.write_text(dedent(text))
     ended = samestep("run", "-n", 2, "--sanitize", file)
-    said = [line for line in ended.err.splitlines() if "error: " in line or "warning: " in line]
-    return ended.code, [line.removeprefix("samestep: ").replace(f"{file}:", "line ") for line in said]
+    lines = [line for line in ended.err.splitlines() if "error: " in line or "warning: " in line]
+    return ended.code, [line.removeprefix("samestep: ").replace(f"{file}:", "line ") for line in lines]
 
 
-def test_a_script_of_ranks(tmp_path):
-    code, said = told(
+def test_a_distributed_script(tmp_path):
+    code, lines = reported(
         tmp_path,
         """\
         import torch, torch.distributed as dist
@@ -36,17 +37,15 @@ def test_a_script_of_ranks(tmp_path):
     )
 
     assert code == 1
-    warning, error = said
-    assert warning.startswith(
-        "warning: ranks 0-1 draw the same random numbers for different samples in backward 1 "
-        "(DistributedDataParallel at line 12)"
-    )
-    assert error.startswith("error: the loss is NaN or infinite on rank 1 of 2 alone, in backward 2.")
+    warning, error = lines
+    expected = r"warning: ranks 0-1 .*random numbers.* backward 1 \(DistributedDataParallel at line 12\)"
+    assert re.match(expected, warning)
+    assert re.match(r"error: .* loss .*NaN.* rank 1 of 2 .* backward 2\.", error)
     assert error.endswith("(line 13)")
 
 
-def test_copies_of_a_serial_script(tmp_path):
-    code, said = told(
+def test_a_replicated_serial_script(tmp_path):
+    code, lines = reported(
         tmp_path,
         """\
         import os, torch
@@ -64,6 +63,5 @@ def test_copies_of_a_serial_script(tmp_path):
     )
 
     assert code == 1
-    assert len(said) == 1
-    assert said[0].startswith("error: the replicas have drifted apart: rank 1 differs from rank 0")
-    assert said[0].endswith("Seen after optimizer step 3. (line 9)")
+    (error,) = lines
+    assert re.match(r"error: .* rank 1 .* optimizer step 3\. \(line 9\)$", error)

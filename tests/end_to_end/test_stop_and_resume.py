@@ -182,7 +182,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(whol
     assert done.code == 0, done.err
     assert "not used: " in done.err
     assert "step-200" in done.err
-    assert "goes on from step-160, step 160 of 200" in done.err
+    assert "resumes from step-160, step 160 of 200" in done.err
     assert_undisturbed(folder, whole)
     if damage is make_foreign:  # left alone: the new one has another name
         assert names(folder / "checkpoints" / "step-200") == ["pytorch_model.bin"]
@@ -216,7 +216,7 @@ def test_a_finished_run_is_left_as_it_is(whole, capsys):
 
 def test_a_finished_run_is_not_gone_on_with_for_more_epochs(whole, capsys):
     assert run_command(["train", "--resume", str(whole), "--epochs", "1000"]) == 2
-    assert "goes on with the settings that the run began with" in capsys.readouterr().err
+    assert "keeps the run's settings" in capsys.readouterr().err
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(whole, tmp_path):
@@ -228,7 +228,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(whole, tm
     done = samestep("train", "--resume", folder)
 
     assert done.code == 0, done.err
-    assert "has no checkpoint yet: it begins anew" in done.err
+    assert "has no checkpoint yet" in done.err
     assert_undisturbed(folder, whole)
 
 
@@ -245,7 +245,7 @@ def test_a_full_disk_costs_what_cannot_be_written_and_nothing_else(whole, tmp_pa
         grow("64m")
         done = samestep("train", "--resume", folder, "--threads", 1)
         assert done.code == 0, done.err
-        assert "goes on from step-" in done.err
+        assert "resumes from step-" in done.err
         assert_undisturbed(folder, whole)
 
 

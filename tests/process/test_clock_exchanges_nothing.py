@@ -1,4 +1,4 @@
-"""A clock does not change what it measures: ranks exchange as often under it as without it."""
+"""A clock does not change what it measures: ranks communicate as often with it as without it."""
 
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -13,11 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samestep.autopilot.calls import own_samples
 from samestep.autopilot.options import DEFAULTS
-from samestep.autopilot.steering import steering
+from samestep.autopilot.steering import replicated_script
 from samestep.collectives.shared_memory import SharedMemory
 from samestep.measure.clock_file import ClockFile, Clocking
 from samestep.watch.clocked import ScriptClock
-from samestep.watch.events import redirected
+from samestep.watch.events import wrapped
 
 STEPS = 4
 
@@ -46,7 +46,7 @@ class Counted:
     def attached(self):
         stack = ExitStack()
         for name in ("agree", "all_gather", "all_reduce", "average", "barrier", "broadcast", "fold"):
-            stack.enter_context(redirected(SharedMemory, name, self._count))
+            stack.enter_context(wrapped(SharedMemory, name, self._count))
         return stack
 
     def _count(self, original, *args, **kwargs):
@@ -86,7 +86,7 @@ def serial(world, folder, made):
     """Return the same of a serial script."""
     told = []
     for clocks in (False, True):
-        with steering(world, replace(DEFAULTS, load="replicated")):
+        with replicated_script(world, replace(DEFAULTS, load="replicated")):
             told.append(exchanged(world, folder, made, clocks=clocks))
     return told
 

@@ -1,4 +1,4 @@
-"""What a rank waits for others in is told from the phase in which it waits."""
+"""Communication is separated from the phase in which a rank waits for it."""
 
 import json
 from contextlib import nullcontext
@@ -15,32 +15,32 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samestep.autopilot.calls import own_samples
 from samestep.autopilot.options import DEFAULTS
-from samestep.autopilot.steering import steering
+from samestep.autopilot.steering import replicated_script
 from samestep.measure.clock_file import ClockFile, Clocking
 from samestep.replicas.replicate import replicate
-from samestep.watch.bucketed import LEAST_ELEMENTS
+from samestep.watch.bucketed import MIN_ELEMENTS
 from samestep.watch.clocked import ScriptClock
-from samestep.watch.notes import Notes
-from samestep.watch.stolen import processor_clock
+from samestep.watch.notes import StepWriter
+from samestep.watch.stolen import thread_cpu_clock
 
 STEPS = 3
 KEPT = []
 
 
-class Kept(Notes):
-    """Keeps the steps beside writing them."""
+class KeepingWriter(StepWriter):
+    """A writer that also keeps the steps in memory."""
 
     def add(self, step):
         KEPT.append(step)
         super().add(step)
 
 
-def clocked(place, folder, script, *, hides=False):
+def clocked(place, folder, script, *, overlaps=False):
     """Return the phases of the last step of a script, in order, and the samples of each step."""
     from samestep.watch import clocked as module
 
     KEPT.clear()
-    module.Notes, found = Kept, module.Notes
+    module.StepWriter, found = KeepingWriter, module.StepWriter
     try:
         clocking = Clocking(folder=Path(folder), warm_up=0)
         clock = ScriptClock(
@@ -50,11 +50,11 @@ def clocked(place, folder, script, *, hides=False):
             script()
         clock.end("end")
     finally:
-        module.Notes = found
-    # The processor's time counts where something is exchanged while backward computes.
-    told = hides and processor_clock() is not None
-    assert hides is None or all(step.hides == hides for step in KEPT)
-    assert hides is None or all((step.readings is not None) == told for step in KEPT[1:])
+        module.StepWriter = found
+    # CPU time is read only if communication overlaps with backward.
+    is_read = overlaps and thread_cpu_clock() is not None
+    assert overlaps is None or all(step.overlaps == overlaps for step in KEPT)
+    assert overlaps is None or all((step.readings is not None) == is_read for step in KEPT[1:])
     return [phase for phase, _ in groupby(KEPT[-1].marks[2::2])], [step.samples for step in KEPT]
 
 
@@ -73,11 +73,11 @@ def train(model, *, averaged=lambda model: None):
 
 def with_ddp(world, folder):
     model = DistributedDataParallel(network())
-    return clocked(world.place, folder, lambda: train(model), hides=True)
+    return clocked(world.place, folder, lambda: train(model), overlaps=True)
 
 
 def with_large_gradients(world, folder):
-    model = DistributedDataParallel(nn.Linear(LEAST_ELEMENTS, 1, bias=False))
+    model = DistributedDataParallel(nn.Linear(MIN_ELEMENTS, 1, bias=False))
 
     def exchanges(_, bucket):  # called by DDP's own hook once the last gradient is copied
         dist.barrier()
@@ -90,10 +90,10 @@ def with_large_gradients(world, folder):
     def script():
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(STEPS):
-            model(torch.ones(4, LEAST_ELEMENTS)).mean().backward()
+            model(torch.ones(4, MIN_ELEMENTS)).mean().backward()
             optimizer.step()
 
-    return clocked(world.place, folder, script, hides=True)
+    return clocked(world.place, folder, script, overlaps=True)
 
 
 def by_hand_after_a_copy_that_failed(world, folder):
@@ -101,17 +101,17 @@ def by_hand_after_a_copy_that_failed(world, folder):
         raise ValueError(bucket.index())
 
     def averaged(_):
-        large = DistributedDataParallel(nn.Linear(LEAST_ELEMENTS, 1, bias=False))
+        large = DistributedDataParallel(nn.Linear(MIN_ELEMENTS, 1, bias=False))
         large.register_comm_hook(None, fails)
         with pytest.raises(ValueError, match="0"):
-            large(torch.ones(4, LEAST_ELEMENTS)).mean().backward()
+            large(torch.ones(4, MIN_ELEMENTS)).mean().backward()
         dist.barrier()
 
-    return clocked(world.place, folder, lambda: train(network(), averaged=averaged), hides=True)[0]
+    return clocked(world.place, folder, lambda: train(network(), averaged=averaged), overlaps=True)[0]
 
 
 class Holding(nn.Module):
-    """Has a model with DDP as a part."""
+    """A model with a part that is wrapped by DDP."""
 
     def __init__(self, model):
         super().__init__()
@@ -125,20 +125,20 @@ def held_or_compiled(world, folder):
     def compiled(model):
         return torch.compile(DistributedDataParallel(model), backend="eager")
 
-    told = set()
+    is_read = set()
     for number, made in enumerate((Holding, compiled)):
-        model, below = made(nn.Linear(LEAST_ELEMENTS, 1, bias=False)), Path(folder) / str(number)
+        model, below = made(nn.Linear(MIN_ELEMENTS, 1, bias=False)), Path(folder) / str(number)
 
         def script(model=model):
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             for _ in range(STEPS):
-                model(torch.ones(4, LEAST_ELEMENTS)).mean().backward()
+                model(torch.ones(4, MIN_ELEMENTS)).mean().backward()
                 optimizer.step()
 
-        phases, _ = clocked(world.place, below, script, hides=True)
+        phases, _ = clocked(world.place, below, script, overlaps=True)
         header = json.loads((below / f"rank-{world.place.rank}.jsonl").read_text().splitlines()[0])
-        told.add((header["sync"], *phases))
-    return told
+        is_read.add((header["sync"], *phases))
+    return is_read
 
 
 def accumulating(world, folder):
@@ -152,7 +152,7 @@ def accumulating(world, folder):
             model(torch.ones(2, 3)).square().mean().backward()
             optimizer.step()
 
-    return clocked(world.place, folder, script, hides=True)
+    return clocked(world.place, folder, script, overlaps=True)
 
 
 def in_every_second_step(world, folder):
@@ -165,8 +165,8 @@ def in_every_second_step(world, folder):
                 model(torch.ones(4, 3)).square().mean().backward()
             optimizer.step()
 
-    clocked(world.place, folder, script, hides=None)
-    return [(step.hides, step.readings is not None) for step in KEPT]
+    clocked(world.place, folder, script, overlaps=None)
+    return [(step.overlaps, step.readings is not None) for step in KEPT]
 
 
 def with_fsdp(world, folder):
@@ -188,11 +188,11 @@ def in_hooks(world, folder):
     model = network()
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda one: dist.all_reduce(one.grad))
-    return clocked(world.place, folder, lambda: train(model), hides=True)
+    return clocked(world.place, folder, lambda: train(model), overlaps=True)
 
 
 class Averaging(torch.optim.SGD):
-    """Averages gradients in its step."""
+    """An optimizer that averages gradients in its step."""
 
     def step(self, closure=None):
         for group in self.param_groups:
@@ -210,18 +210,20 @@ def step_within_backward(world, folder, model, optimizer):
         for _ in range(STEPS):
             model(torch.ones(4, 3)).square().mean().backward()
 
-    clocked(world.place, folder, script, hides=None)
+    clocked(world.place, folder, script, overlaps=None)
 
 
 def in_steps_within_backward(world, folder):
     step_within_backward(world, folder, network(), Averaging)
-    return {step.hides for step in KEPT}
+    return {step.overlaps for step in KEPT}
 
 
 def with_steps_within_backward(world, folder):
     step_within_backward(world, folder, DistributedDataParallel(nn.Linear(3, 1)), torch.optim.SGD)
-    told = [dict(zip(step.readings[::2], step.readings[1::2], strict=True)) for step in KEPT if step.readings]
-    return [reading.ran > 0 for readings in told for reading in readings.values()]
+    all_readings = [
+        dict(zip(step.readings[::2], step.readings[1::2], strict=True)) for step in KEPT if step.readings
+    ]
+    return [reading.ran > 0 for readings in all_readings for reading in readings.values()]
 
 
 def with_barriers(world, folder):
@@ -243,8 +245,8 @@ def with_synchroniser(world, folder, sync):
     return result
 
 
-def steered(world, folder):
-    with steering(world, replace(DEFAULTS, load="replicated")):
+def run_replicated(world, folder):
+    with replicated_script(world, replace(DEFAULTS, load="replicated")):
         return clocked(world.place, folder, lambda: train(network()))
 
 
@@ -266,42 +268,42 @@ PLAIN = ["forward", "backward", "exposed_sync", "other", "optimizer"]
         (with_barriers, ["other", *PLAIN[:-1], "exposed_sync", "other", "optimizer"]),
     ],
 )
-def test_the_exchange_of_a_native_script_is_none_of_the_phases_it_is_in(processes, tmp_path, script, phases):
+def test_communication_of_a_distributed_script_is_a_phase_of_its_own(processes, tmp_path, script, phases):
     for seen, samples in processes.run(script, 2, str(tmp_path)):
         assert seen == phases
         assert samples == [4] * STEPS
 
 
-@pytest.mark.skipif(processor_clock() is None, reason="this system does not tell it")
-def test_the_processor_is_asked_in_the_next_step_that_hides_an_exchange(processes, tmp_path):
-    for told in processes.run(in_every_second_step, 2, str(tmp_path)):
-        assert told == [(True, False), (False, True), (True, True)]
+@pytest.mark.skipif(thread_cpu_clock() is None, reason="this system does not tell it")
+def test_cpu_time_is_read_in_the_next_step_with_overlap(processes, tmp_path):
+    for is_read in processes.run(in_every_second_step, 2, str(tmp_path)):
+        assert is_read == [(True, False), (False, True), (True, True)]
 
 
-def test_an_exchange_in_an_optimizers_step_is_not_hidden_by_the_backward_it_is_in(processes, tmp_path):
+def test_communication_of_an_optimizer_inside_backward_is_not_overlapped(processes, tmp_path):
     assert processes.run(in_steps_within_backward, 2, str(tmp_path)) == [{False}] * 2
 
 
-@pytest.mark.skipif(processor_clock() is None, reason="this system does not tell it")
-def test_a_step_that_begins_within_backward_knows_the_processor_from_there_on(processes, tmp_path):
-    for told in processes.run(with_steps_within_backward, 2, str(tmp_path)):
-        assert told
-        assert all(told)
+@pytest.mark.skipif(thread_cpu_clock() is None, reason="this system does not tell it")
+def test_a_step_that_begins_inside_backward_has_cpu_readings(processes, tmp_path):
+    for is_read in processes.run(with_steps_within_backward, 2, str(tmp_path)):
+        assert is_read
+        assert all(is_read)
 
 
-def test_an_exchange_after_a_backward_that_failed_in_one_is_told(processes, tmp_path):
+def test_communication_after_a_backward_that_failed_in_one_is_recorded(processes, tmp_path):
     for seen in processes.run(by_hand_after_a_copy_that_failed, 2, str(tmp_path)):
         assert seen[-6:] == ["backward", "exposed_sync", "other", "exposed_sync", "other", "optimizer"]
 
 
-def test_a_model_that_is_compiled_or_is_a_part_is_known_as_one_with_ddp(processes, tmp_path):
+def test_ddp_is_found_in_compiled_and_nested_models(processes, tmp_path):
     copied = (*PLAIN[:2], "exposed_sync", *PLAIN[1:])
-    for told in processes.run(held_or_compiled, 2, str(tmp_path)):
-        assert told == {("ddp", "other", *copied)}
+    for is_read in processes.run(held_or_compiled, 2, str(tmp_path)):
+        assert is_read == {("ddp", "other", *copied)}
 
 
 @pytest.mark.parametrize("sync", ["reference", "bucketed", "ddp"])
-def test_the_exchange_of_a_synchroniser_comes_after_backward(processes, tmp_path, sync):
+def test_a_synchronizer_communicates_after_backward(processes, tmp_path, sync):
     for seen, _ in processes.run(with_synchroniser, 2, str(tmp_path), sync):
         assert seen[-4:] == ["backward", "exposed_sync", "other", "optimizer"]
 
@@ -309,7 +311,7 @@ def test_the_exchange_of_a_synchroniser_comes_after_backward(processes, tmp_path
 def test_of_a_serial_script_what_is_gathered_and_averaged_is_exchange_and_the_samples_are_shared(
     processes, tmp_path
 ):
-    ranks = processes.run(steered, 3, str(tmp_path))
+    ranks = processes.run(run_replicated, 3, str(tmp_path))
     for seen, _ in ranks:
         assert seen[:3] == ["other", "forward", "exposed_sync"]
         assert seen[-4:] == ["backward", "exposed_sync", "other", "optimizer"]

@@ -12,7 +12,7 @@ from gallery.manifest import SCRIPTS
 from samestep.autopilot.calls import own_samples
 from samestep.autopilot.devices import own_device
 from samestep.autopilot.options import Options
-from samestep.autopilot.steering import steering
+from samestep.autopilot.steering import replicated_script
 from samestep.launch.hosting import host
 from samestep.launch.job import Program
 from samestep.measure.clock_file import STEP_PHASES, ClockFile, Clocking
@@ -31,7 +31,7 @@ def clocked(world, script, folder):
         os.chdir(folder)
         file = ClockFile(clocking, world.place, "steered")
         clock = ScriptClock(file, clocking, stop=lambda: None, own=own_samples)
-        with steering(world, options), clock.attached():
+        with replicated_script(world, options), clock.attached():
             ending = host(Program(target=str(script.path), args=script.arguments))
         clock.end("end")
     assert not ending.exit_code, ending.traceback

@@ -8,8 +8,8 @@ import pytest
 from samestep.base.errors import UsageError
 from samestep.measure.clock_file import STEP_PHASES, Clocking
 from samestep.recipes.clocked import clocked
-from samestep.recipes.cook import cook
-from samestep.recipes.order import take_order
+from samestep.recipes.cook import run_recipe
+from samestep.recipes.order import resolve
 from samestep.recipes.request import Request
 
 
@@ -17,11 +17,11 @@ def trained(world, folder, steps, warm_up, samples=90):
     """Train two epochs of 3 steps; return whether the training came to its end."""
     changes = {"epochs": 2, "batch_size": 32}
     request = Request(recipe="digits", subset=samples, out=folder / "run", changes=changes)
-    order = take_order(request, workers=world.place.size)
+    order = resolve(request, workers=world.place.size)
     clocking = Clocking(folder=folder / "clock", steps=steps, warm_up=warm_up)
-    train, warnings = partial(cook, world, order), []
+    train, warnings = partial(run_recipe, world, order), []
     result = clocked(
-        train, world, clocking, samples_per_epoch=samples, config=order.training(), tell=warnings.append
+        train, world, clocking, samples_per_epoch=samples, config=order.training(), report=warnings.append
     )
     world.barrier()  # the ranks go on together
     assert not warnings
@@ -69,7 +69,7 @@ def test_all_workers_leave_the_training_after_the_same_step(processes, tmp_path)
 def test_a_training_that_fails_says_so_in_its_file(processes, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "result.json").touch()
-    with pytest.raises(UsageError, match="already holds a run"):
+    with pytest.raises(UsageError, match="already contains a run"):
         processes.run(trained, 1, tmp_path, None, 0)
 
     ((_, steps, last),) = read(tmp_path)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from samestep.replicas.replicate import SYNCHRONISERS, replicate
+from samestep.replicas.replicate import SYNCHRONIZERS, replicate
 from support.replica_cases import (
     assert_equal_gradients,
     gradients,
@@ -73,7 +73,7 @@ def train_rank(world, sync, batch_norm):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("sync", SYNCHRONISERS)
+@pytest.mark.parametrize("sync", SYNCHRONIZERS)
 def test_training_with_global_batch_norm_is_the_serial_training(processes, sync, size):
     expected = train(conv_net())
     ranks = processes.run(train_rank, size, sync, "global")
@@ -84,8 +84,8 @@ def test_training_with_global_batch_norm_is_the_serial_training(processes, sync,
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_all_synchronisers_train_alike_and_leave_equal_bits(processes, size):
-    found = {sync: processes.run(train_rank, size, sync, "local") for sync in SYNCHRONISERS}
+def test_all_synchronizers_train_equally_with_equal_bits(processes, size):
+    found = {sync: processes.run(train_rank, size, sync, "local") for sync in SYNCHRONIZERS}
     for ranks in found.values():
         for states in ranks:
             torch.testing.assert_close(states, ranks[0], rtol=0, atol=0)
@@ -146,8 +146,8 @@ def accumulate_rank(world, sync):
         return alone, gradients(model), list(model.state_dict())
 
 
-@pytest.mark.parametrize("sync", SYNCHRONISERS)
-def test_accumulated_gradients_are_exchanged_once(processes, sync):
+@pytest.mark.parametrize("sync", SYNCHRONIZERS)
+def test_accumulated_gradients_are_averaged_once(processes, sync):
     model = network()
     plain(model, samples(), 1.0)
     plain(model, samples() + 1, 1.0)
@@ -195,7 +195,7 @@ def interrupted_rank(world):
     return rounds
 
 
-def test_what_a_failed_backward_has_sent_does_not_reach_the_next_gradients(processes):
+def test_messages_of_a_failed_backward_do_not_affect_the_next_gradients(processes):
     model = Interrupted()
     inputs = torch.tensor([1.0, 2.0]).repeat_interleave(2).unsqueeze(1).expand(4, 16)
     for rounds in processes.run(interrupted_rank, 2):
@@ -206,7 +206,7 @@ def test_what_a_failed_backward_has_sent_does_not_reach_the_next_gradients(proce
 
 
 @pytest.mark.parametrize("sync", ["reference", "bucketed"])
-def test_several_models_are_exchanged_in_one_order_whichever_backward_reaches_first(processes, sync):
+def test_several_models_are_synchronized_in_one_order_whichever_backward_reaches_first(processes, sync):
     models = [network(0), network(1)]
     two_models(models, samples(), 1.0)
     for found in processes.run(two_models_rank, 3, sync):
@@ -262,6 +262,6 @@ def dropped_rank(world, sync):
     return left() is None, torch.autograd.backward is original
 
 
-@pytest.mark.parametrize("sync", SYNCHRONISERS)
+@pytest.mark.parametrize("sync", SYNCHRONIZERS)
 def test_a_dropped_model_is_freed_and_takes_its_hooks_along(processes, sync):
     assert processes.run(dropped_rank, 2, sync) == [(True, True)] * 2

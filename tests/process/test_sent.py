@@ -1,4 +1,4 @@
-"""The step clock tells how many bytes of gradients each worker gives to the exchange."""
+"""The step clock records how many bytes of gradients each worker sends."""
 
 import json
 from dataclasses import replace
@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samestep.autopilot.calls import own_samples
 from samestep.autopilot.options import DEFAULTS
-from samestep.autopilot.steering import steering
+from samestep.autopilot.steering import replicated_script
 from samestep.measure.clock_file import ClockFile, Clocking
 from samestep.replicas.replicate import replicate
 from samestep.watch.clocked import ScriptClock
@@ -135,10 +135,10 @@ def test_those_of_a_synchroniser_are_as_large_as_they_travel(processes, tmp_path
     assert told == [(carrier, [wanted] * STEPS)] * 2
 
 
-def steered(world, folder):
-    with steering(world, replace(DEFAULTS, load="replicated")):
+def run_replicated(world, folder):
+    with replicated_script(world, replace(DEFAULTS, load="replicated")):
         return sent(world, folder, lambda: train(nn.Linear(3, 1)))
 
 
 def test_those_of_a_serial_script_are_known(processes, tmp_path):
-    assert processes.run(steered, 2, str(tmp_path)) == [("shared memory", [WEIGHTS] * STEPS)] * 2
+    assert processes.run(run_replicated, 2, str(tmp_path)) == [("shared memory", [WEIGHTS] * STEPS)] * 2

@@ -1,4 +1,4 @@
-"""The outermost backward is remembered per thread, without a trace in the memory of the process."""
+"""The top-level backward is stored per thread, and no reference to it leaks."""
 
 import gc
 import sys
@@ -22,31 +22,31 @@ def other_thread():
     return run
 
 
-def test_remembering_gives_back_as_many_references_as_it_takes():
-    outermost = backward.Backward()
+def test_storing_a_backward_keeps_no_reference():
+    outermost = backward.TopLevelBackward()
     before = sys.getrefcount(outermost)
     for _ in range(50):
-        backward._remember(outermost)
-        assert backward._recall() is outermost
-        backward._remember(None)
+        backward._set_current(outermost)
+        assert backward._get_current() is outermost
+        backward._set_current(None)
     assert sys.getrefcount(outermost) == before
 
 
-def test_a_thread_sees_its_own_backward_alone(other_thread):
-    outermost, seen = backward.Backward(), []
-    backward._remember(outermost)
-    other_thread(lambda: seen.append(backward._recall()))
-    backward._remember(None)
+def test_a_thread_has_no_access_to_another_threads_backward(other_thread):
+    outermost, seen = backward.TopLevelBackward(), []
+    backward._set_current(outermost)
+    other_thread(lambda: seen.append(backward._get_current()))
+    backward._set_current(None)
     assert seen == [None]
 
 
-def test_a_thread_that_ends_leaves_nothing_behind(other_thread):
+def test_a_thread_that_ends_frees_its_slot(other_thread):
     slots = []
 
     def run():
-        backward._remember(backward.Backward())
+        backward._set_current(backward.TopLevelBackward())
         slots.append(weakref.ref(backward._slot()))
-        backward._remember(None)
+        backward._set_current(None)
 
     for _ in range(3):
         other_thread(run)

@@ -1,4 +1,4 @@
-"""Batch norm over the global batch is serial batch norm; over each share, its statistics stay equal."""
+"""Global batch norm equals serial batch norm; under local batch norm the running statistics stay equal."""
 
 import copy
 
@@ -52,7 +52,7 @@ def loss_of(model, inputs, weight):
 
 
 def train(model, inputs, weight, steps=3, optimizer=None):
-    """Train; return everything that can be seen afterwards."""
+    """Train; return the state dict and the gradients of the inputs."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     grads = []
     for step in range(steps):
@@ -65,7 +65,7 @@ def train(model, inputs, weight, steps=3, optimizer=None):
 
 
 def train_ranks(shares, shape, *, make=build, batch_norm="global", inputs=None, **options):
-    """State after training on each rank; buckets ride along."""
+    """Return the state after training on each rank."""
     inputs = batch(shape) if inputs is None else inputs
 
     def on_rank(world):
@@ -138,7 +138,7 @@ def test_three_dimensional_input_of_batch_norm_1d():
         assert_state(state, expected)
 
 
-def penalised(model, inputs, weight):
+def penalized(model, inputs, weight):
     """A gradient penalty: backward through backward of batch norm."""
     inputs = inputs.detach().requires_grad_()
     outputs = model["after"](model["norm"](model["before"](inputs))).tanh()
@@ -151,12 +151,12 @@ def penalised(model, inputs, weight):
 @pytest.mark.parametrize("options", [{}, {"affine": False}], ids=str)
 @pytest.mark.parametrize("shares", SHARES, ids=str)
 def test_global_batch_norm_can_be_differentiated_twice(shares, options):
-    expected = penalised(build(**options), batch(SHAPES[2]), 1.0)
+    expected = penalized(build(**options), batch(SHAPES[2]), 1.0)
 
     def on_rank(world):
         model = build(**options)
         with replicate(model, world, batch_norm="global"):
-            return penalised(model, *share_of(world, batch(SHAPES[2]), shares))
+            return penalized(model, *share_of(world, batch(SHAPES[2]), shares))
 
     for found in run_ranks(on_rank, len(shares)):
         assert_state(found, expected, tolerance=1e-10)
@@ -232,7 +232,7 @@ def test_one_value_per_channel_in_the_global_batch_is_refused_on_all_ranks():
         model = build(1)
         with (
             replicate(model, world, batch_norm="global"),
-            pytest.raises(UsageError, match="more than one value per channel"),
+            pytest.raises(UsageError, match=r" 1 .*\[[01], 3\]"),
         ):
             model["norm"](share_of(world, batch((1, 3)), [1, 0])[0])
 
@@ -260,33 +260,33 @@ def test_large_means_do_not_cost_precision():
 
 
 class Odd(nn.BatchNorm1d):
-    """A batch norm with an activation, as some libraries have it."""
+    """A batch norm with an activation, as in some libraries."""
 
     def forward(self, inputs):
         return super().forward(inputs).relu()
 
 
 def with_own_forward(form):
-    """A batch norm whose forward is its class's or its own, and what it has been called with."""
+    """Return a batch norm with a user-defined forward, of its class or of the instance."""
     if form == "class":
         return Odd(3).double()
     norm = nn.BatchNorm1d(3).double()
-    torchs = norm.forward
-    norm.forward = lambda inputs: torchs(inputs).relu()
+    original = norm.forward
+    norm.forward = lambda inputs: original(inputs).relu()
     return norm
 
 
 @pytest.mark.parametrize("form", ["class", "instance"])
-def test_a_batch_norm_with_a_forward_of_its_own_is_refused_where_it_would_be_replaced(form):
+def test_global_batch_norm_refuses_a_user_defined_forward(form):
     def on_rank(world):
-        with pytest.raises(UsageError, match=r"norm \(\w+\) is a batch norm with a forward of its own"):
+        with pytest.raises(UsageError, match=r"^norm \((Odd|BatchNorm1d)\).* batch_norm='local'"):
             replicate(nn.ModuleDict({"norm": with_own_forward(form)}), world, batch_norm="global")
 
     run_ranks(on_rank, 2)
 
 
 @pytest.mark.parametrize("form", ["class", "instance"])
-def test_a_forward_of_its_own_runs_under_local_batch_norm(form):
+def test_a_user_defined_forward_runs_under_local_batch_norm(form):
     inputs = batch(SHAPES[1])
     expected = with_own_forward(form)
     wanted = torch.cat([expected(inputs[:4]), expected(inputs[4:])])
@@ -307,12 +307,12 @@ def test_a_forward_of_its_own_runs_under_local_batch_norm(form):
     assert ranks[0][1].ne(0).all()
 
 
-def test_who_cannot_run_forward_is_told_that_global_batch_norm_needs_it():
+def test_contribute_nothing_is_refused_under_global_batch_norm():
     def on_rank(world):
         model = build()
         with (
             replicate(model, world, batch_norm="global") as replicas,
-            pytest.raises(UsageError, match="run the model on an empty batch"),
+            pytest.raises(UsageError, match=r"contribute_nothing\(\).* batch_norm='global'"),
         ):
             replicas.contribute_nothing()
 
@@ -350,7 +350,7 @@ def test_local_running_statistics_are_the_average_over_ranks(sync, momentum):
 
 @pytest.mark.parametrize("shares", [[7, 0], [0, 7], [0, 7, 0]], ids=str)
 @pytest.mark.parametrize("sync", ["reference", "bucketed"])
-def test_a_rank_without_samples_has_no_say_in_local_statistics(sync, shares):
+def test_a_rank_without_samples_does_not_change_local_statistics(sync, shares):
     model = build()
     train(model, batch(SHAPES[2]), 1.0, steps=2)
     for found in local_statistics(shares, sync=sync):
@@ -408,7 +408,7 @@ def test_a_rank_that_contributes_nothing_counts_the_step():
         assert_state(found, model["norm"].running_var)
 
 
-def test_statistics_of_another_dtype_travel_alone():
+def test_statistics_of_another_dtype_are_averaged_in_a_separate_message():
     def on_rank(world):
         model = build()
         model.before.double()
@@ -449,12 +449,12 @@ def test_an_empty_share_keeps_its_dtype_under_local_batch_norm():
     assert run_ranks(on_rank, 2) == [(torch.bfloat16, torch.float32)] * 2
 
 
-def test_a_share_of_one_value_is_told_about_global_batch_norm():
+def test_local_batch_norm_refuses_a_shard_of_one_value():
     def on_rank(world):
         norm = nn.BatchNorm1d(3)
         with (
             replicate(norm, world, batch_norm="local"),
-            pytest.raises(UsageError, match=r"share of the batch is \[1, 3\]. Use batch_norm='global'"),
+            pytest.raises(UsageError, match=r"\[1, 3\].* batch_norm='global'"),
         ):
             norm(batch((1, 3), dtype=torch.float32))
 
@@ -462,7 +462,7 @@ def test_a_share_of_one_value_is_told_about_global_batch_norm():
 
 
 def test_the_check_averages_statistics_of_forwards_without_backward():
-    """As they are taken anew after weights have been averaged."""
+    """As when statistics are recomputed after averaging weights."""
 
     def on_rank(world):
         model = build()

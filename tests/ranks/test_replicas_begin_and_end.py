@@ -1,4 +1,4 @@
-"""Replicas begin equal, the model stays the user's own, and detaching leaves no trace."""
+"""Replicas begin equal, the model is not wrapped, and detaching removes every hook."""
 
 import copy
 import gc
@@ -41,11 +41,11 @@ def test_all_ranks_begin_with_the_values_of_rank_0():
 
 
 @pytest.mark.parametrize(
-    ("build", "said"),
+    ("build", "difference"),
     [
         (
             lambda rank: nn.Linear(2, 3 + rank),
-            r"weight \(float32 \[3, 2\]\) on rank 0 is weight \(float32 \[4, 2\]\)",
+            r"weight \(float32 \[3, 2\]\) on rank 0 .*weight \(float32 \[4, 2\]\) on rank 1",
         ),
         (
             lambda rank: nn.Linear(2, 3).to([torch.float32, torch.float64][rank]),
@@ -53,19 +53,19 @@ def test_all_ranks_begin_with_the_values_of_rank_0():
         ),
         (
             lambda rank: nn.Sequential(*[nn.Linear(2, 2)] * 1, *[nn.Linear(2, 2)] * rank),
-            "1.weight .* too much",
+            r"1\.weight .* on rank 1",
         ),
         (
             lambda rank: nn.Linear(2, 3).requires_grad_(not rank),
-            r"weight \(float32 \[3, 2\]\) on rank 0 is weight \(float32 \[3, 2\], frozen\) on rank 1",
+            r"weight \(float32 \[3, 2\]\) on rank 0 .*weight \(float32 \[3, 2\], frozen\) on rank 1",
         ),
-        (lambda rank: nn.Linear(2, 3, bias=not rank), r"bias \(float32 \[3\]\) is missing on rank 1"),
+        (lambda rank: nn.Linear(2, 3, bias=not rank), r"bias \(float32 \[3\]\) .*missing on rank 1"),
     ],
 )
-def test_models_that_differ_are_refused_on_all_ranks_with_the_first_difference(build, said):
+def test_models_that_differ_are_refused_on_all_ranks_with_the_first_difference(build, difference):
     def on_rank(world):
         backward = torch.autograd.backward
-        with pytest.raises(OutOfStep, match=said):
+        with pytest.raises(OutOfStep, match=difference):
             replicate(build(world.place.rank), world)
         assert torch.autograd.backward is backward
 
@@ -73,41 +73,41 @@ def test_models_that_differ_are_refused_on_all_ranks_with_the_first_difference(b
 
 
 @pytest.mark.parametrize(
-    ("model", "options", "said"),
+    ("model", "options", "named"),
     [
         (nn.Embedding(3, 2, sparse=True), {}, "sparse=False"),
-        (nn.Sequential(nn.LazyLinear(3)), {}, "0.weight has no shape yet"),
-        (nn.Linear(2, 2, device="meta"), {}, "meta device"),
+        (nn.Sequential(nn.LazyLinear(3)), {}, r"0\.weight"),
+        (nn.Linear(2, 2, device="meta"), {}, "meta"),
         (
             nn.Linear(2, 2),
             {"sync": "telepathy"},
-            "'telepathy': choose one of auto, reference, bucketed, flat, ddp",
+            "sync='telepathy'.* auto, reference, bucketed, flat, ddp",
         ),
-        (nn.Linear(2, 2), {"batch_norm": "none"}, "'none': choose one of local, global"),
+        (nn.Linear(2, 2), {"batch_norm": "none"}, "batch_norm='none'.* local, global"),
         (nn.Linear(2, 2), {"bucket_bytes": 0}, "bucket_bytes=0"),
         (nn.Linear(2, 2), {"check_every": -1}, "check_every=-1"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Lazy modules")
-def test_what_cannot_be_replicated_is_refused_before_work(model, options, said):
-    with pytest.raises(UsageError, match=said):
+def test_unsupported_models_and_options_are_refused_before_work(model, options, named):
+    with pytest.raises(UsageError, match=named):
         replicate(model, SoloWorld(), **options)
 
 
-def test_ddp_says_that_it_needs_processes():
+def test_ddp_needs_a_process_group():
     def on_rank(world):
         model = network()
-        with pytest.raises(UsageError, match=r"needs a torch\.distributed process group"):
+        with pytest.raises(UsageError, match=rf"sync='ddp'.* {type(world).__name__}"):
             replicate(model, world, sync="ddp")
         assert_untouched(model)
 
     run_ranks(on_rank, 2)
 
 
-def test_flat_says_that_it_needs_the_memory_of_one_host():
+def test_flat_needs_processes_of_one_host():
     def on_rank(world):
         model = network()
-        with pytest.raises(UsageError, match="needs ranks that share the memory of one host"):
+        with pytest.raises(UsageError, match="sync='flat'"):
             replicate(model, world, sync="flat")
         assert_untouched(model)
         with replicate(model, world) as replicas:
@@ -118,13 +118,13 @@ def test_flat_says_that_it_needs_the_memory_of_one_host():
 
 def test_a_model_is_replicated_once():
     model = network()
-    with replicate(model, SoloWorld()), pytest.raises(UsageError, match="already"):
+    with replicate(model, SoloWorld()), pytest.raises(UsageError, match=r"Sequential.*detach"):
         replicate(model, SoloWorld())
     replicate(model, SoloWorld()).detach()
 
 
 def test_only_replicated_models_accumulate():
-    with pytest.raises(UsageError, match="has not been replicated"), samestep.accumulate(network()):
+    with pytest.raises(UsageError, match=r"Sequential.*replicate\(model\)"), samestep.accumulate(network()):
         pass
 
 
@@ -176,7 +176,7 @@ def test_keys_and_class_are_the_models_own_and_detach_leaves_no_trace(sync, batc
     assert torch.autograd.backward is original
 
 
-def test_a_dropped_model_takes_its_hooks_along():
+def test_a_freed_model_leaves_no_hooks():
     original = torch.autograd.backward
 
     def on_rank(world):
@@ -213,7 +213,7 @@ def test_a_copy_and_a_pickle_are_plain_models():
             assert copied[1].forward.__self__ is copied[1]
             for other in (loaded, copied):
                 torch.testing.assert_close(other.state_dict(), model.state_dict())
-                if world.place.is_main:  # alone: takes part in nothing
+                if world.place.is_main:  # on one rank only: the copy does not communicate
                     other[1].train()(torch.ones(3, 2, 4, 4, dtype=torch.float64))
                     assert other[1].num_batches_tracked == 1
         copied[1].train()(torch.ones(3, 2, 4, 4, dtype=torch.float64))
@@ -222,7 +222,7 @@ def test_a_copy_and_a_pickle_are_plain_models():
     run_ranks(on_rank, 2)
 
 
-def test_somebody_elses_patch_of_backward_survives():
+def test_another_librarys_patch_of_backward_survives():
     original, calls = torch.autograd.backward, []
 
     def on_rank(world):

@@ -1,4 +1,6 @@
-"""Replicas that drift are found, and named by rank and parameter."""
+"""Checksums detect replicas that differ, and the error names rank and parameter."""
+
+import re
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from support.replica_cases import network, plain, samples
 
 
 def drift_of(size, rank, change, *, build=network, **options):
-    """What `check` says when `change` is made to the model of one rank alone."""
+    """Return the message of `check` after `change` was applied to the model of one rank."""
 
     def on_rank(world):
         model = build()
@@ -31,43 +33,43 @@ def drift_of(size, rank, change, *, build=network, **options):
     return message
 
 
-def test_of_two_ranks_the_second_is_said_to_differ_from_the_first():
+def test_with_two_ranks_the_second_one_is_named():
     message = drift_of(2, 0, lambda model: model[2].weight.add_(1e-15))
-    assert "rank 1 differs from rank 0, first in 2.weight" in message
+    assert re.search(r"rank 1 .*rank 0, .* 2\.weight\.", message)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_of_three_ranks_the_odd_one_is_named(rank):
+def test_with_three_ranks_the_odd_one_is_named(rank):
     message = drift_of(3, rank, lambda model: model[4].bias.neg_())
-    assert f"rank {rank} differs from the other 2 ranks, first in 4.bias" in message
+    assert re.search(rf"rank {rank} .*other 2 ranks, .* 4\.bias\.", message)
 
 
-def test_a_buffer_that_drifts_is_found():
+def test_a_buffer_that_differs_is_named():
     def build():
         model = network()
         model.register_buffer("average", torch.zeros(2))
         return model
 
     message = drift_of(2, 1, lambda model: model.average.add_(1), build=build)
-    assert "first in average" in message
+    assert " average." in message
 
 
-def test_running_statistics_are_watched_only_where_they_must_be_equal():
+def test_running_statistics_are_compared_only_if_they_are_global():
     def build():
         return nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
 
     message = drift_of(2, 1, lambda model: model[0].running_var.add_(1), build=build, batch_norm="global")
-    assert "first in 0.running_var" in message
+    assert " 0.running_var." in message
 
     def both(model):
         model[0].running_var.add_(1)
         model[1].bias.add_(1)
 
     message = drift_of(2, 1, both, build=build, batch_norm="local")
-    assert "first in 1.bias" in message
+    assert " 1.bias." in message
 
 
-def test_a_buffer_that_is_not_saved_may_differ():
+def test_a_non_persistent_buffer_may_differ():
     def on_rank(world):
         model = network()
         model.register_buffer("cache", torch.zeros(2), persistent=False)
@@ -78,7 +80,7 @@ def test_a_buffer_that_is_not_saved_may_differ():
     run_ranks(on_rank, 2)
 
 
-def test_nan_in_the_same_places_is_no_drift():
+def test_nan_in_the_same_places_is_equal():
     def on_rank(world):
         model = network()
         with replicate(model, world) as replicas, torch.no_grad():
@@ -88,7 +90,7 @@ def test_nan_in_the_same_places_is_no_drift():
     run_ranks(on_rank, 2)
 
 
-def test_the_check_comes_by_itself_every_few_exchanges():
+def test_the_check_runs_every_few_synchronizations():
     def on_rank(world):
         model = network()
         with replicate(model, world, check_every=3):
@@ -96,18 +98,18 @@ def test_the_check_comes_by_itself_every_few_exchanges():
             with torch.no_grad():
                 model[0].bias.add_(world.place.rank)
             plain(model, samples(), 1.0)
-            with pytest.raises(OutOfStep, match=r"first in 0\.bias"):
+            with pytest.raises(OutOfStep, match=r" 0\.bias\."):
                 plain(model, samples(), 1.0)
 
     run_ranks(on_rank, 2)
 
 
-def test_a_parameter_put_in_later_is_reported():
+def test_a_parameter_added_later_is_reported():
     def on_rank(world):
         model = network()
         with replicate(model, world) as replicas:
             model[2].bias = nn.Parameter(torch.zeros(4))
-            with pytest.raises(UsageError, match=r"parameter 2\.bias was added, replaced"):
+            with pytest.raises(UsageError, match=r"parameter 2\.bias "):
                 replicas.check()
 
     run_ranks(on_rank, 2)
@@ -122,33 +124,33 @@ dtypes = st.sampled_from(
 
 
 @given(tensors, dtypes, st.data())
-def test_a_change_of_one_element_always_changes_the_hash(octets, dtype, data):
+def test_a_change_of_one_element_always_changes_the_checksum(octets, dtype, data):
     octets = octets % 2 if dtype == torch.bool else octets
     other = octets.clone()
     place = data.draw(st.integers(0, len(octets) - 1))
     other[place] = data.draw(
         st.integers(0, 1 if dtype == torch.bool else 255).filter(lambda n: n != octets[place])
     )
-    assert fingerprint.fingerprint(octets.view(dtype)) != fingerprint.fingerprint(other.view(dtype))
+    assert fingerprint.checksum(octets.view(dtype)) != fingerprint.checksum(other.view(dtype))
 
 
 @given(st.permutations(range(6)))
-def test_the_hash_tells_orders_apart(order):
+def test_the_checksum_depends_on_the_order(order):
     numbers = torch.arange(6.0)
-    assert (fingerprint.fingerprint(numbers[order]) == fingerprint.fingerprint(numbers)) == (
+    assert (fingerprint.checksum(numbers[order]) == fingerprint.checksum(numbers)) == (
         list(order) == list(range(6))
     )
 
 
-def test_the_hash_is_of_logical_order_and_the_same_in_pieces(monkeypatch):
+def test_the_checksum_is_of_logical_order_and_depends_on_it_across_pieces(monkeypatch):
     numbers = torch.arange(12.0).view(3, 4)
-    assert fingerprint.fingerprint(numbers.t().contiguous().t()) == fingerprint.fingerprint(numbers)
+    assert fingerprint.checksum(numbers.t().contiguous().t()) == fingerprint.checksum(numbers)
     monkeypatch.setattr(fingerprint, "_PIECE", 5)
     swapped = numbers.view(-1)[[5, 6, 7, 8, 9, 0, 1, 2, 3, 4, 10, 11]]
-    assert fingerprint.fingerprint(swapped) != fingerprint.fingerprint(numbers)
+    assert fingerprint.checksum(swapped) != fingerprint.checksum(numbers)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
 def test_flipped_signs_do_not_cancel(dtype):
     numbers = torch.randn(64, generator=torch.Generator().manual_seed(0)).to(dtype)
-    assert fingerprint.fingerprint(-numbers) != fingerprint.fingerprint(numbers)
+    assert fingerprint.checksum(-numbers) != fingerprint.checksum(numbers)

@@ -1,4 +1,4 @@
-"""Every way to run backward ends with the serial gradients, on every rank, with equal bits."""
+"""Every kind of backward gives the serial gradients, with equal bits on every rank."""
 
 import importlib
 from contextlib import nullcontext
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import samestep
-from samestep.replicas.replicate import SYNCHRONISERS, replicate
+from samestep.replicas.replicate import SYNCHRONIZERS, replicate
 from samestep.world.threads import run_ranks
 from support.replica_cases import (
     CASES,
@@ -24,7 +24,7 @@ from support.replica_cases import (
     two_models_rank,
 )
 
-SYNCS = [name for name in SYNCHRONISERS if name not in ("ddp", "flat")]  # these need processes
+SYNCS = [name for name in SYNCHRONIZERS if name not in ("ddp", "flat")]  # these need processes
 TINY = 80  # bytes: a bucket or two per layer
 
 pytestmark = pytest.mark.parametrize("sync", SYNCS)
@@ -37,7 +37,7 @@ def dynamo_loaded():
 
 
 def serial(case, *, steps=2, build=network):
-    """The gradients of each step, in one process on the whole batch."""
+    """Return the gradients of each step, in one process on the global batch."""
     model = build()
     rounds = []
     for step in range(steps):
@@ -48,7 +48,7 @@ def serial(case, *, steps=2, build=network):
 
 
 def parallel(case, sync, shares, *, steps=2, build=network):
-    """The gradients of each step, on each rank."""
+    """Return the gradients of each step on each rank."""
 
     def on_rank(world):
         model = build()
@@ -77,7 +77,7 @@ def test_gradients_are_the_serial_ones(case, sync, shares):
     assert_serial(parallel(case, sync, shares), serial(case))
 
 
-def test_a_block_under_accumulate_exchanges_nothing_and_the_next_backward_all(sync):
+def test_accumulate_synchronizes_nothing_and_the_next_backward_everything(sync):
     def on_rank(world):
         model, (inputs, weight) = network(), share_of(world, samples(), [4, 3])
         with replicate(model, world, sync=sync) as replicas:
@@ -98,7 +98,7 @@ def test_a_block_under_accumulate_exchanges_nothing_and_the_next_backward_all(sy
     assert_serial([[found_0], [found_1]], serial(accumulated, steps=1))
 
 
-def test_a_parameter_used_only_under_accumulate_is_exchanged_too(sync):
+def test_a_parameter_used_only_under_accumulate_is_averaged_too(sync):
     def micro_batches(model, inputs, weight, accumulate):
         with accumulate(model):
             plain(model, inputs, weight)
@@ -110,7 +110,7 @@ def test_a_parameter_used_only_under_accumulate_is_exchanged_too(sync):
 
 
 def test_ranks_may_use_different_parameters(sync):
-    """Serial training would have used both branches, each with its part of the batch."""
+    """Serial training uses both branches, each with its part of the batch."""
 
     class Branches(nn.Module):
         def __init__(self):
@@ -141,7 +141,7 @@ def test_zeros_left_by_zero_grad_stay_zeros(sync):
     assert_serial(parallel(zeroed, sync, [4, 3]), serial(zeroed))
 
 
-def test_tied_weights_are_exchanged_once_and_right(sync):
+def test_tied_weights_are_averaged_once(sync):
     def tied():
         model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)).double()
         with torch.no_grad():
@@ -179,7 +179,7 @@ def test_frozen_parameters_may_be_unfrozen_and_frozen_again(sync):
     )
 
 
-def test_a_model_frozen_at_first_is_not_forgotten(sync):
+def test_a_model_frozen_at_first_is_synchronized_later(sync):
     def frozen():
         return network().requires_grad_(False)
 
@@ -251,7 +251,7 @@ def test_lbfgs_takes_the_serial_steps(sync):
         def closure():
             optimizer.zero_grad()
             plain(model, inputs, weight)
-            return 0.0  # a closure returns the loss, which without line search decides nothing
+            return 0.0  # the loss, which has no effect without line search
 
         for _ in range(3):
             optimizer.step(closure)
@@ -289,7 +289,7 @@ def test_two_models_in_one_backward(sync):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_several_models_are_exchanged_in_one_order_whichever_backward_reaches_first(sync):
+def test_several_models_are_synchronized_in_one_order_whichever_backward_reaches_first(sync):
     models = [network(0), network(1)]
     two_models(models, samples(), 1.0)
     for found in run_ranks(two_models_rank, 3, sync):
@@ -321,7 +321,7 @@ def test_an_empty_share_contributes_zeros_even_where_its_loss_is_nan(sync):
     assert_serial(parallel(careless, sync, [7, 0]), serial(plain))
 
 
-def test_a_backward_that_fails_is_forgotten(sync):
+def test_a_failed_backward_does_not_affect_the_next(sync):
     def interrupted(model, inputs, weight):
         hidden = model[:3](inputs)
         hidden.register_hook(_fail)
@@ -350,7 +350,7 @@ def test_sparse_gradients_are_refused_by_name(sync):
         model = Functional()
         with (
             replicate(model, world, sync=sync),
-            pytest.raises(samestep.Error, match=r"gradient of table is sparse"),
+            pytest.raises(samestep.Error, match=r" table .*sparse=False"),
         ):
             model(torch.tensor([1])).sum().backward()
 
@@ -362,7 +362,7 @@ def test_an_old_reference_to_backward_is_refused(sync):
 
     def on_rank(world):
         model = network()
-        with replicate(model, world, sync=sync), pytest.raises(samestep.Error, match="older than replicate"):
+        with replicate(model, world, sync=sync), pytest.raises(samestep.Error, match=r"replicate\(\)"):
             old(mean_loss(model(samples()), 1.0))
 
     run_ranks(on_rank, 2)

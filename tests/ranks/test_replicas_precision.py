@@ -1,4 +1,4 @@
-"""Replicas in mixed and low precision and in another memory format: the serial ones all the same."""
+"""Replicas in mixed and low precision and in another memory format have the serial gradients."""
 
 import copy
 import functools
@@ -125,14 +125,14 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all():
     assert run_ranks(scaled, 3) == [[(2.0**9, False), (2.0**9, True)]] * 3
 
 
-def test_accumulated_scaled_gradients_are_exchanged_once_and_right():
+def test_accumulated_scaled_gradients_are_averaged_once():
     def accumulated(world):
         model = conv_net(torch.float64)
         images, labels = batch(torch.float64)
         mine = slice(4 * world.place.rank, 4 * world.place.rank + 4)
         images, labels = images[mine], labels[mine]
         with replicate(model, world, batch_norm="local"):
-            model.eval()  # statistics over micro-batches are others
+            model.eval()  # batch statistics of micro-batches differ
             with accumulate(model):
                 (nn.functional.cross_entropy(model(images[:1]), labels[:1]) * 2 / 8).backward()
             (nn.functional.cross_entropy(model(images[1:]), labels[1:]) * 3 * 2 / 8).backward()

@@ -9,11 +9,11 @@ import torch
 from samestep.base.errors import UsageError
 from samestep.data.loader import Loader
 from samestep.measure.clock import HostClock
-from samestep.training.conduct import Conduct
+from samestep.training.conduct import RunOptions
 from samestep.training.evaluate import evaluate
-from samestep.training.keeping import Keeper
+from samestep.training.keeping import CheckpointManager
 from samestep.training.stopwatch import Stopwatch
-from samestep.training.surroundings import Surroundings
+from samestep.training.surroundings import Callbacks
 from samestep.world.solo import SoloWorld
 from samestep.world.threads import run_ranks
 from support.training import (
@@ -127,7 +127,7 @@ def test_the_schedule_steps_once_per_global_batch():
 
 
 def test_more_workers_than_samples_in_a_batch_are_refused_before_work():
-    with pytest.raises(UsageError, match=r"--batch-size 2 .* 3 workers"):
+    with pytest.raises(UsageError, match=r"--batch-size 2 .* 3"):
         run_ranks(train, 3, settings(batch_size=2))
 
 
@@ -154,7 +154,7 @@ def test_what_is_done_between_steps_is_no_part_of_a_step(tmp_path):
             self.now += 0.001
             return self.now
 
-    class SlowKeeper(Keeper):
+    class SlowCheckpoints(CheckpointManager):
         def save(self, moment, *, score=None):
             clock.now += 1000.0
 
@@ -163,8 +163,8 @@ def test_what_is_done_between_steps_is_no_part_of_a_step(tmp_path):
     made.clock = made.journal._clock = HostClock(now=clock)
     made._stopwatch = Stopwatch(now=clock)
     memory = Slow()
-    keeper = SlowKeeper(SoloWorld(), Conduct(checkpoint_steps=7), folder=tmp_path)
-    made.run(replace(Surroundings.bare(SoloWorld(), sink=memory), keeper=keeper))
+    checkpoints = SlowCheckpoints(SoloWorld(), RunOptions(checkpoint_steps=7), folder=tmp_path)
+    made.run(replace(Callbacks.disabled(SoloWorld(), sink=memory), checkpoints=checkpoints))
 
     assert memory.result.seconds < 1.0
     assert memory.result.samples_per_second == 120 / memory.result.seconds

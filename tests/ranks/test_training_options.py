@@ -10,9 +10,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from samestep.checkpoint.read import read
 from samestep.sharding.order import epoch_order
-from samestep.training.conduct import Conduct
-from samestep.training.keeping import Keeper
-from samestep.training.surroundings import Surroundings
+from samestep.training.conduct import RunOptions
+from samestep.training.keeping import CheckpointManager
+from samestep.training.surroundings import Callbacks
 from samestep.world.solo import SoloWorld
 from samestep.world.threads import run_ranks
 from support.training import Memory, convnet, digits, largest_difference, settings, training
@@ -84,14 +84,14 @@ def floats(state):
 
 def run(world, chosen, *, folder=None, every=None, snapshot=None, evaluate_every=1, keep=100):
     """Train on one rank, from a snapshot if one is given; return the losses, both states and the scaler's."""
-    conduct = Conduct(checkpoint_steps=every, keep=keep, evaluate_every=evaluate_every)
-    made = training(world, chosen, conduct=conduct)
+    options = RunOptions(checkpoint_steps=every, keep=keep, evaluate_every=evaluate_every)
+    made = training(world, chosen, options=options)
     if snapshot is not None:
         made.restore(snapshot)
     memory = Memory()
-    keeper = Keeper(world, conduct, folder=folder)
-    result = made.run(replace(Surroundings.bare(world, sink=memory), keeper=keeper))
-    keeper.close()
+    checkpoints = CheckpointManager(world, options, folder=folder)
+    result = made.run(replace(Callbacks.disabled(world, sink=memory), checkpoints=checkpoints))
+    checkpoints.close()
     assert f"{made.steps} steps" in result.summary()
     evaluated = made.learner.evaluated.state_dict()
     losses = {row["step"]: row["loss"] for row in memory.rows}

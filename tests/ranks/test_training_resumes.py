@@ -7,9 +7,9 @@ import torch
 
 from samestep.base.errors import CheckpointError
 from samestep.checkpoint.read import read
-from samestep.training.conduct import Conduct
-from samestep.training.keeping import Keeper
-from samestep.training.surroundings import Surroundings
+from samestep.training.conduct import RunOptions
+from samestep.training.keeping import CheckpointManager
+from samestep.training.surroundings import Callbacks
 from samestep.world.solo import SoloWorld
 from samestep.world.threads import run_ranks
 from support.snapshots import same
@@ -30,11 +30,11 @@ def snapshot(tmp_path_factory):
     """The checkpoint in the middle of a short training."""
     folder = tmp_path_factory.mktemp("checkpoints")
     state = torch.get_rng_state()
-    conduct = Conduct(checkpoint_steps=5)
-    keeper = Keeper(SoloWorld(), conduct, folder=folder)
-    around = replace(Surroundings.bare(SoloWorld()), keeper=keeper)
-    training(SoloWorld(), settings(**BEGUN), conduct=conduct).run(around)
-    keeper.close()
+    options = RunOptions(checkpoint_steps=5)
+    checkpoints = CheckpointManager(SoloWorld(), options, folder=folder)
+    callbacks = replace(Callbacks.disabled(SoloWorld()), checkpoints=checkpoints)
+    training(SoloWorld(), settings(**BEGUN), options=options).run(callbacks)
+    checkpoints.close()
     torch.set_rng_state(state)
     return read(folder / "step-5")
 
@@ -45,12 +45,22 @@ def without(parts, *names):
 
 def assert_refused(world, chosen, snapshot, message):
     made = training(world, settings(**chosen))
-    before = made.learner.tensors(), made.learner.rest(), made.journal.state_dict(), made.position
+    before = (
+        made.learner.tensors(),
+        made.learner.optimization_state(),
+        made.journal.state_dict(),
+        made.position,
+    )
 
     with pytest.raises(CheckpointError, match=message):
         made.restore(snapshot)
 
-    after = made.learner.tensors(), made.learner.rest(), made.journal.state_dict(), made.position
+    after = (
+        made.learner.tensors(),
+        made.learner.optimization_state(),
+        made.journal.state_dict(),
+        made.position,
+    )
     assert same(before[:3], after[:3])
     assert before[3] == after[3]
 
@@ -58,7 +68,7 @@ def assert_refused(world, chosen, snapshot, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"lr": 0.1}, r"began with --lr 0.05, and its settings now say 0.1"),
+        ({"lr": 0.1}, r"--lr 0.05, .* 0.1"),
         ({"momentum": 0.5}, r"--momentum 0.9, .* 0.5"),
         ({"weight_decay": 0.2}, r"--weight-decay 0.1, .* 0.2"),
         ({"optimizer": "adamw"}, r"--optimizer sgd, .* adamw"),
@@ -79,8 +89,8 @@ def test_settings_other_than_those_it_began_with_are_named(snapshot, change, mes
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"optimizer": "adamw"}, "its optimizer does not fit: it has no "),
-        ({"schedule": "constant"}, "its --schedule or --warmup is another"),
+        ({"optimizer": "adamw"}, "optimizer.* has no "),
+        ({"schedule": "constant"}, "--schedule or --warmup"),
         ({"ema": 0.9}, "differ in --ema"),
         ({"precision": "fp16"}, "no loss scale"),
     ],
@@ -94,12 +104,12 @@ def test_a_checkpoint_that_does_not_tell_its_settings_is_refused_by_what_it_hold
 @pytest.mark.parametrize("part", ["optimizer", "schedule", "scaler", "random"])
 def test_what_a_checkpoint_lacks_is_named(snapshot, part):
     lacking = replace(snapshot, optimizer=without(snapshot.optimizer, part))
-    assert_refused(SoloWorld(), BEGUN, lacking, rf"no {part}|lacks {part}: .* --eval-only --from")
+    assert_refused(SoloWorld(), BEGUN, lacking, rf"no {part},? .*--eval-only --from")
 
 
 def test_a_checkpoint_that_some_script_saved_is_no_state_of_a_training(snapshot):
     lacking = replace(snapshot, state={"step": 5})
-    assert_refused(SoloWorld(), BEGUN, lacking, r"lacks best, epoch, loss_count, .*: a training cannot go on")
+    assert_refused(SoloWorld(), BEGUN, lacking, r"no best, epoch, loss_count, .*--eval-only")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +118,7 @@ def test_a_checkpoint_that_some_script_saved_is_no_state_of_a_training(snapshot)
 def test_what_computes_the_same_steps_may_change(snapshot, change):
     made = training(SoloWorld(), settings(**BEGUN, **change))
     made.restore(snapshot)
-    assert made.run(Surroundings.bare(SoloWorld())).steps == 10
+    assert made.run(Callbacks.disabled(SoloWorld())).steps == 10
 
 
 def test_a_checkpoint_from_before_settings_were_kept_is_gone_on_from(snapshot):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from samestep.recipes.cook import cook, score
-from samestep.recipes.order import Request, take_order
+from samestep.recipes.cook import run_recipe, score
+from samestep.recipes.order import Request, resolve
 from samestep.world.solo import SoloWorld
 from samestep.world.threads import run_ranks
 
@@ -21,18 +21,18 @@ def restore_random_state():
 @pytest.mark.parametrize("ema", [0.0, 0.9])
 def test_the_average_is_scored_where_a_checkpoint_has_one_and_that_is_said(tmp_path, capsys, ema):
     out = tmp_path / "run"
-    order = take_order(Request(subset=200, changes={**QUICK, "ema": ema}, out=out), workers=1)
-    result = cook(SoloWorld(), order)
+    order = resolve(Request(subset=200, changes={**QUICK, "ema": ema}, out=out), workers=1)
+    result = run_recipe(SoloWorld(), order)
     folder = out / "checkpoints" / f"step-{result.steps}"
     capsys.readouterr()
 
     for weights in (folder, folder.parent):
-        asked = take_order(Request(changes={}, weights=weights), workers=2)
+        asked = resolve(Request(changes={}, weights=weights), workers=2)
         for found in run_ranks(lambda world, asked=asked: score(world, asked), 2):
             assert (found.correct, found.total) == (result.correct, result.total)
             assert found.loss == pytest.approx(result.loss, rel=1e-5)
-        assert capsys.readouterr().err.count("keeps an average of the weights") == bool(ema)
+        assert capsys.readouterr().err.count("(--ema)") == bool(ema)
 
-    trained = take_order(Request(changes={}, weights=folder / "model.safetensors"), workers=1)
+    trained = resolve(Request(changes={}, weights=folder / "model.safetensors"), workers=1)
     same = score(SoloWorld(), trained).loss == pytest.approx(result.loss, rel=1e-5)
     assert same == (not ema)

@@ -9,11 +9,11 @@ import torch
 
 from samestep.base.errors import PutOff
 from samestep.checkpoint.read import read
-from samestep.training.conduct import Conduct
-from samestep.training.keeping import Keeper
+from samestep.training.conduct import RunOptions
+from samestep.training.keeping import CheckpointManager
 from samestep.training.loop import evaluation_batch
 from samestep.training.profile import Profiler
-from samestep.training.surroundings import Surroundings
+from samestep.training.surroundings import Callbacks
 from samestep.world.solo import SoloWorld
 from samestep.world.threads import run_ranks
 from support.training import Memory, settings, training
@@ -71,20 +71,20 @@ def run(world, folder, *, after=None, within=None, resume=None):
     """
     asked = world.place.rank == world.place.size - 1
     metrics = StopsIn(within if asked and within else 0)
-    made = training(world, CHOSEN, conduct=Conduct(keep=9), metrics=metrics)
+    made = training(world, CHOSEN, options=RunOptions(keep=9), metrics=metrics)
     if resume is not None:
         made.restore(read(folder / f"step-{resume}"))
     memory = Memory()
-    around = Surroundings.bare(world, sink=memory)
-    metrics.stop = around.stop
-    profiler = StopsAfter(after if asked else None, around.stop)
-    keeper = Keeper(world, made.conduct, folder=folder)
+    callbacks = Callbacks.disabled(world, sink=memory)
+    metrics.stop = callbacks.stop
+    profiler = StopsAfter(after if asked else None, callbacks.stop)
+    checkpoints = CheckpointManager(world, made.options, folder=folder)
     try:
-        made.run(replace(around, keeper=keeper, profiler=profiler))
+        made.run(replace(callbacks, checkpoints=checkpoints, profiler=profiler))
     except PutOff:
         return memory.evaluations, True
     finally:
-        keeper.close()
+        checkpoints.close()
     return memory.evaluations, False
 
 

@@ -5,10 +5,10 @@ import torch
 
 from samestep.base.errors import CheckpointError, Error
 from samestep.base.own_names import IDENTITY_FILE
-from samestep.recipes.cook import cook
-from samestep.recipes.order import Request, take_order
-from samestep.training.conduct import Conduct
-from samestep.training.keeping import Keeper
+from samestep.recipes.cook import run_recipe
+from samestep.recipes.order import Request, resolve
+from samestep.training.conduct import RunOptions
+from samestep.training.keeping import CheckpointManager
 from samestep.training.run_folder import RunFolder
 from samestep.training.run_lock import LOCK_FILE
 from samestep.world.threads import run_ranks
@@ -28,11 +28,11 @@ def restore_random_state():
 )
 def test_a_run_folder_that_cannot_be_begun_ends_all_ranks(tmp_path, name, named):
     (tmp_path / name).mkdir()
-    order = take_order(Request(subset=64, changes={"epochs": 1}, out=tmp_path), workers=3)
+    order = resolve(Request(subset=64, changes={"epochs": 1}, out=tmp_path), workers=3)
 
     def begin(world):
         with pytest.raises(Error, match=named):
-            cook(world, order)
+            run_recipe(world, order)
 
     run_ranks(begin, 3)
 
@@ -42,7 +42,7 @@ def test_checkpoints_that_can_lie_nowhere_end_all_ranks(tmp_path):
 
     def begin(world):
         with pytest.raises(CheckpointError, match=r"cannot write checkpoints to .*: Not a directory"):
-            Keeper(world, Conduct(), folder=tmp_path / "file" / "checkpoints")
+            CheckpointManager(world, RunOptions(), folder=tmp_path / "file" / "checkpoints")
 
     run_ranks(begin, 3)
 
@@ -56,6 +56,6 @@ def test_every_file_of_a_run_is_named_where_it_cannot_be_written(tmp_path):
     }
     for name, write in writes.items():
         (tmp_path / name).mkdir()
-        then = "Choose another --out" if name == "config.toml" else f"goes on with --resume {tmp_path}"
+        then = "Choose another --out" if name == "config.toml" else f"--resume {tmp_path}"
         with pytest.raises(Error, match=rf"cannot write to {tmp_path}/{name}: Is a directory\. .*{then}"):
             write()

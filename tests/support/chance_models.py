@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.nn.utils import rnn
 
 from samestep.autopilot.account import Account
-from samestep.autopilot.calls import Calls, current_gradients, outermost_calls, sharing_out
+from samestep.autopilot.calls import CallSplitter, current_gradients, intercepted_calls, splitting_calls
 from samestep.autopilot.declared import split
 from samestep.autopilot.gradients import Gradients, averaging_grad
 from samestep.autopilot.norms import batch_norm_of_slices
@@ -179,16 +179,16 @@ def on_rank(world, options, work, *args):
     """Run `work` on a rank; return its result, and the numbers of split and of unsplit calls."""
     account, gradients = Account(), Gradients(world, check_every=1)
     with (
-        outermost_calls(),
+        intercepted_calls(),
         batch_norm_of_slices(),
         averaging_grad(current_gradients),
         sequences_of_slices(),
         checkpoints_of_slices(),
-        sharing_out(Calls(world, gradients, account, options or Options())),
+        splitting_calls(CallSplitter(world, gradients, account, options or Options())),
     ):
         found = work(*args)
     gradients.detach()
-    return found, account.split.total(), account.whole.total()
+    return found, account.split.total(), account.unsplit.total()
 
 
 def batch(number, count=9):

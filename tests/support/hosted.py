@@ -15,7 +15,7 @@ import torch
 
 from samestep.autopilot.devices import own_device
 from samestep.autopilot.options import DEFAULTS
-from samestep.autopilot.steering import steering
+from samestep.autopilot.steering import replicated_script
 from samestep.launch.hosting import host
 from samestep.launch.job import Program
 
@@ -32,7 +32,7 @@ def run_script(world, path, arguments, folder, runs=1, options=DEFAULTS):
     for _ in range(runs):
         with as_found(), redirect_stdout(printed), own_device(options):
             os.chdir(folder)
-            with steering(world, options) as account:
+            with replicated_script(world, options) as account:
                 ending = host(Program(target=str(path), args=tuple(arguments)))
         lines += account.lines()
         if ending.exit_code:

@@ -9,7 +9,7 @@ from samestep.data.registry import load
 from samestep.models.convnet import ConvNet
 from samestep.training.loop import Training
 from samestep.training.settings import Settings
-from samestep.training.surroundings import Surroundings
+from samestep.training.surroundings import Callbacks
 
 
 class Memory:
@@ -61,7 +61,7 @@ def train(world, chosen, make_model=convnet, sets=None, **more):
     """Train on one rank of `world`; return what the sink remembers."""
     made = training(world, chosen, make_model, sets, **more)
     memory = Memory()
-    made.run(Surroundings.bare(world, sink=memory))
+    made.run(Callbacks.disabled(world, sink=memory))
     memory.state = {name: tensor.clone() for name, tensor in made.learner.tensors().items()}
     return memory
 

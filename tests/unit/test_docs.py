@@ -22,19 +22,19 @@ from samestep.measure.clock import HostClock
 from samestep.measure.clock_file import STEP_PHASES
 from samestep.measure.instants import HostInstants
 from samestep.recipes.book import FAST, RECIPES
-from samestep.recipes.config import WHAT
-from samestep.replicas.replicate import SYNCHRONISERS
+from samestep.recipes.config import RECIPE_KEYS
+from samestep.replicas.replicate import SYNCHRONIZERS
 from samestep.scaling.fit import fits
 from samestep.scaling.provenance import MACHINE
 from samestep.scaling.relate import relate
 from samestep.scaling.study import PHASES, Fit, Loss, Point, Rank, Study, Verdict, Worth
-from samestep.training.conduct import Conduct
+from samestep.training.conduct import RunOptions
 from samestep.training.journal import Journal
 from samestep.training.option import flag
 from samestep.training.result import Result
 from samestep.training.settings import SMALL_SHARE, Settings
-from samestep.watch.phases import Clocked
-from samestep.watch.stolen import Stolen
+from samestep.watch.phases import ClockedStep
+from samestep.watch.stolen import ContentionEstimator
 from samestep.world.launchers import LAUNCHERS
 from samestep.world.solo import SoloWorld
 from support.studies import point
@@ -95,21 +95,21 @@ def test_every_field_of_the_metrics_is_described_and_no_other():
     clock.start()
     clock.mark("data")
     clock.step_done()
-    journal.note(epoch=1, count=4, lr=0.1, loss=torch.tensor(1.0))
-    look = journal.look()
-    (row,) = look.rows
+    journal.record(epoch=1, count=4, lr=0.1, loss=torch.tensor(1.0))
+    window = journal.end_window()
+    (row,) = window.rows
 
     assert named(section("guide/training.md", "### metrics.jsonl")) == list(row)
     ranks = re.findall(r"^\| (`.*?`) \|", section("guide/training.md", "### ranks.jsonl"), re.MULTILINE)
-    assert re.findall(r"`(\w+)`", " ".join(ranks)) == list(look.ranks[0])
+    assert re.findall(r"`(\w+)`", " ".join(ranks)) == list(window.ranks[0])
 
 
 def test_every_phase_and_field_of_a_clocked_step_is_described_and_no_other():
-    step = Clocked(0, ["other", 0.0, "other", 1.0], 8, evaluated=True)
+    step = ClockedStep(0, ["other", 0.0, "other", 1.0], 8, evaluated=True)
     fields = " ".join(row[0] for row in cells(section("guide/watching.md", "### Its files")))
 
     assert named(section("guide/watching.md", "## The step clock")) == list(STEP_PHASES)
-    assert re.findall(r"`(\w+)`", fields) == list(step.line(HostInstants(lambda: 0.0), Stolen()))
+    assert re.findall(r"`(\w+)`", fields) == list(step.line(HostInstants(lambda: 0.0), ContentionEstimator()))
 
 
 def test_every_field_of_the_result_is_described_and_no_other():
@@ -128,12 +128,12 @@ def test_the_provenance_of_a_result_is_described():
 def test_every_key_of_the_configuration_is_described():
     said = re.findall(r"`(\w+)`", section("guide/training.md", "### config.toml"))
 
-    assert said == list(WHAT)
+    assert said == list(RECIPE_KEYS)
 
 
 def settings_table(kind):
     """Return the lines of the table that describes the settings of a dataclass in their own words."""
-    lines = ["| option | meaning | if not said |", "|---|---|---|"]
+    lines = ["| option | meaning | default |", "|---|---|---|"]
     for one in dataclasses.fields(kind):
         about, choices = one.metadata["about"].removesuffix("."), one.metadata["choices"]
         told = about + (": " + ", ".join(f"`{choice}`" for choice in choices) if choices else "")
@@ -154,7 +154,7 @@ def recipes_table():
     return [f"| {name} | " + " | ".join(str(value) for value in row) + " |" for name, row in rows.items()]
 
 
-@pytest.mark.parametrize("kind", [Settings, Conduct])
+@pytest.mark.parametrize("kind", [Settings, RunOptions])
 def test_every_option_is_described_as_it_describes_itself(kind):
     assert "\n".join(settings_table(kind)) in (DOCS / "guide" / "training.md").read_text()
 
@@ -230,9 +230,9 @@ def test_every_flag_of_scale_is_in_its_guide_or_in_that_of_jobs():
     assert "| `-m` |" in text
 
 
-def test_the_synchronisers_are_described():
-    assert [row[0].split("`")[1] for row in cells(section("guide/gradients.md", "## Synchronisers"))] == list(
-        dict.fromkeys(["auto", "bucketed", "flat", *SYNCHRONISERS])
+def test_the_synchronizers_are_described():
+    assert [row[0].split("`")[1] for row in cells(section("guide/gradients.md", "## Synchronizers"))] == list(
+        dict.fromkeys(["auto", "bucketed", "flat", *SYNCHRONIZERS])
     )
 
 

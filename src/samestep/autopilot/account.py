@@ -9,18 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
 
 import torch
 
 from samestep.autopilot.failed_calls import FailedCalls
 from samestep.base.errors import UsageError
 
-_PASSED_BY = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", "<")
+_INTERNAL = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", "<")
 """Code of samestep and of torch, and code that has no file."""
 NO_CALLS = "it calls no module with parameters"
-_SHARED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
-_INSTALLED = re.compile("|".join(map(re.escape, _SHARED)))
+_PACKAGE_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+_INSTALLED = re.compile("|".join(map(re.escape, _PACKAGE_FOLDERS)))
 _STANDARD = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib")})
 
 
@@ -39,29 +38,20 @@ class Site:
         return f"{Path(self.file).name}:{self.line}" if not library else f"{library} (a library)"
 
 
-class LoaderStatus(Protocol):
-    """The status of a data loader, which the report at the end contains."""
-
-    def text(self) -> str:
-        """Return the status as text."""
-
-
 @dataclass(slots=True)
 class Account:
     """The calls of a script's models, and whether they were split."""
 
     split: Counter[str] = field(default_factory=Counter)
     """The number of split calls, by the module and the line that calls it."""
-    whole: Counter[str] = field(default_factory=Counter)
+    unsplit: Counter[str] = field(default_factory=Counter)
     """The number of unsplit calls, which every rank computes in full, by the module and the line."""
-    reasons: dict[str, str] = field(default_factory=dict)
-    """The reason of the first unsplit call; `counts` has all reasons."""
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     """The number of unsplit calls for each reason, by the module and the line."""
     exceptions: list[str] = field(default_factory=list)
     """Differences from a run on one worker that the user has chosen."""
-    loading: dict[tuple[str, int], LoaderStatus] = field(default_factory=dict)
-    """The status of each loader, by the line that reads its batches and by its id."""
+    loading: dict[tuple[str, int], object] = field(default_factory=dict)
+    """The status of each loader, printed by `str`, by the line that reads its batches and by its id."""
     printing: set[str] = field(default_factory=set)
     """Split modules that print when they are called."""
     backwards: int = 0
@@ -71,10 +61,9 @@ class Account:
     plain_weights: list[str] = field(default_factory=list)
     """Shapes of tensors that get gradients and are no parameters, if the first backward pass had no call."""
 
-    def note_whole(self, what: str, why: str) -> None:
+    def note_unsplit(self, what: str, why: str) -> None:
         """Record a call that every rank computed in full, and why."""
-        self.whole[what] += 1
-        self.reasons.setdefault(what, why)
+        self.unsplit[what] += 1
         self.counts.setdefault(what, Counter())[why] += 1
 
     def note_exception(self, text: str) -> None:
@@ -97,11 +86,11 @@ class Account:
                     "slice of the batch\n"
                 )
 
-    def check_shared(self, size: int, advice: Callable[["Account"], str] = lambda _: NO_CALLS) -> None:
+    def check_split(self, size: int, advice: Callable[["Account"], str] = lambda _: NO_CALLS) -> None:
         """Check that anything was split across ranks so far.
 
         Args:
-            size: the ranks.
+            size: the number of ranks.
             advice: returns the reason, and what to do, for a script that calls no module.
 
         Raises:
@@ -112,21 +101,20 @@ class Account:
         found = [f"{what} is unsplit: {why}" for what, counts in self.counts.items() for why in counts]
         raise UsageError(
             "nothing of what this script does could be split across workers "
-            f"({'; '.join(found) or advice(self)}). "
-            f"Each of {size} workers would compute all of it: {size} silent copies of one run. "
+            f"({'; '.join(found) or advice(self)}): {size} workers would be {size} silent copies of one run. "
             "Run it with -n 1, or with --mode native if it splits its work itself."
         )
 
     def lines(self) -> list[str]:
         """Return the report: a line for each module, line and reason."""
-        shared = [f"{what}: {count} calls split" for what, count in self.split.items()]
-        whole = [
+        split = [f"{what}: {count} calls split" for what, count in self.split.items()]
+        unsplit = [
             f"{what}: {count} calls unsplit ({why})"
             for what, counts in self.counts.items()
             for why, count in counts.items()
         ]
-        loading = dict.fromkeys(f"{site}: {what.text()}" for (site, _), what in self.loading.items())
-        return [*shared, *whole, *loading, *self.exceptions]
+        loading = dict.fromkeys(f"{site}: {status}" for (site, _), status in self.loading.items())
+        return [*split, *unsplit, *loading, *self.exceptions]
 
 
 def library_of(file: str) -> str:
@@ -154,18 +142,18 @@ def _is_of_program(file: str) -> bool:
     folder = f"{here.parent}{os.sep}"
     absolute = str(Path(file).absolute())
     return absolute == str(here) or (
-        not folder.endswith((*_STANDARD, *_SHARED)) and absolute.startswith(folder)
+        not folder.endswith((*_STANDARD, *_PACKAGE_FOLDERS)) and absolute.startswith(folder)
     )
 
 
-def is_passed_by(file: str) -> bool:
+def is_internal_code(file: str) -> bool:
     """Return whether a file belongs to torch or samestep, or is a placeholder such as ``<string>``."""
-    return file.startswith(_PASSED_BY)
+    return file.startswith(_INTERNAL)
 
 
-def is_users(file: str) -> bool:
+def is_user_code(file: str) -> bool:
     """Return whether a file is user code: the script, a module beside it, an editable install."""
-    return not is_passed_by(file) and not library_of(file)
+    return not is_internal_code(file) and not library_of(file)
 
 
 def calling_site() -> Site:
@@ -178,10 +166,10 @@ def calling_site() -> Site:
     frame: FrameType | None = caller
     while frame is not None:
         file = frame.f_code.co_filename
-        if is_users(file):
+        if is_user_code(file):
             return Site(file, frame.f_lineno)
-        if not is_passed_by(file):
+        if not is_internal_code(file):
             libraries.append(Site(file, frame.f_lineno))
         frame = frame.f_back
-    installed = [one for one in libraries if _INSTALLED.search(one.file) and not is_passed_by(one.file)]
+    installed = [one for one in libraries if _INSTALLED.search(one.file) and not is_internal_code(one.file)]
     return [*installed, *libraries[1:], *libraries][0]

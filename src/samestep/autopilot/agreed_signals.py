@@ -1,7 +1,7 @@
-"""A script's own handlers of signals, called on all of its copies at one point: before a call of a model.
+"""Calls a script's signal handlers on all ranks at the same point: before a call of a model.
 
-A handler sets a flag, as a rule, at which the loop looks in every step. Called when the signal arrives, one
-copy would see it a step before another, write its checkpoint and leave, while the others wait for it.
+A handler usually sets a flag that the loop reads in every step. If it ran when the signal arrives, one rank
+would read the flag a step before another, write its checkpoint and exit, while the others wait for it.
 """
 
 import os
@@ -21,16 +21,16 @@ from samestep.world.world import World
 
 Handler: TypeAlias = Callable[[int, FrameType | None], Any]
 AGREED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, *WARNINGS)
-"""Signals that ask a run to stop, or tell it that its time is nearly over."""
+"""Signals that stop a run, or warn of its time limit."""
 
 
-class Handlers:
-    """The handlers that a script has set.
+class SignalHandlers:
+    """The signal handlers that a script has set.
 
     Args:
-        world: the copies.
-        install: sets a handler, as `signal.signal`.
-        installed: returns the one that is set, as `signal.getsignal`.
+        world: the ranks.
+        install: sets a handler, like `signal.signal`.
+        installed: returns the handler that is set, like `signal.getsignal`.
     """
 
     def __init__(
@@ -46,28 +46,28 @@ class Handlers:
         self._handled: Counter[int] = Counter()
 
     def set(self, number: int, handler: Any) -> Any:
-        """Set a handler, in the place of `signal.signal`."""
+        """Set a handler; replaces `signal.signal`."""
         before = self.get(number)
-        own = number in AGREED and callable(handler) and handler is not signal.default_int_handler
-        self._install(number, self.note if own else handler)
-        if own:
+        is_agreed = number in AGREED and callable(handler) and handler is not signal.default_int_handler
+        self._install(number, self.record if is_agreed else handler)
+        if is_agreed:
             self._handlers[int(number)] = handler
         else:
             self._handlers.pop(int(number), None)
         return before
 
     def get(self, number: int) -> Any:
-        """Return the handler that is set, in the place of `signal.getsignal`."""
+        """Return the handler that is set; replaces `signal.getsignal`."""
         return self._handlers.get(int(number)) or self._installed(number)
 
-    def note(self, number: int, _frame: FrameType | None) -> None:
-        """Note that a signal has arrived at this copy."""
+    def record(self, number: int, _frame: FrameType | None) -> None:
+        """Record that a signal has arrived at this rank."""
         self._arrived[number] += 1
 
     def agree(self) -> None:
-        """Call the handlers of what has arrived at any copy; all of them call this, at the same point.
+        """Call the handlers of signals that have arrived at any rank; all ranks call this at the same point.
 
-        A signal that each copy gets, now or a little later, is one.
+        A signal that several ranks receive, now or a little later, counts once.
         """
         if not self._handlers:
             return
@@ -77,11 +77,13 @@ class Handlers:
         for number, count in zip(numbers, counts.tolist(), strict=True):
             while self._handled[number] < count:
                 self._handled[number] += 1
-                if (handler := self._handlers.get(number)) is not None:  # one before may have taken it away
-                    handler(number, sys._getframe(1))  # noqa: SLF001 - where the script stands, as Python gives it
+                if (
+                    handler := self._handlers.get(number)
+                ) is not None:  # an earlier handler may have removed it
+                    handler(number, sys._getframe(1))  # noqa: SLF001 - as Python
 
     def send(self, process: int, number: int) -> None:
-        """Send a signal, in the place of `os.kill`; all copies send themselves one at the same point."""
+        """Send a signal; replaces `os.kill`. All ranks send one to themselves at the same point."""
         handler = self._handlers.get(int(number)) if process == os.getpid() else None
         if handler is None:
             self._kill(process, number)
@@ -89,21 +91,21 @@ class Handlers:
             handler(int(number), sys._getframe(1))  # noqa: SLF001
 
     def raise_signal(self, number: int) -> None:
-        """Send a signal to this copy, in the place of `signal.raise_signal`."""
+        """Send a signal to this rank; replaces `signal.raise_signal`."""
         self.send(os.getpid(), number)
 
-    def give_back(self) -> None:
-        """Leave the handlers to Python."""
+    def restore(self) -> None:
+        """Install the script's handlers in Python."""
         while self._handlers:
             self._install(*self._handlers.popitem())
 
 
 @contextmanager
-def signals_agreed(world: World) -> Iterator[Handlers]:
-    """Within, handlers that the script sets wait for `Handlers.agree`."""
-    handlers = Handlers(world)
+def synchronized_signals(world: World) -> Iterator[SignalHandlers]:
+    """Delay handlers that the script sets until `SignalHandlers.agree`."""
+    handlers = SignalHandlers(world)
     with ExitStack() as stack:
-        stack.callback(handlers.give_back)
+        stack.callback(handlers.restore)
         stack.enter_context(patch.object(signal, "signal", handlers.set))
         stack.enter_context(patch.object(signal, "getsignal", handlers.get))
         stack.enter_context(patch.object(signal, "raise_signal", handlers.raise_signal))

@@ -1,6 +1,5 @@
-"""What a copy of a script sees of the others: nothing."""
+"""Hides the other ranks from a replicated script."""
 
-import atexit
 import builtins
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,25 +10,20 @@ import torch.distributed as dist
 from samestep.base import env
 from samestep.world.world import World
 
-_TORCHRUNS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "TORCHELASTIC_", "SAMESTEP_RUN_ID")
-"""Variables that a script, or a library, would take for a reason to join other workers."""
+_LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "TORCHELASTIC_", "SAMESTEP_RUN_ID")
+"""Prefixes of variables from which a script or a library infers that it is one of several ranks."""
 
 
 @contextmanager
-def as_if_alone(world: World) -> Iterator[None]:
-    """Within, no group is up, no launcher's variables are set, and `input` asks once for all copies."""
-    asked = builtins.input
+def single_process_view(world: World) -> Iterator[None]:
+    """Hide the process group and the launcher's variables, and let rank 0 read `input` for all ranks."""
+    original = builtins.input
 
     def once(prompt: object = "") -> str:
-        return world.on_main(lambda: asked(prompt))
+        return world.on_main(lambda: original(prompt))
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(dist, "is_initialized", lambda: False))
-        stack.enter_context(env.hidden(_TORCHRUNS))
+        stack.enter_context(env.hidden(_LAUNCH_VARIABLES))
         stack.enter_context(patch.object(builtins, "input", once))
         yield
-
-
-def do_what_was_left_for_the_exit() -> None:
-    """Run what a script has registered with `atexit`, while it is still steered."""
-    atexit._run_exitfuncs()  # noqa: SLF001 - there is no public spelling

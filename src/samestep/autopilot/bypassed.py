@@ -1,4 +1,4 @@
-"""Finds computations with weights that bypass the call of a module; only calls of modules can be split.
+"""Finds computations with weights that bypass the call of a module; only calls of modules are split.
 
 ``model.forward(x)`` bypasses the call: the model's layers are then called one by one, and a model that
 computes with its own parameters has no call at all. ``functional_call`` stays unsplit: its weights may be new
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import stateless
 
-from samestep.autopilot.account import NO_CALLS, Account, Site, is_users
+from samestep.autopilot.account import NO_CALLS, Account, Site, is_user_code
 from samestep.autopilot.gradients import leaves_of
 
 _FILES = 100
@@ -26,8 +26,8 @@ _FILES = 100
 _functional = [0]
 """The number of calls of `functional_call` that are running."""
 
-TRANSFORMED = "it is called in a transform of torch.func or in a trace"
-FUNCTIONAL = "its weights are given by functional_call; load them into the module and call it"
+TRANSFORMED = "a transform of torch.func or a trace calls it"
+FUNCTIONAL = "functional_call passes its weights; load them into the module and call it"
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def _owner(frame: FrameType) -> nn.Module | None:
 def _caller(frame: FrameType) -> Site | None:
     """Return the line that calls a frame, if it is user code."""
     caller = frame.f_back
-    if caller is None or not is_users(caller.f_code.co_filename):
+    if caller is None or not is_user_code(caller.f_code.co_filename):
         return None
     return Site(caller.f_code.co_filename, caller.f_lineno)
 
@@ -99,7 +99,7 @@ def plain_weights(losses: Tensor | Sequence[Tensor]) -> list[str]:
 def direct_forwards() -> list[str]:
     """Return the direct calls of `forward` in user code, each as ``m.forward(...) at train.py:12``."""
     files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    own = [file for file in dict.fromkeys(files) if file and file.endswith(".py") and is_users(file)]
+    own = [file for file in dict.fromkeys(files) if file and file.endswith(".py") and is_user_code(file)]
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     own.sort(key=lambda file: file != main)
     return [found for file in own[:_FILES] for found in _in_file(Path(file))]
@@ -124,7 +124,7 @@ def advice(account: Account) -> str:
     if direct:
         more = f" and {len(direct) - 1} more" if len(direct) > 1 else ""
         called = direct[0].partition(".forward(")[0]
-        return f"it calls {direct[0]}{more}, and not the module: write {called}(...)"
+        return f"it calls {direct[0]}{more} instead of the module: write {called}(...)"
     if account.plain_weights:
         shapes = ", ".join(account.plain_weights[:3]) + (", ..." if len(account.plain_weights) > 3 else "")
         return (

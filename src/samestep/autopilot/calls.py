@@ -1,10 +1,11 @@
-"""Splits the outermost calls of modules with parameters across the ranks."""
+"""Splits top-level calls of modules with parameters across the ranks."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, TypeAlias
+from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
 import torch
@@ -13,16 +14,10 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
+from samestep.autopilot import bypassed, sides
 from samestep.autopilot.account import Account, calling_site
-from samestep.autopilot.bypassed import (
-    FUNCTIONAL,
-    TRANSFORMED,
-    functional_calls,
-    is_functional,
-    is_transformed,
-    note_direct_forward,
-)
-from samestep.autopilot.cut import Cut
+from samestep.autopilot.cut import BatchSplit
+from samestep.autopilot.draws import GlobalDraws
 from samestep.autopilot.equivalence_check import FEWER, EquivalenceCheck
 from samestep.autopilot.forward_reductions import watching_reductions
 from samestep.autopilot.gradients import Gradients, leaves_of
@@ -34,51 +29,49 @@ from samestep.autopilot.guards import (
     plain_attributes,
     without,
 )
-from samestep.autopilot.memory import never_tried_again
-from samestep.autopilot.norms import normalises
+from samestep.autopilot.memory import out_of_memory_is_final
+from samestep.autopilot.norms import uses_batch_norm
 from samestep.autopilot.options import DEFAULTS, Options
-from samestep.autopilot.plans import Given, SplitPlan
+from samestep.autopilot.plans import CallArguments, SplitPlan
 from samestep.autopilot.recomputed import is_within_slice
 from samestep.autopilot.sample_check import CheckSchedule, SampleCheck
 from samestep.autopilot.sample_reads import GuardedReads
-from samestep.autopilot.sides import continues, cut_again, leave, outcome, put_together
-from samestep.autopilot.slice_call import Forward, call_slice, draws_by
+from samestep.autopilot.slice_call import Forward, call_slice
 from samestep.autopilot.slicing import Slicing
 from samestep.base.errors import OutOfStep, UsageError
 from samestep.sharding.share import share
-from samestep.watch.drawn import Drawn
+from samestep.watch.drawn import RngState
 from samestep.watch.tree import leaves
 from samestep.world.world import World
 
-Kind: TypeAlias = tuple[Any, ...]
-_calls: ContextVar["Calls | None"] = ContextVar("samestep_calls", default=None)
+Signature: TypeAlias = tuple[Any, ...]
+_calls: ContextVar["CallSplitter | None"] = ContextVar("samestep_calls", default=None)
 
+MOST_STATES = 8
+"""Values of the guards of one signature that are all checked; then one whenever their number doubles."""
 
-STATES = 8
-"""Values of the guards of one signature that are all checked; past them, each that doubles their number."""
-
-FAILED = "its first call of this kind raised an error"
-"""Why a call is unsplit that has no verdict."""
+FAILED = "its first call of this signature raised an error"
+"""The reason for a call without a verdict."""
 NO_TENSORS = "it is called without dense tensors that have dimensions"
-
 LAZY = "its parameters have no shapes before its first call"
+SMALL_SLICE = "batch norm over a slice of one sample"
 OTHER_STATE = "it goes on from the state of a batch of another size"
-TRIALS = 3
-"""Sizes of calls of one signature that are checked before the signature stays unsplit for good."""
-SIZES = 4
-"""Sizes of calls that can be split, of one signature, that are all checked; past them, as with `STATES`."""
+MOST_FAILED_SIZES = 3
+"""Sizes of calls of one signature that are checked before the signature stays unsplit permanently."""
+MOST_SPLIT_SIZES = 4
+"""Sizes of split calls of one signature that are all checked; then as for `MOST_STATES`."""
 
 
-class Calls:
-    """Shares out the calls of one rank's script.
+class CallSplitter:
+    """Splits the model calls of one rank's script.
 
     Args:
         world: the ranks.
-        gradients: told of what is computed with.
-        account: told of each call.
+        gradients: averages the gradients of the called modules.
+        account: records each call.
         options: the options for split calls.
-        slicing: which batches the script has slices of already, under ``--split loader``.
-        before: done before each of the script's calls.
+        slicing: the state of ``--split loader``; None without it.
+        before: called before each top-level call.
     """
 
     def __init__(
@@ -93,92 +86,92 @@ class Calls:
         self._slicing, self._before = slicing, before
         self._world, self._gradients, self._account, self._options = world, gradients, account, options
         self._inside, self._number = False, 0
-        self._plans: WeakKeyDictionary[nn.Module, dict[Kind, SplitPlan | None]] = WeakKeyDictionary()
-        self._whys: WeakKeyDictionary[nn.Module, dict[Kind, str]] = WeakKeyDictionary()
-        self._looked: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
-        self._states: WeakKeyDictionary[nn.Module, dict[Kind, list[Any]]] = WeakKeyDictionary()
+        self._plans: WeakKeyDictionary[nn.Module, dict[Signature, SplitPlan | None]] = WeakKeyDictionary()
+        self._reasons: WeakKeyDictionary[nn.Module, dict[Signature, str]] = WeakKeyDictionary()
+        self._followed_at: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+        self._states: WeakKeyDictionary[nn.Module, dict[Signature, list[Any]]] = WeakKeyDictionary()
         self._counted: WeakKeyDictionary[nn.Module, set[tuple[int, str]]] = WeakKeyDictionary()
-        self._tried: WeakKeyDictionary[nn.Module, dict[Kind, set[Any]]] = WeakKeyDictionary()
-        self._new_states: WeakKeyDictionary[nn.Module, Counter[Kind]] = WeakKeyDictionary()
+        self._checked_sizes: WeakKeyDictionary[nn.Module, dict[Signature, set[Any]]] = WeakKeyDictionary()
+        self._new_states: WeakKeyDictionary[nn.Module, Counter[Signature]] = WeakKeyDictionary()
         self._schedule = CheckSchedule(world.place.size, options.check_every)
 
     def __call__(
         self, forward: Forward, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Call a module, and share the call out if it is worth it."""
+        """Call a module, split if this is possible."""
         if self._inside or next(module.parameters(), None) is None or _is_recomputed():
             return forward(module, *args, **kwargs)
         self._account.failed.check(self._world.place.size)
-        if is_functional() or is_transformed():
-            return self._unsplit(forward, module, Given(args, kwargs))
+        if bypassed.is_functional() or bypassed.is_transformed():
+            return self._unsplit(forward, module, CallArguments(args, kwargs))
         self._before()
         self._inside = True
         try:
-            with never_tried_again(f"a call of {type(module).__name__}"):
-                if self._slicing is not None and self._slicing.cut is not None:
-                    self._follow(module, Given(args, kwargs))
+            with out_of_memory_is_final(f"a call of {type(module).__name__}"):
+                if self._slicing is not None and self._slicing.split is not None:
+                    self._follow(module, CallArguments(args, kwargs))
                     return self._slicing.call(forward, module, args, kwargs)
-                return self._shared(forward, module, Given(args, kwargs))
+                return self._checked_call(forward, module, CallArguments(args, kwargs))
         finally:
             self._inside = False
 
-    def _unsplit(self, forward: Forward, module: nn.Module, given: Given) -> Any:
-        """Call a module that is not called as itself: on all ranks in full, with all that it calls."""
-        why = FUNCTIONAL if is_functional() else TRANSFORMED
-        self._account.note_whole(f"{type(module).__name__} at {calling_site()}", why)
+    def _unsplit(self, forward: Forward, module: nn.Module, given: CallArguments) -> Any:
+        """Call a module in a transform or by `functional_call` on all ranks in full, with its submodules."""
+        why = bypassed.FUNCTIONAL if bypassed.is_functional() else bypassed.TRANSFORMED
+        self._account.note_unsplit(f"{type(module).__name__} at {calling_site()}", why)
         self._inside = True
         try:
             return forward(module, *given.args, **given.kwargs)
         finally:
             self._inside = False
 
-    def _shared(self, forward: Forward, module: nn.Module, given: Given) -> Any:
+    def _checked_call(self, forward: Forward, module: nn.Module, given: CallArguments) -> Any:
         plain = plain_attributes(module)
-        kind = self._kind(module, given, plain)
+        signature = self._signature(module, given, plain)
         plans = self._plans.setdefault(module, {})
         what = f"{type(module).__name__} at {calling_site()}"
         obstacle = self._obstacle(module, given)
         if obstacle is not None:
-            self._account.note_whole(what, obstacle)
+            self._account.note_unsplit(what, obstacle)
             return forward(module, *given.args, **given.kwargs)
-        with torch.inference_mode(mode=False):  # what is made for gradients is used outside of it
+        with torch.inference_mode(mode=False):  # gradient buffers are also used outside of it
             self._follow(module, given)
-        if self._is_checked(module, kind, given, plans.get(kind)):
-            note_direct_forward(self._account, module)
+        if self._is_checked(module, signature, given, plans.get(signature)):
+            bypassed.note_direct_forward(self._account, module)
             check = EquivalenceCheck(forward, module, given, self._world)
             verdict = check.run()
-            kind = self._without_own(module, given, plain, kind)
-            plans[kind] = verdict.plan
+            signature = self._without_own_changes(module, given, plain, signature)
+            plans[signature] = verdict.plan
             if verdict.plan is None:
-                self._whys.setdefault(module, {})[kind] = verdict.why
+                self._reasons.setdefault(module, {})[signature] = verdict.why
             else:
                 if verdict.printed:
                     self._account.note_prints(what, main=self._world.place.is_main)
                 if self._options.are_serial:
                     self._account.split[what] += 1
                     return self._followed(verdict.outputs, given)
-                # It was checked as it is on one worker; it is computed as the user wants it.
+                # The check used one worker's batch norm and draws; compute again with the user's options.
                 check.restore()
-                return self._followed(self._made(forward, module, given, verdict.plan, what), given)
-        plan = plans.get(kind)
+                return self._followed(self._by_plan(forward, module, given, verdict.plan, what), given)
+        plan = plans.get(signature)
         if plan is None:
-            self._account.note_whole(what, self._whys.get(module, {}).get(kind, FAILED))
+            self._account.note_unsplit(what, self._reasons.get(module, {}).get(signature, FAILED))
             return forward(module, *given.args, **given.kwargs)
-        return self._made(forward, module, given, plan, what)
+        return self._by_plan(forward, module, given, plan, what)
 
-    def _obstacle(self, module: nn.Module, given: Given) -> str | None:
-        """Return why this call stays unsplit without a check of its signature; None if a check decides."""
+    def _obstacle(self, module: nn.Module, given: CallArguments) -> str | None:
+        """Return the reason why this call stays unsplit without a check; None if a check decides."""
         if not any(max(tensor.shape[:2]) >= self._world.place.size for _, tensor in given.tensors()):
             return FEWER if given.tensors() else NO_TENSORS
         if any(is_lazy(parameter) for parameter in module.parameters()):
             return LAZY
         return observer(module)
 
-    def _kind(self, module: nn.Module, given: Given, plain: Attributes) -> Kind:
+    def _signature(self, module: nn.Module, given: CallArguments, plain: Attributes) -> Signature:
         """Return the signature of a call, with the values of its guards.
 
-        Past some values, one that is new is taken for the last, if all so far could be split; and checked
-        where the number of new ones has doubled.
+        Beyond `MOST_STATES` values, a new value is treated as an earlier one that could not be split, or else
+        as the last one; it is checked whenever the number of new values has doubled.
         """
         modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _autocast(self._world.device)
         form = (module.training, *modes, given.form())
@@ -188,32 +181,36 @@ class Calls:
             return form, state
         counts = self._new_states.setdefault(module, Counter())
         counts[form] += 1
-        if counts[form] <= STATES or counts[form].bit_count() == 1:
+        if counts[form] <= MOST_STATES or counts[form].bit_count() == 1:
             known.append(state)
         else:
             plans = self._plans.get(module, {})
             state = next((one for one in known if plans.get((form, one)) is None), known[-1])
         return form, state
 
-    def _without_own(self, module: nn.Module, given: Given, plain: Attributes, kind: Kind) -> Kind:
-        """Return the kind without what the call itself has changed, which tells nothing of the next."""
+    def _without_own_changes(
+        self, module: nn.Module, given: CallArguments, plain: Attributes, signature: Signature
+    ) -> Signature:
+        """Return the signature without the attributes that the call itself has changed."""
         own = changed(plain, plain_attributes(module)).keys()
         if not own:
-            return kind
+            return signature
         self._counted.setdefault(module, set()).update(own)
-        self._states[module][kind[0]].remove(kind[1])
-        return self._kind(module, given, plain)
+        self._states[module][signature[0]].remove(signature[1])
+        return self._signature(module, given, plain)
 
-    def _made(self, forward: Forward, module: nn.Module, given: Given, plan: SplitPlan, what: str) -> Any:
-        """Make a call by its plan, if there are enough samples."""
+    def _by_plan(
+        self, forward: Forward, module: nn.Module, given: CallArguments, plan: SplitPlan, what: str
+    ) -> Any:
+        """Execute a call by its plan, if there are enough samples."""
         total, size = given.total(plan.dims), self._world.place.size
-        is_local = self._options.batch_norm == "local" and normalises(module)
+        is_local = self._options.batch_norm == "local" and uses_batch_norm(module)
         if total is None or total < size or (is_local and total < 2 * size):
             few = total is None or total < size
-            self._account.note_whole(what, FEWER if few else "batch norm over a slice of one sample")
+            self._account.note_unsplit(what, FEWER if few else SMALL_SLICE)
             return forward(module, *given.args, **given.kwargs)
-        if not continues(module, plan.joints, plan.sides, total):
-            self._account.note_whole(what, OTHER_STATE)
+        if not sides.can_continue(module, plan.joints, plan.sides, total):
+            self._account.note_unsplit(what, OTHER_STATE)
             return forward(module, *given.args, **given.kwargs)
         self._account.split[what] += 1
         self._number += 1
@@ -222,99 +219,102 @@ class Calls:
         if plan.draws and self._options.random == "per-worker":
             self._account.note_exception("random numbers: each worker's own (--random per-worker)")
         try:
-            return self._split(forward, module, given, plan, Cut(self._world, total))
+            return self._split(forward, module, given, plan, BatchSplit(self._world, total))
         except Exception as error:
-            self._account.failed.note(type(module).__name__, self._number, error)
+            self._account.failed.record(type(module).__name__, self._number, error)
             raise
 
-    def _split(self, forward: Forward, module: nn.Module, given: Given, plan: SplitPlan, cut: Cut) -> Any:
+    def _split(
+        self, forward: Forward, module: nn.Module, given: CallArguments, plan: SplitPlan, split: BatchSplit
+    ) -> Any:
         name = type(module).__name__
-        before = None if plan.draws is not None else Drawn.now(self._world.device)
+        before = None if plan.draws is not None else RngState.now(self._world.device)
         check = None
         if self._options.are_serial and self._schedule.is_due(module, grad=torch.is_grad_enabled()):
             check = SampleCheck(forward, module, given, self._world, draws=plan.draws is not None)
         if plan.sides:
-            cut_again(module, plan.joints, plan.sides, cut)
-        draws = draws_by(plan.draws, cut)
-        own, reads = given.cut(cut, plan.dims), GuardedReads(plan.reads, name) if plan.reads else None
+            sides.slice_side_outputs(module, plan.joints, plan.sides, split)
+        draws = None if plan.draws is None else GlobalDraws(split, plan.draws)
+        own, reads = given.sliced(split, plan.dims), GuardedReads(plan.reads, name) if plan.reads else None
         with watching_reductions(when=plan.watches_reductions) as watching:
             with watching or nullcontext():
                 outputs = call_slice(
-                    forward, module, own, cut, draws=draws, options=self._options, reads=reads
+                    forward, module, own, split, draws=draws, options=self._options, reads=reads
                 )
-            if before is not None and not before.same(Drawn.now(self._world.device)):
+            if before is not None and not before.same(RngState.now(self._world.device)):
                 raise OutOfStep(
-                    f"{name} drew random numbers, and had drawn none in its equivalence check: the workers' "
-                    "random streams differ now. Keep its calls unsplit: samestep.split(model, dim=None)."
+                    f"{name} drew random numbers, and drew none in its equivalence check: the workers' "
+                    "random streams now differ. Keep its calls unsplit: samestep.split(model, dim=None)."
                 )
             if draws is not None and draws.unknown:
                 raise OutOfStep(
-                    f"{name} drew random numbers otherwise than in its equivalence check "
+                    f"{name} drew random numbers in another way than in its equivalence check "
                     f"({'; '.join(sorted(draws.unknown))}). Keep its calls unsplit: "
                     "samestep.split(model, dim=None)."
                 )
-            value = outcome(module, outputs, plan.sides)
-            result, left = put_together(value, plan.joints, cut, what=name)
-        leave(module, left)
+            value = sides.outcome(module, outputs, plan.sides)
+            result, left = sides.gather_outcome(value, plan.joints, split, what=name)
+        sides.assign_side_outputs(module, left)
         if check is not None:
-            check.compare(result, plan, cut)
+            check.compare(result, plan, split)
         return result
 
-    def _follow(self, module: nn.Module, given: Given) -> None:
-        """Follow the parameters of a module; looked at again once any module has been given new ones."""
-        if self._looked.get(module) != _registered[0]:
-            self._looked[module] = _registered[0]
-            # Global batch norm and slices of what has a gradient itself exchange within backward.
-            exchanging = self._options.batch_norm == "global" and any(
+    def _follow(self, module: nn.Module, given: CallArguments) -> None:
+        """Follow the parameters of a module; repeat this once any module has registered new ones."""
+        if self._followed_at.get(module) != _registered[0]:
+            self._followed_at[module] = _registered[0]
+            # Global batch norm, and slices of tensors with gradients, communicate within backward.
+            communicates = self._options.batch_norm == "global" and any(
                 isinstance(one, BatchNorm) for one in module.modules()
             )
-            exchanging = exchanging or any(tensor.requires_grad for _, tensor in given.tensors())
+            communicates = communicates or any(tensor.requires_grad for _, tensor in given.tensors())
             named = dict(module.named_parameters(prefix=type(module).__name__))
-            self._gradients.follow(named.values(), may_overlap=not exchanging, names=list(named))
+            self._gradients.follow(named.values(), may_overlap=not communicates, names=list(named))
 
     def own(self, total: int) -> int:
-        """Return how many of the samples that the script calls a model with are this rank's."""
+        """Return this rank's number of samples in a model call of `total` samples."""
         place = self._world.place
-        if self._slicing is not None and self._slicing.cut is not None:
-            return total  # the script has its slice alone
+        if self._slicing is not None and self._slicing.split is not None:
+            return total  # the script has only its slice
         return len(share(total, place.rank, place.size))
 
-    def _is_checked(self, module: nn.Module, kind: Kind, given: Given, plan: SplitPlan | None) -> bool:
-        """Return whether a call is checked: one of a new size, which may tell more than those before.
+    def _is_checked(
+        self, module: nn.Module, signature: Signature, given: CallArguments, plan: SplitPlan | None
+    ) -> bool:
+        """Return whether a call is checked: one of a new size.
 
-        A model may branch on a size; and sizes that were equal by chance may have hidden which dimension is
-        which.
+        A model may branch on a size; and dimensions of equal size in earlier calls may have been confused.
         """
         sizes = tuple(tensor.shape for _, tensor in given.tensors())
-        tried = self._tried.setdefault(module, {}).setdefault(kind, set())
-        if sizes in tried:
+        checked = self._checked_sizes.setdefault(module, {}).setdefault(signature, set())
+        if sizes in checked:
             return False
         if plan is None:
-            if len(tried) >= TRIALS:
+            if len(checked) >= MOST_FAILED_SIZES:
                 return False
         elif (given.total(plan.dims) or 0) < self._world.place.size:
             return False
-        tried.add(sizes)
-        return plan is None or len(tried) <= SIZES or len(tried).bit_count() == 1
+        checked.add(sizes)
+        return plan is None or len(checked) <= MOST_SPLIT_SIZES or len(checked).bit_count() == 1
 
-    def _followed(self, outputs: Any, given: Given) -> Any:
-        """Follow what the module computes with beside its parameters, such as tensors of the script."""
+    def _followed(self, outputs: Any, given: CallArguments) -> Any:
+        """Follow other tensors that get gradients in a call, such as those of the script."""
         own = [tensor for _, tensor in leaves(outputs) if isinstance(tensor, Tensor)]
         inputs = {id(tensor) for _, tensor in given.tensors()}
         found = [leaf for leaf in leaves_of(*own) if leaf.is_leaf and id(leaf) not in inputs]
-        # A leaf that forward itself has made of its slice is no weight: it is another one on each rank.
+        # A leaf that forward has created from its slice is no weight: it differs between ranks.
         sums = [(tuple(leaf.shape), float(leaf.detach().double().sum())) for leaf in found]
         theirs = self._world.all_gather_objects(sums)
-        alike = [
+        equal = [
             all(place < len(one) and one[place] == own for one in theirs) for place, own in enumerate(sums)
         ]
-        self._gradients.follow(leaf for leaf, is_alike in zip(found, alike, strict=True) if is_alike)
+        self._gradients.follow(leaf for leaf, is_equal in zip(found, equal, strict=True) if is_equal)
         return outputs
 
 
 @contextmanager
-def sharing_out(calls: Calls) -> Iterator[None]:
-    """Within, the calling thread's calls of modules go through `calls`."""
+def splitting_calls(calls: CallSplitter) -> Iterator[None]:
+    """Let `calls` split the module calls of the calling thread."""
     token = _calls.set(calls)
     try:
         yield
@@ -323,44 +323,41 @@ def sharing_out(calls: Calls) -> Iterator[None]:
 
 
 @contextmanager
-def outermost_calls() -> Iterator[None]:
-    """Make all modules of this process check whether their calls are split."""
+def intercepted_calls() -> Iterator[None]:
+    """Replace `nn.Module.__call__` and tensor hooks, so that `splitting_calls` can split calls."""
     original: Callable[..., Any] = nn.Module.__call__
     counting = register_module_parameter_registration_hook(_count_registration)
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling():  # it looks into a module that is called compiled
+        if torch.compiler.is_dynamo_compiling():  # it traces a compiled module
             return original(module, *args, **kwargs)
         calls = _calls.get()
         return original(module, *args, **kwargs) if calls is None else calls(original, module, args, kwargs)
 
-    hook_on, retain_on = Tensor.register_hook, Tensor.retain_grad
+    register_original: Callable[..., Any] = Tensor.register_hook
+    retain_original: Callable[..., Any] = Tensor.retain_grad
 
     def register_hook(tensor: Tensor, hook: Callable[..., Any]) -> Any:
         _refuse_within_slice("a hook on a tensor")
-        return hook_on(tensor, hook)  # type: ignore[no-untyped-call]
+        return register_original(tensor, hook)
 
     def retain_grad(tensor: Tensor) -> None:
         _refuse_within_slice("retain_grad")
-        retain_on(tensor)
+        retain_original(tensor)
 
-    nn.Module.__call__ = call  # type: ignore[method-assign]
-    Tensor.register_hook = register_hook  # type: ignore[method-assign]
-    Tensor.retain_grad = retain_grad  # type: ignore[method-assign, assignment]
-    try:
-        with functional_calls():
-            yield
-    finally:
-        nn.Module.__call__ = original  # type: ignore[method-assign]
-        Tensor.register_hook = hook_on  # type: ignore[method-assign]
-        Tensor.retain_grad = retain_on  # type: ignore[method-assign]
-        counting.remove()
+    with ExitStack() as stack:
+        stack.callback(counting.remove)
+        stack.enter_context(patch.object(nn.Module, "__call__", call))
+        stack.enter_context(patch.object(Tensor, "register_hook", register_hook))
+        stack.enter_context(patch.object(Tensor, "retain_grad", retain_grad))
+        stack.enter_context(bypassed.functional_calls())
+        yield
 
 
 def _refuse_within_slice(what: str) -> None:
     if is_within_slice():
         raise UsageError(
-            f"{what} within a split call would see a slice. Keep the model's calls unsplit: "
+            f"{what} within a split call gets a slice. Keep the model's calls unsplit: "
             "samestep.split(model, dim=None)."
         )
 
@@ -370,26 +367,26 @@ def _count_registration(*_: Any) -> None:
 
 
 _registered = [0]
-"""The number of parameters that modules of this process have got while calls are split."""
+"""The number of parameters that modules of this process have registered while calls are split."""
 
 
 def current_gradients() -> Gradients | None:
-    """Return who averages the gradients of the calling thread's script."""
+    """Return the gradient synchronizer of the calling thread's script; None if no calls are split."""
     calls = _calls.get()
-    return None if calls is None else calls._gradients  # noqa: SLF001 - of the same idea
+    return None if calls is None else calls._gradients  # noqa: SLF001 - the same module
 
 
 def own_samples(total: int) -> int:
-    """Return how many of the samples that the calling thread's script calls a model with are this rank's."""
+    """Return this rank's number of samples in a model call of `total` samples by the calling thread."""
     calls = _calls.get()
     return total if calls is None else calls.own(total)
 
 
 def _autocast(device: torch.device) -> tuple[bool, ...]:
-    """Return where autocast is on: on the CPU, on this rank's device."""
+    """Return whether autocast is on for the CPU, and for this rank's device."""
     return torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled(device.type)
 
 
 def _is_recomputed() -> bool:
-    """Return whether a backward calls: for what a checkpoint has not kept, of a slice or of a whole call."""
+    """Return whether a backward or a slice makes this call, as an activation checkpoint does."""
     return is_within_slice() or torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public spelling

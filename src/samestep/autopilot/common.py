@@ -21,10 +21,10 @@ class CommonFolder:
 
 @contextmanager
 def common_folder(world: World) -> Iterator[CommonFolder]:
-    """Make a folder for all ranks; the last one that leaves removes it, because none waits for another.
+    """Make a folder for all ranks; the last rank to leave removes it, because no rank waits for another.
 
-    It is a temporary one. Where ranks of other nodes do not see that, it is a hidden one in rank 0's working
-    folder, if all ranks see this: then they also see the files that rank 0 changes.
+    It is a temporary folder. If ranks of other nodes cannot see that, it is a hidden folder in rank 0's
+    working folder, provided that all ranks see this one: then they also see the files that rank 0 changes.
     """
     path, sharing = _make(world, None)
     if len(sharing) < world.place.size:
@@ -40,7 +40,7 @@ def common_folder(world: World) -> Iterator[CommonFolder]:
     try:
         yield CommonFolder(path, sharing)
     finally:
-        # A process that the script has forked leaves here too: the folder is its parent's.
+        # A forked process of the script leaves here too, but the folder belongs to its parent.
         if world.place.rank in sharing and os.getpid() == process:
             _left(path, world.place.rank).touch()
             if all(_left(path, rank).exists() for rank in sharing):
@@ -48,7 +48,7 @@ def common_folder(world: World) -> Iterator[CommonFolder]:
 
 
 def _make(world: World, parent: Path | None) -> tuple[Path, list[int]]:
-    """Make a folder on rank 0, and return it with the ranks that see it."""
+    """Make a folder on rank 0; return it with the ranks that see it."""
     made, refused = "", ""
     if world.place.is_main:
         try:

@@ -1,4 +1,4 @@
-"""What stands for the functions and classes of `torch.cuda` where a script runs on the CPU all the same."""
+"""Replacements for functions and classes of `torch.cuda` in a script that runs on the CPU."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -23,14 +23,18 @@ TENSOR_TYPES = (
 )
 
 
+def _nothing(*_: Any, **__: Any) -> None:
+    """Do nothing."""
+
+
 class Event:
-    """A point in time; everything before it has been computed."""
+    """A CUDA event: a point in time, at which all earlier work is done."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._at = 0.0
 
     def record(self, *_: Any) -> None:
-        """Take the time."""
+        """Store the time."""
         self._at = time.perf_counter()
 
     def elapsed_time(self, later: "Event") -> float:
@@ -38,44 +42,29 @@ class Event:
         return (later._at - self._at) * 1000  # noqa: SLF001 - of the same class
 
     def query(self) -> bool:
-        """Return that it has come."""
+        """Return True: its work is done."""
         return True
 
-    def synchronize(self) -> None:
-        """Wait for nothing."""
-
-    def wait(self, *_: Any) -> None:
-        """Wait for nothing."""
+    synchronize = wait = _nothing
 
 
 class Stream(nullcontext[None]):
-    """A queue of work: what is put into it is done already."""
+    """A CUDA stream, in which all work is done at once."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Return an event of now."""
+        """Return an event with the current time."""
         event = event or Event()
         event.record()
         return event
 
     def query(self) -> bool:
-        """Return that all is done."""
+        """Return True: all work is done."""
         return True
 
-    def synchronize(self) -> None:
-        """Wait for nothing."""
-
-    def wait_event(self, _: Any) -> None:
-        """Wait for nothing."""
-
-    def wait_stream(self, _: Any) -> None:
-        """Wait for nothing."""
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """Do nothing."""
+    synchronize = wait_event = wait_stream = _nothing
 
 
 def _properties(*_: Any, **__: Any) -> SimpleNamespace:
@@ -120,12 +109,12 @@ STAND_INS: Mapping[str, Any] = {
     "manual_seed": _nothing,
     "manual_seed_all": _nothing,
 }
-"""By their names in `torch.cuda`."""
-TOLD: tuple[tuple[Any, str, Any], ...] = (
+"""Replacements by their names in `torch.cuda`."""
+DEVICE_ANSWERS: tuple[tuple[Any, str, Any], ...] = (
     (torch.cuda, "is_available", True),
     (torch.cuda, "device_count", 1),
     (torch.accelerator, "is_available", True),
     (torch.accelerator, "device_count", 1),
     (torch.accelerator, "current_accelerator", torch.device("cpu")),
 )
-"""What a script is told of its devices: owner, function, and what it gives."""
+"""Functions that report one GPU to a script: owner, name, and return value."""

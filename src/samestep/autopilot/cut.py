@@ -1,17 +1,18 @@
-"""One batch in as many slices as there are ranks: cutting and putting together, as autograd sees them.
+"""Slices a batch into one part per rank, and gathers the parts, with gradients.
 
-The two are each other's derivative, but for the number of ranks N::
+Each of the two is the derivative of the other, except for the number of ranks N::
 
                       forward                          backward
     sliced            this rank's slice of x           N-th part of the gathered gradients
     gathered          all ranks' slices as one         N times this rank's slice of the gradient
 
-because gradients are averaged over ranks: what every rank computes alike, before the cut and after the
-gathering, has the same gradient on all of them, and the average leaves it as it is; what a rank computes of
-its slice has N times its part, and the average of the ranks is the sum of the parts. Each derivative is made
-of these functions again, so both can be differentiated twice.
+The factors exist because gradients are averaged over ranks. Computations that every rank executes on the
+whole batch have the same gradient on all ranks, which the average does not change. Computations on a slice
+have N times their part of the gradient, and the average of the ranks is the sum of the parts. Each derivative
+uses these functions again, so both can be differentiated twice.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,31 +26,31 @@ from samestep.world.world import World
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
-    """The slices of one batch, and this rank's slice."""
+class BatchSplit:
+    """The division of one batch into slices, one per rank."""
 
     world: World
     total: int
-    """Samples of the batch."""
+    """Number of samples of the batch."""
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """Samples of each rank."""
+        """Number of samples of each rank."""
         size = self.world.place.size
         return tuple(len(share(self.total, rank, size)) for rank in range(size))
 
     @property
     def local(self) -> int:
-        """Samples of this rank."""
+        """Number of samples of this rank."""
         return self.counts[self.world.place.rank]
 
     @cached_property
     def start(self) -> int:
-        """The first sample of this rank."""
+        """Index of this rank's first sample."""
         return share(self.total, self.world.place.rank, self.world.place.size).start
 
     def sliced(self, whole: Tensor, dim: int, *, every: int = 1) -> Tensor:
-        """Return this rank's slice of `whole`, which has `every` places along `dim` for each sample."""
+        """Return this rank's slice of `whole`, with `every` positions along `dim` for each sample."""
         if not (whole.requires_grad and torch.is_grad_enabled()):
             return whole.narrow(dim, self.start * every, self.local * every)
         result: Tensor = _Slice.apply(whole, self, dim, every)  # type: ignore[no-untyped-call]
@@ -61,23 +62,23 @@ class Cut:
         """Return the ranks' slices concatenated along `dim`.
 
         Args:
-            part: this rank's, with `every` places along `dim` for each sample.
-            dim: which dimension counts samples.
-            every: places for each sample.
+            part: this rank's slice, with `every` positions along `dim` for each sample.
+            dim: the sample dimension.
+            every: positions for each sample.
             order: the dimensions of the result, outermost in memory first; their own order if None.
         """
         result: Tensor = _Gather.apply(part, self, dim, every, order)  # type: ignore[no-untyped-call]
         return result
 
-    def added(self, part: Tensor, weight: float = 1.0) -> Tensor:
-        """Return the sum over ranks of `weight` times `part`; a part of weight 0 may be NaN."""
+    def summed(self, part: Tensor, weight: float = 1.0) -> Tensor:
+        """Return the sum over ranks of `weight` times `part`; a part of weight 0 is ignored, even NaN."""
         result: Tensor = _Add.apply(part, self.world, weight)  # type: ignore[no-untyped-call]
         return result
 
-    def put_together(
+    def gathered_values(
         self, part: Tensor, dim: int, every: int, order: tuple[int, ...] | None = None
     ) -> Tensor:
-        """As `gathered`, without autograd."""
+        """Return `gathered` without gradients."""
         lengths = [count * every for count in self.counts]
         if order is None:
             return gather(self.world, part, dim, lengths).contiguous()
@@ -87,27 +88,32 @@ class Cut:
 
 class _Slice(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, cut: Cut, dim: int, every: int) -> Tensor:
-        ctx.cut, ctx.dim, ctx.every = cut, dim, every
-        return whole.narrow(dim, cut.start * every, cut.local * every).clone()
+    def forward(ctx: Any, whole: Tensor, split: BatchSplit, dim: int, every: int) -> Tensor:
+        ctx.split, ctx.dim, ctx.every = split, dim, every
+        return whole.narrow(dim, split.start * every, split.local * every).clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.cut.gathered(grad, ctx.dim, every=ctx.every) / ctx.cut.world.place.size, None, None, None
+        return (
+            ctx.split.gathered(grad, ctx.dim, every=ctx.every) / ctx.split.world.place.size,
+            None,
+            None,
+            None,
+        )
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, part: Tensor, cut: Cut, dim: int, every: int, order: tuple[int, ...] | None
+        ctx: Any, part: Tensor, split: BatchSplit, dim: int, every: int, order: tuple[int, ...] | None
     ) -> Tensor:
-        ctx.cut, ctx.dim, ctx.every = cut, dim, every
-        return cut.put_together(part, dim, every, order)
+        ctx.split, ctx.dim, ctx.every = split, dim, every
+        return split.gathered_values(part, dim, every, order)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        own = ctx.cut.sliced(grad, ctx.dim, every=ctx.every)
-        return own * ctx.cut.world.place.size, None, None, None, None
+        own = ctx.split.sliced(grad, ctx.dim, every=ctx.every)
+        return own * ctx.split.world.place.size, None, None, None, None
 
 
 class _Add(torch.autograd.Function):
@@ -127,12 +133,12 @@ class _Add(torch.autograd.Function):
 
 
 def gather(world: World, part: Tensor, dim: int, lengths: Sequence[int]) -> Tensor:
-    """Return the ranks' parts, `lengths` of them along `dim`, as one tensor.
+    """Return the ranks' parts, of these lengths along `dim`, as one tensor.
 
-    They travel as bytes, so that tensors of all dtypes can; shorter ones are filled up.
+    They are sent as bytes, to support all dtypes; shorter parts are padded.
     """
     flat = part.detach().movedim(dim, 0).contiguous()
-    row = flat[:1].numel() if len(flat) else _numel(part.shape[:dim] + part.shape[dim + 1 :])
+    row = flat[:1].numel() if len(flat) else math.prod(part.shape[:dim] + part.shape[dim + 1 :])
     message = torch.zeros(max(lengths) * row, dtype=part.dtype, device=part.device)
     message[: flat.numel()] = flat.reshape(-1)
     parts = world.all_gather(message.view(torch.uint8))
@@ -152,10 +158,3 @@ def memory_order(tensor: Tensor) -> list[int]:
 def inverse(order: Sequence[int]) -> list[int]:
     """Return the permutation that undoes `order`."""
     return sorted(range(len(order)), key=order.__getitem__)
-
-
-def _numel(shape: Sequence[int]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from samestep.autopilot.plans import Dims, Given
+from samestep.autopilot.plans import CallArguments, Dims
 from samestep.base.errors import UsageError
 from samestep.watch.tree import Path
 
@@ -20,7 +20,7 @@ def split(model: M, *, dim: int | Mapping[str, int] | None) -> M:
     """Declare the sample dimension of a model's inputs.
 
     This is for a serial script under ``samestep run -n N``, if samestep cannot infer the dimension. The
-    declared way is the only one that the equivalence check tries. Without samestep this has no effect.
+    equivalence check then tests only the declared way. Without samestep this has no effect.
 
     Args:
         model: a module that the script calls.
@@ -54,7 +54,7 @@ def stays_unsplit(module: nn.Module) -> bool:
     return owner is not None and _declared[owner] is None
 
 
-def declared_dims(module: nn.Module, given: Given) -> Dims | None:
+def declared_dims(module: nn.Module, given: CallArguments) -> Dims | None:
     """Return the declared sample dimension of each input of a call; None without a declaration."""
     owner = _declaring(module)
     if owner is None:

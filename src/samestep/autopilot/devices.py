@@ -1,4 +1,4 @@
-"""The device of each copy of a script: its own, by every name a script may call it."""
+"""Assigns one device to each rank of a replicated script, under every name that the script may use."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,20 +17,20 @@ _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 @contextmanager
 def own_device(options: Options) -> Iterator[str | None]:
-    """Within, a script sees one device; yields the one that was asked for, for `join`.
+    """Show a script only this rank's device; yield the device that the user has chosen, for `join`.
 
-    Where several GPUs are visible, this process is shown its own alone before anything opens one. So
-    ``.cuda()``, ``cuda:0`` and ``torch.accelerator`` mean it, and `device_count` is 1.
+    If several GPUs are visible, all but one are hidden from this process before any is opened. Then
+    ``.cuda()``, ``cuda:0`` and ``torch.accelerator`` use it, and `device_count` is 1.
 
     Raises:
-        UsageError: a device had been opened before.
+        UsageError: this process had opened a device before.
     """
     if options.device == "cpu":
         with env.exported(dict.fromkeys(_VISIBLE, "")), onto_cpu():
             yield "cpu"
         return
     environment = env.snapshot()
-    count = torch.cuda.device_count()  # asks the driver's library; opens nothing
+    count = torch.cuda.device_count()  # queries the driver's library, and opens no device
     alone = shown_alone(count, environment.get(_VISIBLE[0]), detect(environment).place)
     if alone is None:
         yield None
@@ -38,7 +38,8 @@ def own_device(options: Options) -> Iterator[str | None]:
     with env.exported({_VISIBLE[0]: alone}):
         if torch.cuda.device_count() != 1:
             raise UsageError(
-                f"this process sees {count} GPUs and cannot be shown its own alone any more. Start each "
-                f"worker with its own (srun --gpus-per-task=1, {_VISIBLE[0]}), or say --device cpu."
+                f"this process has already opened one of {count} visible GPUs, so the others cannot be "
+                f"hidden. Start each worker with one GPU (srun --gpus-per-task=1, {_VISIBLE[0]}), or use "
+                "--device cpu."
             )
         yield None

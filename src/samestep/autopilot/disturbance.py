@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from samestep.autopilot.plans import Dims, Given
+from samestep.autopilot.plans import CallArguments, Dims
 from samestep.autopilot.reached import Key, globals_of, modules_of
 from samestep.watch.tree import Path, mapped
 
@@ -32,7 +32,7 @@ _IGNORED = (-100, -1)
 SCALES = (100.0, 0.01)
 """The factors by which samples are multiplied in further checks."""
 _MISSING = (float("nan"), 0.0)
-"""Values that mark what is ignored: a missing measurement, and padding."""
+"""Values of ignored elements: a missing measurement, and padding."""
 _MADE_OF_NUMBERS = (aten.lift_fresh, aten.scalar_tensor)
 
 
@@ -116,7 +116,7 @@ def disturbed_weights(module: nn.Module, how: Disturbance) -> Iterator[None]:
             tensor.data = data
 
 
-def disturbed_inputs(given: Given, dims: Dims, total: int, how: Disturbance) -> Given:
+def disturbed_inputs(given: CallArguments, dims: Dims, total: int, how: Disturbance) -> CallArguments:
     """Return a call with samples selected from `given`, and with other values if `how.inputs` is set."""
     own = torch.Generator().manual_seed(1000 + how.seed)
     count = total if how.samples is None else how.samples
@@ -142,7 +142,7 @@ def disturbed_inputs(given: Given, dims: Dims, total: int, how: Disturbance) -> 
         return value.clone().requires_grad_(tensor.requires_grad)
 
     args, kwargs = mapped((given.args, dict(given.kwargs)), change)
-    return Given(args, kwargs)
+    return CallArguments(args, kwargs)
 
 
 def set_counters(module: nn.Module, keys: Sequence[Key], tensors: Sequence[Tensor], number: int) -> None:
@@ -168,7 +168,7 @@ def set_counters(module: nn.Module, keys: Sequence[Key], tensors: Sequence[Tenso
 
 @contextmanager
 def parametrizations_computed() -> Iterator[None]:
-    """Compute parametrized weights anew within the block, without torch's cache.
+    """Disable torch's cache of parametrized weights.
 
     The cache would keep disturbed weights, and those of calls without gradients.
     """
@@ -180,7 +180,7 @@ def parametrizations_computed() -> Iterator[None]:
         parametrize._cache_enabled = count  # noqa: SLF001
 
 
-def emptying(given: Given, dims: Dims) -> Iterator[tuple[Path, float]]:
+def emptying(given: CallArguments, dims: Dims) -> Iterator[tuple[Path, float]]:
     """Yield inputs that may select samples (masks, labels), each with a value that selects none."""
     for path, tensor in given.tensors():
         if path in dims and _is_mask(tensor):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class OneDraw:
+class DrawType:
     """One draw of a call: the operation, and the number of dimensions that it draws.
 
     Args:
@@ -17,7 +17,7 @@ class OneDraw:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedDraw:
+class DrawRecord:
     """One draw of an unsplit call.
 
     Args:
@@ -26,7 +26,7 @@ class RecordedDraw:
         order: its dimensions, outermost in memory first.
     """
 
-    draw: OneDraw
+    draw: DrawType
     shape: tuple[int, ...]
     order: tuple[int, ...]
 
@@ -42,12 +42,12 @@ class DrawPlan:
         inner: whether samples vary faster than positions, if one dimension combines both.
     """
 
-    draws: tuple[OneDraw, ...] = ()
+    draws: tuple[DrawType, ...] = ()
     dims: tuple[int | None, ...] = ()
     orders: tuple[tuple[int, ...], ...] = ()
     inner: bool = False
 
-    def find(self, draw: OneDraw, number: int) -> tuple[int | None, tuple[int, ...]] | None:
+    def find(self, draw: DrawType, number: int) -> tuple[int | None, tuple[int, ...]] | None:
         """Return the sample dimension of a draw, and its order in memory; None for an unknown draw.
 
         If all draws of one operation agree, the number is ignored: a loop over time steps may draw more often

@@ -18,19 +18,19 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from samestep.autopilot.coins import are_torchs, bits, heads
-from samestep.autopilot.cut import Cut, inverse, memory_order
-from samestep.autopilot.draw_plans import DrawPlan, OneDraw, RecordedDraw
-from samestep.watch.drawn import Drawn
+from samestep.autopilot.coins import bernoulli_mask, matches_torch, random_bits
+from samestep.autopilot.cut import BatchSplit, inverse, memory_order
+from samestep.autopilot.draw_plans import DrawPlan, DrawRecord, DrawType
+from samestep.watch.drawn import RngState
 
 aten = torch.ops.aten
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001 - no public spelling
-Draw: TypeAlias = Callable[["WidenedDraws", Any, Sequence[Any], Mapping[str, Any]], Any]
+Draw: TypeAlias = Callable[["SplitDraws", Any, Sequence[Any], Mapping[str, Any]], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Widened:
-    """The shape of a draw for the whole batch, and the position of this rank's part in it.
+class BatchDraw:
+    """A draw for the whole batch, and the position of this rank's part in it.
 
     Args:
         shape: the shape for the whole batch.
@@ -81,12 +81,12 @@ class Widened:
         return self.laid_out(like.new_empty, like)
 
 
-class RecordedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class DrawRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A context that records the shape of each random draw of an unsplit call."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.shapes: list[RecordedDraw] = []
+        self.shapes: list[DrawRecord] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -100,12 +100,12 @@ class RecordedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
             value = result[0] if isinstance(result, tuple) else result
             shape = tuple(value.shape) if isinstance(value, Tensor) else ()
             order = tuple(memory_order(value)) if isinstance(value, Tensor) else ()
-            self.shapes.append(RecordedDraw(_named(func, shape), shape, order))
+            self.shapes.append(DrawRecord(_named(func, shape), shape, order))
         return result
 
 
-class WidenedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context that draws for more samples than an operation requests, and returns a part of the numbers."""
+class SplitDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A context that draws for more samples than requested, and returns a part of the numbers."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -128,86 +128,86 @@ class WidenedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         draw = _DRAWS.get(func.overloadpacket)
         if draw is not None:
             return draw(self, func, args, kwargs)
-        before = Drawn.now(_device(args))
+        before = RngState.now(_device(args))
         result = func(*args, **kwargs)
-        if not before.same(Drawn.now(_device(args))):  # attention without dropout draws nothing
+        if not before.same(RngState.now(_device(args))):  # attention without dropout draws no numbers
             self.unknown.add(str(func.overloadpacket))
         return result
 
-    def widened(self, func: Any, shape: Sequence[int]) -> Widened | None:
-        """Return the shape for more samples; None where no dimension counts samples."""
+    def batch_draw(self, func: Any, shape: Sequence[int]) -> BatchDraw | None:
+        """Return the draw for more samples; None if no dimension is the sample dimension."""
         raise NotImplementedError
 
 
-class GlobalDraws(WidenedDraws):  # type: ignore[no-untyped-call]
+class GlobalDraws(SplitDraws):  # type: ignore[no-untyped-call]
     """A context that draws for the whole batch, and returns the part of this rank's slice.
 
     Args:
-        cut: the slice.
+        split: the slices of the batch.
         plan: the sample dimension of each draw; None to infer it from the sizes.
         number: the number of draws of the call before this context is entered.
     """
 
-    def __init__(self, cut: Cut, plan: DrawPlan | None = None, number: int = 0) -> None:
+    def __init__(self, split: BatchSplit, plan: DrawPlan | None = None, number: int = 0) -> None:
         super().__init__()
-        self._cut, self.known = cut, plan
+        self._split, self.known = split, plan
         self.number = number
 
-    def widened(self, func: Any, shape: Sequence[int]) -> Widened | None:
-        """Return the shape for the whole batch; None where no dimension counts samples."""
-        cut = self._cut
-        place = sample_dim(shape, cut.local)
+    def batch_draw(self, func: Any, shape: Sequence[int]) -> BatchDraw | None:
+        """Return the draw for the whole batch; None if no dimension is the sample dimension."""
+        split = self._split
+        place = sample_dim(shape, split.local)
         inner, order = False, None
         if self.known is not None:
             draw = _named(func, shape)
             found = self.known.find(draw, self.number - 1)
-            dim, order = (_only_dim(shape, cut.local), None) if found is None else found
-            if (found is None and dim is None) or (dim is not None and shape[dim] % cut.local):
+            dim, order = (_only_dim(shape, split.local), None) if found is None else found
+            if (found is None and dim is None) or (dim is not None and shape[dim] % split.local):
                 self.unknown.add(f"{draw.operation} in another shape than in the check, {list(shape)}")
                 return None
-            place = None if dim is None else (dim, shape[dim] // cut.local)
+            place = None if dim is None else (dim, shape[dim] // split.local)
             inner = self.known.inner
-        return None if place is None else widened_to(shape, place, cut, inner=inner, order=order)
+        return None if place is None else batch_draw_for(shape, place, split, inner=inner, order=order)
 
 
-class FoundDraws(GlobalDraws):  # type: ignore[no-untyped-call]
-    """A context that finds the sample dimension of each draw, by comparing its shape with the whole batch's.
+class InferredDraws(GlobalDraws):  # type: ignore[no-untyped-call]
+    """A context that infers the sample dimension of each draw from the shape of the unsplit call's draw.
 
     Args:
-        cut: the slice.
+        split: the slices of the batch.
         shapes: the draws of the unsplit call.
         inner: whether samples vary faster than positions, if one dimension combines both.
     """
 
-    def __init__(self, cut: Cut, shapes: Sequence[RecordedDraw], *, inner: bool = False) -> None:
-        super().__init__(cut)
+    def __init__(self, split: BatchSplit, shapes: Sequence[DrawRecord], *, inner: bool = False) -> None:
+        super().__init__(split)
         self._shapes, self._inner = shapes, inner
         self._dims: dict[int, int | None] = {}
         """The sample dimension, by the number of the draw."""
         self.has_flattened = False
         """Whether a dimension combines samples and positions."""
 
-    def widened(self, func: Any, shape: Sequence[int]) -> Widened | None:
-        """Return the shape for the whole batch; None where no dimension counts samples."""
+    def batch_draw(self, func: Any, shape: Sequence[int]) -> BatchDraw | None:
+        """Return the draw for the whole batch; None if no dimension is the sample dimension."""
         number = self.number - 1
         draw = _named(func, shape)
         known = self._shapes[number] if number < len(self._shapes) else None
         if known is None or known.draw != draw:
-            self.unknown.add(f"{draw.operation} in another order than for the whole batch")
+            self.unknown.add(f"{draw.operation} in another order than in the unsplit call")
             return None
         differing = [dim for dim, size in enumerate(shape) if size != known.shape[dim]]
         if not differing:
             self._dims[number] = None
             return None
         dim = differing[0]
-        if len(differing) > 1 or shape[dim] * self._cut.total != known.shape[dim] * self._cut.local:
+        if len(differing) > 1 or shape[dim] * self._split.total != known.shape[dim] * self._split.local:
             whole = list(known.shape)
-            self.unknown.add(f"{draw.operation} of {list(shape)}, and {whole} for the whole batch")
+            self.unknown.add(f"{draw.operation} of {list(shape)}, and {whole} in the unsplit call")
             return None
         self._dims[number] = dim
-        every = shape[dim] // self._cut.local
+        every = shape[dim] // self._split.local
         self.has_flattened = self.has_flattened or every > 1
-        return widened_to(shape, (dim, every), self._cut, inner=self._inner, order=known.order)
+        return batch_draw_for(shape, (dim, every), self._split, inner=self._inner, order=known.order)
 
     def plan(self) -> DrawPlan:
         """Return the sample dimensions found."""
@@ -216,38 +216,38 @@ class FoundDraws(GlobalDraws):  # type: ignore[no-untyped-call]
         return DrawPlan(draws, dims, tuple(one.order for one in self._shapes), self._inner)
 
 
-def widened_to(
+def batch_draw_for(
     shape: Sequence[int],
     place: tuple[int, int],
-    cut: Cut,
+    split: BatchSplit,
     *,
     inner: bool,
     order: tuple[int, ...] | None = None,
-) -> Widened:
-    """Return the whole batch's shape for a slice's shape.
+) -> BatchDraw:
+    """Return the draw for the whole batch, given the shape of a slice.
 
     Args:
         shape: the shape for the slice.
         place: the sample dimension, and the number of positions along it for each sample.
-        cut: the slice.
+        split: the slices of the batch.
         inner: whether samples vary faster than positions.
         order: the dimensions of the whole batch's draw, outermost in memory first; None if unknown.
     """
     dim, every = place
-    whole = (*shape[:dim], cut.total * every, *shape[dim + 1 :])
-    return Widened(whole, dim, cut.start, cut.local, every, inner and every > 1, order)
+    whole = (*shape[:dim], split.total * every, *shape[dim + 1 :])
+    return BatchDraw(whole, dim, split.start, split.local, every, inner and every > 1, order)
 
 
 def _device(args: Sequence[Any]) -> torch.device:
     return next((one.device for one in args if isinstance(one, Tensor)), torch.device("cpu"))
 
 
-def _named(func: Any, shape: Sequence[int]) -> OneDraw:
-    return OneDraw(str(func.overloadpacket), len(shape))
+def _named(func: Any, shape: Sequence[int]) -> DrawType:
+    return DrawType(str(func.overloadpacket), len(shape))
 
 
 def _is_composite(func: Any) -> bool:
-    """Return whether an operation draws by calling others; torch dispatches these but in inference mode."""
+    """Return whether an operation draws by calling others; torch dispatches those in inference mode only."""
     return torch.Tag.nondeterministic_seeded in func.tags and func.has_kernel_for_dispatch_key(_COMPOSITE)
 
 
@@ -261,7 +261,7 @@ def sample_dim(shape: Sequence[int], samples: int) -> tuple[int, int] | None:
     """Return the sample dimension, and the number of positions along it for each sample; None if none fits.
 
     It is the first dimension of size `samples`, or else dimension 0 if its size is a multiple of `samples`:
-    samples were then flattened together with another dimension.
+    samples are then flattened together with another dimension.
     """
     dim = next((dim for dim, size in enumerate(shape) if size == samples), None)
     if dim is not None:
@@ -269,12 +269,12 @@ def sample_dim(shape: Sequence[int], samples: int) -> tuple[int, int] | None:
     return (0, shape[0] // samples) if shape and samples and shape[0] % samples == 0 else None
 
 
-def _fill(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _fill(mode: SplitDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Draw for ``x.uniform_()`` and the like, which overwrite `x`; probabilities may be one per element."""
-    return _filled(mode.widened(func, args[0].shape), func, args, kwargs)
+    return _filled(mode.batch_draw(func, args[0].shape), func, args, kwargs)
 
 
-def _filled(wide: Widened | None, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _filled(wide: BatchDraw | None, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     target, *rest = args
     if wide is None:
         return func(*args, **kwargs)
@@ -284,22 +284,22 @@ def _filled(wide: Widened | None, func: Any, args: Sequence[Any], kwargs: Mappin
     return target
 
 
-def _bernoulli(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Draw for ``x.bernoulli_(p)``, the mask of dropout on the CPU, which takes most of dropout's time."""
+def _bernoulli(mode: SplitDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Draw for ``x.bernoulli_(p)``, the mask of dropout on the CPU."""
     target, *rest = args
     probability = rest[0] if rest else kwargs.get("p", 0.5)
-    wide = mode.widened(func, target.shape)
-    if wide is None or target.device.type != "cpu" or isinstance(probability, Tensor) or not are_torchs():
+    wide = mode.batch_draw(func, target.shape)
+    if wide is None or target.device.type != "cpu" or isinstance(probability, Tensor) or not matches_torch():
         return _filled(wide, func, args, kwargs)
-    whole = wide.laid_out(functools.partial(bits, generator=kwargs.get("generator")), target)
-    target.copy_(heads(wide.own(whole), probability))
+    whole = wide.laid_out(functools.partial(random_bits, generator=kwargs.get("generator")), target)
+    target.copy_(bernoulli_mask(wide.own(whole), probability))
     return target
 
 
-def _like(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _like(mode: SplitDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Draw for ``rand_like(x)`` and the like, which use only the shape and dtype of `x`."""
     model, *rest = args
-    wide = mode.widened(func, model.shape)
+    wide = mode.batch_draw(func, model.shape)
     if wide is None:
         return func(*args, **kwargs)
     return wide.own(func(wide.empty(model), *rest, **kwargs)).clone()
@@ -308,13 +308,13 @@ def _like(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[st
 def _of_size(position: int) -> Draw:
     """Return the function for ``randn(shape)`` and the like, whose shape is the argument at `position`."""
 
-    def draw(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def draw(mode: SplitDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if "size" in kwargs:
             size = kwargs["size"]
         else:
             here = next((i for i, one in enumerate(args) if isinstance(one, list | tuple)), position)
             size = args[here]
-        wide = mode.widened(func, size)
+        wide = mode.batch_draw(func, size)
         if wide is None:
             return func(*args, **kwargs)
         shape = list(wide.shape)
@@ -325,21 +325,21 @@ def _of_size(position: int) -> Draw:
     return draw
 
 
-def _of_values(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _of_values(mode: SplitDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Draw for ``bernoulli(p)`` and ``normal(mean, std)``; the values do not affect the number of draws."""
     model = next((one for one in args if isinstance(one, Tensor)), None)
     if model is None:
         return _of_size(2)(mode, func, args, kwargs)
-    wide = mode.widened(func, model.shape)
+    wide = mode.batch_draw(func, model.shape)
     if wide is None:
         return func(*args, **kwargs)
     return wide.own(func(*(_among_others(one, model.shape, wide) for one in args), **kwargs)).clone()
 
 
-def _native_dropout(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _native_dropout(mode: SplitDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Draw for dropout in one kernel, as on accelerators, which returns the values and the mask."""
     values, probability, train = args
-    wide = mode.widened(func, values.shape)
+    wide = mode.batch_draw(func, values.shape)
     if wide is None or not train:
         return func(*args, **kwargs)
     _, kept = func(wide.empty(values), probability, train, **kwargs)
@@ -348,12 +348,12 @@ def _native_dropout(mode: WidenedDraws, func: Any, args: Sequence[Any], kwargs: 
     return values * kept * scale, kept
 
 
-def _unchanged(_: WidenedDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _unchanged(_: SplitDraws, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Draw for ``randperm``, which is not sliced: a call that permutes its samples cannot be split."""
     return func(*args, **kwargs)
 
 
-def _among_others(value: Any, shape: Sequence[int], wide: Widened) -> Any:
+def _among_others(value: Any, shape: Sequence[int], wide: BatchDraw) -> Any:
     """Return a tensor of the whole shape with `value` in this rank's part; return numbers unchanged."""
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value

@@ -10,32 +10,20 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import NoReturn, Protocol
+from typing import NoReturn
 from unittest.mock import patch
 
+from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import _get_default_store
 
 from samestep.autopilot.account import Account
 from samestep.autopilot.gradients import Gradients
 from samestep.base.errors import Error, OutOfStep, PeerLost
-from samestep.watch.watchdog import at_the_end
+from samestep.watch.watchdog import waiting_at_end
 from samestep.world.world import World
 
 _POLL_S = 0.05
 _ENDED, _ALL_ENDED, _FAILED = "samestep/ended", "samestep/all-ended", "samestep/failed"
-
-
-class Store(Protocol):
-    """The methods of torch's stores that are used here."""
-
-    def set(self, key: str, value: str) -> None:
-        """Store a value."""
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a number and return the sum."""
-
-    def check(self, keys: list[str]) -> bool:
-        """Return whether all keys exist."""
 
 
 class EndCheck:
@@ -70,7 +58,7 @@ class EndCheck:
         """
         if os.getpid() != self._process:  # a child shares its parent's connection to the store
             return
-        store: Store = _get_default_store()
+        store = _get_default_store()
         if exit_code:
             with suppress(RuntimeError):
                 store.set(_FAILED, "")
@@ -86,7 +74,7 @@ class EndCheck:
             store.set(f"{_ENDED}/{place.rank}", "")
             if store.add(_ENDED, 1) == place.size:
                 store.set(_ALL_ENDED, "")
-            with at_the_end():
+            with waiting_at_end():
                 return self._wait(store, deadline)
         except RuntimeError as error:
             raise PeerLost(
@@ -137,8 +125,8 @@ def checked_exits(check: EndCheck) -> Iterator[None]:
 
 
 def _missing(ranks: list[int], seconds: float) -> str:
-    who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    named = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
     return (
-        f"{who} did not reach the end of the script within {seconds:g} s of this one. Look for a branch that "
-        "depends on something that differs between ranks, such as time or a process number."
+        f"{named} did not reach the end of the script within {seconds:g} s of this one. Look for a branch "
+        "that depends on something that differs between ranks, such as time or a process number."
     )

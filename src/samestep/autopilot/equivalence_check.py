@@ -34,16 +34,16 @@ from samestep.autopilot.disturbance import (
     set_counters,
 )
 from samestep.autopilot.guards import Attributes, changed, counters, kept_of_slice, python_state
-from samestep.autopilot.plans import Dims, Given, Reduced, SplitPlan, candidates
+from samestep.autopilot.plans import CallArguments, Dims, ReducedOutput, SplitPlan, candidates
 from samestep.autopilot.quiet import quiet
 from samestep.autopilot.reached import Key, is_compiled, reached
 from samestep.autopilot.sample_reads import Site
 from samestep.autopilot.sides import outcome
 from samestep.autopilot.slice_call import Forward
 from samestep.autopilot.split_comparison import SplitComparison, SplitResult, in_one_line
-from samestep.autopilot.state import Side
+from samestep.autopilot.state import SideOutput
 from samestep.autopilot.unwritten import WritesFileError, changing_no_files
-from samestep.autopilot.whole_call import ModuleRun, WholeCall, close, eagerly, largest
+from samestep.autopilot.whole_call import ModuleRun, UnsplitCall, close, eagerly, largest
 from samestep.watch.tree import Path, leaves
 from samestep.world.world import World
 
@@ -51,10 +51,10 @@ FEWER = "fewer samples than workers"
 LARGE = 5_000_000
 """The number of parameters above which a model is checked on fewer samples and one batch less."""
 WRITES_FILES = "it writes to files when it is called"
-UNLIKE_DRAWS = "it draws other random numbers each time it is called"
+UNLIKE_DRAWS = "it draws other random numbers in each call"
 COMPILED_DRAWS = (
-    "torch.compile draws its dropout itself, for a slice otherwise than for the whole batch: without "
-    "torch.compile it can be split"
+    "torch.compile draws dropout for a slice differently than for the whole batch; without torch.compile "
+    "it can be split"
 )
 
 
@@ -90,7 +90,7 @@ class EquivalenceCheck:
         self,
         forward: Forward,
         module: nn.Module,
-        given: Given,
+        given: CallArguments,
         world: World,
         gradient: Callable[..., Any] = torch.autograd.grad,
     ) -> None:
@@ -113,7 +113,7 @@ class EquivalenceCheck:
             return self._verdict()
 
     def _verdict(self) -> Verdict:
-        whole: WholeCall | None = None
+        whole: UnsplitCall | None = None
         reasons = []
         for dims in self._ways():
             why = self._refuted(dims)
@@ -137,7 +137,7 @@ class EquivalenceCheck:
         likeliest = reasons[0] if reasons and first >= self._world.place.size else FEWER
         return Verdict(None, why=likeliest)
 
-    def _whole(self) -> WholeCall | str:
+    def _whole(self) -> UnsplitCall | str:
         """Return the results of the unsplit call, or the reason why it is not split."""
         failure, whole = "", None
         # Without a graph first, to save memory; a model may need one to differentiate within its forward.
@@ -163,19 +163,19 @@ class EquivalenceCheck:
     def _refusal(self) -> str | None:
         """Return the reason why no call of this module is split, if there is one before any is computed."""
         if stays_unsplit(self._module):
-            return "samestep.split(..., dim=None) keeps it so"
+            return "samestep.split(..., dim=None) keeps it unsplit"
         if any(isinstance(one, torch.jit.ScriptModule) for one in self._module.modules()):
-            return "TorchScript has compiled it, and what it reads cannot be seen"
+            return "TorchScript has compiled it, and its reads cannot be observed"
         if any(isinstance(value, IteratorType) for _, value in reached(self._module)):
-            return "it reads an iterator, which cannot be put back"
+            return "it reads an iterator, which cannot be rewound"
         return None
 
     def _plan(
-        self, dims: Dims, whole: WholeCall, found: SplitResult, guards: Mapping[Site, Any]
+        self, dims: Dims, whole: UnsplitCall, found: SplitResult, guards: Mapping[Site, Any]
     ) -> SplitPlan:
         outputs = dict(leaves(found.outputs))
         watches = any(
-            isinstance(joint, Reduced) and (path[0] != 0 or outputs[path[1:]].grad_fn is None)
+            isinstance(joint, ReducedOutput) and (path[0] != 0 or outputs[path[1:]].grad_fn is None)
             for path, joint in found.joints.items()
         )
         return SplitPlan(dims, found.joints, whole.sides, found.draws, watches, guards)
@@ -209,7 +209,7 @@ class EquivalenceCheck:
         """Return how a way fails on further disturbed calls; empty if it passes.
 
         These calls have other batches, since one may agree by chance; batches with a slice whose samples are
-        all ignored; larger and smaller samples; and other values of the call counters. Calls that fail
+        all ignored; larger and smaller samples; and other values of the call counters. CallSplitter that fail
         unsplit are skipped.
         """
         others = [replace(how, seed=3, lopsided=True)]
@@ -235,17 +235,17 @@ class EquivalenceCheck:
                 given = disturbed_inputs(self._given, dims, total, how)
                 if how.counters is not None:
                     set_counters(self._module, self._counters, self._counting_tensors, how.counters)
-            except Exception as error:  # noqa: BLE001 - there may not be memory for double precision
+            except Exception as error:  # noqa: BLE001 - double precision may exceed the memory
                 failure = in_one_line(error)
             if not self._comparison.agreed(not failure):
                 return _Failed(failure or "another worker's failed")
             return self._compared(given, dims, how)
 
-    def _compared(self, given: Given, dims: Dims, how: Disturbance) -> "str | _Failed":
+    def _compared(self, given: CallArguments, dims: Dims, how: Disturbance) -> "str | _Failed":
         run = ModuleRun(self._forward, self._module, self._world.device)
         run.dims = dims
         precise = DoublePrecision() if how.double else nullcontext()
-        # A graph of a full batch may need more memory than there is.
+        # The graph of a full batch may exceed the memory.
         grad = torch.is_grad_enabled() and how.samples is not None and how.gradients
         failure, whole, expected = "", None, None
         kept: Attributes = {}
@@ -285,7 +285,7 @@ class EquivalenceCheck:
             return f"its backward keeps a number of its slice ({name or 'on another worker'})"
         return why
 
-    def _gradients(self, tensors: Mapping[Path, Tensor], given: Given) -> Sequence[Tensor | None]:
+    def _gradients(self, tensors: Mapping[Path, Tensor], given: CallArguments) -> Sequence[Tensor | None]:
         """Return the gradients of a randomly weighted sum of all outputs, for parameters and inputs."""
         own = torch.Generator().manual_seed(3)
         value = torch.zeros((), dtype=torch.float64, device=self._world.device)
@@ -299,11 +299,13 @@ class EquivalenceCheck:
         found = self._gradient(value, leaf, allow_unused=True)
         return [one if one is None or one.layout == torch.strided else one.to_dense() for one in found]
 
-    def _leaves(self, given: Given) -> list[Tensor]:
+    def _leaves(self, given: CallArguments) -> list[Tensor]:
         learning = [one for one in self._module.parameters() if one.requires_grad]
         return [*learning, *(tensor for _, tensor in given.tensors() if tensor.requires_grad)]
 
-    def _other_gradients(self, found: SplitResult, given: Given, sides: Sequence[Side], expected: Any) -> str:
+    def _other_gradients(
+        self, found: SplitResult, given: CallArguments, sides: Sequence[SideOutput], expected: Any
+    ) -> str:
         """Return how the gradients of a split call differ; empty if they are equal."""
         value = outcome(self._module, found.outputs, sides)
         failure = ""

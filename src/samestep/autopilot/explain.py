@@ -22,16 +22,16 @@ Stop: TypeAlias = Callable[[Account], None]
 
 @contextmanager
 def explaining(world: World, leave: Callable[[], object]) -> Iterator[Stop]:
-    """Within, a script prints nothing and writes nothing; yields what ends it, whatever it would catch.
+    """Suppress what a script prints and writes; yield the function that reports and ends the process.
 
     Args:
-        world: the ranks; all of them call what this yields, in the same step.
-        leave: takes back all that steering has changed and made, this as well.
+        world: the ranks; all of them call the yielded function in the same step.
+        leave: undoes the replication of the script, this context included.
     """
     stderr = os.dup(2)
 
     def stop(overlay: Overlay, account: Account) -> None:
-        world.barrier()  # nobody has to wait for one that has left
+        world.barrier()  # no rank waits for one that has exited
         if world.place.is_main:
             lines = account.lines() + [f"{path}: would be written" for path in _shown(overlay.made)]
             os.write(stderr, "".join(f"samestep: {line}\n" for line in lines).encode())
@@ -50,5 +50,5 @@ def explaining(world: World, leave: Callable[[], object]) -> Iterator[Stop]:
 def _shown(made: list[str]) -> list[str]:
     """Return the paths as the script may have written them, without temporary files."""
     here, temporary = f"{Path.cwd()}/", tempfile.gettempdir()
-    mine = [path for path in made if path.startswith(here) or not path.startswith(temporary)]
-    return [path.removeprefix(here) for path in dict.fromkeys(mine)]
+    files = [path for path in made if path.startswith(here) or not path.startswith(temporary)]
+    return [path.removeprefix(here) for path in dict.fromkeys(files)]

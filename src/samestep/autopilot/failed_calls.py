@@ -1,8 +1,8 @@
-"""Ends the run where one rank's slice of a call has failed and the script goes on.
+"""Ends the run if one rank's slice of a call has raised an error and the script continues.
 
-A script may catch what a forward raises, and take the next batch. Where the slices of all ranks have raised,
-all go on alike. Where some have not, they wait in the call for the one that has; so its next call, or the end
-of its script, ends the run.
+A script may catch the error of a forward, and continue with the next batch. If the slices of all ranks have
+raised, all ranks continue equally. If some have not, they wait in the call for the rank that has raised; its
+next call, or the end of its script, then ends the run.
 """
 
 import time
@@ -14,15 +14,15 @@ from torch.distributed.distributed_c10d import _get_default_store
 from samestep.base.errors import Error, OutOfStep
 
 _PATIENCE_S = 20.0
-"""How long a rank waits for the others to raise as well: they compute slices of the same batch."""
+"""Seconds that a rank waits for the others to raise as well: they compute slices of the same batch."""
 
 
 class FailedCalls:
-    """The split calls of one rank that have raised.
+    """The split calls of one rank that have raised an error.
 
     Args:
-        patience_s: how long to wait for the other ranks.
-        store: returns the store that all ranks see.
+        patience_s: timeout for the other ranks, in seconds.
+        store: returns the store of all ranks.
     """
 
     def __init__(
@@ -31,31 +31,30 @@ class FailedCalls:
         self._patience_s, self._store = patience_s, store
         self._text = self._key = ""
 
-    def note(self, name: str, number: int, error: Exception) -> None:
-        """Note that a split call has raised.
+    def record(self, name: str, number: int, error: Exception) -> None:
+        """Record that a split call has raised an error.
 
         Args:
-            name: of the module.
-            number: of the call, among the split calls of the script.
-            error: what it raised.
+            name: the name of the module.
+            number: the number of the call among the split calls of the script.
+            error: the error.
         """
         self._text = (
-            f"{name} raised {type(error).__name__} for this worker's slice of a batch, and the script went "
-            "on; other workers' slices did not raise, as the whole batch does on one worker. Keep its calls "
-            "unsplit: samestep.split(model, dim=None)."
+            f"{name} raised {type(error).__name__} for this worker's slice of a batch but not for all "
+            "slices, and the script went on. Keep its calls unsplit: samestep.split(model, dim=None)."
         )
         self._key = "" if isinstance(error, Error) else f"samestep/raised/{number}"
         if self._key:
             self._count(1)
 
     def check(self, size: int) -> None:
-        """Check, as the script goes on, that a call that has raised did so on all ranks.
+        """Check that the last call that raised an error did so on all ranks.
 
         Args:
             size: the number of ranks.
 
         Raises:
-            OutOfStep: it did not.
+            OutOfStep: it did not raise on all ranks.
         """
         if not self._text:
             return
@@ -68,8 +67,8 @@ class FailedCalls:
         raise OutOfStep(self._text)
 
     def _count(self, amount: int) -> int:
-        """Add to the number of ranks that have raised, and return it; 0 where there is no store."""
+        """Add to the number of ranks that have raised, and return it; 0 without a store."""
         try:
             return int(self._store().add(self._key, amount))
-        except (RuntimeError, ValueError):  # rank 0 has left, or ranks are threads
+        except (RuntimeError, ValueError):  # rank 0 has exited, or ranks are threads
             return 0

@@ -1,8 +1,9 @@
-"""What a script asks of the network, asked once: rank 0 asks, and the other copies get what it got.
+"""Sends each network request of a replicated script only on rank 0; the other ranks get the response.
 
-Answers go through files in a folder that the copies share. Copies ask the same questions in the same order,
-so the n-th asking of one address is the same question for all; no copy waits in a collective, and threads of
-a script may fetch side by side. Where the folder is out of sight, as on another node, a copy asks itself.
+Responses are files in a folder that the ranks share. All ranks make the same requests in the same order, so
+the n-th request to an address is the same on all ranks. No rank waits in a collective, and threads of a
+script may make requests concurrently. A rank that does not share the folder, as on another node, sends its
+own requests.
 """
 
 import hashlib
@@ -19,67 +20,72 @@ from typing import IO, Any, TypeAlias
 from samestep.autopilot.common import CommonFolder
 from samestep.autopilot.file_calls import unredirected
 
-Ask: TypeAlias = Callable[[IO[bytes]], Any]
-"""Asks, writes the body of the answer, and returns the rest of it, which pickles."""
+Request: TypeAlias = Callable[[IO[bytes]], Any]
+"""Sends a request, writes the body of the response, and returns the rest of it, which can be pickled."""
 PATIENCE_S = 60.0
-"""How long a copy waits for rank 0 to ask what it asks itself."""
+"""Seconds that a rank waits for rank 0 to begin the same request."""
 
 
-class Fetched:
-    """The answers that the copies of a script share.
+class SharedResponses:
+    """The responses that the ranks of a script share.
 
     Args:
-        folder: theirs.
-        rank: of this copy.
+        folder: the shared folder.
+        rank: of this process.
     """
 
     def __init__(self, folder: CommonFolder, rank: int) -> None:
         self._folder, self._rank, self._sharing = folder.path, rank, folder.sharing
         self._process, self._thread = os.getpid(), threading.local()
-        self._asked: Counter[str] = Counter()
+        self._requested: Counter[str] = Counter()
         self._kept: list[Path] = []
 
     @property
     def applies(self) -> bool:
-        """Whether what is asked now is asked for all: not in a loader's worker, nor within an asking."""
-        is_script = os.getpid() == self._process and not getattr(self._thread, "asking", False)
+        """Whether a request now is shared: not in a loader's worker, nor within another request."""
+        is_script = os.getpid() == self._process and not getattr(self._thread, "is_requesting", False)
         return is_script and self._rank in self._sharing
 
-    def once(self, question: str, ask: Ask) -> tuple[Any, IO[bytes]]:
-        """Return an answer and its body, open for reading; raises what asking raised."""
-        number = self._asked[question] = self._asked[question] + 1
-        name = hashlib.sha256(f"{number} {question}".encode()).hexdigest()[:32]
-        self._thread.asking = True
+    def get(self, key: str, request: Request) -> tuple[Any, IO[bytes]]:
+        """Return a response and its body, open for reading; raise the error of the request.
+
+        Args:
+            key: the address and the other properties of the request.
+            request: sends it.
+        """
+        number = self._requested[key] = self._requested[key] + 1
+        name = hashlib.sha256(f"{number} {key}".encode()).hexdigest()[:32]
+        self._thread.is_requesting = True
         try:
             with unredirected():
                 place = self._folder / name
                 if self._rank == 0:
-                    self._drop_what_all_have()
-                    self._make(place, ask)
+                    self._drop_read_by_all()
+                    self._make(place, request)
                 elif not self._await(place):
-                    body = tempfile.TemporaryFile()  # noqa: SIM115 - closed by who reads it
-                    answer = ask(body)
+                    body = tempfile.TemporaryFile()  # noqa: SIM115 - the reader closes it
+                    response = request(body)
                     body.seek(0)
-                    return answer, body
+                    return response, body
                 return self._read(place)
         finally:
-            self._thread.asking = False
+            self._thread.is_requesting = False
 
-    def _make(self, place: Path, ask: Ask) -> None:
+    def _make(self, place: Path, request: Request) -> None:
         place.with_suffix(".begun").touch()
-        answer, error = None, None
+        response, error = None, None
         with place.open("wb") as body:
             try:
-                answer = ask(body)
-            except Exception as found:  # noqa: BLE001 - raised again, by every copy
-                error = _that_pickles(found)
+                response = request(body)
+            except Exception as found:  # noqa: BLE001 - raised again on every rank
+                error = _picklable(found)
         part = place.with_suffix(".part")
-        part.write_bytes(pickle.dumps((answer, error)))
+        part.write_bytes(pickle.dumps((response, error)))
         part.rename(place.with_suffix(".done"))
         self._kept.append(place)
 
     def _await(self, place: Path) -> bool:
-        """Wait until rank 0 has an answer; return False if it does not ask."""
+        """Wait until rank 0 has a response; return False if it does not make the request."""
         deadline = time.monotonic() + PATIENCE_S
         while not place.with_suffix(".done").exists():
             if time.monotonic() > deadline and not place.with_suffix(".begun").exists():
@@ -88,24 +94,24 @@ class Fetched:
         return True
 
     def _read(self, place: Path) -> tuple[Any, IO[bytes]]:
-        answer, error = pickle.loads(place.with_suffix(".done").read_bytes())  # noqa: S301 - rank 0's own
+        response, error = pickle.loads(place.with_suffix(".done").read_bytes())  # noqa: S301 - written by rank 0
         body = place.open("rb")
         place.with_suffix(f".{self._rank}").touch()
         if error is not None:
             body.close()
             raise error
-        return answer, body
+        return response, body
 
-    def _drop_what_all_have(self) -> None:
+    def _drop_read_by_all(self) -> None:
         for place in self._kept[:]:
             if all(place.with_suffix(f".{rank}").exists() for rank in self._sharing):
                 place.unlink()
                 self._kept.remove(place)
 
 
-def _that_pickles(error: Exception) -> Exception:
+def _picklable(error: Exception) -> Exception:
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - made here
-    except Exception:  # noqa: BLE001 - whatever its class does
+    except Exception:  # noqa: BLE001 - its class may raise any error
         return OSError(f"{type(error).__name__}: {error}")
     return error

@@ -7,6 +7,8 @@ from typing import Any
 
 from samestep.base import env
 
+WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+"""Flags of `os.open` with which a file may change."""
 _FILES_IN_MEMORY = "/dev/shm/"  # noqa: S108 - scripts keep data and checkpoints there
 
 
@@ -23,6 +25,11 @@ def path_text(path: Any) -> str | None:
 def folder_of_descriptor(number: int) -> str:
     """Return the path of a descriptor's folder."""
     return os.readlink(f"/proc/self/fd/{number}")
+
+
+def is_actual_folder(path: str) -> bool:
+    """Return whether a path is a folder, and not a link to one."""
+    return os.path.isdir(path) and not os.path.islink(path)
 
 
 def is_device(path: str) -> bool:

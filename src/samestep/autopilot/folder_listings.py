@@ -87,8 +87,8 @@ class ReplayedListings:
         """Return the first unused record of a folder with these names."""
         records = self._journal.listings.get(path, [])
         if os.getpid() != self._process:
-            alike = [record for record in records if set(record) == names]
-            return alike[-1] if alike else None
+            matching = [record for record in records if set(record) == names]
+            return matching[-1] if matching else None
         began = time.monotonic()
         while True:
             taken = self._taken[path]

@@ -1,68 +1,70 @@
-"""Gradients of everything that split calls compute with, averaged at the end of each outermost backward."""
+"""Averages the gradients of all tensors that split calls use, at the end of each top-level backward."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any
+from unittest.mock import patch
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
 from samestep.base.errors import OutOfStep, UsageError
-from samestep.collectives.by_algorithm import works_beside
+from samestep.collectives.by_algorithm import overlaps_compute
 from samestep.replicas.bucketed import Bucketed
-from samestep.replicas.fingerprint import check_alike
+from samestep.replicas.fingerprint import check_equal
 from samestep.replicas.plan import MEBIBYTE
-from samestep.replicas.synchroniser import Job, Synchroniser
+from samestep.replicas.synchroniser import GradientSynchronizer, SyncConfig
 from samestep.world.world import World
 
 _EARLY = (2, 10)
-"""Gradient all-reduces after which parameters are compared as well.
+"""Gradient all-reduces after which parameters are compared, too.
 
-What drifts from the first step on is found in the backward pass of the second, before a loss is printed or a
-file written that the serial run does not have; the tenth is for what a warm-up hides.
+The second finds a drift that begins in the first step, before a wrong loss is printed or a wrong file is
+written; the tenth finds a drift that a warm-up hides.
 """
 
 
 class Gradients:
-    """Follows parameters, and leaves each with the gradient of the whole batch.
+    """The gradient synchronizer of a script: it averages the gradients of the tensors that it follows.
 
     Args:
         world: the ranks; its all-reduces carry the gradients.
-        check_every: after how many gradient all-reduces parameters are compared between ranks; 0 is never.
+        check_every: the number of gradient all-reduces between comparisons of parameters across ranks; 0 for
+            no comparison.
     """
 
     def __init__(self, world: World, *, check_every: int = 100) -> None:
         self._world = world
         self._check_every = check_every
         self._followed: dict[int, Tensor] = {}
-        """By id, which is theirs as long as they are kept here."""
+        """By id, which is unique as long as the tensors are kept here."""
         self._names: list[str] = []
-        """Of each followed tensor, for messages."""
-        self._synchronisers: list[Synchroniser] = []
-        self._exchanges = 0
+        """The names of the followed tensors, for messages."""
+        self._synchronizers: list[GradientSynchronizer] = []
+        self._all_reduces = 0
 
     def follow(
         self, tensors: Iterable[Tensor], *, may_overlap: bool = False, names: Sequence[str] = ()
     ) -> None:
-        """Average the gradients of these as well, from the next backward on; called alike on all ranks.
+        """Average the gradients of these tensors too, from the next backward on; all ranks call this equally.
 
         Args:
-            tensors: parameters, and whatever else a backward accumulates gradients in.
-            may_overlap: whether gradients may leave while backward still computes: where it has no
-                exchanges of its own.
-            names: what messages call these tensors; without it they are numbered.
+            tensors: parameters, and other tensors in which a backward accumulates gradients.
+            may_overlap: whether all-reduces may begin while backward still computes, because backward itself
+                does not communicate.
+            names: the names of these tensors in messages; by default they are numbered.
 
         Raises:
-            OutOfStep: they are not equal on all ranks.
+            OutOfStep: the tensors are not equal on all ranks.
         """
         new: dict[int, Tensor] = {}
         named: dict[str, Tensor] = {}
         for tensor, name in zip_longest(list(tensors), names, fillvalue=""):
-            if not isinstance(tensor, Tensor) or not _can_learn(tensor) or not tensor.is_leaf:
-                continue  # what a tensor is computed from is followed once a call has shown it
+            if not isinstance(tensor, Tensor) or not _has_gradients(tensor) or not tensor.is_leaf:
+                continue  # its leaves are followed once a call has used them
             if id(tensor) not in self._followed and id(tensor) not in new:
                 number = len(self._followed) + len(new)
                 unique = name and name not in self._names and name not in named
@@ -72,50 +74,51 @@ class Gradients:
             return
         self._followed |= new
         self._names += named
-        check_alike(self._world, named)
-        job = Job(
+        check_equal(self._world, named)
+        job = SyncConfig(
             world=self._world,
             model=ref(nn.Module()),
             parameters=named,
             statistics=(),
             bucket_bytes=25 * MEBIBYTE,
-            may_overlap=may_overlap and works_beside(self._world),
-            exchanged=self._exchanged,
+            may_overlap=may_overlap and overlaps_compute(self._world),
+            after_sync=self._count_all_reduce,
         )
-        synchroniser = Bucketed(job)
-        synchroniser.attach()
-        self._synchronisers.append(synchroniser)
+        synchronizer = Bucketed(job)
+        synchronizer.attach()
+        self._synchronizers.append(synchronizer)
 
     def follows(self, tensor: Tensor) -> bool:
         """Return whether the gradients of `tensor` are averaged."""
         return id(tensor) in self._followed
 
     def average(self, gradients: Sequence[Tensor | None]) -> None:
-        """Average gradients that did not go to their parameters, in place."""
+        """Average gradients in place that are not stored in their parameters."""
         for gradient in gradients:
             if gradient is not None:
                 self._world.all_reduce(gradient)
                 gradient.div_(self._world.place.size)
 
     def detach(self) -> None:
-        """Follow nothing any more."""
-        while self._synchronisers:
-            self._synchronisers.pop().detach()
+        """Stop following all tensors."""
+        while self._synchronizers:
+            self._synchronizers.pop().detach()
 
-    def _exchanged(self) -> None:
-        self._exchanges += 1
+    def _count_all_reduce(self) -> None:
+        """Count a gradient all-reduce, and compare the parameters at intervals."""
+        self._all_reduces += 1
         if not self._check_every:
             return
-        if self._exchanges in _EARLY or self._exchanges % self._check_every == 0:
+        if self._all_reduces in _EARLY or self._all_reduces % self._check_every == 0:
             self.check()
 
     def check(self) -> None:
         """Compare the parameters between ranks; all ranks call this.
 
-        A script may have given them another type or shape since they were followed, or freed their memory.
+        A script may have changed their type or shape since they were followed, or freed their memory.
 
         Raises:
-            OutOfStep: they differ in type, shape or bits; the same on all ranks.
+            OutOfStep: the parameters differ in type, shape or bits; on all ranks.
         """
         named = dict(zip(self._names, self._followed.values(), strict=True))
         forms = self._world.all_gather_objects([(name, _form(tensor)) for name, tensor in named.items()])
@@ -129,7 +132,7 @@ class Gradients:
                     )
         readable = {name: tensor for name, tensor in named.items() if _has_values(tensor)}
         if readable:
-            check_alike(self._world, readable)
+            check_equal(self._world, readable)
 
 
 def _form(tensor: Tensor) -> str:
@@ -149,12 +152,12 @@ def _has_values(tensor: Tensor) -> bool:
     return (last + 1) * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
-def _can_learn(tensor: Tensor) -> bool:
+def _has_gradients(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
 def leaves_of(*outputs: Tensor) -> list[Tensor]:
-    """Return the tensors at the end of the graphs of `outputs`, whose gradients a backward accumulates."""
+    """Return the tensors at the end of the graphs of `outputs`, in which a backward accumulates gradients."""
     found: dict[int, Tensor] = {}
     waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
     seen = set(waiting)
@@ -172,31 +175,28 @@ def leaves_of(*outputs: Tensor) -> list[Tensor]:
 
 @contextmanager
 def averaging_grad(of: Callable[[], Gradients | None]) -> Iterator[None]:
-    """Have `torch.autograd.grad` return averages where it is asked for gradients of parameters.
+    """Let `torch.autograd.grad` return averages for gradients of parameters.
 
     Args:
-        of: returns whose parameters, on the calling rank.
+        of: returns the gradient synchronizer of the calling thread; None if there is none.
     """
     original = torch.autograd.grad
 
     @functools.wraps(original)
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        asked = [inputs] if isinstance(inputs, Tensor) else list(inputs)  # it may be a generator
-        found = original(outputs, asked, *args, **kwargs)
+        tensors = [inputs] if isinstance(inputs, Tensor) else list(inputs)  # it may be a generator
+        found = original(outputs, tensors, *args, **kwargs)
         gradients = of()
         if gradients is None:
             return found
-        own = [one for one, tensor in zip(found, asked, strict=False) if gradients.follows(tensor)]
+        own = [one for one, tensor in zip(found, tensors, strict=False) if gradients.follows(tensor)]
         if own and any(one is not None and one.requires_grad for one in own):
             raise UsageError(
-                "torch.autograd.grad(..., create_graph=True) of a model's parameters cannot be split: "
-                "the penalty it is for would be that of each worker's slice. Run this script with -n 1."
+                "torch.autograd.grad(..., create_graph=True) of a model's parameters cannot be split, "
+                "because a penalty from it covers only a worker's slice. Run this script with -n 1."
             )
         gradients.average(own)
         return found
 
-    torch.autograd.grad = grad
-    try:
+    with patch.object(torch.autograd, "grad", grad):
         yield
-    finally:
-        torch.autograd.grad = original

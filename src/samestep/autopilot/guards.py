@@ -21,7 +21,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from samestep.autopilot.plans import Given
+from samestep.autopilot.plans import CallArguments
 from samestep.autopilot.reached import LISTS, PLAIN, Key, modules_of, reached, walked
 from samestep.autopilot.state import is_count
 from samestep.watch.tree import Path, parts_of, text
@@ -38,7 +38,7 @@ _DRAWING: tuple[tuple[type[nn.Module], str], ...] = (
 _MOST_ELEMENTS, _MOST_OF_LIST = 1 << 16, 16
 
 
-def plain_arguments(given: Given) -> tuple[Any, ...]:
+def plain_arguments(given: CallArguments) -> tuple[Any, ...]:
     """Return the flags, numbers and texts among a call's arguments."""
     named = [*enumerate(given.args), *given.kwargs.items()]
     found: list[Any] = []
@@ -76,7 +76,7 @@ def plain_attributes(module: nn.Module) -> Attributes:
 def _layers(module: nn.Module) -> dict[Key, Any]:
     """Return the classes and modes of a module's layers, and the flags and numbers of torch's layers."""
     found: dict[Key, Any] = {}
-    training, kinds, learning = 0, 0, 0
+    training, kinds, trainable = 0, 0, 0
     of_kinds: dict[type, tuple[int, list[str]]] = {}
     for place, one in enumerate(modules_of(module)):
         kind = type(one)
@@ -93,14 +93,14 @@ def _layers(module: nn.Module) -> dict[Key, Any]:
         for name, buffer in one._buffers.items():  # noqa: SLF001 - faster than named_buffers
             if buffer is not None and _is_flag(buffer):
                 found[place, name] = int(buffer)
-        learning += sum(map(_learns, one._parameters.values()))  # noqa: SLF001
+        trainable += sum(map(_is_trainable, one._parameters.values()))  # noqa: SLF001
     found[0, "training of all"] = training
     found[0, "layers of all"] = kinds
-    found[0, "requires_grad of all"] = learning
+    found[0, "requires_grad of all"] = trainable
     return found
 
 
-def _learns(parameter: nn.Parameter | None) -> bool:
+def _is_trainable(parameter: nn.Parameter | None) -> bool:
     return parameter is not None and parameter.requires_grad
 
 
@@ -218,7 +218,7 @@ def observer(module: nn.Module) -> str | None:
     """
     hook = _hooked(module)
     if hook is not None:
-        return f"a hook on {hook} would see slices"
+        return f"a hook on {hook} would get slices"
     modes: list[object] = [
         *_get_current_dispatch_mode_stack(),
         *_get_current_function_mode_stack(),  # type: ignore[no-untyped-call]
@@ -229,7 +229,7 @@ def observer(module: nn.Module) -> str | None:
         if not isinstance(one, DeviceContext) and not type(one).__module__.startswith("samestep.")
     )
     mode = next(names, None)
-    return None if mode is None else f"{mode} is active, and would see slices"
+    return None if mode is None else f"{mode} is active, and would get slices"
 
 
 def _hooked(module: nn.Module) -> str | None:

@@ -130,8 +130,8 @@ def _nearest(table: dict[str, str | None], path: str) -> str | None:
         if head in table:
             found = table[head]
             return None if found is None else found + path[len(head) :]
-        cut = head.rfind("/")
-        if cut < 0 or head == "/":
+        end = head.rfind("/")
+        if end < 0 or head == "/":
             break
-        head = head[:cut] or "/"
+        head = head[:end] or "/"
     return path

@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from samestep.autopilot.file_calls import Call, redirected
+from samestep.autopilot.file_paths import WRITE_FLAGS
 from samestep.autopilot.folder_listings import Scan
 from samestep.autopilot.kept_originals import OriginalKeeper
-from samestep.autopilot.overlay_calls import DATABASE_SUFFIXES, WRITES, database_path
+from samestep.autopilot.overlay_calls import DATABASE_SUFFIXES, database_path
 
 
 @contextmanager
@@ -40,7 +41,7 @@ class KeptCalls:
             pass
         elif flags & os.O_CREAT and flags & os.O_EXCL:
             self._keeper.make(path, dir_fd)
-        elif flags & WRITES:
+        elif flags & WRITE_FLAGS:
             follow = not flags & os.O_NOFOLLOW
             self._keeper.open(path, creates=bool(flags & os.O_CREAT), follow=follow, dir_fd=dir_fd)
         return original(path, flags, mode, dir_fd=dir_fd)

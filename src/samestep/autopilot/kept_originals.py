@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from samestep.autopilot.file_paths import CommonPaths, folder_of_descriptor, path_text
+from samestep.autopilot.file_paths import CommonPaths, folder_of_descriptor, is_actual_folder, path_text
 from samestep.autopilot.folder_listings import ChangedFolders, RecordedListings
 from samestep.autopilot.journal import Journal
 from samestep.autopilot.sibling_ranks import SiblingRanks
@@ -81,14 +81,14 @@ class OriginalKeeper:
         live = self.live_path(path, dir_fd)
         if live is None or not os.path.lexists(live):
             return
-        if is_folder == _is_folder(live) and not (is_folder and os.listdir(live)):
+        if is_folder == is_actual_folder(live) and not (is_folder and os.listdir(live)):
             self._enter_change(live)
             self._keep(live, in_place=False)
 
     def remove_tree(self, path: Any, dir_fd: int | None = None) -> None:
         """Keep a folder and its contents before it is removed."""
         live = self.live_path(path, dir_fd)
-        if live is not None and _is_folder(live):
+        if live is not None and is_actual_folder(live):
             self._enter_change(live)
             self._keep_tree(live)
 
@@ -165,7 +165,7 @@ class OriginalKeeper:
         self._list_base(live)
         for name in os.listdir(live):
             one = os.path.join(live, name)
-            if _is_folder(one):
+            if is_actual_folder(one):
                 self._keep_tree(one)
             else:
                 self._keep(one, in_place=False)
@@ -213,10 +213,6 @@ class OriginalKeeper:
         return place
 
 
-def _is_folder(path: str) -> bool:
-    return os.path.isdir(path) and not os.path.islink(path)
-
-
 def _can_rename(source: str, target: str) -> bool:
     """Return whether a rename changes anything."""
     if not os.path.lexists(source) or not os.path.isdir(os.path.dirname(target)):
@@ -225,8 +221,8 @@ def _can_rename(source: str, target: str) -> bool:
         return False
     if not os.path.lexists(target):
         return True
-    if _is_folder(source) != _is_folder(target):
+    if is_actual_folder(source) != is_actual_folder(target):
         return False
-    if _is_folder(target):
+    if is_actual_folder(target):
         return not os.listdir(target)
     return not os.path.samestat(os.lstat(source), os.lstat(target))

@@ -1,11 +1,11 @@
-"""The data loaders of a script, read in shares.
+"""Shards the data loading of a script: each rank loads its share of a batch, and gathers the others.
 
-The loader of each rank's copy draws the same indices. What it fetches for a batch is cut here, in the order
-in which batches are asked for, and put together when the script gets the batch::
+The loader draws the same indices on every rank. The indices of a batch are sharded here, in the order of the
+batches, and the samples are gathered when the script gets the batch::
 
     indices      3 1 4 1 5 9            on every rank
     loaded       3 1 4 | 1 5 9          on rank 0 | on rank 1
-    the script   3 1 4 1 5 9            on every rank, with the bits of the whole
+    the script   3 1 4 1 5 9            on every rank, bit for bit the unsharded batch
 """
 
 import threading
@@ -17,217 +17,218 @@ from contextvars import ContextVar
 from typing import Any
 from unittest.mock import patch
 
-from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 
 from samestep.autopilot.account import calling_site
-from samestep.autopilot.loading import Loading, Verdict
-from samestep.autopilot.orders import Loaded, Order, taking_orders
-from samestep.autopilot.rows import FAILED, GOOD, UNLIKE, exchange, put_together, rows_of, statuses
+from samestep.autopilot.loading import LoaderPlan, ScriptLoaders
+from samestep.autopilot.orders import FetchRequest, FetchResult, extended_fetchers
+from samestep.autopilot.rows import (
+    FAILED,
+    GOOD,
+    MISMATCH,
+    batch_of_rows,
+    gather_rows,
+    own_rows,
+    rows_of,
+    statuses,
+)
 from samestep.autopilot.slicing import Slicing
 from samestep.base.errors import UsageError
 from samestep.sharding.share import share
-from samestep.watch.tree import Path, leaves, mapped
+from samestep.watch.tree import leaves
 
-_loading: ContextVar[tuple[Loading, Slicing | None] | None] = ContextVar("samestep_loading", default=None)
-
-
-class _Sliced:
-    """What is told of a loader under ``--split loader``."""
-
-    def text(self) -> str:
-        """See `account.LoaderStatus`."""
-        return "the loop runs on each worker's slice of a batch"
+_loading: ContextVar[tuple[ScriptLoaders, Slicing | None] | None] = ContextVar(
+    "samestep_loading", default=None
+)
 
 
-SLICED = _Sliced()
+SLICED = "the loop runs on each worker's slice of a batch"
+"""The status of a loader under ``--split loader``."""
 
 
-class Reading:
-    """One iterator of a loader.
+class LoaderPass:
+    """One pass over a loader.
 
     Args:
-        loading: what is known of loaders.
-        loader: this one.
+        loading: the loaders of the script.
+        loader: the loader.
         iterator: its iterator.
-        slicing: told of the slices the script gets, under ``--split loader``.
+        slicing: the state of ``--split loader``; None without it.
     """
 
     def __init__(
-        self, loading: Loading, loader: DataLoader[Any], iterator: LoaderIterator, slicing: Slicing | None
+        self,
+        loading: ScriptLoaders,
+        loader: DataLoader[Any],
+        iterator: LoaderIterator,
+        slicing: Slicing | None,
     ) -> None:
         self._loading, self._slicing = loading, slicing
-        # The iterator has this object. In a cycle, it would end only when garbage is collected, which closes
-        # the queues before torch tells its worker processes to end by them: 5 s for each of them.
+        # The iterator refers to this object. The garbage collector would free a cycle, and close the queues
+        # before torch ends its worker processes through them; torch then waits 5 s for each process.
         self._iterator = weakref.proxy(iterator)
         self._place = loading.world.place
         self._verdict = loading.verdict(loader)
         self._thread = threading.get_ident()
-        self._pending: deque[tuple[Order | None, int]] = deque()
-        """Batches that were asked for and not given yet, and their samples; no order: loaded as they are."""
-        self._asked = 0
+        self._pending: deque[tuple[FetchRequest | None, int]] = deque()
+        """The requested batches and their numbers of samples; None for a batch that torch loads as usual."""
+        self._requested = 0
         self.begin()
 
     def begin(self) -> None:
-        """Begin, or begin again, at the loader's first batch."""
+        """Begin a pass at the loader's first batch, also again with a persistent iterator."""
         self._pending.clear()
         self._site = str(calling_site())
         self._is_sliced, self._backwards = False, 0
         if self._slicing is not None:
-            self._is_sliced, self._backwards = self._slicing.begins(), self._slicing.backwards
+            self._is_sliced, self._backwards = self._slicing.begin_pass(), self._slicing.backwards
         self._note()
 
     def _note(self) -> None:
-        """Put into the account what is done to the loader."""
+        """Record the status of the loader in the account."""
         self._loading.note(self._site, SLICED if self._is_sliced else self._verdict)
 
-    def order(self, indices: Any) -> Any:
-        """Return what is fetched for a batch."""
+    def request(self, indices: Any) -> Any:
+        """Return the request for a batch, or its indices if torch loads it as usual."""
         total = len(indices) if isinstance(indices, list | tuple) else 0
-        order = self._order(indices, total)
-        self._pending.append((order, total))
-        return indices if order is None else order
+        request = self._request(indices, total)
+        self._pending.append((request, total))
+        return indices if request is None else request
 
-    def _order(self, indices: Any, total: int) -> Order | None:
+    def _request(self, indices: Any, total: int) -> FetchRequest | None:
         verdict = self._verdict
         if total < self._place.size or (verdict.is_shared is False and not self._needs_order(verdict)):
             return None
         own = share(total, self._place.rank, self._place.size)
-        self._asked += 1
-        seed = int(self._iterator._base_seed), self._asked  # noqa: SLF001
+        self._requested += 1
+        seed = int(self._iterator._base_seed), self._requested  # noqa: SLF001
         if verdict.is_shared is None:
-            return Order(indices, own, "try", seed if self._loading.seeds_samples else None)
+            return FetchRequest(indices, own, "check", seed if self._loading.seeds_samples else None)
         if verdict.is_shared or (self._is_sliced and verdict.rows):
-            return Order(indices, own, "share", seed if verdict.draws else None)
-        return Order(indices, own, "whole")
+            return FetchRequest(indices, own, "share", seed if verdict.draws else None)
+        return FetchRequest(indices, own, "whole")
 
-    def _needs_order(self, verdict: Verdict) -> bool:
-        """Return whether batches that are not shared are more than what torch would load."""
+    def _needs_order(self, verdict: LoaderPlan) -> bool:
+        """Return whether unsharded batches are requested too, to check their draws or slice them."""
         return verdict.has_fewer_workers or (self._is_sliced and bool(verdict.rows))
 
     def next(self, load: Callable[[], Any]) -> Any:
-        """Return the next batch, which `load` gives as it was ordered, or this rank's slice of it."""
+        """Return the next batch, or this rank's slice of it; `load` returns it as requested."""
         if not self._is_sliced:
             if self._slicing is not None:
-                self._slicing.gives(None)
+                self._slicing.record_batch(None)
             return self._next(load)[0]
         assert self._slicing is not None
         try:
-            batch, order, total = self._next(load)
+            batch, request, total = self._next(load)
         except StopIteration:
-            self._slicing.ends(self._site, self._backwards)
+            self._slicing.end_pass(self._site, self._backwards)
             raise
-        if order is None:
+        if request is None:
             total = next((len(tensor) for _, tensor in leaves(batch) if tensor.dim()), total)
         if total < self._place.size:
-            self._slicing.gives(None)
+            self._slicing.record_batch(None)
             return batch
-        self._slicing.gives(total)
-        return batch if order is not None and order.what == "share" else self._slice(batch, total)
+        self._slicing.record_batch(total)
+        return batch if request is not None and request.what == "share" else self._slice(batch, total)
 
     def _slice(self, batch: Any, total: int) -> Any:
         """Return this rank's rows of a batch.
 
         Raises:
-            UsageError: it is made of something else.
+            UsageError: it does not consist of rows of samples.
         """
         if rows_of(batch, total) is None:
             raise UsageError(
-                f"--split loader cannot cut the batches of the loader at {self._site}, which are not made of "
-                "tensors with a row for each sample. Run with --split call."
+                f"--split loader cannot slice the batches of the loader at {self._site}, which do not "
+                "consist of tensors with one row per sample. Run with --split call."
             )
-        own = share(total, self._place.rank, self._place.size)
+        return own_rows(batch, share(total, self._place.rank, self._place.size))
 
-        def cut(_: Path, tensor: Tensor) -> Tensor:
-            return tensor[own.start : own.stop]
-
-        return mapped(batch, cut)
-
-    def _next(self, load: Callable[[], Any]) -> tuple[Any, Order | None, int]:
-        """Return a batch, how it was ordered, and how many samples it has."""
+    def _next(self, load: Callable[[], Any]) -> tuple[Any, FetchRequest | None, int]:
+        """Return a batch, its request, and its number of samples."""
         try:
             loaded = load()
         except Exception as error:
-            order, total = self._pending.popleft() if self._pending else (None, 0)
-            if order is None or order.what != "share" or self._is_sliced:
+            request, total = self._pending.popleft() if self._pending else (None, 0)
+            if request is None or request.what != "share" or self._is_sliced:
                 raise
-            return self._together(order, Loaded(None), error), order, total
-        order, total = self._pending.popleft()
-        return (loaded if order is None else self._given(order, loaded)), order, total
+            return self._gathered(request, FetchResult(None), error), request, total
+        request, total = self._pending.popleft()
+        return (loaded if request is None else self._batch_of(request, loaded)), request, total
 
-    def _given(self, order: Order, loaded: Loaded) -> Any:
-        """Return the batch that came of an order; a share as it is, where the script is to have it."""
-        if order.what == "share" and self._is_sliced:
+    def _batch_of(self, request: FetchRequest, loaded: FetchResult) -> Any:
+        """Return the batch of a request; a share is gathered, unless the script gets slices."""
+        if request.what == "share" and self._is_sliced:
             if loaded.refused:
                 raise self._too_late()
             return loaded.data
-        if order.what == "share":
-            return self._together(order, loaded, None)
-        if order.what == "try" and self._verdict.is_shared is None and self._is_here():
-            self._loading.judge(self._verdict, loaded, len(order.indices))
+        if request.what == "share":
+            return self._gathered(request, loaded, None)
+        if request.what == "check" and self._verdict.is_shared is None and self._is_here():
+            self._loading.judge(self._verdict, loaded, len(request.indices))
             self._note()
-        if order.what == "whole" and loaded.refused:
+        if request.what == "whole" and loaded.refused:
             raise self._too_late()
         return loaded.data
 
     def _is_here(self) -> bool:
-        """Return whether the calling thread is the one that talks to the other ranks."""
+        """Return whether the calling thread is the one that communicates with the other ranks."""
         return threading.get_ident() == self._thread
 
-    def _together(self, order: Order, loaded: Loaded, error: Exception | None) -> Any:
-        """Return the batch that is made of all ranks' shares."""
+    def _gathered(self, request: FetchRequest, loaded: FetchResult, error: Exception | None) -> Any:
+        """Return the batch of all ranks' shares."""
         if not self._is_here():
             raise UsageError(
-                f"the loader at {self._site} is read by another thread than before. Run with --load "
-                "replicated."
+                f"another thread than before reads the loader at {self._site}. Run with --load replicated."
             )
-        world, rows, total = self._loading.world, self._verdict.rows, len(order.indices)
+        world, rows, total = self._loading.world, self._verdict.rows, len(request.indices)
         status = GOOD
         if error is not None:
             status = FAILED
-        elif loaded.refused or rows_of(loaded.data, len(order.own)) != rows:
-            status = UNLIKE
-        messages = exchange(world, rows, total, loaded.data, status)
-        said = statuses(messages)
-        if all(one == GOOD for one in said):
-            return self._pinned(put_together(messages, rows, total, loaded.data))
-        return self._loaded_whole(order, error, unlike=UNLIKE in said)
+        elif loaded.refused or rows_of(loaded.data, len(request.own)) != rows:
+            status = MISMATCH
+        messages = gather_rows(world, rows, total, loaded.data, status)
+        found = statuses(messages)
+        if all(one == GOOD for one in found):
+            return self._pinned(batch_of_rows(messages, rows, total, loaded.data))
+        return self._loaded_in_full(request, error, mismatch=MISMATCH in found)
 
-    def _loaded_whole(self, order: Order, error: Exception | None, *, unlike: bool) -> Any:
-        """Load a batch of which some share could not be loaded, as one worker would.
+    def _loaded_in_full(self, request: FetchRequest, error: Exception | None, *, mismatch: bool) -> Any:
+        """Load a batch on every rank in full, after a share has failed.
 
         Raises:
-            UsageError: its worker process has gone on already.
+            UsageError: the worker process of the loader has already loaded later samples.
         """
         fetcher = getattr(self._iterator, "_dataset_fetcher", None)
         if fetcher is not None:
-            if unlike:
+            if mismatch:
                 self._verdict.refuse("a later batch draws random numbers, or has another form")
                 self._note()
-            return self._pinned(fetcher.fetch(order.indices))
-        if unlike:
+            return self._pinned(fetcher.fetch(request.indices))
+        if mismatch:
             raise self._too_late()
         errors = self._loading.world.all_gather_objects(error)
         raise next(one for one in errors if one is not None)
 
     def _too_late(self) -> UsageError:
         return UsageError(
-            f"the loader at {self._site} gives a batch that draws random numbers in loading, or has another "
-            "form, as its first batches had not. Run with --load replicated."
+            f"a later batch of the loader at {self._site} draws random numbers while it is loaded, or has "
+            "another form than its first batches. Run with --load replicated."
         )
 
     def _pinned(self, batch: Any) -> Any:
         iterator: Any = self._iterator
-        if not iterator._pin_memory:  # noqa: SLF001 - of torch's own
+        if not iterator._pin_memory:  # noqa: SLF001 - no public spelling
             return batch
         return pin_memory(batch, iterator._pin_memory_device)  # type: ignore[no-untyped-call]  # noqa: SLF001
 
 
 @contextmanager
-def reading_in_shares(loading: Loading, slicing: Slicing | None = None) -> Iterator[None]:
-    """Within, the calling thread's loaders go through `loading`, and `slicing` is told of slices."""
+def sharded_loading(loading: ScriptLoaders, slicing: Slicing | None = None) -> Iterator[None]:
+    """Shard the calling thread's loaders by `loading`; with `slicing`, the script gets slices."""
     token = _loading.set((loading, slicing))
     try:
         yield
@@ -236,8 +237,8 @@ def reading_in_shares(loading: Loading, slicing: Slicing | None = None) -> Itera
 
 
 @contextmanager
-def loaders_in_shares() -> Iterator[None]:
-    """Have all data loaders of this process look whether they are read in shares."""
+def intercepted_loaders() -> Iterator[None]:
+    """Replace methods of torch's loaders, so that `sharded_loading` can shard them."""
     get_iterator: Callable[[Any], Any] = DataLoader._get_iterator  # noqa: SLF001 - no public spelling
     begin: Callable[..., None] = LoaderIterator.__init__
     begin_again: Callable[..., None] = LoaderIterator._reset  # noqa: SLF001
@@ -246,41 +247,41 @@ def loaders_in_shares() -> Iterator[None]:
 
     def capped(loader: Any) -> Any:
         current = _loading.get()
-        asked = loader.num_workers
+        requested = loader.num_workers
         if current is not None:
             loader.num_workers = current[0].workers(loader)
         try:
             return get_iterator(loader)
         finally:
-            loader.num_workers = asked
+            loader.num_workers = requested
 
     def begun(iterator: Any, loader: Any) -> None:
         begin(iterator, loader)
         current = _loading.get()
-        iterator.samestep_reading = (
-            None if current is None else Reading(current[0], loader, iterator, current[1])
+        iterator.samestep_pass = (
+            None if current is None else LoaderPass(current[0], loader, iterator, current[1])
         )
 
     def begun_again(iterator: Any, *args: Any, **kwargs: Any) -> None:
         begin_again(iterator, *args, **kwargs)
-        reading: Reading | None = getattr(iterator, "samestep_reading", None)
+        reading: LoaderPass | None = getattr(iterator, "samestep_pass", None)
         if reading is not None:
             reading.begin()
 
     def ordered(iterator: Any) -> Any:
         indices = next_index(iterator)
-        reading: Reading | None = getattr(iterator, "samestep_reading", None)
-        return indices if reading is None else reading.order(indices)
+        reading: LoaderPass | None = getattr(iterator, "samestep_pass", None)
+        return indices if reading is None else reading.request(indices)
 
-    def together(iterator: Any) -> Any:
-        reading: Reading | None = getattr(iterator, "samestep_reading", None)
+    def gathered(iterator: Any) -> Any:
+        reading: LoaderPass | None = getattr(iterator, "samestep_pass", None)
         return next_batch(iterator) if reading is None else reading.next(lambda: next_batch(iterator))
 
     with ExitStack() as stack:
-        stack.enter_context(taking_orders())
+        stack.enter_context(extended_fetchers())
         stack.enter_context(patch.object(DataLoader, "_get_iterator", capped))
         stack.enter_context(patch.object(LoaderIterator, "__init__", begun))
         stack.enter_context(patch.object(LoaderIterator, "_reset", begun_again))
         stack.enter_context(patch.object(LoaderIterator, "_next_index", ordered))
-        stack.enter_context(patch.object(LoaderIterator, "__next__", together))
+        stack.enter_context(patch.object(LoaderIterator, "__next__", gathered))
         yield

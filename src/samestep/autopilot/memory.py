@@ -1,4 +1,4 @@
-"""A worker that runs out of memory: the end of the run, in plain words, and no retry on one worker alone."""
+"""Ends the run if a worker runs out of memory, before the script retries on this worker only."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,20 +9,19 @@ from samestep.base.errors import UsageError
 
 
 @contextmanager
-def never_tried_again(what: str) -> Iterator[None]:
-    """Within, running out of memory is an error that a script's retry does not catch.
+def out_of_memory_is_final(what: str) -> Iterator[None]:
+    """Replace an out-of-memory error by one that a script's retry does not catch.
 
     Args:
-        what: is under way.
+        what: the current operation.
 
     Raises:
-        UsageError: the memory did not suffice.
+        UsageError: the memory does not suffice.
     """
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise UsageError(
-            f"this worker ran out of memory in {what}. A script that catches this and tries again would "
-            "leave the other workers behind, so it ends here. Use more workers, a smaller batch, or "
-            f"-n 1. ({' '.join(str(error).split())[:200]})"
+            f"this worker ran out of memory in {what} ({' '.join(str(error).split())[:200]}); a retry on one "
+            "worker would leave the others waiting. Use more workers, a smaller batch, or -n 1."
         ) from error

@@ -1,15 +1,16 @@
-"""Batch norm within a split call: over the whole batch, as on one worker, or over each slice."""
+"""Computes batch norm within split calls: over the whole batch, as on one worker, or over each slice."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
-from samestep.autopilot.cut import Cut
+from samestep.autopilot.cut import BatchSplit
 from samestep.autopilot.failing_together import before_collective
 from samestep.replicas.batch_norm import global_forward, uses_batch_statistics
 from samestep.world.world import World
@@ -19,8 +20,8 @@ _seen: ContextVar[dict[int, BatchNorm] | None] = ContextVar("samestep_local_norm
 
 
 @contextmanager
-def over_all_ranks(world: World) -> Iterator[None]:
-    """Within, this rank's slices are normalised as parts of the whole batch."""
+def batch_norm_over_ranks(world: World) -> Iterator[None]:
+    """Normalize this rank's slices with the statistics of the whole batch."""
     token = _world.set(world)
     try:
         yield
@@ -29,37 +30,37 @@ def over_all_ranks(world: World) -> Iterator[None]:
 
 
 @contextmanager
-def over_each_slice(cut: Cut) -> Iterator[None]:
-    """Within, this rank's slices are normalised by themselves; all ranks leave with the same statistics."""
+def batch_norm_over_slice(split: BatchSplit) -> Iterator[None]:
+    """Normalize this rank's slices with their own statistics; then average the running statistics."""
     seen: dict[int, BatchNorm] = {}
     token = _seen.set(seen)
     try:
         yield
     finally:
         _seen.reset(token)
-    _average([one for one in seen.values() if one.track_running_stats], cut)
+    _average([one for one in seen.values() if one.track_running_stats], split)
 
 
-def normalises(module: nn.Module) -> bool:
-    """Return whether a call of a module normalises with the statistics of what it is given."""
+def uses_batch_norm(module: nn.Module) -> bool:
+    """Return whether a call of a module normalizes with the statistics of its input."""
     return any(isinstance(one, BatchNorm) and uses_batch_statistics(one) for one in module.modules())
 
 
-def _average(norms: list[BatchNorm], cut: Cut) -> None:
-    """Average running statistics over the ranks, by the samples of each.
+def _average(norms: list[BatchNorm], split: BatchSplit) -> None:
+    """Average running statistics over the ranks, weighted by their samples.
 
-    They are linear in what they have averaged: this is the moving average of the averaged statistics. The
-    steps were counted alike.
+    Running statistics are linear in the statistics of batches, so this is the moving average of the averaged
+    statistics. The number of steps is the same on all ranks.
     """
     groups: dict[torch.dtype, list[Tensor]] = {}
     for norm in norms:
         for buffer in (norm.running_mean, norm.running_var):
             if buffer is not None:
-                # As `data`, so that a graph that is kept for a second backward does not mind.
+                # Through `data`, so that a graph that is kept for a second backward stays valid.
                 groups.setdefault(buffer.dtype, []).append(buffer.data)
     for buffers in groups.values():
-        flat = torch.cat(buffers) * (cut.local / cut.total)
-        cut.world.all_reduce(flat)
+        flat = torch.cat(buffers) * (split.local / split.total)
+        split.world.all_reduce(flat)
         means = torch.split(flat, [one.numel() for one in buffers])
         for buffer, mean in zip(buffers, means, strict=True):
             buffer.copy_(mean)
@@ -67,9 +68,9 @@ def _average(norms: list[BatchNorm], cut: Cut) -> None:
 
 @contextmanager
 def batch_norm_of_slices() -> Iterator[None]:
-    """Have all batch norms of this process look whether they are given a slice.
+    """Replace the forward of batch norm, so that it can normalize a slice.
 
-    `torch.compile` leaves them to Python: an exchange cannot be part of a compiled graph.
+    `torch.compile` does not compile it, because a compiled graph cannot contain communication.
     """
     original: Callable[[Any, Tensor], Tensor] = BatchNorm.forward
 
@@ -84,8 +85,5 @@ def batch_norm_of_slices() -> Iterator[None]:
             seen[id(module)] = module
         return original(module, batch)
 
-    BatchNorm.forward = torch.compiler.disable(forward)  # type: ignore[method-assign, no-untyped-call]
-    try:
+    with patch.object(BatchNorm, "forward", torch.compiler.disable(forward)):  # type: ignore[no-untyped-call]
         yield
-    finally:
-        BatchNorm.forward = original  # type: ignore[method-assign, assignment]

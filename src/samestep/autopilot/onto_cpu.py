@@ -1,9 +1,9 @@
-"""``--device cpu``: a script that says cuda everywhere, on the CPU, as if it had said cpu.
+"""Implements ``--device cpu``: runs a script that names CUDA devices on the CPU.
 
-Nearly everything that names a device is an operation of torch, and goes through one mode here. What does not
-(`torch.load`, `torch.Generator`, the functions of `torch.cuda`) is replaced for the time of the script. It is
-told that there is one GPU, because many scripts end where there is none; torch itself and installed
-libraries are told the truth.
+Nearly everything that takes a device is an operation of torch, and goes through one mode here. The rest
+(`torch.load`, `torch.Generator`, the functions of `torch.cuda`) is replaced while the script runs. To the
+script these report one GPU, because many scripts exit without one; to torch and to installed libraries they
+report the actual devices.
 """
 
 import functools
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from samestep.autopilot.account import is_passed_by
-from samestep.autopilot.cuda_stand_ins import STAND_INS, TENSOR_TYPES, TOLD
+from samestep.autopilot.account import is_internal_code
+from samestep.autopilot.cuda_stand_ins import DEVICE_ANSWERS, STAND_INS, TENSOR_TYPES
 
 _NAME = re.compile(r"cuda(:\d+)?")
 _CPU = torch.device("cpu")
@@ -33,9 +33,9 @@ class OntoCpu(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run one operation."""
-        how = _HOW.get(func)
-        if how is not None:
-            return how(func, args, kwargs or {})
+        replacement = _REPLACEMENTS.get(func)
+        if replacement is not None:
+            return replacement(func, args, kwargs or {})
         if kwargs:
             kwargs = {name: _on_cpu(value) for name, value in kwargs.items()}
             if isinstance(kwargs.get("device"), int):
@@ -47,15 +47,15 @@ class OntoCpu(TorchFunctionMode):
 
 @contextmanager
 def onto_cpu() -> Iterator[None]:
-    """Within, the calling thread computes on the CPU whatever device it names."""
-    import_module("torch._dynamo")  # makes a table of torch's functions, which must be torch's
+    """Let the calling thread compute on the CPU, whatever device it names."""
+    import_module("torch._dynamo")  # collects torch's functions, before they are replaced
     replaced: list[tuple[Any, str, Any]] = [
         (torch, "load", _loading(torch.load)),
         (torch, "Generator", _Generator),
         (torch, "set_default_tensor_type", _typing(torch.set_default_tensor_type)),
         *((torch.cuda, name, getattr(torch, name)) for name in TENSOR_TYPES),
         *((torch.cuda, name, value) for name, value in STAND_INS.items()),
-        *((owner, name, _told(getattr(owner, name), value)) for owner, name, value in TOLD),
+        *((owner, name, _answering(getattr(owner, name), value)) for owner, name, value in DEVICE_ANSWERS),
     ]
     with ExitStack() as stack:
         for owner, name, value in replaced:
@@ -65,7 +65,7 @@ def onto_cpu() -> Iterator[None]:
 
 
 def _on_cpu(value: Any) -> Any:
-    """Return what stands for `value` here, if that names a CUDA device, or a type of tensors there."""
+    """Return the CPU for the name of a CUDA device, and a CPU type for a CUDA tensor type."""
     if isinstance(value, torch.device):
         return _CPU if value.type == "cuda" else value
     if isinstance(value, str):
@@ -74,12 +74,12 @@ def _on_cpu(value: Any) -> Any:
 
 
 def _itself(_: Any, args: Sequence[Any], __: Mapping[str, Any]) -> Any:
-    """``x.cuda()``, ``x.pin_memory()``: the tensor is where it is to be."""
+    """Replace ``x.cuda()`` and ``x.pin_memory()``: return the tensor."""
     return args[0]
 
 
 def _device(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
-    """``torch.device("cuda", 1)``, ``torch.device(0)``."""
+    """Replace ``torch.device("cuda", 1)`` and ``torch.device(0)``: return the CPU."""
     named = [*args, *kwargs.values()]
     if any(isinstance(one, int) for one in named) or any(_on_cpu(one) is not one for one in named):
         return _CPU
@@ -88,7 +88,7 @@ def _device(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.
 
 
 def _to(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """``x.to(0)``, ``module.to("cuda:0")``: a number is a device."""
+    """Replace ``x.to(0)`` and ``module.to("cuda:0")``; a number is a device."""
     args = ["cpu" if type(one) is int else _on_cpu(one) for one in args]
     kwargs = {
         name: _CPU if name == "device" and value is not None else value for name, value in kwargs.items()
@@ -96,12 +96,12 @@ def _to(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return func(*args, **kwargs)
 
 
-_HOW: Mapping[Any, Callable[..., Any]] = {
+_REPLACEMENTS: Mapping[Any, Callable[..., Any]] = {
     Tensor.cuda: _itself,
     Tensor.pin_memory: _itself,
     Tensor.record_stream: lambda *_: None,
     Tensor.to: _to,
-    torch._C._nn._parse_to: _to,  # noqa: SLF001 - of `Module.to`
+    torch._C._nn._parse_to: _to,  # noqa: SLF001 - called by `Module.to`
     torch.device: _device,
 }
 
@@ -115,9 +115,9 @@ _RealGenerator = torch.Generator
 
 
 class _Generator(torch.Generator, metaclass=_AnyGenerator):
-    """A generator of the CPU, whatever device it is asked for."""
+    """A CPU generator, for any requested device."""
 
-    def __new__(cls, device: Any = None) -> "_Generator":  # noqa: ARG004 - as one is made
+    def __new__(cls, device: Any = None) -> "_Generator":  # noqa: ARG004 - the signature of torch
         generator: _Generator = _RealGenerator.__new__(cls, _CPU)  # type: ignore[call-arg]
         return generator
 
@@ -125,7 +125,7 @@ class _Generator(torch.Generator, metaclass=_AnyGenerator):
 def _loading(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def load(f: Any, *where: Any, **kwargs: Any) -> Any:
-        """Load everything onto the CPU, wherever it was saved or is asked for."""
+        """Load everything onto the CPU, whatever `map_location` is."""
         kwargs.pop("map_location", None)
         return original(f, _CPU, *where[1:], **kwargs)
 
@@ -140,14 +140,14 @@ def _typing(original: Callable[..., Any]) -> Callable[..., Any]:
     return set_default_tensor_type
 
 
-def _told(original: Callable[..., Any], value: Any) -> Callable[..., Any]:
-    """Return a function that gives `value` to the script, and the truth to torch and to libraries."""
+def _answering(original: Callable[..., Any], value: Any) -> Callable[..., Any]:
+    """Return a function that returns `value` to the script, and calls `original` for torch and libraries."""
 
     @functools.wraps(original)
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def answer(*args: Any, **kwargs: Any) -> Any:
         file = sys._getframe(1).f_code.co_filename  # noqa: SLF001 - the public way copies the whole stack
-        if not is_passed_by(file) and "-packages" not in file:
+        if not is_internal_code(file) and "-packages" not in file:
             return value
         return original(*args, **kwargs)
 
-    return told
+    return answer

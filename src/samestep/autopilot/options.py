@@ -13,23 +13,22 @@ Split: TypeAlias = Literal["call", "loader"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The choices of one run; the defaults are those whose result is the serial one.
+    """The user's choices for one run; with the defaults, the results are those of one worker.
 
     Args:
         explain: whether to only report what would be split and written, and end after a few steps.
-        batch_norm: whether batch norm within a shared call is over the whole batch, or over each slice.
-        load: whether each worker loads its share of a batch, or all of it; ``auto`` shares where that gives
-            the same batch, and sooner.
-        split: whether the calls of models are cut, or the batches as they are loaded.
-        random: whether a shared call draws for the whole batch, or each worker for its slice.
-        all_output: whether every worker prints, and not the first alone.
-        algorithm: which all-reduce carries gradients, as `by_algorithm` takes it; None for the way that
-            suits the workers.
-        device: ``cpu`` for a script that names another one, whatever it names.
-        scratch: where all that the copies write goes instead of their files; None for a run that is meant.
-        seed: of what nobody seeds; None draws one.
-        check_every: split calls between two that are computed unsplit too and compared; 0 for never, None for
-            exponentially rarer ones.
+        batch_norm: whether batch norm within a split call is over the whole batch, or over each slice.
+        load: whether each worker loads its share of a batch, or all of it; ``auto`` shards if that gives the
+            same batch, and is faster.
+        split: whether model calls are split, or the batches of loaders.
+        random: whether a split call draws random numbers for the whole batch, or each worker for its slice.
+        all_output: whether every worker prints, instead of only the first.
+        algorithm: the all-reduce of gradients, as `by_algorithm` takes it; None for the default.
+        device: ``cpu`` to run a script that names CUDA devices on the CPU.
+        scratch: a folder for all written files instead of their paths; None to write to their paths.
+        seed: the seed of generators that the script does not seed; None draws one.
+        check_every: the number of split calls between sample checks; 0 for none, None for exponentially rarer
+            ones.
     """
 
     explain: bool = False
@@ -46,7 +45,7 @@ class Options:
 
     @property
     def are_serial(self) -> bool:
-        """Whether a shared call gives what it gives on one worker."""
+        """Whether split calls give the results of one worker."""
         return self.batch_norm == "global" and self.random == "global"
 
 

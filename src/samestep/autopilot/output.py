@@ -1,4 +1,4 @@
-"""What the copies of a script print: once."""
+"""Suppresses the output of ranks other than the one that prints."""
 
 import os
 import sys
@@ -8,15 +8,15 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Send stdout and stderr of this process to nowhere, whoever writes; how it fails is told elsewhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    """Discard stdout and stderr of this process, also of C code; errors are reported elsewhere."""
+    null = os.open(os.devnull, os.O_WRONLY)
     kept = []
     try:
         for number, stream in ((1, sys.stdout), (2, sys.stderr)):
             with suppress(Exception):  # a stream may be closed, or the script's own
                 stream.flush()
             kept.append((number, os.dup(number)))
-            os.dup2(nowhere, number)
+            os.dup2(null, number)
         yield
     finally:
         for number, saved in kept:
@@ -24,4 +24,4 @@ def silenced() -> Iterator[None]:
                 (sys.stdout if number == 1 else sys.stderr).flush()
             os.dup2(saved, number)
             os.close(saved)
-        os.close(nowhere)
+        os.close(null)

@@ -10,12 +10,10 @@ from typing import Any
 from urllib.parse import unquote
 
 from samestep.autopilot.file_calls import Call, redirected, redirected_again, unredirected
-from samestep.autopilot.file_paths import path_text
+from samestep.autopilot.file_paths import WRITE_FLAGS, path_text
 from samestep.autopilot.folder_listings import OverlayEntry, Scan
 from samestep.autopilot.journal import Journal
 from samestep.autopilot.overlay_files import Overlay
-
-WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 @contextmanager
@@ -58,7 +56,7 @@ class OverlayCalls:
     ) -> int:
         """Act for `os.open`."""
         follow = not flags & os.O_NOFOLLOW
-        if not flags & WRITES or flags & os.O_TMPFILE == os.O_TMPFILE:
+        if not flags & WRITE_FLAGS or flags & os.O_TMPFILE == os.O_TMPFILE:
             number: int = self._overlay.read(
                 path,
                 lambda where: original(where, flags, mode),

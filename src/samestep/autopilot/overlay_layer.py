@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from samestep.autopilot.file_paths import is_actual_folder
 from samestep.autopilot.folder_listings import ChangedFolders
 from samestep.autopilot.overlay_lookup import BASE, GONE, MARK, Folder, OverlayLookup, Spot, join
 
@@ -149,7 +150,7 @@ class OverlayLayer:
         if spot.is_folder:
             base = self.folder_at(spot).base
         own = self._own_place(spot)
-        if _is_folder(own):
+        if is_actual_folder(own):
             shutil.rmtree(own)
         elif os.path.lexists(own):
             os.unlink(own)
@@ -181,7 +182,3 @@ class OverlayLayer:
         self._hide_base(old, source)
         self.changed.add(old.folder.path)
         self.changed.add(new.folder.path)
-
-
-def _is_folder(path: str) -> bool:
-    return os.path.isdir(path) and not os.path.islink(path)

@@ -9,7 +9,7 @@ import torch
 from torch.nn.utils import rnn
 
 from samestep.autopilot.failing_together import before_collective
-from samestep.autopilot.recomputed import current_cut
+from samestep.autopilot.recomputed import current_split
 
 
 @contextmanager
@@ -26,11 +26,11 @@ def sequences_of_slices() -> Iterator[None]:
         padding_value: float = 0.0,
         total_length: int | None = None,
     ) -> Any:
-        cut = current_cut()
-        if cut is not None and total_length is None:
-            longest = torch.tensor([float(len(sequence.batch_sizes))], device=cut.world.device)
+        split = current_split()
+        if split is not None and total_length is None:
+            longest = torch.tensor([float(len(sequence.batch_sizes))], device=split.world.device)
             before_collective()
-            cut.world.all_reduce(longest, op="max")
+            split.world.all_reduce(longest, op="max")
             total_length = int(longest)
         return original(sequence, batch_first, padding_value, total_length)
 

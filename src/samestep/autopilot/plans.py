@@ -7,12 +7,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from samestep.autopilot.cut import Cut, memory_order
+from samestep.autopilot.cut import BatchSplit, memory_order
 from samestep.autopilot.draw_plans import DrawPlan
 from samestep.autopilot.forward_reductions import read_reduction
 from samestep.autopilot.reduction import READINGS, Reading, Reduction, without_gradient
 from samestep.autopilot.sample_reads import Site
-from samestep.autopilot.state import Side
+from samestep.autopilot.state import SideOutput
 from samestep.base.errors import UsageError
 from samestep.watch.tree import Path, leaves, mapped
 
@@ -21,16 +21,16 @@ Dims: TypeAlias = Mapping[Path, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Alike:
+class ReplicatedOutput:
     """An output that does not depend on the samples, and is equal on all ranks."""
 
-    def put_together(self, part: Tensor, _: Cut) -> Tensor:
+    def gather(self, part: Tensor, _: BatchSplit) -> Tensor:
         """Return the output of this rank."""
         return part
 
 
 @dataclass(frozen=True, slots=True)
-class Concatenated:
+class ConcatenatedOutput:
     """An output with one or several rows for each sample.
 
     Args:
@@ -45,29 +45,29 @@ class Concatenated:
     inner: bool = False
     expanded: tuple[int, ...] = ()
 
-    def put_together(self, part: Tensor, cut: Cut) -> Tensor:
+    def gather(self, part: Tensor, split: BatchSplit) -> Tensor:
         """Return the gathered rows of all samples."""
         sizes = [part.size(dim) if dim in self.expanded else -1 for dim in range(part.dim())]
         for dim in self.expanded:
             part = part.narrow(dim, 0, 1)
-        whole = self._put_together(part, cut)
+        whole = self._gather(part, split)
         return whole.expand(sizes) if self.expanded else whole
 
-    def _put_together(self, part: Tensor, cut: Cut) -> Tensor:
-        every = part.size(self.dim) // cut.local
+    def _gather(self, part: Tensor, split: BatchSplit) -> Tensor:
+        every = part.size(self.dim) // split.local
         if not self.inner:
-            return cut.gathered(part, self.dim, every=every, order=self.order)
-        rows: Tensor = torch.unflatten(part, self.dim, (every, cut.local))
-        return cut.gathered(rows, self.dim + 1).flatten(self.dim, self.dim + 1)
+            return split.gathered(part, self.dim, every=every, order=self.order)
+        rows: Tensor = torch.unflatten(part, self.dim, (every, split.local))
+        return split.gathered(rows, self.dim + 1).flatten(self.dim, self.dim + 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Reduced:
+class ReducedOutput:
     """An output that is a sum or a mean over the samples, with a weight read from its computation."""
 
     reading: Reading
 
-    def put_together(self, part: Tensor, cut: Cut) -> Tensor:
+    def gather(self, part: Tensor, split: BatchSplit) -> Tensor:
         """Return the sum or the mean over all samples.
 
         Raises:
@@ -76,28 +76,28 @@ class Reduced:
         found = read_reduction(part, self.reading)
         if found is None:
             raise UsageError(
-                "a model computes its loss in another way than in its first call, and the weight of a "
-                "slice's loss is not known. Return scores from forward and compute the loss outside, or keep "
+                "a model computes its loss in another way than in its first call, so the weight of a "
+                "slice's loss is unknown. Return scores from forward and compute the loss outside, or keep "
                 "the model's calls unsplit: samestep.split(model, dim=None)."
             )
         if found.kind == "sum":
-            return cut.added(part)
-        own = torch.tensor([found.weight, *found.others], dtype=torch.float64, device=cut.world.device)
+            return split.summed(part)
+        own = torch.tensor([found.weight, *found.others], dtype=torch.float64, device=split.world.device)
         totals = own.clone()
-        cut.world.all_reduce(totals)
+        split.world.all_reduce(totals)
         total = float(totals[0])
         if found.others and not torch.allclose(own * total, totals * found.weight, rtol=1e-9, atol=0):
             raise UsageError(
-                "a model adds losses that are means over different numbers of elements, which are not "
-                "proportional on all workers. Return them one by one, or keep the model's calls unsplit: "
+                "a model adds losses that are means over different numbers of elements, in different "
+                "proportions on each worker. Return them one by one, or keep the model's calls unsplit: "
                 "samestep.split(model, dim=None)."
             )
         if total and not found.weight:
             without_gradient(part)
-        return cut.added(part, found.weight / total if total else 1 / cut.world.place.size)
+        return split.summed(part, found.weight / total if total else 1 / split.world.place.size)
 
 
-Joint: TypeAlias = Alike | Concatenated | Reduced
+Joint: TypeAlias = ReplicatedOutput | ConcatenatedOutput | ReducedOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class SplitPlan:
     dims: Dims
     joints: Mapping[Path, Joint]
     """The way to gather each output; see `sides.outcome`."""
-    sides: tuple[Side, ...]
+    sides: tuple[SideOutput, ...]
     """The attributes to which the module assigns tensors."""
     draws: DrawPlan | None
     """The random numbers that the module draws; None for none."""
@@ -118,7 +118,7 @@ class SplitPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class CallArguments:
     """The arguments of a module's call."""
 
     args: tuple[Any, ...]
@@ -129,12 +129,12 @@ class Given:
         found = leaves((self.args, dict(self.kwargs)))
         return [(path, tensor) for path, tensor in found if tensor.dim() and tensor.layout == torch.strided]
 
-    def copied(self) -> "Given":
+    def copied(self) -> "CallArguments":
         """Return the arguments with copies of all tensors."""
         args, kwargs = mapped((self.args, dict(self.kwargs)), lambda _, tensor: tensor.detach().clone())
-        return Given(args, kwargs)
+        return CallArguments(args, kwargs)
 
-    def same(self, other: "Given") -> bool:
+    def same(self, other: "CallArguments") -> bool:
         """Return whether the tensors of both hold the same numbers."""
         mine, theirs = self.tensors(), other.tensors()
         if len(mine) != len(theirs) or any(
@@ -153,17 +153,17 @@ class Given:
         sizes = {tensor.size(dims[path]) for path, tensor in self.tensors() if path in dims}
         return sizes.pop() if len(sizes) == 1 else None
 
-    def cut(self, cut: Cut, dims: Dims) -> "Given":
+    def sliced(self, split: BatchSplit, dims: Dims) -> "CallArguments":
         """Return the arguments of this rank's slice."""
 
         def own(path: Path, tensor: Tensor) -> Tensor:
-            return cut.sliced(tensor, dims[path]) if path in dims else tensor
+            return split.sliced(tensor, dims[path]) if path in dims else tensor
 
         args, kwargs = mapped((self.args, dict(self.kwargs)), own)
-        return Given(args, kwargs)
+        return CallArguments(args, kwargs)
 
 
-def candidates(given: Given, size: int) -> Iterator[Dims]:
+def candidates(given: CallArguments, size: int) -> Iterator[Dims]:
     """Yield the ways in which the inputs may be split for `size` ranks, likeliest first.
 
     The sample dimension may be the first one of any tensor, or the second: sequences may be time-first, and
@@ -195,11 +195,11 @@ def _sample_dim(tensor: Tensor, total: int, least: int) -> int | None:
     return 1 if tensor.dim() > least and tensor.size(1) == total else None
 
 
-def joints_for(whole: Tensor, part: Tensor, cut: Cut) -> Iterator[Joint]:
+def joints_for(whole: Tensor, part: Tensor, split: BatchSplit) -> Iterator[Joint]:
     """Yield the ways to gather parts of this shape to an output of that shape, safest first.
 
-    A reduction comes before `Alike`, if it can be read from the computation: equal values of slices may be
-    means of equal samples.
+    A reduction comes before `ReplicatedOutput`, if it can be read from the computation: equal values of
+    slices may be means of equal samples.
     """
     if whole.shape == part.shape:
         known: list[Reduction] = []
@@ -208,18 +208,18 @@ def joints_for(whole: Tensor, part: Tensor, cut: Cut) -> Iterator[Joint]:
             if found is not None and found not in known:
                 known.append(found)
                 if found.kind == "sum" or whole.is_floating_point() or whole.is_complex():
-                    yield Reduced(reading)
-        yield Alike()
+                    yield ReducedOutput(reading)
+        yield ReplicatedOutput()
     if whole.dim() != part.dim():
         return
     order = tuple(memory_order(whole))
     for dim, size in enumerate(whole.shape):
-        if size % cut.total or part.size(dim) * cut.total != size * cut.local:
+        if size % split.total or part.size(dim) * split.total != size * split.local:
             continue
         others = [at for at in range(whole.dim()) if at != dim]
         if any(whole.size(at) != part.size(at) for at in others):
             continue
         expanded = tuple(at for at in others if whole.stride(at) == 0 and whole.size(at) > 1)
-        yield Concatenated(dim, order, expanded=expanded)
-        if size > cut.total:
-            yield Concatenated(dim, order, inner=True, expanded=expanded)
+        yield ConcatenatedOutput(dim, order, expanded=expanded)
+        if size > split.total:
+            yield ConcatenatedOutput(dim, order, inner=True, expanded=expanded)

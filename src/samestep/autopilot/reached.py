@@ -29,7 +29,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from samestep.autopilot.account import is_users
+from samestep.autopilot.account import is_user_code
 from samestep.base import env
 
 Key: TypeAlias = tuple[int, str]
@@ -40,7 +40,8 @@ _DEPTH, _MOST_KEYS = 3, 64
 _COMPILED = "_torchdynamo_orig_callable"
 """The attribute that marks a compiled function."""
 _CALLABLE = (FunctionType, MethodType, staticmethod, classmethod, property, partial)
-_TORCHS = frozenset(vars(nn.Module()))
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+"""The attributes that `nn.Module` itself defines."""
 
 
 def modules_of(module: nn.Module) -> Iterator[nn.Module]:
@@ -64,7 +65,7 @@ def reached(module: nn.Module) -> Iterator[tuple[Key, Any]]:
             continue
         kinds.add(kind)
         for key, value in vars(one).items():
-            if key not in _TORCHS:
+            if key not in MODULE_ATTRIBUTES:
                 yield from _walk((place, key), value, _DEPTH, seen)
     for kind in kinds:
         for name, value in _shared_by(kind):
@@ -133,7 +134,7 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
         one = waiting.pop()
         seen += 1
         if isinstance(one, FunctionType):
-            if is_users(one.__code__.co_filename):
+            if is_user_code(one.__code__.co_filename):
                 yield one
             waiting += [one.__dict__["__wrapped__"]] if "__wrapped__" in one.__dict__ else []
         elif isinstance(one, (staticmethod, classmethod, MethodType)):
@@ -216,7 +217,7 @@ def _is_of_script(value: Any) -> bool:
     """Return whether a class or a module is user-defined, by the file of the module."""
     owner = value if isinstance(value, ModuleType) else sys.modules.get(value.__module__)
     file = getattr(owner, "__file__", None)
-    return isinstance(file, str) and is_users(file)
+    return isinstance(file, str) and is_user_code(file)
 
 
 def is_record(value: Any) -> bool:
@@ -261,7 +262,7 @@ def _globals_of(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
         for name in _names_in(function.__code__):
             value = names.get(name)
             if isinstance(value, FunctionType):
-                if is_users(value.__code__.co_filename):
+                if is_user_code(value.__code__.co_filename):
                     functions.append(value)
             else:
                 found[id(names), name] = names, name

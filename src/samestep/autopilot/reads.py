@@ -1,15 +1,15 @@
-"""What a data set may change as it is read: counters, caches, generators of its own.
+"""Collects the state that reading a data set may change: counters, caches, its own generators.
 
-A share of a batch can be loaded alone only where loading one sample changes nothing for the next. Random
-numbers of the process's own generators are looked at apart (`watch.drawn`); this finds what else there is, by
-walking from the data set along its attributes, and along the globals that its functions name::
+A share of a batch can be loaded separately only if loading a sample does not affect the next one. The
+generators of the process are compared elsewhere (`watch.drawn`). This module collects the other state: the
+attributes of the data set, and the globals that its functions refer to::
 
     class Digits(Dataset):
         def __init__(self):
             self.noise = np.random.default_rng(0)    found: a generator
             self.seen = 0                            found: a number
         def __getitem__(self, index):
-            return self.noise.normal() + SCALE       found: the global it names
+            return self.noise.normal() + SCALE       found: a global
 """
 
 import random
@@ -24,12 +24,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samestep.autopilot.account import is_passed_by
+from samestep.autopilot.account import is_internal_code
 
 _MOST = 2000
-"""Objects that are looked at."""
+"""The largest number of objects that are inspected."""
 _OF_EACH = 64
-"""Elements of one container that are looked at; of all, the number is."""
+"""The largest number of elements that are inspected in a container, beside its length."""
 
 State: TypeAlias = list[Any]
 _READERS: Mapping[Any, Callable[[Any], Any]] = {
@@ -37,13 +37,13 @@ _READERS: Mapping[Any, Callable[[Any], Any]] = {
     np.random.Generator: lambda one: repr(one.bit_generator.state),
     np.random.RandomState: lambda one: repr(one.get_state(legacy=False)),
     torch.Generator: lambda one: one.get_state().numpy().tobytes(),
-    Tensor: lambda one: (id(one), one._version),  # noqa: SLF001 - how often it was written to
+    Tensor: lambda one: (id(one), one._version),  # noqa: SLF001 - the number of writes to it
     list | tuple | dict | set | frozenset: lambda one: (type(one), len(one)),
 }
 
 
 def state_of(*roots: Any) -> State:
-    """Return what there is to be compared about all that can be reached from `roots`."""
+    """Return the state of all objects that are reachable from `roots`, for a comparison."""
     state: State = []
     waiting, seen = list(roots), dict[int, Any]()
     while waiting and len(seen) < _MOST:
@@ -58,7 +58,7 @@ def state_of(*roots: Any) -> State:
 
 
 def _own(one: Any) -> Any:
-    """Return what may change about one object, beside its parts."""
+    """Return the state of one object, without its parts."""
     return next((read(one) for kind, read in _READERS.items() if isinstance(one, kind)), id(one))
 
 
@@ -80,8 +80,8 @@ def _parts(one: Any) -> Iterator[Any]:
 
 
 def _named(function: FunctionType) -> Iterator[Any]:
-    """Yield what a function of the script's has in its closure, and the globals that it names."""
-    if is_passed_by(function.__code__.co_filename):
+    """Yield the values of a user-defined function's closure, and the globals that it refers to."""
+    if is_internal_code(function.__code__.co_filename):
         return
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # not filled yet

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch.utils.checkpoint
 
-from samestep.autopilot.cut import Cut
+from samestep.autopilot.cut import BatchSplit
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +17,12 @@ class SliceContext:
     """The slice that is being computed.
 
     Args:
-        cut: how the batch is sharded.
-        again: returns the context in which a part of it is computed again, given the draws before that part.
+        split: how the batch is sharded.
+        again: returns the context that recomputes a part of the slice, given the draws before that part.
         draws: returns how many random draws the call has made so far.
     """
 
-    cut: Cut
+    split: BatchSplit
     again: Callable[[int], AbstractContextManager[Any]]
     draws: Callable[[], int]
 
@@ -35,15 +35,15 @@ def is_within_slice() -> bool:
     return _slice.get() is not None
 
 
-def current_cut() -> Cut | None:
-    """Return how the batch is sharded of which the caller computes a slice; None outside of split calls."""
+def current_split() -> BatchSplit | None:
+    """Return the division of the batch whose slice the caller computes; None outside of split calls."""
     context = _slice.get()
-    return None if context is None else context.cut
+    return None if context is None else context.split
 
 
 @contextmanager
 def within_slice(context: SliceContext) -> Iterator[None]:
-    """Within, a slice is computed."""
+    """Set the slice that the block computes."""
     token = _slice.set(context)
     try:
         yield

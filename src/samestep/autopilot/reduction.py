@@ -115,7 +115,7 @@ def scaled(term: Term, factor: float, *, applies: bool) -> Term:
         return None
     if term.kind == "sum":
         return Reduction("mean", 1 / factor, source="divided")
-    # A mean that was made by dividing goes on: of (a / n) * 0.5 the weight is 2 n.
+    # A factor scales the weight of a mean by division: the weight of (a / n) * 0.5 is 2 n.
     return replace(term, weight=term.weight / factor) if term.source == "divided" else term
 
 

@@ -1,11 +1,11 @@
-"""Batches whose tensors have a row for each sample: what is the same in all, and putting them together.
+"""Gathers batches whose tensors have one row per sample.
 
-Each rank has some of the rows. They travel in one message, as bytes, in the form that the first batch had::
+Each rank has some of the rows, and sends them as bytes in one message, in the form of the first batch::
 
     byte 0   | 16              | ...             |
-    status   | rows of images  | rows of labels  |      room for the largest share, each part aligned
+    status   | rows of images  | rows of labels  |      space for the largest share, each part aligned
 
-The form is learnt once: a rank whose rows have another one says so in its status, and sends nothing.
+The form is determined once. A rank whose rows have another form sends only the status `MISMATCH`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,13 +20,13 @@ from samestep.watch.tree import Path, leaves, mapped
 from samestep.world.world import World
 
 _ALIGNED = 16
-GOOD, FAILED, UNLIKE = 1, 2, 3
-"""What a rank says of its share: here it is; loading it failed; it cannot be one."""
+GOOD, FAILED, MISMATCH = 1, 2, 3
+"""The status of a rank's share: it is loaded; loading has failed; its form differs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sample's part of one tensor of a batch."""
+    """The form of one sample in one tensor of a batch."""
 
     path: Path
     dtype: torch.dtype
@@ -34,13 +34,13 @@ class Row:
 
     @property
     def num_bytes(self) -> int:
-        """Its size."""
+        """The size of a row in bytes."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 def rows_of(batch: Any, total: int) -> tuple[Row, ...] | None:
-    """Return what a batch of `total` samples is made of; None where it is more than rows of samples."""
-    if not _holds_tensors_alone(batch):
+    """Return the form of a batch of `total` samples; None if it does not consist of rows of samples."""
+    if not _holds_only_tensors(batch):
         return None
     found = list(leaves(batch))
     if not found or not all(_has_rows(tensor, total) for _, tensor in found):
@@ -49,7 +49,7 @@ def rows_of(batch: Any, total: int) -> tuple[Row, ...] | None:
 
 
 def same_rows(batch: Any, own: range, part: Any) -> bool:
-    """Return whether a part is, bit for bit, the rows `own` of a batch."""
+    """Return whether a part equals, bit for bit, the rows `own` of a batch."""
     whole, some = dict(leaves(batch)), dict(leaves(part))
     return whole.keys() == some.keys() and all(
         torch.equal(_bytes(tensor[own.start : own.stop]), _bytes(some[path]))
@@ -57,15 +57,20 @@ def same_rows(batch: Any, own: range, part: Any) -> bool:
     )
 
 
-def exchange(world: World, rows: Sequence[Row], total: int, part: Any, status: int) -> list[Tensor]:
-    """Return what all ranks sent; see `statuses` and `put_together`.
+def own_rows(batch: Any, own: range) -> Any:
+    """Return the rows `own` of a batch."""
+    return mapped(batch, lambda _, tensor: tensor[own.start : own.stop])
+
+
+def gather_rows(world: World, rows: Sequence[Row], total: int, part: Any, status: int) -> list[Tensor]:
+    """Return the messages of all ranks, for `statuses` and `batch_of_rows`.
 
     Args:
         world: the ranks.
         rows: the form of the batches.
-        total: samples of this one.
-        part: this rank's rows; nothing where `status` is not `GOOD`.
-        status: what this rank says of them.
+        total: number of samples of this batch.
+        part: this rank's rows; ignored if `status` is not `GOOD`.
+        status: the status of this rank.
     """
     most = len(share(total, 0, world.place.size))
     offsets = list(_offsets(rows, most))
@@ -79,12 +84,12 @@ def exchange(world: World, rows: Sequence[Row], total: int, part: Any, status: i
 
 
 def statuses(messages: Sequence[Tensor]) -> list[int]:
-    """Return what each rank says of its share."""
+    """Return the status of each rank."""
     return [int(message[0]) for message in messages]
 
 
-def put_together(messages: Sequence[Tensor], rows: Sequence[Row], total: int, part: Any) -> Any:
-    """Return a whole batch, built as `part` is."""
+def batch_of_rows(messages: Sequence[Tensor], rows: Sequence[Row], total: int, part: Any) -> Any:
+    """Return the whole batch, with the structure of `part`."""
     size = len(messages)
     counts = [len(share(total, rank, size)) for rank in range(size)]
     whole: dict[Path, Tensor] = {}
@@ -98,7 +103,7 @@ def put_together(messages: Sequence[Tensor], rows: Sequence[Row], total: int, pa
 
 
 def _offsets(rows: Sequence[Row], most: int) -> Iterator[int]:
-    """Yield where each tensor's rows begin in a message, and last where it ends."""
+    """Yield the offset of each tensor's rows in a message, and the end of the message."""
     at = _ALIGNED
     for row in rows:
         yield at
@@ -106,12 +111,12 @@ def _offsets(rows: Sequence[Row], most: int) -> Iterator[int]:
     yield at
 
 
-def _holds_tensors_alone(batch: Any) -> bool:
+def _holds_only_tensors(batch: Any) -> bool:
     if isinstance(batch, Tensor):
         return True
     if isinstance(batch, dict):
-        return all(map(_holds_tensors_alone, batch.values()))
-    return isinstance(batch, list | tuple) and all(map(_holds_tensors_alone, batch))
+        return all(map(_holds_only_tensors, batch.values()))
+    return isinstance(batch, list | tuple) and all(map(_holds_only_tensors, batch))
 
 
 def _has_rows(tensor: Tensor, total: int) -> bool:

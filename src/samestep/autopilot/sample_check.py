@@ -11,14 +11,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from samestep.autopilot.cut import Cut
+from samestep.autopilot.cut import BatchSplit
 from samestep.autopilot.disturbance import parametrizations_computed
-from samestep.autopilot.plans import Given, SplitPlan
+from samestep.autopilot.plans import CallArguments, SplitPlan
 from samestep.autopilot.sides import outcome
 from samestep.autopilot.slice_call import Forward
-from samestep.autopilot.whole_call import ModuleRun, WholeCall, close, differing_buffer
+from samestep.autopilot.whole_call import ModuleRun, UnsplitCall, close, differing_buffer
 from samestep.base.errors import OutOfStep
-from samestep.watch.drawn import Drawn
+from samestep.watch.drawn import RngState
 from samestep.watch.tree import leaves, text
 from samestep.world.world import World
 
@@ -62,17 +62,17 @@ class SampleCheck:
     """
 
     def __init__(
-        self, forward: Forward, module: nn.Module, given: Given, world: World, *, draws: bool
+        self, forward: Forward, module: nn.Module, given: CallArguments, world: World, *, draws: bool
     ) -> None:
         self._module, self._world = module, world
         self._run = ModuleRun(forward, module, world.device)
-        self._whole: WholeCall | None = None
+        self._whole: UnsplitCall | None = None
         # It may differentiate within forward; the split call raises other errors.
         with suppress(Exception), parametrizations_computed():
             self._whole = self._run.whole(given, records=draws)
         self._run.restore()
 
-    def compare(self, result: Any, plan: SplitPlan, cut: Cut) -> None:
+    def compare(self, result: Any, plan: SplitPlan, split: BatchSplit) -> None:
         """Compare the split call with the unsplit one.
 
         Raises:
@@ -83,9 +83,9 @@ class SampleCheck:
         found = next((one for one in reasons if one), "")
         if found:
             raise OutOfStep(
-                f"{type(self._module).__name__} gives another result when its batch of {cut.total} is split: "
-                f"{found}. It did not in its equivalence check, so it depends on something that has changed "
-                "since. Keep its calls unsplit: samestep.split(model, dim=None)."
+                f"{type(self._module).__name__} gives another result when its batch of {split.total} is "
+                f"split: {found}. It did not in its equivalence check, so it depends on something that has "
+                "changed since. Keep its calls unsplit: samestep.split(model, dim=None)."
             )
 
     def _difference(self, result: Any, plan: SplitPlan) -> str:
@@ -101,7 +101,7 @@ class SampleCheck:
                 return f"its output{text(path[1:])} differs{apart}"
         if (name := differing_buffer(self._run.before.buffers(), whole.buffers)) is not None:
             return f"its buffer {name} differs"
-        if not Drawn.now(self._world.device).same(whole.drawn):
+        if not RngState.now(self._world.device).same(whole.drawn):
             return "it draws other random numbers"
         return ""
 

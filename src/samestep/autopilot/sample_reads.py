@@ -1,4 +1,4 @@
-"""Watches which numbers of its samples a forward reads, to branch on them.
+"""Records the numbers that a forward reads from its samples, to branch on them.
 
 A slice may take another branch than the whole batch, and an equivalence check sees only the branches that
 its batches take::
@@ -6,9 +6,9 @@ its batches take::
     if (labels == PAD).any():        False in the check, True in one slice of a later batch
 
 So the tensors that are computed from the samples are followed, and each read of one is recorded. A read that
-differed between slices and the whole batch, with equal results, decides nothing that splitting changes. One
-that was the same everywhere is a guard of the plan: in a run, another value of it ends the run by name. A
-float that is read is watched while it is compared with other numbers.
+differs between slices and the whole batch, with equal results, does not affect them. A read that is the same
+everywhere is a guard of the plan: another value later ends the run with an error. Comparisons of a float that
+was read are recorded, too.
 """
 
 import sys
@@ -34,11 +34,11 @@ _READING = frozenset({"__bool__", "__int__", "__float__", "__index__", "item", "
 _TORCH = str(FilePath(torch.__file__).parent)
 _OWN = str(FilePath(__file__).parent.parent)
 _PASSING = (f"{_TORCH}/overrides.py", f"{_TORCH}/_tensor.py", __file__)
-"""Code between the one that reads and here."""
+"""Code between the reading code and this module."""
 
 
 class SampleReads(TorchFunctionMode):
-    """A context that records what a forward reads of its samples."""
+    """A context that records the numbers that a forward reads from its samples."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class SampleReads(TorchFunctionMode):
         self._of_samples = WeakTensorKeyDictionary()
 
     def follow(self, tensors: Iterable[Tensor]) -> None:
-        """Follow tensors that hold samples, and all that is computed from them."""
+        """Follow tensors that hold samples, and all tensors that are computed from them."""
         for tensor in tensors:
             self._of_samples[tensor] = True
 
@@ -59,13 +59,13 @@ class SampleReads(TorchFunctionMode):
         given = [tensor for _, tensor in leaves((args, dict(kwargs)))]
         if any(tensor in self._of_samples for tensor in given):
             if getattr(func, "__name__", "") in _READING and isinstance(result, (bool, int, float)):
-                return self._noted(result)
+                return self._recorded(result)
             if given and _writes(func):
                 self._of_samples[given[0]] = True
             self.follow(tensor for _, tensor in leaves(result))
         return result
 
-    def _noted(self, value: float) -> Any:
+    def _recorded(self, value: float) -> Any:
         if type(value) is float:
             return WatchedFloat(value, self._note)
         self._note(value, is_comparison=False)
@@ -78,12 +78,12 @@ class SampleReads(TorchFunctionMode):
 
 
 class WatchedFloat(float):
-    """A float of which comparisons are recorded."""
+    """A float whose comparisons are recorded."""
 
     _note: Callable[..., None]
 
     def __new__(cls, value: float, note: Callable[..., None]) -> "WatchedFloat":
-        """Make one.
+        """Create a float.
 
         Args:
             value: the number.
@@ -115,11 +115,11 @@ class WatchedFloat(float):
         return self._compared(float(self).__ge__(other))
 
     def __float__(self) -> float:
-        """Return the number alone."""
+        """Return a plain float."""
         return float.__add__(self, 0.0)
 
     def __reduce__(self) -> Any:
-        """Be copied and saved as the number alone."""
+        """Copy and pickle as a plain float."""
         return float, (float(self),)
 
 
@@ -128,7 +128,7 @@ class GuardedReads(TorchFunctionMode):
 
     Args:
         guards: the value of each read.
-        name: of the module.
+        name: the name of the module.
     """
 
     def __init__(self, guards: Mapping[Site, Any], name: str) -> None:
@@ -148,14 +148,14 @@ class GuardedReads(TorchFunctionMode):
             site = _site(is_comparison=False)
             if site is not None and site in self._guards and self._guards[site] != result:
                 raise OutOfStep(
-                    f"{self._name} branches on what is in its batch ({place_of(site)}), and took this branch "
-                    "in no equivalence check. Keep its calls unsplit: samestep.split(model, dim=None)."
+                    f"{self._name} branches on its samples ({place_of(site)}), and takes a branch here that "
+                    "no equivalence check has taken. Keep its calls unsplit: samestep.split(model, dim=None)."
                 )
         return result
 
 
 class ReadRecord:
-    """The reads of the comparisons of one way to split."""
+    """The reads in the comparisons of one way to split."""
 
     def __init__(self) -> None:
         self._free: set[Site] = set()
@@ -175,17 +175,17 @@ class ReadRecord:
             self._values.setdefault(site, []).extend(values)
 
     def guards(self, *, is_compiled: bool = False) -> dict[Site, Any] | str:
-        """Return the values that reads must have; or why the module cannot be split.
+        """Return the values that reads must have, or the reason why the module cannot be split.
 
         Args:
-            is_compiled: whether the module runs compiled code, in which reads are not watched.
+            is_compiled: whether the module runs compiled code, whose reads are not recorded.
         """
         guards: dict[Site, Any] = {}
         for site, values in self._values.items():
             if site in self._free or not values:
                 continue
             if is_compiled or site[3] or any(one != values[0] for one in values):
-                return f"it branches on what is in its batch ({place_of(site)})"
+                return f"it branches on its samples ({place_of(site)})"
             guards[site] = values[0]
         return guards
 
@@ -201,7 +201,7 @@ def _writes(func: Callable[..., Any]) -> bool:
 
 
 def _site(*, is_comparison: bool) -> Site | None:
-    """Return the place of the code that reads; None for torch's own and samestep's."""
+    """Return the place of the reading code; None for code of torch and samestep."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - there is no public spelling that is as fast
     while frame is not None and frame.f_code.co_filename in _PASSING:
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""One random stream for all copies of a script: what nobody seeded is seeded alike."""
+"""Gives all ranks of a script the same random streams: seeds unseeded generators equally."""
 
 import random
 import secrets
@@ -14,16 +14,16 @@ from samestep.world.world import World
 
 
 @contextmanager
-def seeded_alike(world: World, seed: int | None = None) -> Iterator[None]:
-    """Seed all generators of this process as those of the other ranks; seeds drawn from now on agree too.
+def equal_seeds(world: World, seed: int | None = None) -> Iterator[None]:
+    """Seed all generators of this process as on the other ranks, and replace seeds from the system.
 
-    A script that seeds its generators has its own seeds. One that does not, or that asks for a seed from the
-    system (``numpy.random.default_rng()``, ``random.Random()``, ``torch.seed()``), gets one that is drawn
-    here, once for all ranks and at each run anew.
+    Seeds that the script sets are unchanged. Where it would get a seed from the system
+    (``numpy.random.default_rng()``, ``random.Random()``, ``torch.seed()``), it gets one that is the same on
+    all ranks, and another one in each run.
 
     Args:
         world: the ranks.
-        seed: what seeds are drawn from, instead.
+        seed: the seed from which these seeds are drawn; None for another one in each run.
     """
     common = random.Random(world.broadcast_object(secrets.randbits(63)) if seed is None else seed)
 
@@ -31,7 +31,7 @@ def seeded_alike(world: World, seed: int | None = None) -> Iterator[None]:
         return common.getrandbits(63)
 
     seed_all(draw)
-    with _nothing_from_the_system(draw):
+    with _system_seeds_replaced(draw):
         yield
 
 
@@ -43,8 +43,8 @@ def seed_all(draw: Callable[[], int]) -> None:
 
 
 @contextmanager
-def _nothing_from_the_system(draw: Callable[[], int]) -> Iterator[None]:
-    """Replace what asks the system for a seed."""
+def _system_seeds_replaced(draw: Callable[[], int]) -> Iterator[None]:
+    """Replace the functions that get a seed from the system."""
     seed_one, seed_python, seed_numpy = random.Random.seed, random.seed, np.random.seed
     make_numpy, seed_torch = np.random.default_rng, torch.manual_seed
 

@@ -1,6 +1,7 @@
-"""Outputs that a module leaves in its attributes: a penalty, attention weights, a hidden state it keeps.
+"""Handles side outputs: tensors that a module assigns to its attributes in a call, such as a hidden state.
 
-They are put together like the others after a call, and cut again before the next, which may go on from them.
+They are gathered after a call, like its outputs, and sliced before the next call, which may continue from
+them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -8,20 +9,22 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from samestep.autopilot.cut import Cut
-from samestep.autopilot.plans import Concatenated, Joint
-from samestep.autopilot.state import Side, refill
+from samestep.autopilot.cut import BatchSplit
+from samestep.autopilot.plans import ConcatenatedOutput, Joint
+from samestep.autopilot.state import SideOutput, refill
 from samestep.base.errors import UsageError
 from samestep.watch.tree import Path, leaves, mapped
 
 
-def outcome(module: nn.Module, outputs: Any, sides: Iterable[Side]) -> tuple[Any, dict[Side, Any]]:
-    """Return what a call returned and what it left, as one structure."""
+def outcome(
+    module: nn.Module, outputs: Any, sides: Iterable[SideOutput]
+) -> tuple[Any, dict[SideOutput, Any]]:
+    """Return the outputs and the side outputs of a call as one structure."""
     return outputs, {side: getattr(module.get_submodule(side[0]), side[1], None) for side in sides}
 
 
-def leave(module: nn.Module, left: Mapping[Side, Any]) -> None:
-    """Give the attributes other tensors; a list stays the same list."""
+def assign_side_outputs(module: nn.Module, left: Mapping[SideOutput, Any]) -> None:
+    """Assign side outputs to their attributes; a list or dict keeps its identity."""
     for (name, key), value in left.items():
         owner = module.get_submodule(name)
         before = getattr(owner, key, None)
@@ -31,44 +34,52 @@ def leave(module: nn.Module, left: Mapping[Side, Any]) -> None:
             setattr(owner, key, value)
 
 
-def cut_again(module: nn.Module, joints: Mapping[Path, Joint], sides: Iterable[Side], cut: Cut) -> None:
-    """Give a module this rank's slices of what an earlier call has left, for it to go on from."""
+def slice_side_outputs(
+    module: nn.Module, joints: Mapping[Path, Joint], sides: Iterable[SideOutput], split: BatchSplit
+) -> None:
+    """Replace the side outputs of an earlier call by this rank's slices."""
 
     def own(path: Path, tensor: Tensor) -> Tensor:
         joint = joints.get(path)
-        if not isinstance(joint, Concatenated) or joint.inner or tensor.dim() <= joint.dim:
+        if not isinstance(joint, ConcatenatedOutput) or joint.inner or tensor.dim() <= joint.dim:
             return tensor
-        every, rest = divmod(tensor.size(joint.dim), cut.total)
-        return tensor if rest or not every else cut.sliced(tensor, joint.dim, every=every)
+        every, rest = divmod(tensor.size(joint.dim), split.total)
+        return tensor if rest or not every else split.sliced(tensor, joint.dim, every=every)
 
     _, left = outcome(module, None, sides)
     _, own_left = mapped((None, left), own)
-    leave(module, own_left)
+    assign_side_outputs(module, own_left)
 
 
-def continues(module: nn.Module, joints: Mapping[Path, Joint], sides: Iterable[Side], total: int) -> bool:
-    """Return whether a call of `total` samples can go on from slices of what an earlier call has left."""
+def can_continue(
+    module: nn.Module, joints: Mapping[Path, Joint], sides: Iterable[SideOutput], total: int
+) -> bool:
+    """Return whether a call of `total` samples can continue from slices of the side outputs."""
     _, left = outcome(module, None, sides)
     for path, tensor in leaves((None, left)):
         joint = joints.get(path)
-        if isinstance(joint, Concatenated) and tensor.dim() > joint.dim and tensor.size(joint.dim) % total:
+        if (
+            isinstance(joint, ConcatenatedOutput)
+            and tensor.dim() > joint.dim
+            and tensor.size(joint.dim) % total
+        ):
             return False
     return True
 
 
-def put_together(value: Any, joints: Mapping[Path, Joint], cut: Cut, *, what: str) -> Any:
-    """Return an outcome of slices as that of the whole batch.
+def gather_outcome(value: Any, joints: Mapping[Path, Joint], split: BatchSplit, *, what: str) -> Any:
+    """Return the outcome of the whole batch from the outcomes of slices.
 
     Raises:
-        UsageError: there is more in it than in the first call of this kind.
+        UsageError: it has another tensor than the first call of this signature.
     """
 
-    def together(path: Path, part: Tensor) -> Tensor:
+    def gathered(path: Path, part: Tensor) -> Tensor:
         if path not in joints:
             raise UsageError(
-                f"{what} gives or keeps other tensors than when it was first called so, which cannot be put "
-                "together. Run this script with -n 1."
+                f"{what} returns or keeps other tensors than in its first call of this signature, which "
+                "cannot be gathered. Run this script with -n 1."
             )
-        return joints[path].put_together(part, cut)
+        return joints[path].gather(part, split)
 
-    return mapped(value, together)
+    return mapped(value, gathered)

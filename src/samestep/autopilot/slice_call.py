@@ -7,12 +7,11 @@ from typing import Any, TypeAlias
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from samestep.autopilot.cut import Cut
-from samestep.autopilot.draw_plans import DrawPlan
-from samestep.autopilot.draws import FoundDraws, GlobalDraws
-from samestep.autopilot.norms import over_all_ranks, over_each_slice
+from samestep.autopilot.cut import BatchSplit
+from samestep.autopilot.draws import GlobalDraws, InferredDraws
+from samestep.autopilot.norms import batch_norm_over_ranks, batch_norm_over_slice
 from samestep.autopilot.options import DEFAULTS, Options
-from samestep.autopilot.plans import Given
+from samestep.autopilot.plans import CallArguments
 from samestep.autopilot.recomputed import SliceContext, within_slice
 from samestep.autopilot.state import version_of
 from samestep.autopilot.streams import own_stream
@@ -22,27 +21,29 @@ Forward: TypeAlias = Callable[..., Any]
 
 
 @contextmanager
-def as_slice(cut: Cut, draws: GlobalDraws | None, options: Options = DEFAULTS) -> Iterator[None]:
+def as_slice(split: BatchSplit, draws: GlobalDraws | None, options: Options = DEFAULTS) -> Iterator[None]:
     """Normalize and draw random numbers as for the whole batch, of which this rank computes a slice.
 
     Args:
-        cut: the slices of the batch.
+        split: the slices of the batch.
         draws: the context that draws for the whole batch; None if the call draws no random numbers.
         options: the user's choices.
     """
-    norms = over_all_ranks(cut.world) if options.batch_norm == "global" else over_each_slice(cut)
+    norms = (
+        batch_norm_over_ranks(split.world) if options.batch_norm == "global" else batch_norm_over_slice(split)
+    )
     is_own = draws is not None and options.random == "per-worker"
 
     def again(number: int) -> Any:
         if draws is None:
-            return as_slice(cut, None, options)
-        plan = draws.plan() if isinstance(draws, FoundDraws) else draws.known
-        return as_slice(cut, GlobalDraws(cut, plan, number), options)
+            return as_slice(split, None, options)
+        plan = draws.plan() if isinstance(draws, InferredDraws) else draws.known
+        return as_slice(split, GlobalDraws(split, plan, number), options)
 
     with (
-        within_slice(SliceContext(cut, again, lambda: 0 if draws is None else draws.number)),
+        within_slice(SliceContext(split, again, lambda: 0 if draws is None else draws.number)),
         norms,
-        own_stream(cut.world) if is_own else nullcontext(),
+        own_stream(split.world) if is_own else nullcontext(),
         nullcontext() if draws is None or is_own else draws,
     ):
         yield
@@ -51,8 +52,8 @@ def as_slice(cut: Cut, draws: GlobalDraws | None, options: Options = DEFAULTS) -
 def call_slice(
     forward: Forward,
     module: nn.Module,
-    own: Given,
-    cut: Cut,
+    own: CallArguments,
+    split: BatchSplit,
     *,
     draws: GlobalDraws | None,
     options: Options = DEFAULTS,
@@ -64,7 +65,7 @@ def call_slice(
         forward: runs the module.
         module: the module.
         own: the arguments, with this rank's slice of the samples.
-        cut: the slices of the batch.
+        split: the slices of the batch.
         draws: the context that draws for the whole batch; None if the call draws no random numbers.
         options: the user's choices.
         reads: the context that watches what forward reads of its samples; None where nothing is watched.
@@ -73,7 +74,7 @@ def call_slice(
         UsageError: the module writes into its arguments, of which this is a slice.
     """
     versions = versions_of(own)
-    with as_slice(cut, draws, options), reads or nullcontext():
+    with as_slice(split, draws, options), reads or nullcontext():
         outputs = forward(module, *own.args, **own.kwargs)
     if versions_of(own) != versions:
         raise UsageError(
@@ -86,11 +87,6 @@ def call_slice(
 WRITES_INPUT = "writes into what it is given"
 
 
-def versions_of(given: Given) -> list[int | None]:
+def versions_of(given: CallArguments) -> list[int | None]:
     """Return how often each tensor among the arguments was written to."""
     return [version_of(tensor) for _, tensor in given.tensors()]
-
-
-def draws_by(plan: DrawPlan | None, cut: Cut) -> GlobalDraws | None:
-    """Return the context that draws according to `plan`; None without a plan."""
-    return None if plan is None else GlobalDraws(cut, plan)

@@ -10,24 +10,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.account import is_users
-from samestep.autopilot.cut import Cut
+from samestep.autopilot.account import is_user_code
+from samestep.autopilot.cut import BatchSplit
 from samestep.autopilot.draw_plans import DrawPlan
-from samestep.autopilot.draws import FoundDraws
+from samestep.autopilot.draws import InferredDraws
 from samestep.autopilot.failing_together import OtherRankFailedError, failing_together
 from samestep.autopilot.forward_reductions import read_reduction, watching_reductions
 from samestep.autopilot.guards import changed, kept_of_slice, python_state, returned_number
-from samestep.autopilot.plans import Concatenated, Dims, Given, Joint, Reduced, joints_for
+from samestep.autopilot.plans import CallArguments, ConcatenatedOutput, Dims, Joint, ReducedOutput, joints_for
 from samestep.autopilot.quiet import quiet
 from samestep.autopilot.reached import is_compiled
 from samestep.autopilot.sample_reads import ReadRecord, SampleReads
-from samestep.autopilot.sides import leave, outcome
+from samestep.autopilot.sides import assign_side_outputs, outcome
 from samestep.autopilot.slice_call import Forward, call_slice
-from samestep.autopilot.whole_call import ModuleRun, WholeCall, close, differing_buffer, eagerly
+from samestep.autopilot.whole_call import ModuleRun, UnsplitCall, close, differing_buffer, eagerly
 from samestep.base.errors import UsageError
-from samestep.watch.drawn import Drawn
+from samestep.watch.drawn import RngState
 from samestep.watch.tree import Path, leaves, mapped, text
 from samestep.world.world import World
+
+NOT_GATHERED = "cannot be gathered from those of slices"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +74,9 @@ class SplitComparison:
     def split(
         self,
         run: ModuleRun,
-        given: Given,
+        given: CallArguments,
         dims: Dims,
-        whole: WholeCall,
+        whole: UnsplitCall,
         *,
         grad: bool | None = None,
         precise: AbstractContextManager[Any] | None = None,
@@ -92,13 +94,13 @@ class SplitComparison:
         """
         total = given.total(dims)
         assert total is not None
-        cut = Cut(self._world, total)
+        split = BatchSplit(self._world, total)
         draws = not run.drawn.same(whole.drawn)
         why: str | SplitResult = ""
         for inner in (False, True) if self._inner is None else (self._inner,):
-            mode = FoundDraws(cut, whole.draws, inner=inner) if draws else None
+            mode = InferredDraws(split, whole.draws, inner=inner) if draws else None
             with torch.set_grad_enabled(torch.is_grad_enabled() if grad is None else grad):
-                why = self._one_split(run, given, dims, whole, cut, mode, precise)
+                why = self._one_split(run, given, dims, whole, split, mode, precise)
             if isinstance(why, SplitResult) or mode is None or not mode.has_flattened:
                 if precise is not None and mode is not None and mode.has_flattened:
                     self._inner = inner
@@ -109,17 +111,17 @@ class SplitComparison:
     def _one_split(
         self,
         run: ModuleRun,
-        given: Given,
+        given: CallArguments,
         dims: Dims,
-        whole: WholeCall,
-        cut: Cut,
-        mode: FoundDraws | None,
+        whole: UnsplitCall,
+        split: BatchSplit,
+        mode: InferredDraws | None,
         precise: AbstractContextManager[Any] | None,
     ) -> SplitResult | str:
-        # Code that torch.compile has made is not watched: the disturbed calls have run it eagerly.
+        # Compiled code is not observed: the disturbed calls have run it eagerly.
         is_watched = precise is not None or not is_compiled(self._module)
         outputs, reads = None, SampleReads()
-        watches = any(_may_be_reduced(tensor, cut.total) for tensor in whole.outputs.values())
+        watches = any(_may_be_reduced(tensor, split.total) for tensor in whole.outputs.values())
         with watching_reductions(when=watches) as watching:
             try:
                 with (
@@ -129,16 +131,21 @@ class SplitComparison:
                     precise or nullcontext(),
                     watching or nullcontext(),
                 ):
-                    own = given.cut(cut, dims)
+                    own = given.sliced(split, dims)
                     reads.follow(tensor for path, tensor in own.tensors() if path in dims)
                     outputs = call_slice(
-                        self._forward, self._module, own, cut, draws=mode, reads=reads if is_watched else None
+                        self._forward,
+                        self._module,
+                        own,
+                        split,
+                        draws=mode,
+                        reads=reads if is_watched else None,
                     )
             except OtherRankFailedError:
                 return "another worker's slice failed"
             except Exception as error:  # noqa: BLE001 - a module may raise any error for a slice
                 return in_one_line(error)
-            found = self._compared(run, whole, outputs, cut, keeps=precise is not None)
+            found = self._compared(run, whole, outputs, split, keeps=precise is not None)
         if isinstance(found, str):
             unknown = "" if mode is None or not mode.unknown else f" ({'; '.join(sorted(mode.unknown))})"
             return found + unknown
@@ -148,7 +155,7 @@ class SplitComparison:
         return SplitResult(joints, result, None if mode is None else mode.plan())
 
     def _compared(
-        self, run: ModuleRun, whole: WholeCall, outputs: Any, cut: Cut, *, keeps: bool
+        self, run: ModuleRun, whole: UnsplitCall, outputs: Any, split: BatchSplit, *, keeps: bool
     ) -> tuple[Mapping[Path, Joint], Any] | str:
         value = outcome(self._module, outputs, whole.sides)
         parts = dict(leaves(value))
@@ -156,19 +163,19 @@ class SplitComparison:
             parts.keys() == whole.outputs.keys() and run.before.left().keys() <= set(whole.sides)
         ):
             return "its outputs have another structure"
-        number = self._number_of_slice(run, whole, outputs, cut.total)
+        number = self._number_of_slice(run, whole, outputs, split.total)
         if number:
             return number
-        # A loss that every rank computes from all samples would have the right mean, too.
+        # A loss that every rank computes from all samples has the right mean, too.
         if keeps and self.agreed(all(close(part, whole.outputs[path]) for path, part in parts.items())):
             return "its outputs do not depend on these inputs"
         joints: dict[Path, Joint] = {}
         together: dict[Path, Tensor] = {}
         left: dict[Path, Sequence[Joint]] = {}
         for path, part in parts.items():
-            found = self._joints_of(path, whole.outputs[path], part, cut, whole.scale, all_of_them=keeps)
+            found = self._joints_of(path, whole.outputs[path], part, split, whole.scale, all_of_them=keeps)
             if not found:
-                return f"its output{text(path[1:])} is not made of those of the slices"
+                return f"its output{text(path[1:])} {NOT_GATHERED}"
             left[path] = [joint for joint, _ in found]
             joints[path], together[path] = found[0]
         if why := self._state_of_slice(run, whole):
@@ -176,42 +183,42 @@ class SplitComparison:
         if keeps:
             self._joints = left
         result, kept = mapped(value, lambda path, _: together[path])
-        leave(self._module, kept)
+        assign_side_outputs(self._module, kept)
         return joints, result
 
-    def _state_of_slice(self, run: ModuleRun, whole: WholeCall) -> str:
+    def _state_of_slice(self, run: ModuleRun, whole: UnsplitCall) -> str:
         """Return how buffers and generators differ after a split call; empty if they are equal."""
         buffer = differing_buffer(run.before.buffers(), whole.buffers)
         if not self.agreed(buffer is None):
             return f"its buffers differ: it keeps statistics of its slice ({buffer or 'on another worker'})"
-        if not self.agreed(Drawn.now(self._world.device).same(whole.drawn)):
+        if not self.agreed(RngState.now(self._world.device).same(whole.drawn)):
             return "it draws random numbers in a way that cannot be split"
         return ""
 
-    def _number_of_slice(self, run: ModuleRun, whole: WholeCall, outputs: Any, total: int) -> str:
+    def _number_of_slice(self, run: ModuleRun, whole: UnsplitCall, outputs: Any, total: int) -> str:
         """Return the number beside tensors that may depend on the slice, on any rank; empty if none does."""
         place = returned_number(whole.returned, outputs, total)
         if not self.agreed(place is None):
-            return f"its output{place or ''} is a number, which a slice may make otherwise"
+            return f"its output{place or ''} is a number that may depend on the slice"
         name = kept_of_slice(whole.left, changed(run.left, python_state(self._module)), total)
         if not self.agreed(name is None):
-            return f"it keeps a number, which a slice may make otherwise ({name or 'on another worker'})"
+            return f"it keeps a number that may depend on the slice ({name or 'on another worker'})"
         return ""
 
     def _joints_of(
-        self, path: Path, whole: Tensor, part: Tensor, cut: Cut, scale: float, *, all_of_them: bool
+        self, path: Path, whole: Tensor, part: Tensor, split: BatchSplit, scale: float, *, all_of_them: bool
     ) -> list[tuple[Joint, Tensor]]:
         """Return the ways to gather an output that give the unsplit one, with their results: one, or all."""
-        possible = list(joints_for(whole, part, cut))
+        possible = list(joints_for(whole, part, split))
         if self._joints is not None:
             allowed = self._joints.get(path, ())
             possible = [one for one in possible if _kind(one) in map(_kind, allowed)]
-        if not self._agreed_on([(_kind(one), _form(one, part, cut)) for one in possible]):
+        if not self._agreed_on([(_kind(one), _form(one, part, split)) for one in possible]):
             return []
         right: list[tuple[Joint, Tensor]] = []
         for joint in possible:
             try:
-                together = joint.put_together(part, cut)
+                together = joint.gather(part, split)
             except UsageError:  # on this rank alone, after the communication
                 together = None
             if self.agreed(together is not None and close(together, whole, scale=scale)):
@@ -238,22 +245,22 @@ def _may_be_reduced(tensor: Tensor, total: int) -> bool:
 
 def _kind(joint: Joint) -> Any:
     """Return a way to gather outputs, without the fields that depend on a batch's layout in memory."""
-    return replace(joint, order=(), expanded=()) if isinstance(joint, Concatenated) else joint
+    return replace(joint, order=(), expanded=()) if isinstance(joint, ConcatenatedOutput) else joint
 
 
-def _form(joint: Joint, part: Tensor, cut: Cut) -> Any:
+def _form(joint: Joint, part: Tensor, split: BatchSplit) -> Any:
     """Return the properties of a reduction that must be equal on all ranks before they communicate."""
-    found = read_reduction(part, joint.reading) if isinstance(joint, Reduced) else None
+    found = read_reduction(part, joint.reading) if isinstance(joint, ReducedOutput) else None
     if found is None:
         return None
     # Several means have a common weight only if each has a constant number of elements per sample.
-    each = [round(one / cut.local, 9) for one in (found.weight, *found.others)] if found.others else []
+    each = [round(one / split.local, 9) for one in (found.weight, *found.others)] if found.others else []
     return found.kind, each
 
 
 def in_one_line(error: Exception) -> str:
     """Return an error as one line, with the line of user code that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
-    where = next((one for one in reversed(frames) if is_users(one.filename)), None)
+    where = next((one for one in reversed(frames) if is_user_code(one.filename)), None)
     at = "" if where is None else f" ({FilePath(where.filename).name}:{where.lineno})"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{at}"

@@ -3,7 +3,7 @@
 import math
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.autopilot.reached import (
+    MODULE_ATTRIBUTES,
     PLAIN,
     cells_of,
     fields_of,
@@ -26,11 +27,11 @@ from samestep.autopilot.reached import (
 )
 from samestep.watch.tree import leaves
 
-Side: TypeAlias = tuple[str, str]
+SideOutput: TypeAlias = tuple[str, str]
 """An attribute to which a module assigns tensors: the name of the submodule, and that of the attribute."""
 
 
-class Changeable:
+class SavedState:
     """A copy of the attributes, buffers and globals that calls of a module may change.
 
     Args:
@@ -92,11 +93,11 @@ class Changeable:
     def restore(self) -> None:
         """Restore the saved state."""
         for module, attributes, buffers, parameters in self._attributes:
-            _refill(vars(module), attributes)
+            refill(vars(module), attributes)
             if isinstance(module, torch.jit.ScriptModule):
                 continue  # its tensors stay the same objects: only their values are restored
-            _refill(module._buffers, buffers)  # noqa: SLF001
-            _refill(module._parameters, parameters)  # noqa: SLF001
+            refill(module._buffers, buffers)  # noqa: SLF001
+            refill(module._parameters, parameters)  # noqa: SLF001
         self._restore_shared()
         for container, contents in self._containers:
             refill(container, contents)
@@ -154,7 +155,7 @@ class Changeable:
             and is_count(float(self._saved[id(tensor)]), float(tensor))
         ]
 
-    def left(self) -> dict[Side, Any]:
+    def left(self) -> dict[SideOutput, Any]:
         """Return the attributes that hold new tensors."""
         return {
             (name, key): value
@@ -193,23 +194,17 @@ def is_generator(value: Any) -> bool:
 
 def generator_state(generator: Any) -> Any:
     """Return the state of a random generator."""
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, random.Random):
-        return generator.getstate()
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
-    return generator.get_state()
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
 
 
 def set_generator_state(generator: Any, state: Any) -> None:
     """Set the state of a random generator."""
-    if isinstance(generator, torch.Generator):
-        generator.set_state(state)
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
     elif isinstance(generator, random.Random):
         generator.setstate(state)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
     else:
         generator.set_state(state)
 
@@ -241,16 +236,8 @@ def _distinct(values: Any) -> Iterator[Any]:
 def _own_attributes(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
     """Yield the attributes of a module and its submodules that `nn.Module` does not define."""
     for name, one in module.named_modules():
-        yield from ((name, key, value) for key, value in vars(one).items() if key not in _TORCHS)
+        yield from ((name, key, value) for key, value in vars(one).items() if key not in MODULE_ATTRIBUTES)
 
 
 def _ids(value: Any) -> tuple[int, ...]:
     return tuple(id(tensor) for _, tensor in leaves(value))
-
-
-def _refill(one: dict[str, Any], other: Mapping[str, Any]) -> None:
-    one.clear()
-    one.update(other)
-
-
-_TORCHS = frozenset(vars(nn.Module()))

@@ -1,5 +1,6 @@
-"""Steers a script that knows of one worker only, as one of several copies in step."""
+"""Runs a serial script on all ranks, as a replicated script: same steps, same results, one set of outputs."""
 
+import atexit
 import functools
 import os
 import sys
@@ -8,15 +9,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
+from unittest.mock import patch
 
 import torch
 from torch.distributed.distributed_c10d import _get_default_store
 
 from samestep.autopilot.account import Account
-from samestep.autopilot.agreed_signals import signals_agreed
-from samestep.autopilot.alone import as_if_alone, do_what_was_left_for_the_exit
+from samestep.autopilot.agreed_signals import synchronized_signals
+from samestep.autopilot.alone import single_process_view
 from samestep.autopilot.bypassed import advice, plain_weights
-from samestep.autopilot.calls import Calls, current_gradients, outermost_calls, sharing_out
+from samestep.autopilot.calls import CallSplitter, current_gradients, intercepted_calls, splitting_calls
 from samestep.autopilot.common import CommonFolder, common_folder
 from samestep.autopilot.devices import own_device
 from samestep.autopilot.end_check import EndCheck, checked_exits
@@ -27,10 +29,10 @@ from samestep.autopilot.hash_seed import equal_hashes
 from samestep.autopilot.journal import Journal
 from samestep.autopilot.kept_calls import originals_kept
 from samestep.autopilot.kept_originals import OriginalKeeper
-from samestep.autopilot.loaders import loaders_in_shares, reading_in_shares
-from samestep.autopilot.loading import Loading
-from samestep.autopilot.memory import never_tried_again
-from samestep.autopilot.network import asked_once
+from samestep.autopilot.loaders import intercepted_loaders, sharded_loading
+from samestep.autopilot.loading import ScriptLoaders
+from samestep.autopilot.memory import out_of_memory_is_final
+from samestep.autopilot.network import shared_network
 from samestep.autopilot.norms import batch_norm_of_slices
 from samestep.autopilot.options import DEFAULTS, Options
 from samestep.autopilot.output import silenced
@@ -38,7 +40,7 @@ from samestep.autopilot.overlay_calls import overlaid, writing_to
 from samestep.autopilot.overlay_files import Overlay
 from samestep.autopilot.packed_sequences import sequences_of_slices
 from samestep.autopilot.recomputed import checkpoints_of_slices
-from samestep.autopilot.seeds import seeded_alike
+from samestep.autopilot.seeds import equal_seeds
 from samestep.autopilot.sibling_ranks import SiblingRanks
 from samestep.autopilot.slicing import Slicing, losses_of_slices
 from samestep.base.owned_folders import owned_folder
@@ -49,106 +51,108 @@ from samestep.watch.watchdog import is_waiting
 from samestep.world.join import join
 from samestep.world.world import World
 
-ENOUGH = 3
-"""Backward passes after which a script of which nothing was split is refused.
+BACKWARDS_UNTIL_CHECK = 3
+"""Backward passes after which a script without any split call is refused.
 
 Not after the first: a GAN calls its generator in the second, a first batch may be smaller than the number of
-ranks, and a model may be trained in another way once it has warmed up. What such a script has printed and
-written by then is right, because unsplit calls compute what one rank computes.
+ranks, and a model may be trained in another way after a warm-up. The output of such a script is right until
+then, because unsplit calls compute the same as one rank.
 """
 _PATIENCE_S = 30.0
-"""How long a copy that leaves with a code waits for rank 0, which may wait for it in turn."""
+"""Seconds that a rank that exits with a code waits for rank 0, which may wait for that rank."""
 _WRITTEN = "samestep/written"
 
 
-class Ended(Protocol):
-    """How a script ended."""
+class Ending(Protocol):
+    """The end of a script."""
 
     @property
     def exit_code(self) -> int:
-        """What it would have exited with."""
+        """The exit code of the script."""
 
     @property
     def was_asked_for(self) -> bool:
-        """Whether that is what it has given to `sys.exit`, and not 0."""
+        """Whether the script has passed this code to `sys.exit`, and it is not 0."""
 
 
-E = TypeVar("E", bound=Ended)
-_under_way: list[ExitStack] = []
-"""What each steering of this process has put in place."""
+E = TypeVar("E", bound=Ending)
+_active: list[ExitStack] = []
+"""The contexts of each replicated script of this process."""
 _inherited: list[ExitStack] = []
-"""In a process that the script forked: its parent's; kept, because freeing it would close it."""
+"""The contexts of the parent, in a process that the script forked; kept, because freeing closes them."""
 
 
-def steered(run: Callable[[], E], *, guarded: bool = True, options: Options = DEFAULTS) -> E:
-    """Join the other workers, and run a script as one of several copies in step.
+def run_replicated(run: Callable[[], E], *, guarded: bool = True, options: Options = DEFAULTS) -> E:
+    """Join the other workers, and run a script as a replicated script; return its end.
 
     Args:
-        run: runs it, and says how it ended.
-        guarded: whether it is an error that none of its work could be shared out.
+        run: runs the script.
+        guarded: whether a script without any split call is an error.
         options: the user's choices.
 
     Raises:
-        UsageError: so it was; each worker has done all of it.
+        UsageError: no call was split, so each worker has computed all of it.
         OutOfStep: the ranks differ at the end of the script.
     """
     process = os.getpid()
     with own_device(options) as device, join(device=device, cpu_tensors=True) as world:
-        with steering(world, options) as account:
+        with replicated_script(world, options) as account:
             check = _end_check(world, account, options)
             with nullcontext() if check is None else checked_exits(check):
                 ended = run()
-                do_what_was_left_for_the_exit()
+                atexit._run_exitfuncs()  # noqa: SLF001 - while the script is still replicated
             if check is not None:
                 check.run(ended.exit_code)
-        if os.getpid() != process:  # forked by the script: the rest is its parent's
+        if os.getpid() != process:  # a child that the script forked; its parent does the rest
             return ended
         if world.place.size > 1 and guarded and not ended.exit_code:
-            account.check_shared(world.place.size, advice)
+            account.check_split(world.place.size, advice)
         if world.place.is_main:
             write_stderr("".join(f"samestep: {line}\n" for line in account.lines()))
         if world.place.size > 1:
-            _let_main_write(world, waits=ended.was_asked_for)
+            _await_main_flush(world, waits=ended.was_asked_for)
     return ended
 
 
 def _end_check(world: World, account: Account, options: Options) -> EndCheck | None:
-    """Return what compares the ranks at the end of the script, if there are several."""
+    """Return the comparison at the end of the script; None for one rank, or with ``--explain``."""
     gradients = current_gradients()
     if gradients is None or options.explain:
         return None
     return EndCheck(world, gradients, account, timeout_s=world.timeout_s)
 
 
-def _let_main_write(world: World, *, waits: bool) -> None:
-    """Let rank 0, which alone writes, do so before a launcher ends all: at the first that leaves with a code.
+def _await_main_flush(world: World, *, waits: bool) -> None:
+    """Let rank 0 flush its output before the launcher terminates the job because a rank exits with a code.
 
-    That is no collective: a copy may leave for a reason of its own, while others wait for it in one.
+    This uses no collective: a rank may exit alone, while others wait for it in a collective.
 
     Args:
-        world: of this rank.
-        waits: whether this one is about to leave with a code.
+        world: the ranks.
+        waits: whether this rank is about to exit with a code.
     """
     store = _get_default_store()
     if not world.place.is_main:
         deadline = time.monotonic() + _PATIENCE_S
-        with suppress(RuntimeError):  # rank 0 is gone, and the store with it
-            # Where rank 0 waits in a collective, it waits for this rank.
+        with suppress(RuntimeError):  # rank 0 has exited, and its store is gone
+            # If rank 0 waits in a collective, it waits for this rank.
             while waits and time.monotonic() < deadline and not (store.check([_WRITTEN]) or is_waiting(0)):
                 time.sleep(0.005)
         return
-    with suppress(Exception):  # the script may have closed it, or put another in its place
+    with suppress(Exception):  # the script may have closed or replaced it
         sys.stdout.flush()
     with suppress(RuntimeError):
         store.set(_WRITTEN, "")
 
 
 @contextmanager
-def steering(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
-    """Within, a script is one of several copies in step; a copy that is alone is left alone.
+def replicated_script(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
+    """Replicate the script of the block over all ranks; yield the account of its calls.
+
+    On one rank, only `options.scratch` has an effect.
 
     Args:
-        world: the ranks, one for each copy.
+        world: the ranks; all of them run the script.
         options: the user's choices.
     """
     account = Account()
@@ -158,19 +162,19 @@ def steering(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
         return
     world = on_one_host(world)
     with ExitStack() as stack:
-        gradients = Gradients(_carrier(world, options))
+        gradients = Gradients(_gradient_world(world, options))
         stack.callback(gradients.detach)
-        stack.enter_context(as_if_alone(world))
+        stack.enter_context(single_process_view(world))
         stack.enter_context(equal_hashes(world))
         common = stack.enter_context(common_folder(world))
-        stack.enter_context(asked_once(world, common))
+        stack.enter_context(shared_network(world, common))
         if options.explain:
-            stop = stack.enter_context(explaining(world, leave_steering))
+            stop = stack.enter_context(explaining(world, undo_replication))
         else:
             stack.enter_context(_writing_once(world, options, common))
-            stop = partial(Account.check_shared, size=world.place.size, advice=advice)
-        stack.enter_context(seeded_alike(world, options.seed))
-        stack.enter_context(outermost_calls())
+            stop = partial(Account.check_split, size=world.place.size, advice=advice)
+        stack.enter_context(equal_seeds(world, options.seed))
+        stack.enter_context(intercepted_calls())
         stack.enter_context(batch_norm_of_slices())
         stack.enter_context(checkpoints_of_slices())
         stack.enter_context(sequences_of_slices())
@@ -178,32 +182,32 @@ def steering(world: World, options: Options = DEFAULTS) -> Iterator[Account]:
         slicing = Slicing(world, account, options) if options.split == "loader" else None
         if slicing is not None:
             stack.enter_context(losses_of_slices(slicing))
-        agree = stack.enter_context(signals_agreed(world)).agree
-        stack.enter_context(sharing_out(Calls(world, gradients, account, options, slicing, agree)))
-        stack.enter_context(loaders_in_shares())
-        stack.enter_context(reading_in_shares(Loading(world, account, options.load), slicing))
+        agree = stack.enter_context(synchronized_signals(world)).agree
+        stack.enter_context(splitting_calls(CallSplitter(world, gradients, account, options, slicing, agree)))
+        stack.enter_context(intercepted_loaders())
+        stack.enter_context(sharded_loading(ScriptLoaders(world, account, options.load), slicing))
         stack.enter_context(_after_some_steps(account, stop))
-        _under_way.append(stack)
-        stack.callback(_under_way.remove, stack)
+        _active.append(stack)
+        stack.callback(_active.remove, stack)
         process = os.getpid()
         yield account
-        if os.getpid() != process:  # what is to be removed is its parent's
+        if os.getpid() != process:  # the parent undoes its contexts
             _inherited.append(stack.pop_all())
         elif options.explain:
             stop(account)
 
 
-def leave_steering() -> None:
-    """Take back what steering has changed, and remove what it has made, in a process that is about to end.
+def undo_replication() -> None:
+    """Undo all changes of `replicated_script`, in a process that is about to end.
 
-    No copy waits for another here; nothing of the script may run any more.
+    Ranks do not wait for each other here, and no code of the script runs afterwards.
     """
-    while _under_way:
-        _under_way[-1].close()
+    while _active:
+        _active[-1].close()
 
 
-def _carrier(world: World, options: Options) -> World:
-    """Return the world whose all-reduces carry the gradients; rank 0 says which, if the user has."""
+def _gradient_world(world: World, options: Options) -> World:
+    """Return the world for gradient all-reduces; rank 0 prints the algorithm if the user has chosen one."""
     if options.algorithm is None:
         return world
     carrier = by_algorithm(world, options.algorithm)
@@ -214,29 +218,26 @@ def _carrier(world: World, options: Options) -> World:
 
 @contextmanager
 def _after_some_steps(account: Account, then: Stop) -> Iterator[None]:
-    """Do something once a script has had its first steps, told by their backwards."""
+    """Count the backward passes of a script, and call `then` after the first `BACKWARDS_UNTIL_CHECK`."""
     original = torch.autograd.backward
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> None:
         if not account.backwards and not account.split:
             account.plain_weights = plain_weights(args[0] if args else kwargs["tensors"])
-        with never_tried_again("backward"):
+        with out_of_memory_is_final("backward"):
             original(*args, **kwargs)
         account.backwards += 1
-        if account.backwards == ENOUGH:
+        if account.backwards == BACKWARDS_UNTIL_CHECK:
             then(account)
 
-    torch.autograd.backward = backward
-    try:
+    with patch.object(torch.autograd, "backward", backward):
         yield
-    finally:
-        torch.autograd.backward = original
 
 
 @contextmanager
 def _writing_once(world: World, options: Options, common: CommonFolder) -> Iterator[None]:
-    """Let rank 0 alone write files for real, and print unless all are to; with `scratch`, no rank writes."""
+    """Let only rank 0 write files, and print unless all ranks do; with `scratch`, write only there."""
     rank = world.place.rank
     is_shown = world.place.is_main or options.all_output
     if options.scratch is not None:

@@ -1,7 +1,7 @@
-"""Random numbers drawn within a slice: each worker's own, in the shape of its slice.
+"""Implements ``--random per-worker``: each worker draws its own random numbers, in the shape of its slice.
 
-Cheaper than those of the whole batch where activations are large, and another training than the serial one:
-as with native data parallelism, the numbers depend on how many workers there are.
+This is faster than draws for the whole batch if activations are large, but the training differs from the
+serial one: as with native data parallelism, the numbers depend on the number of workers.
 """
 
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ from samestep.world.world import World
 
 @contextmanager
 def own_stream(world: World) -> Iterator[None]:
-    """Within, torch draws from a stream of this rank's and this block's own; then the common one goes on.
+    """Let torch draw from a stream of this rank and this block; restore the common stream at the end.
 
-    The stream follows from where the common one stands and from the rank, so that a run can be repeated.
-    Python's `random` and NumPy stay common: modules decide with them, such as to skip a layer.
+    The stream depends on the state of the common one and on the rank, so a run can be repeated. Python's
+    `random` and NumPy stay common, because modules use them for decisions, such as to skip a layer.
     """
-    seed = int(torch.randint(2**62, ()))  # the common stream has moved on, alike on all ranks
+    seed = int(torch.randint(2**62, ()))  # advances the common stream, equally on all ranks
     own = int(np.random.SeedSequence([seed, world.place.rank]).generate_state(1, np.uint64)[0] >> 1)
     devices = [] if world.device.type == "cpu" else [world.device]
     with torch.random.fork_rng(devices):

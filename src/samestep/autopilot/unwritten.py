@@ -6,10 +6,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from samestep.autopilot.file_paths import is_device
+from samestep.autopilot.file_paths import WRITE_FLAGS, is_device
 
 _is_comparing: ContextVar[bool] = ContextVar("samestep_comparing", default=False)
-_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _READ = frozenset(
     [
         *("inspected", "link_inspected", "listed", "scanned", "entered", "current", "current_bytes"),
@@ -50,7 +49,7 @@ def refuse_change(method: str, arguments: Sequence[Any]) -> None:
     if method == "file_io":
         if second is None or not set(str(second)) & set("wax+") or _is_no_file(arguments[0]):
             return
-    elif method == "opened_low" and isinstance(second, int) and not second & _FLAGS:
+    elif method == "opened_low" and isinstance(second, int) and not second & WRITE_FLAGS:
         return
     raise WritesFileError
 

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.draw_plans import RecordedDraw
-from samestep.autopilot.draws import RecordedDraws
+from samestep.autopilot.draw_plans import DrawRecord
+from samestep.autopilot.draws import DrawRecorder
 from samestep.autopilot.guards import Attributes, changed, python_state
-from samestep.autopilot.plans import Dims, Given
+from samestep.autopilot.plans import CallArguments, Dims
 from samestep.autopilot.quiet import quiet
 from samestep.autopilot.reached import PLAIN, fields_of, is_compiled, is_record, walked
 from samestep.autopilot.sample_reads import Reads, SampleReads
 from samestep.autopilot.sides import outcome
 from samestep.autopilot.slice_call import WRITES_INPUT, Forward, versions_of
-from samestep.autopilot.state import Changeable, Side, restore_records
-from samestep.watch.drawn import Drawn
+from samestep.autopilot.state import SavedState, SideOutput, restore_records
+from samestep.watch.drawn import RngState
 from samestep.watch.tree import Path, leaves
 
 RELATIVE = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float16: 2e-2, torch.bfloat16: 5e-2}
@@ -29,7 +29,7 @@ _OF_SCALE = {torch.float64: 1e-11, torch.complex128: 1e-11, torch.float16: 1e-3,
 
 
 @dataclass(frozen=True, slots=True)
-class WholeCall:
+class UnsplitCall:
     """The results of an unsplit call.
 
     Args:
@@ -50,12 +50,12 @@ class WholeCall:
 
     outputs: Mapping[Path, Tensor]
     tensors: Mapping[Path, Tensor]
-    sides: tuple[Side, ...]
+    sides: tuple[SideOutput, ...]
     buffers: Mapping[str, Tensor]
-    drawn: Drawn
+    drawn: RngState
     returned: Any
     left: Attributes
-    draws: Sequence[RecordedDraw]
+    draws: Sequence[DrawRecord]
     writes: str
     printed: bool
     scale: float
@@ -79,8 +79,8 @@ class ModuleRun:
 
     def __init__(self, forward: Forward, module: nn.Module, device: torch.device) -> None:
         self._forward, self.module, self._device = forward, module, device
-        self.before = Changeable(module)
-        self.drawn = Drawn.now(device)
+        self.before = SavedState(module)
+        self.drawn = RngState.now(device)
         self.left = python_state(module)
         self.dims: Dims = {}
         """The way to split whose sample reads are recorded; empty for none."""
@@ -90,7 +90,7 @@ class ModuleRun:
         self.before.restore()
         self.drawn.restore()
 
-    def recorded(self, given: Given, *, grad: bool = False) -> WholeCall | None:
+    def recorded(self, given: CallArguments, *, grad: bool = False) -> UnsplitCall | None:
         """Return the results as `whole` does, with the random draws; None if recording changes the draws."""
         whole = self.whole(given, grad=grad)
         if self.drawn.same(whole.drawn):
@@ -113,7 +113,7 @@ class ModuleRun:
         name = self.before.rewritten(versions)
         return "" if name is None else f"it writes to {name}, and what it writes could not be compared"
 
-    def whole(self, given: Given, *, grad: bool = False, records: bool = False) -> WholeCall:
+    def whole(self, given: CallArguments, *, grad: bool = False, records: bool = False) -> UnsplitCall:
         """Return the results of an unsplit call; do not restore the module.
 
         Args:
@@ -121,7 +121,7 @@ class ModuleRun:
             grad: whether a graph is built.
             records: whether the shapes of random draws are recorded; compiled code then runs eagerly.
         """
-        recorder = RecordedDraws() if records else None
+        recorder = DrawRecorder() if records else None
         copied = given.copied()
         own = given if grad else copied
         form, records_in = form_of(own), records_of(own)
@@ -140,12 +140,12 @@ class ModuleRun:
         restore_records(records_in)
         sides = tuple(self.before.left())
         found = dict(leaves(outcome(self.module, returned, sides)))
-        return WholeCall(
+        return UnsplitCall(
             outputs={path: _copied(tensor) for path, tensor in found.items()},
             tensors=found if grad else {},
             sides=sides,
             buffers=self.before.buffers(),
-            drawn=Drawn.now(self._device),
+            drawn=RngState.now(self._device),
             returned=returned,
             left=changed(self.left, python_state(self.module)),
             draws=() if recorder is None else tuple(recorder.shapes),
@@ -160,7 +160,7 @@ class ModuleRun:
         )
 
 
-def form_of(given: Given) -> list[Any]:
+def form_of(given: CallArguments) -> list[Any]:
     """Return the state of arguments, beside tensors, that a call may change: lengths, keys, fields."""
     found: list[Any] = []
     for key, value in walked("", (given.args, dict(given.kwargs))):
@@ -171,14 +171,14 @@ def form_of(given: Given) -> list[Any]:
     return found
 
 
-def records_of(given: Given) -> list[tuple[Any, dict[str, Any]]]:
+def records_of(given: CallArguments) -> list[tuple[Any, dict[str, Any]]]:
     """Return the objects of user-defined classes among the arguments, with their fields."""
     values = (value for _, value in walked("", (given.args, dict(given.kwargs))))
     return [(one, fields_of(one)) for one in values if not isinstance(one, PLAIN) and is_record(one)]
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    """Return a copy of a tensor; dimensions that are expanded stay so."""
+    """Return a copy of a tensor; expanded dimensions stay expanded."""
     value = tensor.detach()
     expanded = [dim for dim in range(value.dim()) if value.stride(dim) == 0 and value.size(dim) > 1]
     sizes = value.shape

@@ -1,1 +1,1 @@
-"""The state of a run at rest: whole or absent."""
+"""Checkpoints: writing, verifying, choosing and deleting them."""

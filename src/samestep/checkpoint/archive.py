@@ -1,7 +1,7 @@
-"""Checks files of ``torch.save`` beyond what ``weights_only`` does: they hold no more than their bytes can.
+"""Refuses ``torch.save`` files that expand to more data than they store, which ``weights_only`` accepts.
 
-A small file could otherwise stand for terabytes: compressed records, tensors that repeat one number, lists
-that hold the same list many times over.
+A small file can otherwise expand to terabytes: by compressed records, tensors that repeat one number, or
+lists that contain the same list many times.
 """
 
 import pickle
@@ -14,42 +14,42 @@ import torch
 from torch import Tensor
 
 ZIP = b"PK\x03\x04"
-"""What a file of ``torch.save`` begins with."""
+"""The first bytes of a ``torch.save`` file."""
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
-"""Kinds of values beside tensors, dicts, lists and tuples that a checkpoint may hold."""
+"""Allowed types of values in a checkpoint besides tensors, dicts, lists and tuples."""
 _SPARE = 1 << 16
-"""Bytes by which the records of an archive may be larger than the archive itself."""
+"""Bytes by which the records of an archive can exceed the size of the archive."""
 
 
 def refuse_inflated(stream: IO[bytes], size: int) -> None:
-    """Refuse an archive whose records take more bytes than it has: torch writes them uncompressed.
+    """Refuse an archive with compressed records, because torch writes them uncompressed.
 
     Args:
         stream: the archive.
         size: its bytes.
 
     Raises:
-        ValueError: they do, or it is no archive.
+        ValueError: its records have more bytes than the file, or it is no archive.
     """
     try:
         with zipfile.ZipFile(stream) as archive:
             inflated = sum(record.file_size for record in archive.infolist())
     except (zipfile.BadZipFile, NotImplementedError) as error:
-        raise ValueError(f"it is no whole archive of torch.save ({error})") from error
+        raise ValueError(f"it is not a complete torch.save archive ({error})") from error
     if inflated > size + _SPARE:
-        raise ValueError(f"its records take {inflated:,} bytes, and it has {size:,}")
+        raise ValueError(f"its records have {inflated:,} bytes, and the file has {size:,}")
 
 
 def refuse_odd_values(tree: Any, *, most: int) -> None:
-    """Refuse what `samestep.checkpoint.save` never writes.
+    """Refuse values that `samestep.checkpoint.save` never writes.
 
     Args:
-        tree: what was read.
-        most: values that there may be.
+        tree: the loaded object.
+        most: maximum number of values.
 
     Raises:
-        UnpicklingError: there are other kinds of values.
-        ValueError: there are more values, or tensors with more numbers than are stored.
+        UnpicklingError: it contains a value of another type.
+        ValueError: it has more values, or tensors with more elements than are stored.
     """
     left: list[Any] = [tree]
     count = 0
@@ -57,13 +57,13 @@ def refuse_odd_values(tree: Any, *, most: int) -> None:
         value = left.pop()
         count += 1
         if count > most:
-            raise ValueError(f"it has more than {most:,} values, most of which are the same ones again")
+            raise ValueError(f"it has more than {most:,} values, most of them repeated references")
         if isinstance(value, Tensor):
             _refuse_odd_tensor(value)
         elif type(value) in (dict, OrderedDict, Counter, list, tuple):
             left.extend(_children(value))
         elif type(value) not in PLAIN:
-            raise pickle.UnpicklingError(f"it holds a {type(value).__name__}")
+            raise pickle.UnpicklingError(f"it contains a {type(value).__name__}")
 
 
 def _children(value: Any) -> Iterable[Any]:
@@ -72,6 +72,6 @@ def _children(value: Any) -> Iterable[Any]:
 
 def _refuse_odd_tensor(tensor: Tensor) -> None:
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
-        raise ValueError(f"it holds a {tensor.layout} tensor on {tensor.device}")
+        raise ValueError(f"it contains a {tensor.layout} tensor on {tensor.device}")
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-        raise ValueError(f"it holds a tensor of shape {tuple(tensor.shape)} with fewer numbers than that")
+        raise ValueError(f"it contains a tensor of shape {tuple(tensor.shape)} that stores fewer elements")

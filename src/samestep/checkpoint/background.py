@@ -1,4 +1,4 @@
-"""Writing checkpoints while the training goes on."""
+"""Writes checkpoints in a background thread while the training continues."""
 
 import os
 import sys
@@ -14,42 +14,41 @@ from torch import Tensor
 from samestep.base.errors import CheckpointError
 from samestep.checkpoint.choose import folder_of, free_folder
 from samestep.checkpoint.files import make, tidy
-from samestep.checkpoint.retain import Keep, prune
+from samestep.checkpoint.retain import Retention, prune
 from samestep.checkpoint.save import write_staged
 from samestep.checkpoint.snapshot import Snapshot
 from samestep.checkpoint.stage import Stage
 
 _NICENESS = 10
-"""Of the writing thread: it takes the time that the training leaves. At the lowest priority it might not run
-for long while it holds the interpreter's lock, and the training would wait for it."""
+"""Niceness of the writing thread, below the training's priority. At the lowest priority it could be suspended
+while it holds the GIL, and the training would wait for it."""
 
 
 class Writer:
-    """Writes the checkpoints of one run, one at a time, in the background; used on one rank.
+    """A background writer for the checkpoints of one run, one at a time; used on one rank.
 
-    `save` copies the state and returns; a thread hashes it, writes it, waits for the disk, gives the folder
-    its name, and deletes what need not stay. Each checkpoint has a thread of its own, which the
-    interpreter waits for: a script that ends or fails after `save` still has its checkpoint. A write that
-    fails leaves the checkpoints before it as they are; `failure` tells, and the next one is tried. One that
-    could be written, but not make room of an old one, is told by `warning`.
+    `save` copies the state and returns. A thread then hashes and writes it, waits for the disk, renames the
+    folder, and deletes old checkpoints. The interpreter waits for that thread at its end, so a script that
+    ends or fails after `save` still has its checkpoint. A failed write leaves the earlier checkpoints as they
+    are and sets `failure`; the next `save` tries again. A failed deletion of old ones sets `warning`.
 
     Args:
-        folder: where the ``step-N`` go; made if it is not there, and cleared of what a killed writer left.
-        keep: which ones stay.
+        folder: of the ``step-N`` folders; made if missing, and cleaned of a killed writer's drafts.
+        keep: the retention rule.
 
     Raises:
         CheckpointError: the folder cannot be made.
     """
 
-    def __init__(self, folder: Path, keep: Keep | None = None) -> None:
+    def __init__(self, folder: Path, keep: Retention | None = None) -> None:
         self.folder = folder
-        self.keep = Keep() if keep is None else keep
+        self.keep = Retention() if keep is None else keep
         self.newest: Path | None = None
         """The newest checkpoint that this writer has completed."""
         self.failure: str | None = None
-        """Why the write that ended last has failed; None where it did not."""
+        """Why the last write failed; None if it succeeded."""
         self.warning: str | None = None
-        """What was left alone though it has a name of ours, or could not be deleted, and why: no failure."""
+        """Which folders were not deleted or are not this run's, and why; None if there are none."""
         self._stage = Stage()
         self._thread: threading.Thread | None = None
         try:
@@ -68,35 +67,35 @@ class Writer:
         average: Mapping[str, Tensor] | None = None,
         score: float | None = None,
     ) -> None:
-        """Copy the state of a run as it is now, and begin to write it as ``step-N``.
+        """Copy the current state of a run, and start to write it as ``step-N``.
 
-        Waits for the checkpoint before, if that is still being written. One of the same step is replaced.
+        Waits for the previous checkpoint if that is still being written. Replaces one of the same step.
 
         Args:
-            step: steps done.
-            model: see `Snapshot`, as are `optimizer`, `state` and `average`.
+            step: number of completed steps.
+            model: see `Snapshot`, as for `optimizer`, `state` and `average`.
             optimizer: state dicts and other tensors and plain values.
-            state: what JSON can hold; `step` and `score` are added.
+            state: JSON values; `step` and `score` are added.
             average: averaged weights.
-            score: the higher, the better; for `Keep.best`.
+            score: for `Retention.best`; higher is better.
 
         Raises:
-            CheckpointError: there is something in it that cannot be saved.
+            CheckpointError: it contains something that cannot be saved.
         """
         self.wait()
-        told = {**state, "step": step} | ({} if score is None else {"score": score})
-        snapshot = self._stage.take(Snapshot(model, optimizer, told, average))
+        everything = {**state, "step": step} | ({} if score is None else {"score": score})
+        snapshot = self._stage.take(Snapshot(model, optimizer, everything, average))
         self._thread = threading.Thread(target=self._write, args=(snapshot, step), name=f"checkpoint {step}")
         self._thread.start()
 
     def wait(self) -> None:
-        """Return once nothing is being written."""
+        """Wait until nothing is being written."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def close(self) -> None:
-        """Wait for the last checkpoint, and give back the memory for copies."""
+        """Wait for the last checkpoint, and free the memory of the copies."""
         self.wait()
         self._stage = Stage()
 
@@ -109,8 +108,8 @@ class Writer:
         self.close()
 
     def _write(self, snapshot: Snapshot, step: int) -> None:
-        """Write, commit, then prune; what goes wrong is told, not raised: nobody would hear it."""
-        _step_back()
+        """Write, commit, then prune; store errors instead of raising them, because this is a thread."""
+        _lower_priority()
         folder = folder_of(self.folder, step)
         try:
             folder = free_folder(self.folder, step)
@@ -120,17 +119,17 @@ class Writer:
         except CheckpointError as error:
             self.failure = str(error)
             return
-        except Exception as error:  # noqa: BLE001 - the training is worth more than this checkpoint
+        except Exception as error:  # noqa: BLE001 - no failed checkpoint ends a training
             self.failure = f"cannot write the checkpoint {folder}: {type(error).__name__}: {error}."
             return
         try:
             self.warning = prune(self.folder, self.keep, newest=step)
-        except Exception as error:  # noqa: BLE001 - the new one is on disk: nothing here undoes that
-            self.warning = f"old checkpoints in {self.folder} cannot be looked through: {error}."
+        except Exception as error:  # noqa: BLE001 - the new one is on disk
+            self.warning = f"old checkpoints in {self.folder} cannot be listed: {error}."
 
 
-def _step_back() -> None:
-    """Lower the priority of this thread, where the system has one for each."""
+def _lower_priority() -> None:
+    """Lower the priority of this thread, on systems with a priority per thread."""
     if sys.platform == "linux":
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

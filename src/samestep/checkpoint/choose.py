@@ -1,4 +1,4 @@
-"""Which checkpoint to go on from: the newest that is whole."""
+"""Finds the newest usable checkpoint in a folder."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from samestep.base.errors import CheckpointError
 from samestep.base.regular_files import lies_at
 from samestep.checkpoint.files import restore
 from samestep.checkpoint.layout import MANIFEST, STATE
-from samestep.checkpoint.own import OwnFolders
+from samestep.checkpoint.own import OwnedFolders
 from samestep.checkpoint.read import read
 from samestep.checkpoint.snapshot import Snapshot
 
@@ -18,37 +18,37 @@ _SET_ASIDE = re.compile(r"left-step-\d+(\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """A checkpoint to go on from."""
+class SelectedCheckpoint:
+    """The newest usable checkpoint of a folder."""
 
     path: Path
     snapshot: Snapshot
     refused: tuple[tuple[Path, str], ...] = ()
-    """Newer ones that could not be used, the newest first, each with the reason."""
+    """Newer ones that are not usable, newest first, each with the reason."""
 
 
 def folder_of(parent: Path, step: int) -> Path:
-    """Return where the checkpoint of a step lies among others."""
+    """Return the path of the checkpoint of a step in `parent`."""
     return parent / f"step-{step}"
 
 
 def free_folder(parent: Path, step: int) -> Path:
-    """Return where this run may write the checkpoint of a step.
+    """Return the path at which this run can write the checkpoint of a step.
 
-    That is ``step-N``, or ``step-N.2`` where something is in its place that this run has not made.
+    That is ``step-N``, or ``step-N.2`` if ``step-N`` exists and is not this run's.
 
     Raises:
         OSError: `parent` cannot be read or written.
     """
-    own, path, count = OwnFolders.claim(parent), folder_of(parent, step), 1
-    while lies_at(path) and own.foreign(path.name) is not None:
+    own, path, count = OwnedFolders.claim(parent), folder_of(parent, step), 1
+    while lies_at(path) and own.not_owned(path.name) is not None:
         count += 1
         path = parent / f"step-{step}.{count}"
     return path
 
 
 def step_of(name: str) -> int | None:
-    """Return the step in the name of a checkpoint; None for a name that samestep does not give.
+    """Return the step in the name of a checkpoint; None if it is no such name.
 
     >>> [step_of(name) for name in ("step-7", "step-7.2", "step-007", "left-step-7")]
     [7, 7, None, None]
@@ -58,7 +58,7 @@ def step_of(name: str) -> int | None:
 
 
 def checkpoints_in(parent: Path) -> list[Path]:
-    """Return what `parent` holds that is called a checkpoint, the newest first.
+    """Return the paths in `parent` with the name of a checkpoint, newest first.
 
     Raises:
         CheckpointError: `parent` cannot be read.
@@ -74,7 +74,7 @@ def checkpoints_in(parent: Path) -> list[Path]:
 
 
 def steps_in(parent: Path) -> list[int]:
-    """Return the steps of which `parent` holds something that is called a checkpoint, the newest first.
+    """Return the steps of `checkpoints_in`, newest first.
 
     Raises:
         CheckpointError: `parent` cannot be read.
@@ -83,20 +83,20 @@ def steps_in(parent: Path) -> list[int]:
     return list(dict.fromkeys(step for step in steps if step is not None))
 
 
-def newest_valid(folder: Path) -> Chosen:
-    """Return the newest usable checkpoint in `folder`, or the checkpoint that `folder` is, verified.
+def newest_valid(folder: Path) -> SelectedCheckpoint:
+    """Return the newest usable checkpoint in `folder`, or `folder` itself if it is one, verified.
 
     Raises:
-        CheckpointError: none is usable; tells each with its reason.
+        CheckpointError: none is usable; lists each with its reason.
     """
     _restore_all(folder)
     if _is_single(folder):
-        return Chosen(folder, read(folder))
+        return SelectedCheckpoint(folder, read(folder))
     refused: list[tuple[Path, str]] = []
     for path in checkpoints_in(folder):
         found = _read_as_named(path)
         if isinstance(found, Snapshot):
-            return Chosen(path, found, tuple(refused))
+            return SelectedCheckpoint(path, found, tuple(refused))
         refused.append((path, found))
     if not refused:
         raise CheckpointError(f"there is no checkpoint in {folder}: no folder is called step-N.")
@@ -106,13 +106,13 @@ def newest_valid(folder: Path) -> Chosen:
 
 
 def is_bare(folder: Path) -> bool:
-    """Return whether there is no checkpoint yet in `folder`, whole or damaged, and it is none itself."""
+    """Return whether `folder` contains no checkpoint, usable or not, and is none itself."""
     _restore_all(folder)
     return not steps_in(folder) and not (lies_at(folder) and _is_single(folder))
 
 
 def _is_single(folder: Path) -> bool:
-    """Whether `folder` is to be one checkpoint, not a place of several: by its manifest, or else its name."""
+    """Return whether `folder` is one checkpoint, judged by its manifest, or else by its name."""
     if lies_at(folder / MANIFEST):
         return True
     named = _NAME.fullmatch(folder.name) or _SET_ASIDE.fullmatch(folder.name)
@@ -120,21 +120,21 @@ def _is_single(folder: Path) -> bool:
 
 
 def _restore_all(folder: Path) -> None:
-    """Give what was being replaced its name again: `folder` itself, or one in it."""
+    """Rename checkpoints whose replacement was interrupted: `folder` itself, or those in it."""
     if _NAME.fullmatch(folder.name) and not lies_at(folder):
         restore(folder.parent, name=folder.name)
     restore(folder)
 
 
 def _read_as_named(path: Path) -> Snapshot | str:
-    """Return what a checkpoint among others holds, or why it cannot be used."""
+    """Return the contents of a checkpoint, or why it cannot be used."""
     try:
         snapshot = read(path)
     except CheckpointError as error:
         return str(error)
     step = snapshot.state.get("step")
     if type(step) is not int:
-        return f"{path / STATE} has {step!r:.40} as its step, which is no whole number."
-    if step_of(path.name) != step:  # the newest is chosen by name
-        return f"{path} holds step {step}: it was renamed. Give it its own name again."
+        return f"{path / STATE} has the step {step!r:.40}, which is not an integer."
+    if step_of(path.name) != step:  # names decide which one is the newest
+        return f"{path} contains step {step}: it was renamed. Restore its name."
     return snapshot

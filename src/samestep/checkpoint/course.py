@@ -1,4 +1,4 @@
-"""Which checkpoints a script leaves behind when it goes on from an earlier one than the last."""
+"""Tracks from which checkpoint the weights of a model were loaded, until their next checkpoint."""
 
 from pathlib import Path
 
@@ -8,28 +8,27 @@ from torch.utils.weak import WeakIdKeyDictionary
 from samestep.checkpoint.choose import step_of
 
 _begun: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""From which checkpoint the weights of a model are, until the next one of them; by its first parameter, which
-stays the same when the model is wrapped or compiled."""
+"""The checkpoint of a model, by the model's first parameter, which wrapping and compiling do not change."""
 
 
 def begin(model: nn.Module, checkpoint: Path) -> None:
-    """Keep in mind that `model` goes on from `checkpoint`."""
+    """Record that the weights of `model` are those of `checkpoint`."""
     for key in _keys(model):
         _begun[key] = checkpoint.resolve()
 
 
 def end(model: nn.Module) -> None:
-    """Forget it: the checkpoint just written is the last of the course."""
+    """Delete the record: the checkpoint just written is the last one of the lineage."""
     for key in _keys(model):
         if key in _begun:
             del _begun[key]
 
 
-def last_of_course(model: nn.Module, folder: Path, *, step: int) -> int:
-    """Return the last step in `folder` of which a checkpoint belongs to what is about to be `step`.
+def last_step_of_lineage(model: nn.Module, folder: Path, *, step: int) -> int:
+    """Return the last step in `folder` whose checkpoint belongs to the lineage of the coming `step`.
 
-    Those after it are of a course that was left, or damaged. It is the step that the model has gone on from,
-    if that was here: it has written none in between. Where it was not, `step` itself.
+    This is the step that the model was loaded from, if it was loaded from `folder`, else `step` itself.
+    Checkpoints after it belong to an abandoned lineage, or are damaged.
     """
     for key in _keys(model):
         if key in _begun and _begun[key].parent == folder.resolve():

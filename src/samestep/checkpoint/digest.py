@@ -1,4 +1,4 @@
-"""One fingerprint for all the weights of a model."""
+"""Computes one checksum over all weights of a model."""
 
 import hashlib
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from samestep.checkpoint.tensors import bytes_of
 def weights_sha256(state: Mapping[str, Tensor]) -> str:
     """Return the sha256 over names, dtypes, shapes and bytes of a state dict, in the order of the names.
 
-    Two models have equal digests if and only if they would be saved as the same weights, bit for bit.
+    Two models have equal digests if and only if their weights are bit-equal.
     """
     digest = hashlib.sha256()
     for name in sorted(state):

@@ -1,4 +1,4 @@
-"""Whether weights belong to a model: told before anything is changed."""
+"""Compares saved state with a model or an optimizer before anything is loaded."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -8,12 +8,12 @@ from torch import Tensor
 
 _MOST = 1 << 63
 _SHOWN = 3
-"""Names told of each kind of difference: more are no clearer."""
+"""Maximum names listed per difference."""
 _PARTS = frozenset({"state", "param_groups"})
 _SWITCHES = frozenset({"capturable", "differentiable", "foreach", "fused", "maximize"})
-"""Hyperparameters that torch has added over time, and fills in where a state lacks them."""
-_TELLING = frozenset({"amsgrad", "decoupled_weight_decay", "momentum_decay"})
-"""By these alone the kinds that descend from Adam differ from those that need no more than its other ones."""
+"""Hyperparameters that later versions of torch added, and fill in if a state lacks them."""
+_DISTINCTIVE = frozenset({"amsgrad", "decoupled_weight_decay", "momentum_decay"})
+"""Hyperparameters that distinguish Adam and its variants from optimizers with a subset of theirs."""
 _ELEMENTWISE = frozenset(
     {
         "acc_delta",
@@ -30,18 +30,18 @@ _ELEMENTWISE = frozenset(
         "sum",
     }
 )
-"""What torch's optimizers keep for each element of a parameter, in its shape."""
+"""State of torch's optimizers that has the shape of its parameter."""
 
 
-def misfit(weights: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
-    """Return how two state dicts differ in names and shapes, in one line; None if they do not.
+def mismatch(weights: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+    """Return one line on how two state dicts differ in names and shapes; None if they do not.
 
     Args:
-        weights: what was found.
-        wanted: the model's own.
+        weights: the saved state dict.
+        wanted: the model's.
 
     >>> import torch
-    >>> misfit({"a": torch.zeros(2), "c": torch.zeros(1)}, {"a": torch.zeros(3), "b": torch.zeros(1)})
+    >>> mismatch({"a": torch.zeros(2), "c": torch.zeros(1)}, {"a": torch.zeros(3), "b": torch.zeros(1)})
     'missing: b; unexpected: c; of another shape: a (2,), in the model (3,)'
     """
     shapes = [
@@ -54,35 +54,34 @@ def misfit(weights: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
         "unexpected": [name for name in weights if name not in wanted],
         "of another shape": shapes,
     }
-    told = [f"{kind}: {_first(names)}" for kind, names in kinds.items() if names]
-    return "; ".join(told) or None
+    return "; ".join(f"{kind}: {_first(names)}" for kind, names in kinds.items() if names) or None
 
 
-def optimizer_misfit(saved: Mapping[str, Any], optimizer: Any) -> str | None:
-    """Return in one line why `optimizer` could not go on from a state, or None.
+def optimizer_mismatch(saved: Mapping[str, Any], optimizer: Any) -> str | None:
+    """Return one line on why `optimizer` cannot load a state, or None.
 
-    Torch compares the number of parameters alone: of another kind of optimizer it takes a state over, and
-    fails on the way or in the next step. Hyperparameters and state tell the kinds apart.
+    Torch compares only the number of parameters. It loads the state of another type of optimizer, and fails
+    then or in the next step. Hyperparameters and the names of the state distinguish the types.
 
     Args:
-        saved: the state dict that was found.
-        optimizer: torch's or another with such a state dict; it is not changed.
+        saved: the saved state dict.
+        optimizer: torch's, or another one with such a state dict; not changed.
     """
     own = optimizer.state_dict()
     if not own.keys() >= _PARTS:
-        return None  # of a form of its own: it has to look for itself
+        return None  # another form than torch's, which the optimizer itself has to check
     if not isinstance(saved, Mapping) or not saved.keys() >= _PARTS:
         has = _first(map(str, saved)) if isinstance(saved, Mapping) else f"a {type(saved).__name__}"
-        return f"it is no optimizer's state: it has {has or 'nothing'}"
+        return f"it is not the state of an optimizer: it has {has or 'nothing'}"
     if not _has_form(saved):
-        return "it is no optimizer's state: its groups are no lists of parameters with their values"
+        return "it is not the state of an optimizer: its param_groups or its state have another form"
     counts = [[len(group["params"]) for group in state["param_groups"]] for state in (saved, own)]
     if counts[0] != counts[1]:
-        return f"groups of {counts[0]} parameters, in the optimizer of {counts[1]}"
+        return f"groups of {counts[0]} parameters, in the optimizer {counts[1]}"
     return (
-        _kind_misfit(saved, own, optimizer)
+        _hyperparameter_mismatch(saved, own, optimizer)
         or (_odd_value(saved, own) if _is_torchs(optimizer) else None)
-        or _shape_misfit(saved, own, optimizer)
+        or _shape_mismatch(saved, own, optimizer)
     )
 
 
@@ -98,7 +97,7 @@ def _has_form(saved: Mapping[str, Any]) -> bool:
 
 
 def _odd_value(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
-    """Return the first value of another kind than the optimizer's own, which only a later step would meet."""
+    """Return the first value of a wrong type, which torch would only use in a later step."""
     for theirs, mine in zip(saved["param_groups"], own["param_groups"], strict=True):
         for name in sorted(theirs.keys() & _SWITCHES):
             if not isinstance(theirs[name], bool | type(None)):
@@ -116,13 +115,13 @@ def _odd_value(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
 
 
 def _kind(value: object) -> Any:
-    """Return what kind of value a hyperparameter is; finite numbers are of one kind, in tensors too."""
+    """Return the type of a hyperparameter, with one type for all finite numbers and scalar tensors."""
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if isinstance(value, list | tuple):
         return tuple(map(_kind, value))
     if isinstance(value, int) and not isinstance(value, bool):
-        return "number" if abs(value) < _MOST else value  # torch takes no larger one
+        return "number" if abs(value) < _MOST else value  # torch refuses larger ones
     if isinstance(value, float):
         return "number" if math.isfinite(value) else value
     return type(value)
@@ -132,39 +131,39 @@ def _has_fractions(value: object) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def _kind_misfit(saved: Mapping[str, Any], own: Mapping[str, Any], optimizer: Any) -> str | None:
-    """Compare hyperparameters: those that a step needs, and those by which torch's own kinds differ.
+def _hyperparameter_mismatch(saved: Mapping[str, Any], own: Mapping[str, Any], optimizer: Any) -> str | None:
+    """Compare the hyperparameters that a step needs, and those that distinguish torch's optimizers.
 
-    A name that a script or a schedule has added to its groups is nobody's business here.
+    Names that a script or a schedule has added to its groups are ignored.
     """
     kind, needed = type(optimizer).__name__, getattr(optimizer, "defaults", {}).keys()
     for theirs, mine in zip(saved["param_groups"], own["param_groups"], strict=True):
-        # Adam has it since it is AdamW as well; other kinds always had, or never.
+        # Adam has it since torch implements AdamW by Adam; a state of an earlier torch lacks it.
         switches = _SWITCHES | ({"decoupled_weight_decay"} if "amsgrad" in theirs else set())
         if lacking := needed - theirs.keys() - switches:
             return f"it has no {_first(sorted(lacking))}, which {kind} needs"
-        more = (_TELLING & theirs.keys()) - mine.keys() - switches
+        more = (_DISTINCTIVE & theirs.keys()) - mine.keys() - switches
         if more and _is_torchs(optimizer):
-            return f"it has {_first(sorted(more))}, which {kind} does not know"
+            return f"it has {_first(sorted(more))}, which {kind} does not have"
     return None
 
 
-def _shape_misfit(saved: Mapping[str, Any], own: Mapping[str, Any], optimizer: Any) -> str | None:
-    """Compare what was kept of each parameter with what `optimizer` keeps, or will once it has stepped."""
+def _shape_mismatch(saved: Mapping[str, Any], own: Mapping[str, Any], optimizer: Any) -> str | None:
+    """Compare the shapes of each parameter's state with those that `optimizer` has or will have."""
     theirs, mine, parameters = (
         [parameter for group in groups for parameter in group["params"]]
         for groups in (saved["param_groups"], own["param_groups"], getattr(optimizer, "param_groups", []))
     )
-    told = []
+    differences = []
     for index, (key, own_key) in enumerate(zip(theirs, mine, strict=True)):
         like = dict.fromkeys(_ELEMENTWISE, parameters[index]) if _is_torchs(optimizer) else {}
         like |= own["state"].get(own_key, {})
-        told += [
+        differences += [
             f"{name} of parameter {index} {_shape(value)}, in the optimizer {_shape(like[name])}"
             for name, value in saved["state"].get(key, {}).items()
             if _has_shape(value) and _has_shape(like.get(name)) and _shape(value) != _shape(like[name])
         ]
-    return f"of another shape: {_first(told)}" if told else None
+    return f"of another shape: {_first(differences)}" if differences else None
 
 
 def _is_torchs(optimizer: object) -> bool:
@@ -172,7 +171,7 @@ def _is_torchs(optimizer: object) -> bool:
 
 
 def _has_shape(value: object) -> bool:
-    """Whether a value is a tensor of more than a number: steps are counted in either."""
+    """Return whether a value is a tensor with dimensions; step counts are numbers or scalar tensors."""
     return isinstance(value, Tensor) and value.dim() > 0
 
 

@@ -1,11 +1,11 @@
-"""The names of the files in a checkpoint; see `samestep.checkpoint.save` for what they hold."""
+"""Names the files of a checkpoint; `samestep.checkpoint.save` describes their contents."""
 
 MODEL, OPTIMIZER, AVERAGE = "model.safetensors", "optimizer.pt", "average.safetensors"
 STATE, MANIFEST = "state.json", "manifest.json"
 REQUIRED = frozenset({MODEL, OPTIMIZER, STATE})
 FILES = REQUIRED | {AVERAGE, MANIFEST}
-"""All that the manifest may list, and the manifest."""
+"""The manifest and all files that it can list."""
 MARK = ".samestep"
-"""Names the run that made the folder; written first. It is no part of what a reader verifies."""
+"""Names the run that made the folder; written first, and ignored by readers."""
 MOST_STATE = 1 << 25
-"""Bytes of ``state.json`` at most: what it holds takes up to 20 times as much memory."""
+"""Maximum bytes of ``state.json``; parsed, it takes up to 20 times as much memory."""

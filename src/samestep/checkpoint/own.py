@@ -1,17 +1,16 @@
-"""Folders of checkpoints that one run has made: only these are ever renamed or removed.
+"""Makes, renames and removes checkpoint folders of one run, and refuses to change any other folder.
 
-A folder is this run's if it is a folder, not a link, and holds nothing but the files of a checkpoint and the
-mark, which names the run. The mark is the first file that is written into a folder and the last one that is
-removed::
+A folder belongs to a run if it is a folder, not a link, and contains nothing but the files of a checkpoint
+and the mark, which names the run. The mark is written first and removed last::
 
     checkpoints/
       .samestep-run                               the run's identity
       step-120/.samestep                          the mark
-      .samestep-draft-IDENTITY-RANDOM.step-160/   being written: worthless after a kill
-      .samestep-old-IDENTITY-RANDOM.step-120/     being replaced: gets its name back, if it is free
-      .samestep-gone-IDENTITY-RANDOM.step-80/     being deleted: worthless
+      .samestep-draft-IDENTITY-RANDOM.step-160/   being written; removed after a kill
+      .samestep-old-IDENTITY-RANDOM.step-120/     being replaced; renamed back after a kill
+      .samestep-gone-IDENTITY-RANDOM.step-80/     being deleted; removed after a kill
 
-All work is done relative to open folders, so that a link put in a folder's place meanwhile is not followed.
+All operations are relative to open folders, so that a link which replaces a folder meanwhile is not followed.
 """
 
 import errno
@@ -29,37 +28,37 @@ from samestep.checkpoint.layout import FILES, MARK
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LOOKS_OURS = re.compile(r"\..+\.(draft|old|gone)-\d+|\.samestep-(draft|old|gone)-.*", re.DOTALL)
-"""Names that samestep gives to folders which it has in hand, and those that earlier versions gave."""
+"""Hidden names of this and of earlier versions."""
 _SHOWN = 4
-"""Names in a message at most."""
+"""Maximum names in a message."""
 
 
 @dataclass(frozen=True, slots=True)
-class OwnFolders:
+class OwnedFolders:
     """The folders in `parent` that one run has made."""
 
     parent: Path
     identity: str
-    """Of the run, as stored in `parent`."""
+    """Identity of the run, as stored in `parent`."""
 
     @classmethod
-    def claim(cls, parent: Path) -> "OwnFolders":
-        """Return those of the run that writes to `parent`, which becomes the first one's.
+    def claim(cls, parent: Path) -> "OwnedFolders":
+        """Return the folders of the run that writes to `parent`; store a new identity if there is none.
 
         Raises:
-            OSError: its identity cannot be stored.
+            OSError: the identity cannot be stored.
         """
         return cls(parent, claim(parent))
 
     @classmethod
-    def find(cls, parent: Path) -> "OwnFolders | None":
-        """Return those of the run that wrote to `parent`; None where none has."""
+    def find(cls, parent: Path) -> "OwnedFolders | None":
+        """Return the folders of the run that has written to `parent`; None if there is none."""
         identity = identity_of(parent)
         return None if identity is None else cls(parent, identity)
 
     @property
     def mark(self) -> bytes:
-        """What the mark in each of the run's folders says."""
+        """Contents of the mark in each of the run's folders."""
         return f'{{"made_by": "samestep", "run": "{self.identity}"}}\n'.encode()
 
     def begin(self, name: str) -> Path:
@@ -78,11 +77,11 @@ class OwnFolders:
             raise
         return draft
 
-    def foreign(self, name: str) -> str | None:
-        """Return why the folder `name` is not this run's, in words; None if it is."""
+    def not_owned(self, name: str) -> str | None:
+        """Return why the folder `name` is not this run's; None if it is."""
         try:
             with self._opened(name) as folder:
-                return self._foreign_inside(folder, hidden=parse_hidden(name, self.identity) is not None)
+                return self._not_owned_inside(folder, hidden=parse_hidden(name, self.identity) is not None)
         except OSError as error:
             return _why_not_opened(error, self.parent / name)
 
@@ -92,12 +91,12 @@ class OwnFolders:
         Raises:
             OSError: it is not this run's, or cannot be renamed.
         """
-        self._refuse_foreign(name)
+        self._refuse_not_owned(name)
         with _folder(self.parent) as parent:
             os.rename(name, new, src_dir_fd=parent, dst_dir_fd=parent)
 
     def set_aside(self, name: str, kind: str) -> str:
-        """Give a folder of this run a hidden name; return that.
+        """Rename a folder of this run to a hidden name, and return that.
 
         Raises:
             OSError: it is not this run's, or cannot be renamed.
@@ -114,7 +113,7 @@ class OwnFolders:
         """
         with _folder(self.parent) as parent:
             with self._opened(name) as folder:
-                why = self._foreign_inside(folder, hidden=parse_hidden(name, self.identity) is not None)
+                why = self._not_owned_inside(folder, hidden=parse_hidden(name, self.identity) is not None)
                 if why is not None:
                     raise OSError(errno.EPERM, why, str(self.parent / name))
                 for file in [*sorted(FILES), MARK]:
@@ -122,18 +121,18 @@ class OwnFolders:
                         os.unlink(file, dir_fd=folder)
             os.rmdir(name, dir_fd=parent)
 
-    def left_over(self, *kinds: str) -> list[tuple[str, str]]:
-        """Return the hidden names of some kinds, each with the name the folder had or was to have."""
+    def hidden_folders(self, *kinds: str) -> list[tuple[str, str]]:
+        """Return the hidden names of some kinds, each with the folder's visible name."""
         found = ((name, parse_hidden(name, self.identity)) for name in _names(self.parent))
         return [(name, parsed[1]) for name, parsed in found if parsed and parsed[0] in kinds]
 
-    def left_alone(self) -> list[str]:
-        """Return what is named like a folder in hand and is not this run's, each with the reason."""
+    def not_owned_hidden(self) -> list[str]:
+        """Return the folders with hidden names that are not this run's, each with the reason."""
         found = (name for name in _names(self.parent) if _LOOKS_OURS.fullmatch(name))
         return [f"{name} ({why})" for name in found if (why := self._why_left(name)) is not None]
 
     def files_in(self, name: str) -> set[str]:
-        """Return the names of the files in a folder; empty where it cannot be read."""
+        """Return the names of the files in a folder; empty if it cannot be read."""
         try:
             with self._opened(name) as folder:
                 return {entry.name for entry in os.scandir(folder)}
@@ -141,7 +140,7 @@ class OwnFolders:
             return set()
 
     def adopt(self, name: str, files: frozenset[str]) -> None:
-        """Mark a checkpoint without a mark, of an earlier version, as this run's, if it holds just `files`.
+        """Mark an earlier version's checkpoint as this run's, if it contains exactly `files`.
 
         Raises:
             OSError: it cannot be marked.
@@ -150,13 +149,13 @@ class OwnFolders:
             self._write_mark(self.parent / name)
 
     def _why_left(self, name: str) -> str | None:
-        why = self.foreign(name)
+        why = self.not_owned(name)
         if why is None and parse_hidden(name, self.identity) is None:
             return "its name is not this run's"
         return why
 
-    def _refuse_foreign(self, name: str) -> None:
-        if (why := self.foreign(name)) is not None:
+    def _refuse_not_owned(self, name: str) -> None:
+        if (why := self.not_owned(name)) is not None:
             raise OSError(errno.EPERM, why, str(self.parent / name))
 
     def _write_mark(self, folder: Path) -> None:
@@ -176,13 +175,13 @@ class OwnFolders:
             finally:
                 os.close(handle)
 
-    def _foreign_inside(self, folder: int, *, hidden: bool) -> str | None:
+    def _not_owned_inside(self, folder: int, *, hidden: bool) -> str | None:
         """Return why an open folder is not this run's; None if it is.
 
         Args:
             folder: its descriptor.
-            hidden: whether its name has this run's identity. A kill can leave such a folder without its
-                mark, or with the first part of it; nothing else is in it then.
+            hidden: whether its name has this run's identity. After a kill such a folder can have an
+                incomplete mark or none; then it has no other file.
         """
         entries = {entry.name: entry for entry in os.scandir(folder)}
         others = sorted(
@@ -192,7 +191,7 @@ class OwnFolders:
         )
         if others:
             more = ", ..." if len(others) > _SHOWN else ""
-            return f"it holds {', '.join(map(repr, others[:_SHOWN]))}{more}, which is no part of a checkpoint"
+            return f"it contains {', '.join(map(repr, others[:_SHOWN]))}{more}, not part of a checkpoint"
         mark = read_bytes(MARK, most=256, dir_fd=folder, follow=False) if MARK in entries else b""
         if mark == self.mark or (hidden and entries.keys() <= {MARK} and self.mark.startswith(mark)):
             return None
@@ -200,7 +199,7 @@ class OwnFolders:
 
 
 def _why_not_opened(error: OSError, path: Path) -> str:
-    """Return in words why a folder could not be opened and read."""
+    """Return why a folder could not be opened and read."""
     with suppress(OSError):
         mode = path.lstat().st_mode
         if not stat.S_ISDIR(mode):

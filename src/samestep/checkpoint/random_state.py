@@ -1,4 +1,4 @@
-"""The random generators of all ranks, as part of a checkpoint."""
+"""Saves and restores the random generators of all ranks."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,13 @@ from samestep.base.errors import CheckpointError, OutOfStep
 from samestep.world.world import World
 
 _NUMPY_WORDS = 624
-"""Of the generator that numpy's module functions draw from."""
+"""State size of the generator behind numpy's module functions."""
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
     """Return the state of this process's generators: torch's on the CPU and on `device`, Python's, NumPy's.
 
-    It consists of tensors and plain values, so that a checkpoint can hold it.
+    It consists of tensors and plain values, as a checkpoint requires.
     """
     name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     version, words, gauss_next = random.getstate()
@@ -37,9 +37,9 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """Put the generators of this process back to what `random_state` returned.
+    """Restore the generators of this process from the value of `random_state`.
 
-    The generator of `device` stays as it is where `state` is that of a run without one.
+    The generator of `device` is unchanged if `state` was saved without a device.
     """
     torch.set_rng_state(state["cpu"])
     if device.type != "cpu" and state["device"] is not None:
@@ -59,29 +59,29 @@ def _numpy_state(state: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def check_random_states(states: Any) -> None:
-    """Refuse what generators would not take, or fail of later; nothing is changed.
+    """Refuse random states that generators cannot load or use; changes nothing.
 
     Args:
-        states: of all ranks, as a checkpoint has them.
+        states: of all ranks, from a checkpoint.
 
     Raises:
         CheckpointError: names the rank.
     """
     if not isinstance(states, list | tuple):
-        raise CheckpointError(f"the checkpoint has a {type(states).__name__} in the place of random states.")
+        raise CheckpointError(f"the checkpoint has a {type(states).__name__} in place of random states.")
     rank = 0
     try:
-        for rank, state in enumerate(states):  # noqa: B007 - told below
-            _set_unused(state)
+        for rank, state in enumerate(states):  # noqa: B007 - used below
+            _load_into_unused(state)
     except Exception as error:
-        told = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise CheckpointError(
-            f"the checkpoint has no random state of rank {rank}: {type(error).__name__}: {told}."
+            f"the checkpoint has no valid random state of rank {rank}: {type(error).__name__}: {reason}."
         ) from error
 
 
-def _set_unused(state: Mapping[str, Any]) -> None:
-    """Set generators that nothing draws from to a state."""
+def _load_into_unused(state: Mapping[str, Any]) -> None:
+    """Load a state into new generators, which checks it."""
     torch.Generator().set_state(state["cpu"])
     if not isinstance(state["device"], Tensor | type(None)):
         raise TypeError(f"the device's is a {type(state['device']).__name__}")
@@ -89,38 +89,37 @@ def _set_unused(state: Mapping[str, Any]) -> None:
     if not isinstance(python["gauss_next"], float | type(None)):
         raise TypeError(f"gauss_next is a {type(python['gauss_next']).__name__}")
     random.Random().setstate(_python_state(python))
-    if not 0 <= numpy["position"] <= _NUMPY_WORDS:  # numpy reads beyond its memory then
+    if not 0 <= numpy["position"] <= _NUMPY_WORDS:  # numpy would read beyond its array
         raise ValueError(f"numpy's position is {numpy['position']}")
     np.random.RandomState().set_state(_numpy_state(numpy))
 
 
-def gather_random_state(world: World, **standing: int) -> list[dict[str, Any]]:
-    """Return the random state of each rank, in rank order; called by all ranks where they checkpoint.
+def gather_random_state(world: World, **position: int) -> list[dict[str, Any]]:
+    """Return the random state of each rank, in rank order; called by all ranks at a checkpoint.
 
     Args:
-        world: who calls.
-        standing: where this rank stands: ``step=120``, and what else must be the same on all ranks. It is
-            compared in the same exchange.
+        world: the ranks.
+        position: of this rank, such as ``step=120``; must be equal on all ranks.
 
     Raises:
-        OutOfStep: ranks stand at different places; on every rank.
+        OutOfStep: the positions differ; on every rank.
     """
-    told = world.all_gather_objects((standing, random_state(world.device)))
-    for rank, (theirs, _) in enumerate(told):
-        if theirs != told[0][0]:
+    gathered = world.all_gather_objects((position, random_state(world.device)))
+    for rank, (theirs, _) in enumerate(gathered):
+        if theirs != gathered[0][0]:
             raise OutOfStep(
-                f"rank 0 comes to a checkpoint at {_text(told[0][0])}, rank {rank} at {_text(theirs)}. "
-                "All ranks have to come to it in the same step."
+                f"rank 0 saves a checkpoint at {_text(gathered[0][0])}, rank {rank} at {_text(theirs)}. Save "
+                "it in the same step on all ranks."
             )
-    return [state for _, state in told]
+    return [state for _, state in gathered]
 
 
 def restore_random_state(world: World, states: Sequence[Mapping[str, Any]]) -> bool:
-    """Put each rank's generators back to its own state, where there is one for each rank.
+    """Restore each rank's generators if there is a state for each rank.
 
     Returns:
-        False where the checkpoint is of another number of ranks: then nothing is changed, and what is drawn
-        from here on is not what an undisturbed run would draw.
+        False if the checkpoint has another number of ranks. Nothing is changed then, and later random
+        numbers differ from those of an uninterrupted run.
     """
     if len(states) != world.place.size:
         return False
@@ -139,5 +138,5 @@ def _set_device_state(state: Tensor, device: torch.device) -> None:
     module.set_rng_state(state) if device.type == "mps" else module.set_rng_state(state, device)
 
 
-def _text(standing: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in standing.items())
+def _text(position: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in position.items())

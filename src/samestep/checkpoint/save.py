@@ -1,4 +1,4 @@
-"""Writing a checkpoint: whole, every byte accounted for.
+"""Writes a checkpoint atomically, with size and sha256 of every file.
 
 A checkpoint is a folder::
 
@@ -6,8 +6,8 @@ A checkpoint is a folder::
       model.safetensors     the state dict, with the serial script's keys
       optimizer.pt          state of optimizer, schedule and scaler, random state of each rank;
                             torch.save's form, read with weights_only
-      average.safetensors   averaged weights; where the run keeps some
-      state.json            where the training stood: step, seed, epoch, samples, ...
+      average.safetensors   averaged weights, if the run has them
+      state.json            progress of the training: step, seed, epoch, samples, ...
       manifest.json         size and sha256 of the files above; written last
       .samestep             the mark of the run that made the folder; see `samestep.checkpoint.own`
 """
@@ -28,16 +28,15 @@ from samestep.checkpoint.tensors import write_tensors
 
 
 def write(snapshot: Snapshot, folder: Path) -> Path:
-    """Write `snapshot` as checkpoint `folder`, at once; called on one rank.
+    """Write `snapshot` as checkpoint `folder`; called on one rank.
 
     Args:
         snapshot: tied weights are written once per name.
-        folder: becomes the checkpoint, whole, or stays as it is. A checkpoint of that name is replaced,
-            once the new one is on disk, if this run has written it.
+        folder: replaced when the new checkpoint is complete and on disk, if it exists and is this run's.
 
     Raises:
-        CheckpointError: the folder cannot be written, is there and not this run's, or the snapshot holds what
-            could not be read back.
+        CheckpointError: the folder cannot be written, exists and is not this run's, or the snapshot contains
+            something that cannot be read back.
     """
     stage = Stage()
     staged = stage.take(snapshot)
@@ -71,8 +70,8 @@ def _write_files(snapshot: Snapshot, draft: Path) -> dict[str, Seal]:
     text = (json.dumps({**snapshot.state, "format": FORMAT}, indent=2) + "\n").encode()
     if len(text) > MOST_STATE:
         raise CheckpointError(
-            f"the state of the training takes {len(text):,} bytes as JSON, and {MOST_STATE:,} could be read "
-            "back. Save tensors as part of a state dict."
+            f"the state of the training has {len(text):,} bytes as JSON, more than the maximum "
+            f"{MOST_STATE:,}. Save tensors as part of a state dict."
         )
     with SealedFile(draft / STATE) as file:
         file.write(text)

@@ -1,4 +1,4 @@
-"""Checkpoints of a training script of one's own: two calls that every rank makes."""
+"""Saves and loads checkpoints of a user-defined training script, with two calls by every rank."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -14,10 +14,10 @@ from samestep.base.errors import CheckpointError, Error
 from samestep.checkpoint import course
 from samestep.checkpoint.choose import folder_of, free_folder
 from samestep.checkpoint.files import make, tidy
-from samestep.checkpoint.fit import misfit, optimizer_misfit
+from samestep.checkpoint.fit import mismatch, optimizer_mismatch
 from samestep.checkpoint.foreign import serial_names
 from samestep.checkpoint.random_state import check_random_states, gather_random_state, restore_random_state
-from samestep.checkpoint.retain import Keep, prune, set_aside_later
+from samestep.checkpoint.retain import Retention, prune, set_aside_later
 from samestep.checkpoint.save import write_staged
 from samestep.checkpoint.shared import choose_on_all
 from samestep.checkpoint.snapshot import Snapshot
@@ -34,7 +34,7 @@ class Stateful(Protocol):
         """Return the state."""
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
-        """Take over a state."""
+        """Load a state."""
 
 
 def save(  # noqa: PLR0913 - a training has that many parts
@@ -50,38 +50,40 @@ def save(  # noqa: PLR0913 - a training has that many parts
     world: World | None = None,
     **extra: Any,
 ) -> Path:
-    """Save a training as checkpoint ``step-N`` in `folder`; called by all ranks, in the same step.
+    """Save a training as checkpoint ``step-N`` in `folder`; called by all ranks in the same step.
 
     ::
 
         samestep.save("checkpoints", model=model, optimizer=optimizer, loader=loader, step=step, best=best)
 
-    Rank 0 writes, and every rank learns whether it could: a disk that is full is an error on all of them.
-    The checkpoint is there whole or not at all, whenever the job is killed. Its keys are the serial
-    script's, and it loads at any number of ranks.
+    Rank 0 writes, and an error such as a full disk is raised on every rank. The checkpoint is atomic: a
+    killed job leaves it complete or absent. Its keys are the serial script's, and it loads on any number of
+    ranks.
 
-    Checkpoints of later steps are of a course that was left, by going on from an earlier one: they are
-    renamed to ``left-step-N``, and a warning says so. So it does of an old one that cannot be deleted.
+    If the training was resumed from an earlier checkpoint, those of later steps belong to an abandoned
+    lineage. They are renamed to ``left-step-N``, with a warning. An old one that cannot be deleted gives a
+    warning too.
 
     Args:
-        folder: where the checkpoints of this training lie; made where it is missing.
+        folder: of the checkpoints of this training; made if missing.
         model: bare, replicated, compiled or wrapped.
-        step: steps done; never falls within a training.
-        optimizer: its state, if given; so of `schedule` and `scaler`.
+        step: number of completed steps; must not decrease within a training.
+        optimizer: its state is saved, if given; the same for `schedule` and `scaler`.
         schedule: of the learning rate.
         scaler: of the loss.
-        loader: what `shard` returned: its place in the data. Within a pass, a resumed run goes on with the
-            next batch.
-        keep: how many checkpoints stay; older ones are deleted once this one is on disk. None keeps all.
-        world: the ranks; None is the job this process has joined.
-        extra: what else `load` is to return; anything JSON can hold. A tuple comes back as a list.
+        loader: the return value of `shard`; its position in the data is saved. A training that is resumed
+            within a pass continues with the next batch.
+        keep: number of checkpoints that stay; older ones are deleted once this one is on disk. None keeps
+            all.
+        world: the ranks; None is the job that this process has joined.
+        extra: JSON values that `load` returns. A tuple is returned as a list.
 
     Returns:
-        the checkpoint, on every rank.
+        the path of the checkpoint, on every rank.
 
     Raises:
-        OutOfStep: ranks are not in the same step or place in the data.
-        CheckpointError: it cannot be written, or there is something that could not be read back.
+        OutOfStep: ranks differ in step or position in the data.
+        CheckpointError: it cannot be written, or contains something that cannot be read back.
     """
     world = current() if world is None else world
     position = {} if loader is None else asdict(Position(**loader.state_dict()))
@@ -97,7 +99,7 @@ def save(  # noqa: PLR0913 - a training has that many parts
             },
             state={"step": step, **position, "extra": extra},
         )
-        last = course.last_of_course(model, Path(folder), step=step)
+        last = course.last_step_of_lineage(model, Path(folder), step=step)
         return _write_among(folder_of(Path(folder), step), snapshot, last=last, keep=keep)
 
     path, notes = world.on_main(write_here)
@@ -125,26 +127,26 @@ def load(  # noqa: PLR0913 - a training has that many parts
         done = samestep.load("checkpoints", model=model, optimizer=optimizer, loader=loader, missing_ok=True)
         step = done.get("step", 0)
 
-    Rank 0 reads and verifies every byte, the others are sent what it has: they need not see its files.
-    A newer checkpoint that is damaged is told in a warning. With as many ranks as when it was saved, each
-    gets its random state back; that another number of ranks cannot is told in a warning as well.
+    Rank 0 reads and verifies every byte, and broadcasts it; other ranks need no access to the files. A newer
+    damaged checkpoint gives a warning. With the same number of ranks as at `save`, each rank's random state
+    is restored; with another number it is not, and a warning is given.
 
     Args:
-        folder: what `save` was given, or one checkpoint in it.
-        model: must have the names and shapes that were saved.
-        optimizer: must have been saved, if given; so for `schedule`, `scaler` and `loader`.
+        folder: that of `save`, or one checkpoint in it.
+        model: must have the saved names and shapes.
+        optimizer: must have been saved, if given; the same for `schedule`, `scaler` and `loader`.
         schedule: of the learning rate.
         scaler: of the loss.
-        loader: what `shard` returned; its next pass begins where the training stood.
-        missing_ok: return an empty dict where there is no checkpoint yet, damaged or not.
-        world: the ranks; None is the job this process has joined.
+        loader: the return value of `shard`; its next pass starts at the saved position.
+        missing_ok: return an empty dict if there is no checkpoint yet, usable or not.
+        world: the ranks; None is the job that this process has joined.
 
     Returns:
-        ``{"step": ...}`` and what `save` was given as `extra`, on every rank.
+        ``{"step": ...}`` and the `extra` of `save`, on every rank.
 
     Raises:
-        CheckpointError: there is none, none is usable, or it belongs to another model: tells how they
-            differ. Nothing was changed then.
+        CheckpointError: there is none, none is usable, or it belongs to another model; names the differences.
+            Nothing is changed then.
     """
     world = current() if world is None else world
     chosen = choose_on_all(world, Path(folder), missing_ok=missing_ok)
@@ -157,7 +159,7 @@ def load(  # noqa: PLR0913 - a training has that many parts
     with _all_or_none(parts, chosen.path):
         for name, part in parts.items():
             part.load_state_dict(snapshot.optimizer[name])
-        if loader is not None:  # refuses a place beyond the end of its data, and is as it was then
+        if loader is not None:  # refuses a position beyond the end of its data, and is unchanged then
             loader.load_state_dict({name: snapshot.state[name] for name in ("seed", "epoch", "samples")})
         own_names = serial_names(model.state_dict())
         model.load_state_dict({name: snapshot.model[serial] for name, serial in own_names.items()})
@@ -166,41 +168,43 @@ def load(  # noqa: PLR0913 - a training has that many parts
     notes = [f"{path.name} is not used: {reason}" for path, reason in chosen.refused]
     if not restore_random_state(world, saved):
         notes.append(
-            f"{chosen.path} has the random state of {len(saved)} rank(s), not of {world.place.size}: random "
-            "draws go on from the seeds of this run."
+            f"{chosen.path} has the random state of {len(saved)} rank(s), not of {world.place.size}; random "
+            "numbers continue from the seeds of this run."
         )
     world.on_main(lambda: _warn(notes))
     return {"step": snapshot.state["step"], **snapshot.state.get("extra", {})}
 
 
 def _write_among(path: Path, snapshot: Snapshot, *, last: int, keep: int | None) -> tuple[Path, list[str]]:
-    """Write a checkpoint of a script beside its others; return it and what there is to tell.
+    """Write a checkpoint of a script beside its others; return its path and the warnings.
 
     Args:
         path: of the checkpoint.
-        snapshot: what it is to hold.
-        last: those there after this step are set aside: whoever loads next is to find this course.
-        keep: how many stay.
+        snapshot: its contents.
+        last: checkpoints after this step are set aside, so that the next load finds this lineage.
+        keep: number of checkpoints that stay.
     """
-    retention = None if keep is None else Keep(last=keep, best=False)
+    retention = None if keep is None else Retention(last=keep, best=False)
     stage = Stage()
-    staged = stage.take(snapshot)  # what cannot be saved is refused before anything is moved
+    staged = stage.take(snapshot)  # first, because it refuses values before anything is moved
     stage.settle()
     try:
         make(path.parent)
-        left = tidy(path.parent)
+        hidden = tidy(path.parent)
     except OSError as error:
-        raise CheckpointError(f"cannot put {path.parent} in order: {error.strerror or error}.") from error
-    moved, alone = set_aside_later(path.parent, than=last)
+        raise CheckpointError(
+            f"cannot write checkpoints to {path.parent}: {error.strerror or error}."
+        ) from error
+    moved, skipped = set_aside_later(path.parent, than=last)
     path = write_staged(staged, free_folder(path.parent, snapshot.state["step"]))
     stuck = None if retention is None else prune(path.parent, retention, newest=snapshot.state["step"])
-    notes = [f"{path.parent} had a checkpoint after step {last}: it is {other.name} now." for other in moved]
-    return path, [*notes, *(note for note in (left, alone, stuck) if note is not None)]
+    notes = [f"{path.parent} had a checkpoint after step {last}: it is now {other.name}." for other in moved]
+    return path, [*notes, *(note for note in (hidden, skipped, stuck) if note is not None)]
 
 
 @contextmanager
 def _all_or_none(parts: Mapping[str, Stateful], path: Path) -> Iterator[None]:
-    """Put `parts` back to what they are now where the block fails: each may still refuse its state."""
+    """Restore the states of `parts` if the block fails, because each part can refuse its state."""
     before = {name: part.state_dict() for name, part in parts.items()}
     try:
         yield
@@ -209,9 +213,7 @@ def _all_or_none(parts: Mapping[str, Stateful], path: Path) -> Iterator[None]:
             part.load_state_dict(before[name])
         if isinstance(error, Error):
             raise
-        raise CheckpointError(
-            f"{path} does not fit what it is loaded into: {type(error).__name__}: {error}."
-        ) from error
+        raise CheckpointError(f"{path} cannot be loaded: {type(error).__name__}: {error}.") from error
 
 
 def _serial_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -222,8 +224,8 @@ def _serial_weights(model: nn.Module) -> dict[str, Tensor]:
 def _check(
     path: Path, snapshot: Snapshot, model: nn.Module, parts: Mapping[str, Stateful], *, needs_position: bool
 ) -> None:
-    """Refuse a checkpoint that is not of these parts."""
-    if difference := misfit(snapshot.model, _serial_weights(model)):
+    """Refuse a checkpoint of another model or of other parts."""
+    if difference := mismatch(snapshot.model, _serial_weights(model)):
         raise CheckpointError(f"{path} belongs to another model: {difference}.")
     _check_values(path, snapshot)
     missing = [name for name in parts if name not in snapshot.optimizer]
@@ -231,14 +233,16 @@ def _check(
         missing.append("loader")
     if missing:
         raise CheckpointError(
-            f"{path} was saved without {', '.join(missing)}. Leave it out here as well, or save it too."
+            f"{path} was saved without {', '.join(missing)}. Omit it here as well, or save it too."
         )
     for name, part in parts.items():
         saved, own = snapshot.optimizer[name], part.state_dict()
         if not isinstance(saved, dict):
-            raise CheckpointError(f"{path} has a {type(saved).__name__} as the state of the {name}, no dict.")
-        difference = optimizer_misfit(saved, part) if name == "optimizer" else None
-        if own and not saved:  # a scaler that was switched off has no state
+            raise CheckpointError(
+                f"{path} has a {type(saved).__name__} as the state of the {name}, not a dict."
+            )
+        difference = optimizer_mismatch(saved, part) if name == "optimizer" else None
+        if own and not saved:  # a disabled scaler has an empty state
             difference = "it was saved without a state"
         if difference:
             raise CheckpointError(f"{path} belongs to another {name}: {difference}.")
@@ -250,7 +254,7 @@ def _check_values(path: Path, snapshot: Snapshot) -> None:
     for name in ("step", "seed", "epoch", "samples"):
         value = snapshot.state.get(name, 0)
         if type(value) is not int or value < 0:
-            raise CheckpointError(f"{path} has {name} {value!r:.40}: no whole number of 0 or more.")
+            raise CheckpointError(f"{path} has {name} {value!r:.40}, not an integer of 0 or more.")
     if "step" not in snapshot.state or not isinstance(snapshot.state.get("extra", {}), dict):
         raise CheckpointError(f"{path} was not written by samestep.save: it has no step, or no extra values.")
 

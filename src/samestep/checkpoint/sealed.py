@@ -1,4 +1,4 @@
-"""New files that are hashed while they are written."""
+"""Writes files and computes their size and sha256 at the same time."""
 
 import hashlib
 import os
@@ -8,21 +8,21 @@ from pathlib import Path
 from types import TracebackType
 
 _PIECE = 1 << 20
-"""Bytes hashed and written at a time: they are still in the processor's cache when they are written."""
+"""Bytes hashed and written at a time, small enough to stay in the CPU cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What the bytes of a file are known by."""
+    """Size and checksum of a file."""
 
     bytes: int
     sha256: str
 
 
 class SealedFile:
-    """A new file that is hashed while it is written, so that nothing has to be read back.
+    """A new file that is hashed while it is written, so that it need not be read back.
 
-    A context manager; `seal` stands once the block has ended well, and then the bytes are on disk.
+    It is a context manager; after the block `seal` is final and the bytes are on disk.
 
     Args:
         path: must not exist.
@@ -40,7 +40,7 @@ class SealedFile:
         return Seal(self._bytes, self._digest.hexdigest())
 
     def write(self, data: bytes | memoryview) -> int:
-        """Append `data`, of which any buffer will do. Long ones let other threads run meanwhile."""
+        """Append `data`, any buffer, in pieces, so that other threads can run in between."""
         view = memoryview(data).cast("B")
         try:
             for start in range(0, len(view), _PIECE):
@@ -54,7 +54,7 @@ class SealedFile:
         return len(view)
 
     def flush(self) -> None:
-        """Hand everything to the system."""
+        """Flush the stream's buffer to the system."""
         self._stream.flush()
 
     def __enter__(self) -> "SealedFile":
@@ -68,8 +68,8 @@ class SealedFile:
                 self._stream.flush()
                 os.fsync(self._stream.fileno())
         finally:
-            # A full disk is told once: closing would try to write the rest again.
+            # Closing would raise the error of a full disk again.
             with suppress(OSError):
                 self._stream.close()
         if self._failed is not None and error is not self._failed:
-            raise self._failed  # torch.save tells instead that its archive has no end
+            raise self._failed  # torch.save's own error only names an incomplete archive

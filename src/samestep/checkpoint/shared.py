@@ -1,4 +1,4 @@
-"""What rank 0 has read, on every rank: only one of them has to see the files."""
+"""Broadcasts a checkpoint that rank 0 has read, so that other ranks need no access to its files."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -8,59 +8,59 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samestep.checkpoint.choose import Chosen, is_bare, newest_valid
+from samestep.checkpoint.choose import SelectedCheckpoint, is_bare, newest_valid
 from samestep.checkpoint.snapshot import Snapshot
 from samestep.world.world import World
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
-    """Stands for a tensor, on its way to another rank."""
+class _TensorSpec:
+    """The shape, strides and dtype of a tensor that is broadcast."""
 
     shape: torch.Size
     stride: tuple[int, ...]
     dtype: torch.dtype
 
 
-def choose_on_all(world: World, folder: Path, *, missing_ok: bool = False) -> Chosen | None:
-    """Return `newest_valid` of `folder` on every rank; called by all, read by rank 0 alone.
+def choose_on_all(world: World, folder: Path, *, missing_ok: bool = False) -> SelectedCheckpoint | None:
+    """Return `newest_valid` of `folder` on every rank; called by all ranks, and read by rank 0.
 
     Args:
-        world: who calls.
-        folder: looked at by rank 0; the others need not see it.
-        missing_ok: return None where there is nothing that is called a checkpoint.
+        world: the ranks.
+        folder: only rank 0 needs access to it.
+        missing_ok: return None if no folder has the name of a checkpoint.
 
     Raises:
         CheckpointError: see `newest_valid`; on every rank.
     """
     read_here: list[Snapshot] = []
 
-    def look() -> tuple[Path, tuple[tuple[Path, str], ...]] | None:
+    def choose() -> tuple[Path, tuple[tuple[Path, str], ...]] | None:
         if missing_ok and is_bare(folder):
             return None
         chosen = newest_valid(folder)
         read_here.append(chosen.snapshot)
         return chosen.path, chosen.refused
 
-    found = world.on_main(look)
+    found = world.on_main(choose)
     snapshot = broadcast_snapshot(world, next(iter(read_here), None))
-    return None if found is None or snapshot is None else Chosen(found[0], snapshot, found[1])
+    return None if found is None or snapshot is None else SelectedCheckpoint(found[0], snapshot, found[1])
 
 
 def broadcast_snapshot(world: World, snapshot: Snapshot | None) -> Snapshot | None:
-    """Return rank 0's snapshot on every rank, which need not see its files; called by all ranks.
+    """Return rank 0's snapshot on every rank; called by all ranks.
 
     Args:
-        world: who calls.
-        snapshot: looked at on rank 0 alone; None there is None everywhere.
+        world: the ranks.
+        snapshot: of rank 0; ignored on other ranks.
     """
     if world.place.size == 1:
         return snapshot
     mine = _parts(snapshot) if snapshot is not None and world.place.is_main else None
-    forms = world.broadcast_object(None if mine is None else _mapped(mine, _form_of))
-    if forms is None:
+    specs = world.broadcast_object(None if mine is None else _mapped(mine, _spec_of))
+    if specs is None:
         return None
-    theirs = mine if mine is not None else _mapped(forms, _empty)
+    theirs = mine if mine is not None else _mapped(specs, _empty)
     for tensor in _tensors(theirs):
         _broadcast_bytes(world, tensor)
     return snapshot if mine is not None else Snapshot(*theirs)
@@ -70,22 +70,22 @@ def _parts(snapshot: Snapshot) -> list[Any]:
     return [snapshot.model, snapshot.optimizer, snapshot.state, snapshot.average]
 
 
-def _form_of(value: Any) -> Any:
+def _spec_of(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    # Of a tensor with gaps the strides that `empty_like` gives; a dense one keeps its own.
+    # `empty_like` keeps the strides of a dense tensor, and returns dense ones otherwise.
     like = torch.empty_like(value, device="meta")
-    return _Form(value.shape, like.stride(), value.dtype)
+    return _TensorSpec(value.shape, like.stride(), value.dtype)
 
 
 def _empty(value: Any) -> Any:
-    if not isinstance(value, _Form):
+    if not isinstance(value, _TensorSpec):
         return value
     return torch.empty_strided(value.shape, value.stride, dtype=value.dtype)
 
 
 def _broadcast_bytes(world: World, tensor: Tensor) -> None:
-    """Broadcast a CPU tensor as bytes: back ends differ in the dtypes they carry."""
+    """Broadcast a CPU tensor as bytes, because back ends support different dtypes."""
     if not tensor.numel():
         return
     dense = torch.empty_like(tensor).copy_(tensor) if world.place.is_main else tensor
@@ -97,7 +97,7 @@ def _broadcast_bytes(world: World, tensor: Tensor) -> None:
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return `value` with `change` of each leaf; dicts, lists and tuples are kept."""
+    """Apply `change` to each leaf of nested dicts, lists and tuples."""
     if isinstance(value, Mapping):
         items = {key: _mapped(item, change) for key, item in value.items()}
         return type(value)(items) if isinstance(value, dict) else items
@@ -107,7 +107,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in `value`, in the one order that all ranks have them in."""
+    """Yield the tensors in `value`, in the same order on all ranks."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):

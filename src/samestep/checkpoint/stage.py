@@ -1,4 +1,4 @@
-"""A copy of a run's state that the next step cannot touch, in memory that is used again and again."""
+"""Copies the state of a run into reused CPU memory, so that the next step cannot change it."""
 
 import json
 from collections import Counter, OrderedDict
@@ -15,17 +15,16 @@ from samestep.checkpoint.snapshot import Snapshot
 from samestep.checkpoint.tensors import check_dtype
 
 _PINNED = frozenset({"cuda", "xpu"})
-"""Kinds of devices that copy into page-locked memory by themselves, while the host goes on."""
+"""Device types that copy asynchronously to pinned memory."""
 _Buffers: TypeAlias = dict[tuple[int, bool], Tensor]
-"""Memory by the number of what was copied there, and whether it is page-locked."""
+"""Copies by the index of their tensor, and whether the memory is pinned."""
 
 
 class Stage:
-    """Copies snapshots to the CPU, each into the memory of the one before.
+    """Memory for a copy of a snapshot on the CPU, reused by the next one.
 
-    A copy costs the caller one pass over the memory, 10 ms for 100 MB (measured). From an accelerator it is
-    only begun: it is the device that copies, in the order of its queue, so that a later step cannot come
-    first. `settle` waits for it.
+    A copy costs the caller one pass over the memory, 10 ms for 100 MB (measured). Copies from an accelerator
+    are asynchronous: they are queued on the device before any later step, and `settle` waits for them.
     """
 
     def __init__(self) -> None:
@@ -33,11 +32,11 @@ class Stage:
         self._copied: torch.Event | None = None
 
     def take(self, snapshot: Snapshot) -> Snapshot:
-        """Return a copy of `snapshot`; the one returned before must not be in use any more.
+        """Return a copy of `snapshot`, which overwrites the previous copy.
 
         Raises:
-            CheckpointError: it holds something that could not be read back, or not without running code;
-                told by its path, before anything is copied over.
+            CheckpointError: it contains something that cannot be read back without executing code; names its
+                path. Nothing is overwritten then.
         """
         kept = _Copies(self._buffers)
         copy = Snapshot(
@@ -51,13 +50,13 @@ class Stage:
         return copy
 
     def settle(self) -> None:
-        """Wait until the copies are there."""
+        """Wait until the copies are complete."""
         if self._copied is not None:
             self._copied.synchronize()
 
 
 class _Copies:
-    """The tensors of one snapshot and where each is copied to; memory is found again by their order."""
+    """The tensors of one snapshot and the buffer of each, reused from the previous snapshot by index."""
 
     def __init__(self, before: _Buffers) -> None:
         self.buffers: _Buffers = {}
@@ -68,8 +67,8 @@ class _Copies:
         for name, value in values.items():
             if not isinstance(value, Tensor):
                 raise CheckpointError(
-                    f"{name} in the state dict of the {path} is a {type(value).__name__}, not a tensor: it "
-                    "cannot be saved. Leave it out, or hand it over as part of the state."
+                    f"{name} in the state dict of the {path} is a {type(value).__name__}, not a tensor, and "
+                    "cannot be saved. Omit it, or pass it as part of the state."
                 )
             check_dtype(f"{path}.{name}", value.dtype)
         return {name: self._tensor(f"{path}.{name}", value) for name, value in values.items()}
@@ -92,21 +91,21 @@ class _Copies:
         return _plain(path, value)
 
     def copy_all(self) -> torch.Event | None:
-        """Copy, or begin to; return what tells the end of what was only begun."""
+        """Copy all tensors; return an event that marks the end of asynchronous copies, or None."""
         devices = {source.device for source, _ in self._pairs if source.device.type in _PINNED}
         with torch.no_grad():
             for source, buffer in self._pairs:
                 buffer.copy_(source, non_blocking=source.device in devices)
         if not devices:
             return None
-        event = torch.Event(devices.pop())  # a rank has one
+        event = torch.Event(devices.pop())  # a rank has one device
         event.record()
         return event
 
     def _tensor(self, path: str, tensor: Tensor) -> Tensor:
         if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
             raise CheckpointError(
-                f"{path} is a {tensor.layout} tensor on {tensor.device}: only plain tensors can be saved. "
+                f"{path} is a {tensor.layout} tensor on {tensor.device}; only plain tensors can be saved. "
                 "Convert it first."
             )
         key = len(self._pairs), tensor.device.type in _PINNED
@@ -123,7 +122,7 @@ class _Copies:
 
 
 def _plain(path: str, value: Any) -> Any:
-    """Return a plain value, one of numpy or of a subclass as its plain relative."""
+    """Return a plain value, converted from numpy's types and from subclasses."""
     if isinstance(value, np.generic):
         value = value.item()
     if type(value) in PLAIN:
@@ -135,8 +134,8 @@ def _plain(path: str, value: Any) -> Any:
     if isinstance(value, str):
         return str.__str__(value)
     raise CheckpointError(
-        f"{path} is a {type(value).__module__}.{type(value).__name__}, which could not be read back without "
-        "running code: it cannot be saved. Use tensors, numbers, strings, lists and dicts."
+        f"{path} is a {type(value).__module__}.{type(value).__name__}, which cannot be read back without "
+        "executing code. Use tensors, numbers, strings, lists and dicts."
     )
 
 
@@ -145,14 +144,13 @@ def _json_copy(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _through_json(name: str, value: Any) -> Any:
-    """Return what JSON makes of a value: of numpy's numbers plain ones, of a tuple a list, else the same."""
+    """Return a value as JSON stores it: numpy's numbers as plain ones, tuples as lists."""
     try:
         _refuse_other_keys(value)
         return json.loads(json.dumps(value, default=_number))
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{name}={value!r:.80} cannot be saved: JSON does not hold it ({error}). Use numbers, strings, "
-            "lists and dicts."
+            f"{name}={value!r:.80} cannot be saved as JSON ({error}). Use numbers, strings, lists and dicts."
         ) from error
 
 
@@ -160,15 +158,15 @@ def _number(value: Any) -> Any:
     plain = value.item() if isinstance(value, np.generic) else value
     if isinstance(plain, bool | int | float | str):
         return plain
-    raise TypeError(f"a {type(value).__name__} is no number, string, list or dict")
+    raise TypeError(f"a {type(value).__name__} is not a number, string, list or dict")
 
 
 def _refuse_other_keys(value: Any) -> None:
-    """Raise where a key is no string: JSON would make one of it, and 1 and "1" the same."""
+    """Raise if a key is not a string, because JSON converts it, and 1 and "1" become equal."""
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise TypeError(f"the key {key!r:.40} is no string")
+                raise TypeError(f"the key {key!r:.40} is not a string")
             _refuse_other_keys(item)
     elif isinstance(value, list | tuple):
         for item in value:

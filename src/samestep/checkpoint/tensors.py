@@ -1,7 +1,6 @@
-"""Weights as a safetensors file, written tensor by tensor as they lie in memory.
+"""Writes tensors in the safetensors format to any sink, without an intermediate copy.
 
-The library's own writer wants a file, whose bytes would have to be read back to be hashed; this one writes to
-anything. Reading is left to the library.
+The library's own writer needs a file, which would have to be read back for its checksum. The library reads.
 
 Source: the format's description, https://huggingface.co/docs/safetensors
 """
@@ -37,16 +36,16 @@ _NAMES: dict[torch.dtype, str] = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""What the format calls them. Not every version of the library reads every one."""
+"""Names of dtypes in the format; some versions of the library do not read all of them."""
 _ALIGNMENT = 8
-"""The data begins at a multiple of this many bytes."""
+"""Alignment of the data in bytes."""
 
 
 class Sink(Protocol):
-    """Takes bytes, one piece after the other."""
+    """A destination of bytes."""
 
     def write(self, data: bytes | memoryview, /) -> int:
-        """Take `data`."""
+        """Append `data`."""
 
 
 def write_tensors(sink: Sink, tensors: Mapping[str, Tensor]) -> None:
@@ -55,13 +54,13 @@ def write_tensors(sink: Sink, tensors: Mapping[str, Tensor]) -> None:
     ::
 
         8 bytes     length of the header, little-endian
-        header      JSON: {name: {"dtype", "shape", "data_offsets": [from, to]}}, filled up with blanks
-        data        the tensors, row by row, without gaps
+        header      JSON: {name: {"dtype", "shape", "data_offsets": [from, to]}}, padded with spaces
+        data        the tensors in row-major order, without gaps
 
     Raises:
         CheckpointError: see `check_dtype`.
     """
-    # Wide types first, as the library does: then each tensor is aligned to its own width.
+    # Wide types first, as in the library, so that each tensor is aligned to its element size.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -80,13 +79,13 @@ def write_tensors(sink: Sink, tensors: Mapping[str, Tensor]) -> None:
 
 
 def check_dtype(name: str, dtype: torch.dtype) -> None:
-    """Refuse a tensor that could not be read back.
+    """Refuse a dtype that cannot be read back.
 
     Raises:
-        CheckpointError: the format has no such dtype, or the library that is installed does not read it.
+        CheckpointError: the format has no such dtype, or the installed library does not read it.
     """
     if dtype not in _NAMES:
-        raise CheckpointError(f"{name} is a {dtype}, for which safetensors has no name. Convert it.")
+        raise CheckpointError(f"{name} is a {dtype}, which safetensors does not support. Convert it.")
     if not _is_read_back(dtype):
         raise CheckpointError(
             f"{name} is a {dtype}, which safetensors {safetensors.__version__} does not read. Update it, or "
@@ -96,12 +95,12 @@ def check_dtype(name: str, dtype: torch.dtype) -> None:
 
 @cache
 def _is_read_back(dtype: torch.dtype) -> bool:
-    """Whether the library reads a tensor of one element as what it was written as."""
+    """Return whether the library reads a tensor of one element with the dtype it was written with."""
     size = torch.empty(0, dtype=dtype).element_size()
     header = _header({"t": {"dtype": _NAMES[dtype], "shape": [1], "data_offsets": [0, size]}})
     try:
         return safetensors.torch.load(header + bytes(size))["t"].dtype == dtype
-    except Exception:  # noqa: BLE001 - each version says it in another way
+    except Exception:  # noqa: BLE001 - versions raise different exceptions
         return False
 
 
@@ -113,6 +112,6 @@ def _header(entries: Mapping[str, object]) -> bytes:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the bytes of a CPU tensor in row-major order, as they lie in memory where they do."""
+    """Return the bytes of a CPU tensor in row-major order, without a copy if it is contiguous."""
     flat = tensor.detach().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data

@@ -44,12 +44,12 @@ def _check_settings(flags: Mapping[str, Any], workers: int) -> None:
     from samestep.recipes.book import find
     from samestep.recipes.config import part_of
     from samestep.recipes.request import Request, configuration
-    from samestep.training.conduct import Conduct
+    from samestep.training.conduct import RunOptions
     from samestep.training.settings import Settings
 
-    own = {one.name: flags[one.name] for kind in (Settings, Conduct) for one in fields(kind)}
-    changes = given(own, Settings, Conduct)
+    own = {one.name: flags[one.name] for kind in (Settings, RunOptions) for one in fields(kind)}
+    changes = given(own, Settings, RunOptions)
     config, _ = configuration(Request(recipe=flags["recipe"], config=flags["config"], changes=changes))
     recipe = find(flags["recipe"], fast=bool(flags["fast"] or config.get("fast")))
     replace(recipe.settings, **part_of(config, Settings)).check_workers(workers)
-    replace(recipe.conduct, **part_of(config, Conduct))
+    replace(recipe.options, **part_of(config, RunOptions))

@@ -150,10 +150,10 @@ def compared(texts: Sequence[str], kind: Kind) -> tuple[Variant, ...]:
     if kind != "recipe":
         names = [one.name.replace("_", "-") for one in fields(Options) if one.name not in _NOT_COMPARED]
         return variants(texts, verb="run", flags=[*names, *_OF_JOB])
-    from samestep.training.conduct import Conduct
+    from samestep.training.conduct import RunOptions
     from samestep.training.settings import Settings
 
-    names = [one.name.replace("_", "-") for kind in (Settings, Conduct) for one in fields(kind)]
+    names = [one.name.replace("_", "-") for kind in (Settings, RunOptions) for one in fields(kind)]
     return variants(texts, verb="train", flags=[*names, *_OF_JOB])
 
 

@@ -28,14 +28,14 @@ from samestep.launch.job import Job
 from samestep.launch.plan import Spawn
 from samestep.measure.clock_file import Clocking
 from samestep.report.run_page import write_report
-from samestep.training.conduct import Conduct
+from samestep.training.conduct import RunOptions
 from samestep.training.run_folder import RunFolder
 from samestep.training.settings import Settings
 from samestep.world.compute_threads import asked_threads
 from samestep.world.launchers import SAMESTEP
 
 if TYPE_CHECKING:
-    from samestep.recipes.order import Order
+    from samestep.recipes.order import ResolvedConfig
     from samestep.recipes.request import Request
     from samestep.training.result import Result
     from samestep.world.world import World
@@ -44,7 +44,7 @@ FINISH_S = 300.0
 """Seconds that workers have for their step and a checkpoint when they are asked to stop."""
 
 
-@with_flags_of(Settings, Conduct)
+@with_flags_of(Settings, RunOptions)
 def train(
     recipe: Annotated[
         str | None,
@@ -116,7 +116,7 @@ def train(
     step, write a checkpoint and end with exit code 75; --resume continues from it. After the failure of a
     worker all workers continue from it by themselves, up to --max-restarts times.
     """
-    from samestep.recipes.order import check_compiler, take_order
+    from samestep.recipes.order import check_compiler, resolve
     from samestep.recipes.request import Request, after_failure, configuration
 
     if eval_only != (weights is not None):
@@ -133,7 +133,7 @@ def train(
         model=model,
         data_dir=data_dir,
         subset=subset,
-        changes=given(settings, Settings, Conduct),
+        changes=given(settings, Settings, RunOptions),
         config=config,
         batch_per_worker=batch_per_worker,
         lr_scale=lr_scale,
@@ -150,7 +150,7 @@ def train(
     decision = with_checks(decide_own(job, threads=threads, bind=bind), hang_timeout=hang_timeout)
     refuse_unused(job, decision.plan, Rendezvous(), launcher=decision.detected.launcher)
     _exit_if_finished(request, decision, as_json=as_json)
-    resolved = take_order(request, workers=decision.size)
+    resolved = resolve(request, workers=decision.size)
     if resolved.settings.compile and not accelerator_count():  # only workers may open accelerators
         check_compiler(resolved)
     if clocking is not None and decision.starts_all:
@@ -179,16 +179,20 @@ def _exit_if_finished(request: "Request", decision: Decision, *, as_json: bool) 
 
 
 def _start(
-    decision: Decision, request: "Request", resolved: "Order", clocking: Clocking | None, *, as_json: bool
+    decision: Decision,
+    request: "Request",
+    resolved: "ResolvedConfig",
+    clocking: Clocking | None,
+    *,
+    as_json: bool,
 ) -> int:
     """Start the workers with the same request and a fixed run folder, and return the exit code."""
     if resolved.weights is None:
         from samestep.recipes.cook import prepare
 
         refuse_unmeasured(decision, resolved.settings.algorithm)
-        if (
-            isinstance(decision.plan, Spawn) and not decision.plan.nodes.rank
-        ):  # the node of rank 0, which writes
+        # Rank 0 writes, so its node prepares the folder.
+        if isinstance(decision.plan, Spawn) and not decision.plan.nodes.rank:
             prepare(resolved)
         request = replace(request, out=None if request.resume else resolved.out)
     if decision.is_main:
@@ -205,11 +209,11 @@ def _start(
     return code
 
 
-def _has_finished(resolved: "Order") -> bool:
+def _has_finished(resolved: "ResolvedConfig") -> bool:
     return resolved.weights is None and RunFolder.has_finished(resolved.out)
 
 
-def _log_settings(decision: Decision, resolved: "Order") -> None:
+def _log_settings(decision: Decision, resolved: "ResolvedConfig") -> None:
     settings, workers = resolved.settings, decision.size
     for line in (resolved.label, settings.advice(workers), settings.about_exact(workers)):
         if line is not None:
@@ -217,11 +221,16 @@ def _log_settings(decision: Decision, resolved: "Order") -> None:
 
 
 def _work(
-    decision: Decision, resolved: "Order", clocking: Clocking | None, *, threads: int | None, as_json: bool
+    decision: Decision,
+    resolved: "ResolvedConfig",
+    clocking: Clocking | None,
+    *,
+    threads: int | None,
+    as_json: bool,
 ) -> None:
     """Train or evaluate, as one of the workers."""
     from samestep.recipes.cook import score
-    from samestep.recipes.order import check_compiler, settled_by_first
+    from samestep.recipes.order import broadcast_resolved, check_compiler
     from samestep.world.join import join
 
     bind_worker(decision, decision.detected.place)
@@ -229,7 +238,7 @@ def _work(
     try:
         with join(threads=threads) as world:
             check_compiler(resolved, world.device)
-            resolved = settled_by_first(resolved, world)
+            resolved = broadcast_resolved(resolved, world)
             if decision.detected.launcher != SAMESTEP.name:  # it has logged them itself
                 world.on_main(lambda: _log_settings(decision, resolved))
             if resolved.weights is not None:
@@ -254,17 +263,17 @@ def _work(
         log(f"the training has finished; then this worker failed: {_line(error)}")
 
 
-def _train(world: "World", resolved: "Order", clocking: Clocking | None) -> "Result | None":
+def _train(world: "World", resolved: "ResolvedConfig", clocking: Clocking | None) -> "Result | None":
     """Train, and return the result; None if the training was stopped after ``--clock-steps``."""
     from samestep.recipes.clocked import clocked
-    from samestep.recipes.cook import cook
+    from samestep.recipes.cook import run_recipe
 
     if clocking is None:
-        return cook(world, resolved)
+        return run_recipe(world, resolved)
     samples = len(resolved.train_set)
     config = resolved.training() | {"samples": samples}
-    train = partial(cook, world, resolved)
-    result = clocked(train, world, clocking, samples_per_epoch=samples, config=config, tell=log)
+    train = partial(run_recipe, world, resolved)
+    result = clocked(train, world, clocking, samples_per_epoch=samples, config=config, report=log)
     if result is None and world.place.is_main:
         log(clocking.stopped_words())
     return result

@@ -12,7 +12,7 @@ from functools import partial
 from typing import NoReturn, TextIO
 
 from samestep.autopilot.calls import own_samples
-from samestep.autopilot.steering import leave_steering
+from samestep.autopilot.steering import undo_replication
 from samestep.base import env
 from samestep.base.errors import Error
 from samestep.base.place import Place
@@ -98,10 +98,8 @@ def _leave_together(file: ClockFile, clocking: Clocking, place: Place) -> NoRetu
     if place.is_main and not exit_code:
         log(clocking.stopped_words())
     if threading.current_thread() is threading.main_thread():
-        signal.signal(
-            signal.SIGCHLD, signal.SIG_DFL
-        )  # a DataLoader's handler would raise when its workers end
-    leave_steering()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # that of a DataLoader raises when its workers end
+    undo_replication()
     for child in multiprocessing.active_children():
         child.terminate()
     exit_process(exit_code)

@@ -12,9 +12,9 @@ from samestep.base.streams import write_stderr
 from samestep.launch.failure import follows_from_another
 from samestep.launch.hosting import Ending
 from samestep.launch.programs import Around, Watch
-from samestep.watch.board import Board, GroupStore, SharedMemory
+from samestep.watch.board import ProcessGroupStore, SharedMemoryStore, StatusStore
 from samestep.watch.count import Counter
-from samestep.watch.events import heard_by
+from samestep.watch.events import subscribed
 from samestep.watch.sanitize import sanitizing
 from samestep.watch.watchdog import Watchdog, interval_of
 from samestep.world.detect import detect
@@ -37,7 +37,7 @@ def watchdog(*, limit_s: float, replicated: bool, forked: int | None) -> Watch:
         replicated: whether the program is a replicated serial script.
         forked: number of workers that will be forked from this process, if these are all.
     """
-    memory = None if forked is None else SharedMemory(forked)
+    memory = None if forked is None else SharedMemoryStore(forked)
     advice = _ADVICE_REPLICATED if replicated else _ADVICE
     return partial(_run_watched, limit_s=limit_s, advice=advice, memory=memory)
 
@@ -66,18 +66,23 @@ def counted(run: Callable[[], Ending], *, around: Around, native: bool) -> Endin
     counter = Counter()
 
     def run_counted() -> Ending:
-        with heard_by(counter):
+        with subscribed(counter):
             return run()
 
     ending = around(run_counted)
     if place.is_main and not ending.exit_code:
-        words = counter.count.in_words(each=native and place.size > 1)
+        words = counter.count.summary(is_sharded=native and place.size > 1)
         write_stderr(f"samestep: {words}\n")
     return ending
 
 
 def _run_watched(
-    run: Callable[[], Ending], report: Report, *, limit_s: float, advice: str, memory: SharedMemory | None
+    run: Callable[[], Ending],
+    report: Report,
+    *,
+    limit_s: float,
+    advice: str,
+    memory: SharedMemoryStore | None,
 ) -> Ending:
     environment = env.snapshot()
     place = detect(environment).place
@@ -87,9 +92,9 @@ def _run_watched(
         place,
         _status_store(place, environment, memory, limit_s),
         limit_s=limit_s,
-        start=env.integer(environment, "TORCHELASTIC_RESTART_COUNT") or 0,
-        give_up=partial(_end_with_cause, report),
-        follow=partial(_end_after_another, report),
+        generation=env.integer(environment, "TORCHELASTIC_RESTART_COUNT") or 0,
+        on_hang=partial(_end_with_cause, report),
+        on_abort=partial(_end_after_another, report),
         advice=advice,
     )
     watchdog.begin()
@@ -100,7 +105,7 @@ def _run_watched(
         raise
     watchdog.end("failed" if ending.exit_code else "ended")
     lost = follows_from_another(ending.error, ending.message)
-    if lost and (text := watchdog.bereaved(ending.line)):
+    if lost and (text := watchdog.explain_lost_connection(ending.line)):
         cause = _out_of_step(text)
         own = "" if ending.error == "PeerLost" else ending.traceback  # a PeerLost line adds nothing
         return replace(cause, traceback=own + cause.traceback)
@@ -108,13 +113,13 @@ def _run_watched(
 
 
 def _status_store(
-    place: Place, environment: env.Environment, memory: SharedMemory | None, limit_s: float
-) -> Board:
+    place: Place, environment: env.Environment, memory: SharedMemoryStore | None, limit_s: float
+) -> StatusStore:
     if memory is not None:
         memory.rank = place.rank
         return memory
     serves = place.is_main and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    return GroupStore(place, interval_s=interval_of(limit_s), served_here=serves)
+    return ProcessGroupStore(place, interval_s=interval_of(limit_s), served_here=serves)
 
 
 def _out_of_step(text: str) -> Ending:

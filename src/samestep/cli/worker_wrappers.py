@@ -47,9 +47,9 @@ def _replication(decision: Decision) -> Around:
     options = decision.options
     if not decision.is_replicated and options.device == "auto":
         return as_it_is if options.scratch is None else partial(run_in_scratch, scratch=options.scratch)
-    from samestep.autopilot.steering import steered
+    from samestep.autopilot.steering import run_replicated
 
-    return partial(steered, guarded=decision.must_join, options=options)
+    return partial(run_replicated, guarded=decision.must_join, options=options)
 
 
 def _kind(decision: Decision) -> Kind:

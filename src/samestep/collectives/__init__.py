@@ -1,1 +1,1 @@
-"""How ranks exchange tensors: by schedules of messages, and through the memory of their host."""
+"""Collectives, as schedules of messages between ranks or through the shared memory of one host."""

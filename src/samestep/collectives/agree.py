@@ -1,14 +1,15 @@
-"""Ranks that are not in one collective find out before the first byte of a tensor moves.
+"""Checks that all ranks make the same collective call, before the first byte of a tensor moves.
 
-Ranks of `on_one_host` read in their memory what the others call: one handover, and no message. Others say it
-in a line, and pass on what they have heard; after round k each knows of 2^(k+1) ranks::
+Ranks of `on_one_host` compare call signatures in shared memory: one handover, no message. Other ranks send
+their signature to each other and forward what they have received. After round k each rank has compared
+2^(k+1) ranks::
 
-    round 0    0 > 1 > 2 > 3 > 4 > 0     each hears of 1 other
-    round 1    0 > 2 > 4 > 1 > 3 > 0     of 3
-    round 2    0 > 4 > 3 > 2 > 1 > 0     of all
+    round 0    0 > 1 > 2 > 3 > 4 > 0     each receives from 1 other
+    round 1    0 > 2 > 4 > 1 > 3 > 0     from 3
+    round 2    0 > 4 > 3 > 2 > 1 > 0     from all
 
-That costs ceil(log2 N) steps of `MESSAGE` bytes, all ranks at once, so that no rank is left waiting when
-another refuses.
+That costs ceil(log2 N) steps of `MESSAGE` bytes. Every rank gets the result, so that none waits for a rank
+that has raised.
 
 Source: D. Hensgen, R. Finkel, U. Manber: Two algorithms for barrier synchronization, 1988 (the dissemination
 barrier).
@@ -20,13 +21,13 @@ import torch
 from torch import Tensor
 
 from samestep.base.errors import OutOfStep
-from samestep.collectives.line import LINE, alike, line, told_apart
+from samestep.collectives.line import SIGNATURE_BYTES, describe_mismatch, same_call, signature
 from samestep.collectives.one_host import OneHostWorld
-from samestep.collectives.walk import may_begin_early
+from samestep.collectives.walk import may_post_receives_early
 from samestep.world.world import World
 
-MESSAGE = 2 * LINE
-"""Bytes of a message: what a rank calls, and what another does that calls something else."""
+MESSAGE = 2 * SIGNATURE_BYTES
+"""Bytes of a message: a rank's signature, and the first different one it has received, or zeros."""
 
 
 def agree(world: World, call: str, tensor: Tensor) -> None:
@@ -35,42 +36,42 @@ def agree(world: World, call: str, tensor: Tensor) -> None:
     Args:
         world: the ranks; all of them call this.
         call: the collective, its algorithm and its arguments.
-        tensor: what it is called with.
+        tensor: the tensor passed to it.
 
     Raises:
-        OutOfStep: they do not; on all ranks, and with two of the calls.
+        OutOfStep: the calls differ; on all ranks, naming two of the calls.
     """
     if isinstance(world, OneHostWorld):
         world.agree(call, tensor)
         return
     rank, size = world.place.rank, world.place.size
-    known = line(rank, call, tensor) + bytes(LINE)
-    heard = torch.empty(steps(size), MESSAGE, dtype=torch.uint8, device=world.device)
+    state = signature(rank, call, tensor) + bytes(SIGNATURE_BYTES)
+    received = torch.empty(steps(size), MESSAGE, dtype=torch.uint8, device=world.device)
     rounds = [
-        ((rank + distance) % size, (rank - distance) % size, heard[number])
+        ((rank + distance) % size, (rank - distance) % size, received[number])
         for number, distance in enumerate(_distances(size))
     ]
-    early = may_begin_early(heard)
-    coming = [world.exchange(None, room, source=source) for _, source, room in rounds if early]
-    leaving = []
-    for number, (to, source, room) in enumerate(rounds):
-        told = _message(known, world.device)
+    early = may_post_receives_early(received)
+    receives = [world.exchange(None, buffer, source=source) for _, source, buffer in rounds if early]
+    sends = []
+    for number, (to, source, buffer) in enumerate(rounds):
+        message = _message(state, world.device)
         if early:
-            leaving.append(world.exchange(told, None, to=to))
-            coming[number].wait()
+            sends.append(world.exchange(message, None, to=to))
+            receives[number].wait()
         else:
-            world.exchange(told, room, to=to, source=source).wait()
-        known = _merged(known, room.cpu().numpy().tobytes())
-    for pending in leaving:
+            world.exchange(message, buffer, to=to, source=source).wait()
+        state = _merged(state, buffer.cpu().numpy().tobytes())
+    for pending in sends:
         pending.wait()
-    mine, other = known[:LINE], known[LINE:]
+    mine, other = state[:SIGNATURE_BYTES], state[SIGNATURE_BYTES:]
     if any(other):
-        raise OutOfStep(told_apart(mine, other))
+        raise OutOfStep(describe_mismatch(mine, other))
 
 
-@functools.lru_cache(maxsize=256)  # the same calls come again with every step
-def _message(known: bytes, device: torch.device) -> Tensor:
-    return torch.frombuffer(bytearray(known), dtype=torch.uint8).to(device)
+@functools.lru_cache(maxsize=256)  # every training step makes the same calls
+def _message(state: bytes, device: torch.device) -> Tensor:
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8).to(device)
 
 
 def steps(size: int) -> int:
@@ -82,11 +83,12 @@ def _distances(size: int) -> list[int]:
     return [1 << k for k in range((size - 1).bit_length())]
 
 
-def _merged(known: bytes, heard: bytes) -> bytes:
-    """Return what is known now: a rank's own line, and the first one that says something else."""
-    if any(known[LINE:]):
-        return known
-    for told in (heard[:LINE], heard[LINE:]):
-        if any(told) and not alike(told, known[:LINE]):
-            return known[:LINE] + told
-    return known
+def _merged(state: bytes, received: bytes) -> bytes:
+    """Return this rank's signature, and the first different one of `state` and `received`."""
+    mine, other = state[:SIGNATURE_BYTES], state[SIGNATURE_BYTES:]
+    if any(other):
+        return state
+    for candidate in (received[:SIGNATURE_BYTES], received[SIGNATURE_BYTES:]):
+        if any(candidate) and not same_call(candidate, mine):
+            return mine + candidate
+    return state

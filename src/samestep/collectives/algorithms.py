@@ -1,7 +1,7 @@
-"""The algorithms of each collective, by name.
+"""Registers the algorithms of each collective by name.
 
-Two are no schedules: `native` is the back end's own, and `shared_memory` goes through the memory of a host
-and takes a world of `on_one_host`. Such a world may be given to all of them.
+Two of them are no schedules: `native` calls the back end's own collective, and `shared_memory` uses the
+shared memory of one host, which takes a world of `on_one_host`. All other algorithms accept such a world too.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,20 +27,20 @@ Gathered: TypeAlias = Callable[[World, Tensor], list[Tensor]]
 
 
 def native(world: World) -> World:
-    """Return the world whose collectives are the back end's own."""
+    """Return the world whose collectives are those of the back end."""
     return world.inner if isinstance(world, OneHostWorld) else world
 
 
 def shared_memory(world: World) -> World:
-    """Return the world whose collectives go through memory that all ranks share.
+    """Return `world` if its collectives use shared memory.
 
     Raises:
-        UsageError: there is none.
+        UsageError: they do not.
     """
     if not isinstance(world, OneHostWorld):
         raise UsageError(
-            "shared_memory takes a world whose ranks share a host's memory: that of "
-            "samestep.collectives.one_host.on_one_host(world), which these ranks do not have."
+            "shared_memory takes a world of samestep.collectives.one_host.on_one_host(world), "
+            "which these ranks cannot make: they share no memory. Choose another algorithm."
         )
     return world
 
@@ -61,7 +61,7 @@ ALL_REDUCE: Mapping[str, ToAll] = {
     "native": lambda world, tensor, op: native(world).all_reduce(tensor, op=op),
     "shared_memory": lambda world, tensor, op: shared_memory(world).all_reduce(tensor, op=op),
 }
-"""Each takes a world, a tensor that it changes, and an operation."""
+"""Each takes a world, the tensor to change, and an operation."""
 
 BROADCAST: Mapping[str, FromOne] = {
     "naive": _NAIVE_BROADCAST,
@@ -70,26 +70,26 @@ BROADCAST: Mapping[str, FromOne] = {
     "native": lambda world, tensor, source: native(world).broadcast(tensor, source=source),
     "shared_memory": lambda world, tensor, source: shared_memory(world).broadcast(tensor, source=source),
 }
-"""Each takes a world, a tensor that it changes, and the rank that has what all get."""
+"""Each takes a world, the tensor to change, and the source rank."""
 
 ALL_GATHER: Mapping[str, Gathered] = {
     "ring": all_gather.all_gather,
     "native": lambda world, tensor: native(world).all_gather(tensor),
     "shared_memory": lambda world, tensor: shared_memory(world).all_gather(tensor),
 }
-"""Each takes a world and a tensor, and returns those of all ranks."""
+"""Each takes a world and a tensor, and returns the tensors of all ranks."""
 
 REDUCE: Mapping[str, Callable[[World, Tensor, Op, int], None]] = {"tree": reduce.reduce}
-"""Each takes a world, a tensor that it changes on one rank, an operation, and that rank."""
+"""Each takes a world, the tensor to change, an operation, and the rank whose tensor changes."""
 
 REDUCE_SCATTER: Mapping[str, Callable[[World, Tensor, Op], Tensor]] = {"ring": reduce_scatter.reduce_scatter}
-"""Each takes a world, a tensor of one row for each rank, and an operation; returns this rank's row."""
+"""Each takes a world, a tensor of one row per rank, and an operation; returns this rank's row."""
 
 GATHER: Mapping[str, Callable[[World, Tensor, int], list[Tensor] | None]] = {"tree": gather.gather}
-"""Each takes a world, a tensor, and the rank that gets those of all."""
+"""Each takes a world, a tensor, and the destination rank."""
 
 SCATTER: Mapping[str, Callable[[World, Tensor, int], Tensor]] = {"tree": scatter.scatter}
-"""Each takes a world, a tensor of one row for each rank, and the rank whose rows they are."""
+"""Each takes a world, a tensor of one row per rank, and the source rank."""
 
 COSTS: Mapping[str, Mapping[str, CostModel]] = {
     "all_reduce": {each.name: each.cost for each in (NAIVE, TREE, RING, HALVING_DOUBLING)},
@@ -102,4 +102,4 @@ COSTS: Mapping[str, Mapping[str, CostModel]] = {
     "gather": {"tree": gather.cost},
     "scatter": {"tree": scatter.cost},
 }
-"""What each algorithm that is a schedule costs, by collective and name."""
+"""The cost of each schedule, by collective and algorithm."""

@@ -1,13 +1,13 @@
-"""All-gather: each rank gets the tensors of all.
+"""All-gather: each rank gets the tensors of all ranks.
 
-Round a ring: each rank passes on what it got last (chunk r is rank r's; N = 4)::
+On a ring, each rank forwards the chunk it received last (chunk r is rank r's; N = 4)::
 
     chunk sent by    rank 0  1  2  3
     step 0                0  1  2  3
     step 1                3  0  1  2
     step 2                2  3  0  1
 
-Cost: N-1 steps; each rank sends (N-1)/N of the result, which is the least there can be.
+Cost: N-1 steps; each rank sends (N-1)/N of the result, the lower bound.
 
 Source: R. Thakur, R. Rabenseifner, W. Gropp: Optimization of collective communication operations in MPICH,
 2005.
@@ -23,7 +23,7 @@ from samestep.world.world import World
 
 
 def schedule(rank: int, size: int) -> Schedule:
-    """Return the hops of one rank; one chunk for each rank."""
+    """Return the hops of one rank; there is one chunk per rank."""
     return [
         Hop(
             to=(rank + 1) % size,
@@ -36,7 +36,7 @@ def schedule(rank: int, size: int) -> Schedule:
 
 
 def cost(size: int) -> Cost:
-    """Return the cost among `size` ranks of a result that is the size of a tensor."""
+    """Return the cost on `size` ranks, in sizes of the result."""
     return Cost(steps=size - 1, path=(size - 1) / size, sent=(size - 1) / size)
 
 
@@ -45,7 +45,7 @@ def all_gather(world: World, tensor: Tensor) -> list[Tensor]:
 
     Args:
         world: the ranks; all of them call this.
-        tensor: of equal shape and type on all ranks.
+        tensor: this rank's tensor, of equal shape and type on all ranks.
 
     Raises:
         OutOfStep: the ranks call with different arguments.

@@ -1,8 +1,7 @@
-"""All-reduce: the tensors of all ranks become one, on each of them.
+"""All-reduce: every rank gets the reduction of all ranks' tensors.
 
-Every algorithm here has two halves. In the first, sums are made, until each chunk is complete on one rank,
-its owner. In the second, copies of what the owner has go to all. So all ranks have equal bits, whatever the
-order of summation.
+Every algorithm here has two halves. The first reduces each chunk to one rank, its owner. The second copies
+each chunk from its owner to all ranks. Hence all ranks have equal bits, whatever the order of summation.
 """
 
 import functools
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from samestep.collectives.agree import agree
-from samestep.collectives.arithmetic import finish, wide
+from samestep.collectives.arithmetic import accumulator, finish
 from samestep.collectives.cost import CostModel
 from samestep.collectives.hop import Chunks, Hop, Schedule, bounds
 from samestep.collectives.walk import Walk, flattened, put_back
@@ -22,15 +21,15 @@ from samestep.world.world import World
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduce:
-    """An algorithm. Its functions take a rank and the number of ranks, or the latter alone.
+    """An all-reduce algorithm. Its functions take a rank and the number of ranks, or only the latter.
 
     Args:
         name: of the algorithm.
-        chunks: how many chunks a tensor is cut into.
+        chunks: the number of chunks of a tensor.
         combine: the hops of the first half.
-        owned: the chunks that are complete on a rank after it.
+        owned: the chunks that are complete on a rank after the first half.
         copy: the hops of the second half.
-        cost: of both.
+        cost: of both halves.
     """
 
     name: str
@@ -41,12 +40,12 @@ class AllReduce:
     cost: CostModel
 
     def __call__(self, world: World, tensor: Tensor, op: Op = "sum") -> None:
-        """Reduce `tensor` over all ranks, in place; equal bits on every rank.
+        """Reduce `tensor` over all ranks, in place, to equal bits on every rank.
 
         Args:
             world: the ranks; all of them call this.
             tensor: of equal shape and type on all ranks.
-            op: what to reduce with.
+            op: the operation.
 
         Raises:
             OutOfStep: the ranks call with different arguments.
@@ -56,15 +55,15 @@ class AllReduce:
         agree(world, f"all-reduce {op} by {self.name}", tensor)
         refuse(op, tensor.dtype)
         chunks = self.chunks(size)
-        flat, room = flattened(tensor), headroom(op, tensor.dtype, size)
-        total = wide(flat, room)
+        flat, divisor = flattened(tensor), headroom(op, tensor.dtype, size)
+        total = accumulator(flat, divisor)
         combine, copy = _hops(self, rank, size)
         walk = Walk(world, flat, total, chunks=chunks, combine=combine, copy=copy)
         walk.combine(op)
         edges = bounds(flat.numel(), chunks)
         for chunk in self.owned(rank, size):
             own = slice(edges[chunk], edges[chunk + 1])
-            finish(total[own], op, size, room)
+            finish(total[own], op, size, divisor)
             if total is not flat:
                 flat[own] = total[own]
         walk.copy()
@@ -74,5 +73,5 @@ class AllReduce:
 
 @functools.lru_cache(maxsize=256)
 def _hops(algorithm: AllReduce, rank: int, size: int) -> tuple[tuple[Hop, ...], tuple[Hop, ...]]:
-    """Return the hops of both halves: the same in each step."""
+    """Return the hops of both halves; every training step has the same."""
     return tuple(algorithm.combine(rank, size)), tuple(algorithm.copy(rank, size))

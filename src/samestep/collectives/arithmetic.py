@@ -1,4 +1,4 @@
-"""How two tensors become one, and what a mean makes of a sum."""
+"""Defines how two tensors are combined by each operation, and the accumulator of half precisions."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
@@ -9,7 +9,7 @@ from torch import Tensor
 from samestep.world.operation import Op
 
 Folding: TypeAlias = Callable[[list[Tensor], Tensor], object]
-"""Makes one tensor of several, and writes it into the last argument, which may be one of them."""
+"""Combines several tensors, and writes the result into the last argument, which may be one of them."""
 
 COMBINE: Mapping[Op, Callable[..., Tensor]] = {
     "sum": torch.add,
@@ -20,26 +20,26 @@ COMBINE: Mapping[Op, Callable[..., Tensor]] = {
 }
 
 
-def wide(flat: Tensor, room: int = 1) -> Tensor:
-    """Return what sums of this type are made in: single precision for half ones, else itself.
+def accumulator(flat: Tensor, divisor: int = 1) -> Tensor:
+    """Return the tensor to sum in: a single-precision copy of a half-precision tensor, else `flat` itself.
 
     Args:
-        flat: what is summed; stays as it is.
-        room: what to divide by, as `headroom` has it: 1 but for half precisions, of which this is a copy.
+        flat: the tensor to sum; unchanged.
+        divisor: from `headroom`; it is 1 wherever `flat` itself is returned.
     """
     is_half = flat.dtype.is_floating_point and flat.element_size() < 4
     total = flat.float() if is_half else flat
-    return total.div_(room) if room > 1 else total
+    return total.div_(divisor) if divisor > 1 else total
 
 
-def finish(total: Tensor, op: Op, size: int, room: int = 1) -> None:
-    """Make the result of what was combined, in place.
+def finish(total: Tensor, op: Op, size: int, divisor: int = 1) -> None:
+    """Turn the sum of a mean into the mean, in place; leave other operations as they are.
 
     Args:
-        total: of all ranks.
+        total: the combination of all ranks' tensors.
         op: the operation.
         size: the number of ranks.
-        room: what was divided by before.
+        divisor: by which `accumulator` has divided each tensor.
     """
     if op == "mean":
-        total.div_(size / room)
+        total.div_(size / divisor)

@@ -1,6 +1,7 @@
-"""Broadcast: the tensor of one rank comes to all.
+"""Broadcast: every rank gets the tensor of one rank.
 
-By a binomial tree, the reduce backwards: who has the tensor passes it on, half way round first (N = 6)::
+On a binomial tree, a reduce in reverse: each rank that has the tensor forwards it, to the farthest rank first
+(N = 6)::
 
     step 0    0 --------------> 4
     step 1    0 -----> 2        4
@@ -8,9 +9,9 @@ By a binomial tree, the reduce backwards: who has the tensor passes it on, half 
 
 Cost: L = ceil(log2 N) steps of the whole tensor, one after another; the root sends it L times.
 
-By a scatter and an all-gather: the root sends each rank a part, and the parts go round a ring. L + N-1 steps,
-but 2(N-1)/N of the tensor one after another instead of L tensors: it wins for large tensors from three ranks
-on.
+By a scatter and an all-gather: the root sends a part to each rank, and the parts travel along a ring. That
+takes L + N-1 steps, but 2(N-1)/N of the tensor one after another instead of L tensors: it is faster for large
+tensors on three ranks or more.
 
 Source: R. Thakur, R. Rabenseifner, W. Gropp: Optimization of collective communication operations in MPICH,
 2005; the second one: M. Barnett and others: Interprocessor collective communication library, 1994.
@@ -24,7 +25,7 @@ from torch import Tensor
 from samestep.collectives import all_gather, reduce, scatter
 from samestep.collectives.agree import agree
 from samestep.collectives.cost import Cost, CostModel, doublings
-from samestep.collectives.hop import Schedule, backwards, seen_from
+from samestep.collectives.hop import Schedule, backwards, rerooted
 from samestep.collectives.walk import copy_along, flattened, put_back
 from samestep.world.operation import refuse_root
 from samestep.world.world import World
@@ -32,13 +33,13 @@ from samestep.world.world import World
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broadcast:
-    """An algorithm. Its functions take a rank and the number of ranks, or the latter alone.
+    """A broadcast algorithm. Its functions take a rank and the number of ranks, or only the latter.
 
     Args:
         name: of the algorithm.
-        chunks: how many chunks a tensor is cut into.
+        chunks: the number of chunks of a tensor.
         schedule: the hops of a rank, from rank 0.
-        cost: of them.
+        cost: of these hops.
     """
 
     name: str
@@ -52,7 +53,7 @@ class Broadcast:
         Args:
             world: the ranks; all of them call this.
             tensor: of equal shape and type on all ranks.
-            source: the rank that has what all get.
+            source: the rank whose tensor all get.
 
         Raises:
             OutOfStep: the ranks call with different arguments.
@@ -62,30 +63,30 @@ class Broadcast:
         refuse_root(source, size)
         agree(world, f"broadcast from rank {source} by {self.name}", tensor)
         flat = flattened(tensor)
-        hops = seen_from(source, size, self.schedule((rank - source) % size, size))
+        hops = rerooted(source, size, self.schedule((rank - source) % size, size))
         copy_along(world, hops, flat, chunks=self.chunks(size))
         if rank != source:
             put_back(flat, tensor)
 
 
 def tree(rank: int, size: int) -> Schedule:
-    """Return the hops of one rank, from rank 0; one chunk."""
+    """Return the hops of one rank, from rank 0; there is one chunk."""
     return backwards(reduce.schedule(rank, size))
 
 
 def tree_cost(size: int) -> Cost:
-    """Return the cost of the tree among `size` ranks."""
+    """Return the cost of the tree on `size` ranks."""
     steps = doublings(size)
     return Cost(steps=steps, path=steps, sent=steps)
 
 
 def in_parts(rank: int, size: int) -> Schedule:
-    """Return the hops of one rank: a scatter from rank 0, and an all-gather; one chunk for each rank."""
+    """Return the hops of one rank: a scatter from rank 0, and an all-gather; there is one chunk per rank."""
     return scatter.schedule(rank, size) + all_gather.schedule(rank, size)
 
 
 def in_parts_cost(size: int) -> Cost:
-    """Return the cost of scatter and all-gather among `size` ranks."""
+    """Return the cost of scatter and all-gather on `size` ranks."""
     share = 2 * (size - 1) / size
     return Cost(steps=doublings(size) + size - 1, path=share, sent=share)
 

@@ -1,4 +1,4 @@
-"""A world whose all-reduces are made by algorithms of one's choice, each from a size on."""
+"""Runs all-reduces by chosen algorithms, each for a range of tensor sizes."""
 
 from torch import Tensor
 
@@ -12,14 +12,14 @@ from samestep.world.world import NothingPending, Pending, World
 
 
 def settled(world: World, algorithm: str) -> Crossovers:
-    """Return the algorithms that a text means, the same on all ranks.
+    """Parse the algorithms to use; the result is the same on all ranks.
 
     Args:
         world: the ranks; all of them call this.
-        algorithm: as `Crossovers.parse` reads it, or ``auto``: what rank 0 finds to be measured.
+        algorithm: as `Crossovers.parse` reads it, or ``auto``: the measured choice in rank 0's cache.
 
     Raises:
-        UsageError: it is none, or nothing was measured; on all ranks.
+        UsageError: the text is invalid, or rank 0 has no measurement; on all ranks.
     """
     if algorithm != AUTO:
         return Crossovers.parse(algorithm)
@@ -28,41 +28,41 @@ def settled(world: World, algorithm: str) -> Crossovers:
 
 
 def by_algorithm(world: World, algorithm: str) -> World:
-    """Return a world of the same ranks whose all-reduces are made by algorithms of choice.
+    """Return a world of the same ranks whose all-reduces use the given algorithms.
 
-    A world of one, which has nothing to exchange, stays as it is.
+    A world of one rank is returned as it is.
 
     Args:
         world: the ranks; all of them call this.
-        algorithm: which, as `settled` takes it.
+        algorithm: as `settled` takes it.
 
     Raises:
-        UsageError: it is none, or the ranks cannot run it.
+        UsageError: `algorithm` is invalid, or these ranks cannot run it.
     """
     if world.place.size == 1:
         return world
     crossovers = settled(world, algorithm)
     if crossovers.names != {"native"}:
-        world = on_one_host(world)  # where ranks agree on a schedule without messages
+        world = on_one_host(world)  # compares call signatures without messages
     if "shared_memory" in crossovers.names and not isinstance(world, OneHostWorld):
         raise UsageError(
-            f"--algorithm {crossovers.text}: shared_memory is for processes of one Linux host that compute "
-            "on its processors and share enough of its memory. Choose another one."
+            f"--algorithm {crossovers.text}: shared_memory takes CPU processes of one Linux host "
+            "with enough shared memory. Choose another algorithm."
         )
     return ByAlgorithm(world, crossovers)
 
 
-def works_beside(world: World) -> bool:
-    """Return whether an all-reduce that has begun goes on by itself while this rank computes."""
+def overlaps_compute(world: World) -> bool:
+    """Return whether an all-reduce that has begun makes progress while this rank computes."""
     return not isinstance(world, ByAlgorithm) or world.crossovers.names == {"native"}
 
 
 class ByAlgorithm(RelayedWorld):
-    """The ranks of another world.
+    """A world whose all-reduces use chosen algorithms.
 
     Args:
-        inner: does all but all-reduces.
-        crossovers: what those are made by.
+        inner: the world of the same ranks; it runs everything else.
+        crossovers: the algorithms.
     """
 
     def __init__(self, inner: World, crossovers: Crossovers) -> None:
@@ -74,7 +74,7 @@ class ByAlgorithm(RelayedWorld):
         ALL_REDUCE[self.crossovers.at(tensor.nbytes)](self.inner, tensor, op)
 
     def all_reduce_later(self, tensor: Tensor) -> Pending:
-        """See `World.all_reduce_later`; what is not the back end's own is done at once."""
+        """See `World.all_reduce_later`; all algorithms but the back end's own run to the end here."""
         if self.crossovers.at(tensor.nbytes) == "native":
             return native(self.inner).all_reduce_later(tensor)
         self.all_reduce(tensor)

@@ -1,11 +1,11 @@
-"""Which all-reduce is made from which size on, as a value; needs no torch.
+"""Parses and stores the choice of all-reduce algorithms by tensor size; needs no torch.
 
-As text, an algorithm and its successors, each with the bytes from which on it takes over::
+As text, the choice is an algorithm and its successors, each with the size in bytes from which it is used::
 
-    tree,ring:65536    up to 64 KiB by the tree, from there on round the ring
+    tree,ring:65536    the tree below 64 KiB, the ring from there on
 
-``auto`` is the text that `samestep bench all-reduce --save` has kept for as many ranks and hosts, of
-this kind.
+``auto`` stands for the text that `samestep bench all-reduce --save` has stored for the same numbers of ranks
+and hosts, device and processor model.
 """
 
 import re
@@ -24,67 +24,67 @@ from samestep.base.regular_files import read_text
 from samestep.base.units import bytes_of, bytes_text
 
 ALGORITHMS = ("native", "naive", "tree", "ring", "halving_doubling", "shared_memory")
-"""The names of all-reduces; see `samestep.collectives.algorithms`."""
+"""Names of all-reduce algorithms; see `samestep.collectives.algorithms`."""
 AUTO = "auto"
-"""Stands for what was measured."""
+"""Stands for the measured choice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Crossovers:
-    """Which algorithm is taken from which size on.
+    """The algorithms to use, each from a size on.
 
     Args:
-        turns: bytes and name, ascending; the first one is also taken below its size.
+        turns: size in bytes and name, ascending; the first one is also used below its size.
     """
 
     turns: tuple[tuple[int, str], ...]
 
     @classmethod
     def parse(cls, text: str) -> "Crossovers":
-        """Read such as ``ring`` or ``tree,ring:64K``.
+        """Parse a text such as ``ring`` or ``tree,ring:64K``.
 
         Raises:
-            UsageError: an algorithm or a size is none, or the sizes do not rise.
+            UsageError: an algorithm or a size is invalid, or the sizes do not rise.
         """
         turns = []
         for number, part in enumerate(text.split(",")):
             name, colon, size = (piece.strip() for piece in part.partition(":"))
             if name not in ALGORITHMS or bool(colon) != bool(number):
                 raise UsageError(
-                    f"--algorithm {text!r} is none of {', '.join(ALGORITHMS)} and {AUTO}, nor such as "
-                    "tree,ring:64K, where one takes over from the other."
+                    f"--algorithm {text!r} is none of {', '.join(ALGORITHMS)} and {AUTO}; to change the "
+                    "algorithm with the tensor size, write for instance tree,ring:64K."
                 )
             turns.append((bytes_of("--algorithm", size) if size else 0, name))
         if any(one[0] >= other[0] for one, other in pairwise(turns)):
-            raise UsageError(f"--algorithm {text!r}: the sizes must rise.")
+            raise UsageError(f"--algorithm {text!r}: the sizes do not rise; sort them.")
         return cls(tuple(turns))
 
     def at(self, nbytes: int) -> str:
-        """Return the algorithm for a tensor of so many bytes."""
+        """Return the algorithm for a tensor of `nbytes` bytes."""
         return next((name for start, name in reversed(self.turns) if start <= nbytes), self.turns[0][1])
 
     @property
     def names(self) -> frozenset[str]:
-        """The algorithms that are among them."""
+        """Names of all algorithms in this choice."""
         return frozenset(name for _, name in self.turns)
 
     @property
     def text(self) -> str:
-        """What `parse` reads."""
+        """The text from which `parse` makes an equal object."""
         (_, first), *others = self.turns
         return ",".join([first, *(f"{name}:{start}" for start, name in others)])
 
     def describe(self) -> str:
-        """Return it in words."""
+        """Return this choice as words for people."""
         (_, first), *others = self.turns
         return ", ".join([first, *(f"{name} from {bytes_text(start)}" for start, name in others)])
 
 
 def check_algorithm(text: str) -> None:
-    """Refuse what is neither ``auto`` nor for `Crossovers.parse`.
+    """Check that a text is ``auto`` or one that `Crossovers.parse` accepts.
 
     Raises:
-        UsageError: it is none of them.
+        UsageError: it is neither.
     """
     if text != AUTO:
         Crossovers.parse(text)
@@ -92,7 +92,7 @@ def check_algorithm(text: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What crossovers were measured for.
+    """The setup that a measured choice is valid for.
 
     Args:
         ranks: how many.
@@ -107,10 +107,10 @@ class Measured:
     processor: str = field(default_factory=machine.processor)
 
     def path(self, folder: Path | None = None) -> Path:
-        """Return the file that they are kept in.
+        """Return the file of the measured choice.
 
         Args:
-            folder: the cache, if not the user's.
+            folder: cache folder, by default the user's.
         """
         hosts = f"{self.hosts}-host{'s' * (self.hosts > 1)}"
         model = "-".join(re.findall(r"[a-z0-9.]+", self.processor.lower()))
@@ -118,14 +118,14 @@ class Measured:
         return (user_cache() if folder is None else folder) / "crossovers" / name
 
     def save(self, turns: Sequence[tuple[int, str]], folder: Path | None = None) -> Path:
-        """Keep what was measured, for ``auto``; return the file.
+        """Store the measured choice for ``auto``; return the file.
 
         Args:
-            turns: as `Crossovers` has them.
-            folder: the cache, if not the user's.
+            turns: as in `Crossovers`.
+            folder: cache folder, by default the user's.
 
         Raises:
-            UsageError: it cannot be written.
+            UsageError: the file cannot be written.
         """
         path = self.path(folder)
         record = {**provenance(), "algorithm": Crossovers(tuple(turns)).text}
@@ -134,28 +134,26 @@ class Measured:
             write_json(path, record)
         except OSError as error:
             raise UsageError(
-                f"--save: cannot write {path}: {error.strerror}. Set XDG_CACHE_HOME to a folder that can be "
-                "written."
+                f"--save: cannot write {path}: {error.strerror}. Set XDG_CACHE_HOME to a folder that is "
+                "writable."
             ) from None
         return path
 
     def load(self, folder: Path | None = None) -> Crossovers:
-        """Return what `save` has kept.
+        """Return the choice that `save` has stored.
 
         Args:
-            folder: the cache, if not the user's.
+            folder: cache folder, by default the user's.
 
         Raises:
-            UsageError: there is nothing, or it cannot be read; says what to run.
+            UsageError: there is no such file, or it cannot be read; the message has the command to run.
         """
         path = self.path(folder)
         try:
             record: Any = parse_json(read_text(path))
             return Crossovers.parse(str(record["algorithm"]))
         except FileNotFoundError:
-            raise UsageError(
-                f"--algorithm auto: nothing was measured for {self._words}. {self._measure}"
-            ) from None
+            raise UsageError(f"--algorithm auto: no measurement for {self._words}. {self._measure}") from None
         except (OSError, ValueError, KeyError, TypeError) as error:  # a UsageError is a ValueError
             raise UsageError(f"--algorithm auto: cannot read {path} ({error}). {self._measure}") from None
 

@@ -1,12 +1,12 @@
-"""All-reduce by halving and doubling: at each step half the tensor, then back (N = 6).
+"""All-reduce by recursive halving and doubling (N = 6).
 
-P is the largest power of two up to N. The N - P ranks too many first add theirs to a neighbour's::
+P is the largest power of two up to N. First N - P ranks send their tensor to a neighbor, which adds it::
 
-    fold      0 < 1    2 < 3    4    5       0, 2, 4, 5 go on, as 0, 1, 2, 3 of P = 4
+    fold      0 < 1    2 < 3    4    5       0, 2, 4, 5 continue, as 0, 1, 2, 3 of P = 4
 
     halve     0 <--(0,1 | 2,3)--> 2          0 and 1 keep the first half, 2 and 3 the second
               1 <--(0,1 | 2,3)--> 3
-    halve     0 <-(0|1)-> 1   2 <-(2|3)-> 3  now each has all of one chunk
+    halve     0 <-(0|1)-> 1   2 <-(2|3)-> 3  now each has one complete chunk
     double    0 <-(0|1)-> 1   2 <-(2|3)-> 3
     double    0 <--(0,1 | 2,3)--> 2
               1 <--(0,1 | 2,3)--> 3
@@ -14,8 +14,8 @@ P is the largest power of two up to N. The N - P ranks too many first add theirs
     unfold    0 > 1    2 > 3    4    5
 
 Cost: 2 log2 P steps, and each rank sends 2(P-1)/P of the tensor: as few bytes as the ring in far fewer steps.
-If N is no power of two, two steps of the whole tensor come on top. It wins where N is a power of two, and for
-medium sizes elsewhere.
+If N is no power of two, two steps of the whole tensor are added. It is the fastest where N is a power of two,
+and for medium sizes elsewhere.
 
 Source: R. Rabenseifner: Optimization of collective reduction operations, 2004.
 """
@@ -26,7 +26,7 @@ from samestep.collectives.hop import Chunks, Hop, Schedule, backwards
 
 
 def combine(rank: int, size: int) -> Schedule:
-    """Return the hops of one rank until each chunk is complete somewhere; P chunks."""
+    """Return the hops of one rank until each chunk is complete on its owner; there are P chunks."""
     power = largest_power(size)
     everything = tuple(range(power))
     folded = size - power
@@ -39,18 +39,18 @@ def combine(rank: int, size: int) -> Schedule:
 
 
 def copy(rank: int, size: int) -> Schedule:
-    """Return the hops of one rank until all have all chunks."""
+    """Return the hops of one rank that copy all chunks to all ranks."""
     return backwards(combine(rank, size))
 
 
 def owned(rank: int, size: int) -> Chunks:
-    """Return the chunks that are complete on a rank before they are copied: one on each that goes on."""
+    """Return the chunks that a rank owns: one on each rank that continues."""
     folded = size - largest_power(size)
     return () if rank < 2 * folded and rank % 2 else (_number(rank, folded),)
 
 
 def cost(size: int) -> Cost:
-    """Return the cost among `size` ranks."""
+    """Return the cost on `size` ranks."""
     power = largest_power(size)
     share, extra = 2 * (power - 1) / power, int(size > power)
     return Cost(steps=2 * (power.bit_length() - 1) + 2 * extra, path=share + 2 * extra, sent=share + extra)
@@ -62,7 +62,7 @@ def largest_power(size: int) -> int:
 
 
 def _halving(number: int, power: int, folded: int) -> Schedule:
-    """Return the hops of the one of this number of those that go on."""
+    """Return the hops of a rank, given its number among the ranks that continue."""
     hops: Schedule = []
     start, distance = 0, power // 2
     while distance:

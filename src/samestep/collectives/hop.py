@@ -1,8 +1,7 @@
-"""A schedule is a list of hops, as seen by one rank: pure data that can be printed, counted and drawn.
+"""Defines schedules: lists of one rank's hops, as pure data that can be printed, counted and drawn.
 
-A tensor is cut into chunks, which hops name by number. Two schedules follow from others: backwards, a reduce
-is a broadcast and a scatter a gather; and a root other than rank 0 is a schedule of ranks that are numbered
-from it.
+A tensor is divided into chunks, which hops name by number. Two kinds of schedules are derived: in reverse, a
+reduce is a broadcast and a scatter a gather; and for another root than rank 0, ranks are renumbered.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,7 +14,7 @@ Chunks: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
-    """What one rank sends and receives at once.
+    """A send and a receive of one rank at the same time.
 
     Args:
         to: the rank that it sends to; None if it only receives.
@@ -34,20 +33,20 @@ Schedule: TypeAlias = list[Hop]
 
 
 def backwards(hops: Iterable[Hop]) -> Schedule:
-    """Return the schedule that undoes another: last hop first, what was sent is received."""
+    """Return a schedule in reverse: last hop first, with sends and receives swapped."""
     return [
         Hop(to=hop.source, send=hop.receive, source=hop.to, receive=hop.send) for hop in reversed(list(hops))
     ]
 
 
-def seen_from(root: int, size: int, hops: Iterable[Hop], *, chunks_too: bool = False) -> Schedule:
-    """Return the schedule with `root` in the place of rank 0, its neighbour in that of rank 1 and so on.
+def rerooted(root: int, size: int, hops: Iterable[Hop], *, chunks_too: bool = False) -> Schedule:
+    """Return a schedule for another root than rank 0: rank r becomes rank r + `root`, modulo `size`.
 
     Args:
-        root: the rank.
+        root: the rank that replaces rank 0.
         size: the number of ranks.
-        hops: of one rank, numbered from the root.
-        chunks_too: whether there is one chunk for each rank, which moves with it.
+        hops: of one rank.
+        chunks_too: whether chunks are renumbered too, as there is one per rank.
     """
 
     def rank(number: int | None) -> int | None:
@@ -63,7 +62,7 @@ def seen_from(root: int, size: int, hops: Iterable[Hop], *, chunks_too: bool = F
 
 
 def bounds(elements: int, chunks: int) -> list[int]:
-    """Return where chunks begin and the last one ends; their sizes differ by one at most.
+    """Return the first element of each chunk, and the end of the last; chunk sizes differ by at most one.
 
     >>> bounds(10, 4)
     [0, 2, 5, 7, 10]
@@ -72,7 +71,7 @@ def bounds(elements: int, chunks: int) -> list[int]:
 
 
 def runs(chunks: Chunks) -> Iterator[tuple[int, int]]:
-    """Yield the first chunk of each run of neighbours, and the one behind its last.
+    """Yield the first chunk of each run of consecutive chunks, and the end of the run.
 
     >>> list(runs((2, 3, 0)))
     [(2, 4), (0, 1)]

@@ -1,4 +1,4 @@
-"""What a rank says that it calls, in a line of fixed length that can be compared and told."""
+"""Encodes a collective call as a signature: a record of fixed length that ranks compare and send."""
 
 import functools
 import hashlib
@@ -6,47 +6,46 @@ import hashlib
 import torch
 from torch import Tensor
 
-LINE = 128
-"""Bytes of a line."""
-_RANK = 5
-"""Digits of the rank that a line begins with."""
+SIGNATURE_BYTES = 128
+_RANK_DIGITS = 5
+"""Digits of the rank at the start of a signature."""
 
 
-def line(rank: int, call: str, tensor: Tensor) -> bytes:
-    """Return what a rank says that it calls, in `LINE` bytes.
+def signature(rank: int, call: str, tensor: Tensor) -> bytes:
+    """Return the `SIGNATURE_BYTES` bytes that describe a rank's call.
 
     Args:
-        rank: whose call.
+        rank: the rank that calls.
         call: the collective, its algorithm and its arguments.
-        tensor: what it is called with.
+        tensor: the tensor passed to it.
     """
-    return _line(rank, call, tensor.dtype, tensor.shape)
+    return _signature(rank, call, tensor.dtype, tensor.shape)
 
 
-def alike(one: bytes, other: bytes) -> bool:
-    """Return whether two ranks' lines are of the same call."""
-    return one[_RANK:] == other[_RANK:]
+def same_call(one: bytes, other: bytes) -> bool:
+    """Return whether two ranks' signatures describe the same call."""
+    return one[_RANK_DIGITS:] == other[_RANK_DIGITS:]
 
 
-def told_apart(mine: bytes, other: bytes) -> str:
-    """Return in words that two lines are not of the same call."""
+def describe_mismatch(mine: bytes, other: bytes) -> str:
+    """Return the message of an error about two signatures that differ."""
     return (
-        f"the ranks are not in one collective: {_words(mine)}, {_words(other)}. All ranks have to "
+        f"the ranks are not in one collective: {_described(mine)}, {_described(other)}. All ranks have to "
         "make the same calls in the same order, with equal shapes and types."
     )
 
 
-@functools.lru_cache(maxsize=1024)  # the same calls come again with every step
-def _line(rank: int, call: str, dtype: torch.dtype, shape: torch.Size) -> bytes:
+@functools.lru_cache(maxsize=1024)  # every training step makes the same calls
+def _signature(rank: int, call: str, dtype: torch.dtype, shape: torch.Size) -> bytes:
     sizes = ", ".join(map(str, shape))
-    said = f"{call} of {str(dtype).removeprefix('torch.')} [{sizes}]".encode()
-    room = LINE - _RANK
-    if len(said) > room:  # what is cut off counts all the same
-        rest = hashlib.sha256(said).hexdigest()[:16].encode()
-        said = said[: room - len(rest)] + rest
-    return f"{rank:0{_RANK}d}".encode() + said.ljust(room, b" ")
+    text = f"{call} of {str(dtype).removeprefix('torch.')} [{sizes}]".encode()
+    length = SIGNATURE_BYTES - _RANK_DIGITS
+    if len(text) > length:  # calls that differ behind the cut must still differ
+        digest = hashlib.sha256(text).hexdigest()[:16].encode()
+        text = text[: length - len(digest)] + digest
+    return f"{rank:0{_RANK_DIGITS}d}".encode() + text.ljust(length, b" ")
 
 
-def _words(said: bytes) -> str:
-    text = said.decode(errors="replace")
-    return f"rank {int(text[:_RANK])} calls {text[_RANK:].rstrip()}"
+def _described(record: bytes) -> str:
+    text = record.decode(errors="replace")
+    return f"rank {int(text[:_RANK_DIGITS])} calls {text[_RANK_DIGITS:].rstrip()}"

@@ -1,4 +1,4 @@
-"""A world whose ranks share a host, and exchange what lies in its memory through that memory."""
+"""Runs the collectives of ranks on one host through its shared memory."""
 
 import platform
 import sys
@@ -11,7 +11,7 @@ from torch import Tensor
 from samestep.base.machine import cpu_share, enough_for_all
 from samestep.collectives.arithmetic import Folding
 from samestep.collectives.progress import progress_of
-from samestep.collectives.segment import Apart, segment
+from samestep.collectives.segment import NoSharedMemory, segment
 from samestep.collectives.semaphores import Semaphores, own_process
 from samestep.collectives.shared_memory import SharedMemory, bytes_needed
 from samestep.world.operation import Op, refuse, refuse_root
@@ -19,18 +19,18 @@ from samestep.world.process_group import rank_in_job
 from samestep.world.relayed import RelayedWorld
 from samestep.world.world import NothingPending, Pending, World
 
-_told: set[str] = set()
-"""The reasons for exchanging otherwise that have been told."""
+_printed: set[str] = set()
+"""Reasons against shared memory that this process has printed."""
 
 
 def on_one_host(world: World, *, timeout_s: float | None = None) -> World:
-    """Return a world that exchanges tensors through shared memory; `world` itself where its ranks cannot.
+    """Return a world whose collectives use shared memory; `world` itself where its ranks cannot share any.
 
-    Where they are processes of one host, rank 0 says why not, once.
+    If the ranks are processes of one host, rank 0 prints the reason, once.
 
     Args:
         world: the ranks; all of them call this.
-        timeout_s: how long to wait for another rank; by default as long as `world` does.
+        timeout_s: maximum wait for another rank, in seconds; by default that of `world`.
     """
     rank, size = world.place.rank, world.place.size
     if isinstance(world, OneHostWorld):
@@ -38,15 +38,15 @@ def on_one_host(world: World, *, timeout_s: float | None = None) -> World:
     if size == 1 or world.device.type != "cpu" or platform.system() != "Linux":
         return world
     own_rank, job_size = rank_in_job(world)
-    told = world.all_gather_objects((own_process(), gethostname(), cpu_share(), own_rank))
-    processes, hosts, shares, ranks = (list(each) for each in zip(*told, strict=True))
-    if len(set(processes)) < size:  # ranks that are threads have each other's memory already
+    gathered = world.all_gather_objects((own_process(), gethostname(), cpu_share(), own_rank))
+    processes, hosts, shares, ranks = (list(each) for each in zip(*gathered, strict=True))
+    if len(set(processes)) < size:  # ranks are threads of one process
         return world
     try:
         memory = segment(world, bytes_needed(size))
-    except Apart as reason:
+    except NoSharedMemory as reason:
         if len(set(hosts)) == 1 and world.place.is_main:
-            _tell(str(reason))
+            _print_once(str(reason))
         return world
     timeout_s = world.timeout_s if timeout_s is None else timeout_s
     semaphores = Semaphores(
@@ -58,21 +58,21 @@ def on_one_host(world: World, *, timeout_s: float | None = None) -> World:
     return OneHostWorld(world, shared)
 
 
-def _tell(reason: str) -> None:
-    if reason not in _told:
-        _told.add(reason)
+def _print_once(reason: str) -> None:
+    if reason not in _printed:
+        _printed.add(reason)
         sys.stderr.write(
-            f"samestep: shared memory is not used: {reason}. Tensors go through the process group's "
-            "back end.\n"
+            f"samestep: shared memory is not used: {reason}. The process group's back end carries the "
+            "tensors.\n"
         )
 
 
 class OneHostWorld(RelayedWorld):
-    """The ranks of a world that share a host.
+    """A world whose collectives use shared memory.
 
     Args:
-        inner: the world; what is no tensor in the host's memory goes through it.
-        memory: what they share.
+        inner: the world of the same ranks; it carries objects, and tensors that shared memory cannot.
+        memory: the shared memory.
     """
 
     def __init__(self, inner: World, memory: SharedMemory) -> None:
@@ -85,19 +85,19 @@ class OneHostWorld(RelayedWorld):
         if _is_plain(tensor):
             self._memory.all_reduce(tensor, op=op)
         else:
-            self._elsewhere(f"all_reduce({op})", tensor).all_reduce(tensor, op=op)
+            self._by_back_end(f"all_reduce({op})", tensor).all_reduce(tensor, op=op)
 
     def all_reduce_later(self, tensor: Tensor) -> Pending:
-        """See `World.all_reduce_later`; it is done at once, which takes less than to begin it elsewhere."""
+        """See `World.all_reduce_later`; it runs to the end here, faster than the back end starts it."""
         if not _is_plain(tensor):
-            return self._elsewhere("all_reduce(sum)", tensor).all_reduce_later(tensor)
+            return self._by_back_end("all_reduce(sum)", tensor).all_reduce_later(tensor)
         self._memory.all_reduce(tensor)
         return NothingPending()
 
     def average_later(self, tensor: Tensor) -> Pending:
-        """See `World.average_later`; as `all_reduce_later`."""
+        """See `World.average_later`; it runs to the end here, like `all_reduce_later`."""
         if not _is_plain(tensor):
-            return self._elsewhere("average", tensor).average_later(tensor)
+            return self._by_back_end("average", tensor).average_later(tensor)
         self._memory.average(tensor)
         return NothingPending()
 
@@ -107,12 +107,12 @@ class OneHostWorld(RelayedWorld):
         if _is_plain(tensor):
             self._memory.broadcast(tensor, source=source)
         else:
-            self._elsewhere(f"broadcast from {source}", tensor).broadcast(tensor, source=source)
+            self._by_back_end(f"broadcast from {source}", tensor).broadcast(tensor, source=source)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """See `World.all_gather`."""
         if not _is_plain(tensor):
-            return self._elsewhere("all_gather", tensor).all_gather(tensor)
+            return self._by_back_end("all_gather", tensor).all_gather(tensor)
         return self._memory.all_gather(tensor)
 
     def agree(self, call: str, tensor: Tensor) -> None:
@@ -127,10 +127,10 @@ class OneHostWorld(RelayedWorld):
         """See `World.barrier`."""
         self._memory.barrier()
 
-    def _elsewhere(self, call: str, tensor: Tensor) -> World:
-        """Return what carries what the memory does not, once the ranks have found that all make this call.
+    def _by_back_end(self, call: str, tensor: Tensor) -> World:
+        """Return the world that runs a call which shared memory cannot, after comparing it across ranks.
 
-        A rank that makes another one may wait in the memory for those that would never come there.
+        Without the comparison, a rank that makes another call would wait in shared memory forever.
         """
         self._memory.agree(f"{call} by the back end", tensor)
         return self.inner

@@ -1,21 +1,21 @@
-"""How far this process has come in collectives that torch's flight recorder does not see."""
+"""Counts the shared-memory collectives of this process, which torch's flight recorder does not record."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 GROUP = "shared-memory"
-"""The name of a job's ranks where they are compared by how far they have come; other groups name theirs."""
+"""The group name for all ranks of the job; names of smaller groups list their ranks."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """Collectives of some ranks through shared memory, each within a ``with``; read from other threads.
+    """Number of collectives that a group of ranks has entered and left; read from other threads.
 
     Args:
-        ranks: theirs in the job, ascending.
-        entered: how many this process has come to.
-        ended: how many of them are over; they end in the order they begin in.
-        op: the last one's name.
+        ranks: the group's ranks in the job, ascending.
+        entered: collectives that this process has entered.
+        ended: collectives that this process has left; they end in the order in which they begin.
+        op: name of the last one.
     """
 
     ranks: tuple[int, ...]
@@ -24,28 +24,28 @@ class Progress:
     op: str = ""
 
     def enter(self, op: str) -> None:
-        """Come to one."""
+        """Record that a collective begins; the caller then runs it within a ``with`` of this object."""
         self.op = op
         self.entered += 1
 
     def __enter__(self) -> None:
-        """Be in the one that this process has come to."""
+        """Do nothing: `enter` has recorded the collective."""
 
     def __exit__(self, *_: object) -> None:
-        """Be through with it, however it ended."""
+        """Record that the collective has ended, with or without an error."""
         self.ended = self.entered
 
 
 PROGRESS: dict[str, Progress] = {}
-"""This process's, by the name of the group, which all its ranks have for it."""
+"""This process's counts by group name; the name is the same on all ranks of the group."""
 
 
 def progress_of(ranks: Sequence[int], size: int) -> Progress:
-    """Return this process's progress among some ranks, the same for all memory that just these share.
+    """Return this process's counts in a group of ranks; one object for all memory that this group shares.
 
     Args:
-        ranks: theirs in the job.
-        size: ranks of the job.
+        ranks: the group's ranks in the job.
+        size: number of ranks of the job.
     """
     members = tuple(sorted(ranks))
     group = GROUP if len(members) == size else f"{GROUP} of ranks {', '.join(map(str, members))}"

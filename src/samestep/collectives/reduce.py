@@ -1,7 +1,6 @@
-"""Reduce: the tensors of all ranks become one, on one of them.
+"""Reduce: one rank gets the reduction of all ranks' tensors.
 
-By a binomial tree, in which each rank adds what its children send and sends the result to its parent (N =
-6)::
+On a binomial tree, each rank adds the tensors of its children and sends the sum to its parent (N = 6)::
 
     step 0    0 < 1    2 < 3    4 < 5
     step 1    0 <----- 2        4
@@ -16,16 +15,16 @@ Source: R. Thakur, R. Rabenseifner, W. Gropp: Optimization of collective communi
 from torch import Tensor
 
 from samestep.collectives.agree import agree
-from samestep.collectives.arithmetic import finish, wide
+from samestep.collectives.arithmetic import accumulator, finish
 from samestep.collectives.cost import Cost, doublings
-from samestep.collectives.hop import Hop, Schedule, seen_from
+from samestep.collectives.hop import Hop, Schedule, rerooted
 from samestep.collectives.walk import combine_along, flattened, put_back
 from samestep.world.operation import Op, headroom, refuse, refuse_root
 from samestep.world.world import World
 
 
 def schedule(rank: int, size: int) -> Schedule:
-    """Return the hops of one rank, to rank 0; one chunk."""
+    """Return the hops of one rank, to rank 0; there is one chunk."""
     hops: Schedule = []
     for step in range(doublings(size)):
         distance = 1 << step
@@ -37,20 +36,20 @@ def schedule(rank: int, size: int) -> Schedule:
 
 
 def cost(size: int) -> Cost:
-    """Return the cost among `size` ranks."""
+    """Return the cost on `size` ranks."""
     steps = doublings(size)
     return Cost(steps=steps, path=steps, sent=min(1, size - 1))
 
 
 def reduce(world: World, tensor: Tensor, op: Op = "sum", to: int = 0) -> None:
-    """Reduce `tensor` over all ranks into that of rank `to`; those of the others stay as they are.
+    """Reduce `tensor` over all ranks into that of rank `to`; the other ranks' tensors are unchanged.
 
     Half precisions are summed in single precision on each rank.
 
     Args:
         world: the ranks; all of them call this.
         tensor: of equal shape and type on all ranks.
-        op: what to reduce with.
+        op: the operation.
         to: the rank that gets the result.
 
     Raises:
@@ -61,13 +60,13 @@ def reduce(world: World, tensor: Tensor, op: Op = "sum", to: int = 0) -> None:
     refuse_root(to, size)
     agree(world, f"reduce {op} to rank {to}", tensor)
     refuse(op, tensor.dtype)
-    hops = seen_from(to, size, schedule((rank - to) % size, size))
-    flat, room = flattened(tensor), headroom(op, tensor.dtype, size)
-    total = wide(flat, room)
+    hops = rerooted(to, size, schedule((rank - to) % size, size))
+    flat, divisor = flattened(tensor), headroom(op, tensor.dtype, size)
+    total = accumulator(flat, divisor)
     if rank != to and total is flat:
         total = flat.clone()
     combine_along(world, hops, total, flat, op, chunks=1)
     if rank == to:
-        finish(total, op, size, room)
+        finish(total, op, size, divisor)
         flat.copy_(total)
         put_back(flat, tensor)

@@ -1,6 +1,6 @@
-"""Reduce-scatter: each rank gets its own part of the reduced tensor.
+"""Reduce-scatter: each rank gets one part of the reduced tensor.
 
-Round a ring: each rank adds its own to what it got last, and passes the sum on (N = 4)::
+On a ring, each rank adds its own chunk to the one it received last, and forwards the sum (N = 4)::
 
     chunk sent by    rank 0  1  2  3
     step 0                3  0  1  2
@@ -8,7 +8,7 @@ Round a ring: each rank adds its own to what it got last, and passes the sum on 
     step 2                1  2  3  0
     complete on           0  1  2  3
 
-Cost: N-1 steps; each rank sends (N-1)/N of the tensor, which is the least there can be.
+Cost: N-1 steps; each rank sends (N-1)/N of the tensor, the lower bound.
 
 Source: P. Patarasuk, X. Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
 """
@@ -16,7 +16,7 @@ Source: P. Patarasuk, X. Yuan: Bandwidth optimal all-reduce algorithms for clust
 from torch import Tensor
 
 from samestep.collectives.agree import agree
-from samestep.collectives.arithmetic import finish, wide
+from samestep.collectives.arithmetic import accumulator, finish
 from samestep.collectives.cost import Cost
 from samestep.collectives.hop import Hop, Schedule
 from samestep.collectives.scatter import one_row_each
@@ -26,7 +26,7 @@ from samestep.world.world import World
 
 
 def schedule(rank: int, size: int) -> Schedule:
-    """Return the hops of one rank; one chunk for each rank."""
+    """Return the hops of one rank; there is one chunk per rank."""
     return [
         Hop(
             to=(rank + 1) % size,
@@ -39,31 +39,31 @@ def schedule(rank: int, size: int) -> Schedule:
 
 
 def cost(size: int) -> Cost:
-    """Return the cost among `size` ranks."""
+    """Return the cost on `size` ranks."""
     return Cost(steps=size - 1, path=(size - 1) / size, sent=(size - 1) / size)
 
 
 def reduce_scatter(world: World, rows: Tensor, op: Op = "sum") -> Tensor:
-    """Return this rank's row of the tensors of all ranks, reduced.
+    """Return this rank's row of the reduction of all ranks' tensors.
 
     Args:
         world: the ranks; all of them call this.
-        rows: of equal shape and type on all ranks, with one row for each; stays as it is.
-        op: what to reduce with.
+        rows: of equal shape and type on all ranks, with one row per rank; unchanged.
+        op: the operation.
 
     Raises:
         OutOfStep: the ranks call with different arguments.
-        UsageError: there is not one row for each rank, or the operation is not defined for the type.
+        UsageError: there is not one row per rank, or the operation is not defined for the type.
     """
     rank, size = world.place.rank, world.place.size
     agree(world, f"reduce-scatter {op}", rows)
     refuse(op, rows.dtype)
     one_row_each(rows, size)
-    flat, room = flattened(rows), headroom(op, rows.dtype, size)
-    total = wide(flat, room)
+    flat, divisor = flattened(rows), headroom(op, rows.dtype, size)
+    total = accumulator(flat, divisor)
     if total is flat:
         total = flat.clone()
     combine_along(world, schedule(rank, size), total, flat, op, chunks=size)
     row = total.view(rows.shape)[rank]
-    finish(row, op, size, room)
+    finish(row, op, size, divisor)
     return row.to(rows.dtype, copy=True)

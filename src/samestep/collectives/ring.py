@@ -1,4 +1,4 @@
-"""All-reduce round a ring: a reduce-scatter, and an all-gather of what came of it (N = 4).
+"""All-reduce on a ring: a reduce-scatter and an all-gather (N = 4).
 
 ::
 
@@ -10,9 +10,9 @@
     step 4  copy          3  0  1  2
     step 5  copy          2  3  0  1
 
-Cost: 2(N-1) steps; each rank sends 2(N-1)/N of the tensor, less than which is not possible, at any N. It wins
-for large tensors. That whole tensors go round instead of chunks is the well-known mistake: N times the bytes,
-and sums that each rank makes in another order.
+Cost: 2(N-1) steps; each rank sends 2(N-1)/N of the tensor, the lower bound for any N. It is the fastest for
+large tensors. The well-known mistake sends whole tensors instead of chunks: N/2 times the bytes, and each
+rank sums in another order.
 
 Source: P. Patarasuk, X. Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
 """
@@ -23,13 +23,13 @@ from samestep.collectives.cost import Cost
 from samestep.collectives.hop import Chunks
 
 
-def owned(rank: int, size: int) -> Chunks:  # noqa: ARG001 - as all have it
-    """Return the chunks that are complete on a rank before they are copied: the one of its number."""
+def owned(rank: int, size: int) -> Chunks:  # noqa: ARG001 - the signature of all algorithms
+    """Return the chunks that a rank owns: the one with its number."""
     return (rank,)
 
 
 def cost(size: int) -> Cost:
-    """Return the cost among `size` ranks."""
+    """Return the cost on `size` ranks."""
     share = 2 * (size - 1) / size
     return Cost(steps=2 * (size - 1), path=share, sent=share)
 

@@ -1,9 +1,9 @@
-"""A piece of memory that all ranks of one host see, and that goes with the last of them.
+"""Maps memory that all ranks of one host share, and that the kernel frees with the last of them.
 
-Whether ranks share a host is not asked but tried: hostnames lie (containers of one host have several, and
-containers of several hosts may have one). Rank 0 makes a file without a name in the shared-memory file system
-and tells under which number its process has it open, and what stands in it; who finds that there shares it.
-So the memory lives as long as somebody has it, and no longer, however and whenever they end.
+Hostnames do not prove that ranks share a host: containers of one host have several, and containers of several
+hosts can have the same. So rank 0 makes a file without a name in the shared-memory file system, and sends its
+process id, the file descriptor and random content; a rank that reads this content there shares the memory.
+When the last process ends, however it ends, the memory is freed.
 """
 
 import errno
@@ -19,34 +19,34 @@ FILE_SYSTEM = Path("/dev/shm")  # noqa: S108 - shared memory is what is wanted
 _MARK = 32
 
 
-class Apart(Exception):  # noqa: N818 - reads as what they are
-    """Ranks have no memory in common; the message says why."""
+class NoSharedMemory(Exception):  # noqa: N818 - names the state
+    """The ranks have no shared memory; the message has the reason."""
 
 
 def segment(world: World, size: int) -> mmap.mmap:
-    """Return `size` bytes that all ranks share, zeros at first.
+    """Return `size` bytes of memory that all ranks share, filled with zeros.
 
     Args:
         world: the ranks; all of them call this.
-        size: in bytes; the pages are there, so that writing to them cannot fail.
+        size: in bytes; all pages are allocated now, so that a later write cannot fail.
 
     Raises:
-        Apart: they cannot; on all ranks, with one reason.
+        NoSharedMemory: the ranks cannot share memory; on all ranks, with the same reason.
     """
     file, offer = _offer(size) if world.place.is_main else (None, "")
     try:
         offer = world.broadcast_object(offer)
         if isinstance(offer, str):
-            raise Apart(offer)
+            raise NoSharedMemory(offer)
         mapped = mmap.mmap(file, size) if file is not None else _map(*offer, size)
         reached = world.all_gather_objects(mapped is not None)
     finally:
         if file is not None:
             os.close(file)
     if mapped is None or not all(reached):
-        raise Apart(
-            f"rank {reached.index(False)} has no access to what rank 0 has made in {FILE_SYSTEM}, as in "
-            "containers of their own"
+        raise NoSharedMemory(
+            f"rank {reached.index(False)} has no access to the file of rank 0 in {FILE_SYSTEM}, as in "
+            "separate containers"
         )
     if world.place.is_main:
         mapped[:_MARK] = bytes(_MARK)
@@ -55,7 +55,7 @@ def segment(world: World, size: int) -> mmap.mmap:
 
 
 def _offer(size: int) -> tuple[int | None, tuple[Path, bytes] | str]:
-    """Return a new file, and how others find it; or why there is none."""
+    """Return a new file with its path and content; or None and the reason."""
     try:
         file = _make(size)
     except OSError as error:
@@ -64,7 +64,7 @@ def _offer(size: int) -> tuple[int | None, tuple[Path, bytes] | str]:
 
 
 def _make(size: int) -> int:
-    """Make the file and open it."""
+    """Make the file; return its descriptor."""
     file = os.open(FILE_SYSTEM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(file, 0, size)
@@ -84,7 +84,7 @@ def _why_not(size: int, error: OSError) -> str:
 
 
 def _path(file: int) -> Path:
-    """Return how other processes of this host, and of this space of process ids, open a file of this one."""
+    """Return the path under which processes of this host and PID namespace open this process's file."""
     return Path(f"/proc/{os.getpid()}/fd/{file}")
 
 

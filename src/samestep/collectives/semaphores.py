@@ -1,7 +1,7 @@
-"""Semaphores of POSIX in shared memory: one for each pair of ranks and direction.
+"""Synchronizes ranks by POSIX semaphores in shared memory: one for each ordered pair of ranks.
 
-A semaphore is the one primitive that orders memory on every processor, sleeps by itself, and can be waited
-for with an end, so that a rank that died is noticed.
+A semaphore is the one primitive that orders memory on every processor, sleeps without spinning, and can be
+waited for with a timeout, which detects a rank that died.
 """
 
 import ctypes
@@ -17,15 +17,15 @@ from samestep.base.errors import PeerLost
 
 Process: TypeAlias = tuple[int, str]
 SIZE = 64
-"""Bytes for each: one cache line, which no other one shares."""
-_LOOKS, _YIELDS = 100, 4000
-"""Looks before a rank goes to sleep: at once, and with the processor offered to others between; some ms."""
+"""Bytes per semaphore: a cache line of its own."""
+_SPINS, _YIELDS = 100, 4000
+"""Polls before a rank sleeps: without, and then with a yield of the core between them; some ms in all."""
 _SLICE_S = 0.1
-"""How long a sleeping rank sleeps before it looks whether the others live."""
+"""Seconds of sleep between checks that the other ranks are alive."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _quick = ctypes.PyDLL(None)
-"""The same library, called without giving up the interpreter: for what returns at once."""
+"""The same library, called without releasing the GIL: for calls that return at once."""
 
 
 class _Timespec(ctypes.Structure):
@@ -33,16 +33,14 @@ class _Timespec(ctypes.Structure):
 
 
 class Semaphores:
-    """The semaphores of all pairs of ranks.
-
-    The ranks may use them once all of them have made this.
+    """The semaphores of all pairs of ranks; usable once every rank has constructed this.
 
     Args:
-        memory: shared; they take its first ``SIZE`` bytes for each pair of ranks.
-        processes: of all ranks, as `own_process` names them.
+        memory: shared memory; semaphores take its first ``SIZE`` bytes for each pair of ranks.
+        processes: of all ranks, as `own_process` returns them.
         rank: of this process.
-        may_spin: whether there is a processor for each rank.
-        timeout_s: how long to wait for another rank.
+        may_spin: whether there is a core for each rank.
+        timeout_s: maximum wait for another rank, in seconds.
     """
 
     def __init__(
@@ -63,39 +61,39 @@ class Semaphores:
         self._yields = _YIELDS if may_spin else 1
         self._timeout_s = timeout_s
         self._processes = processes
-        for semaphore in self._from.values():  # each rank makes those that it waits for
+        for semaphore in self._from.values():  # each rank initializes those that it waits for
             if _libc.sem_init(semaphore, 1, 0):
                 raise OSError(ctypes.get_errno(), "sem_init failed")
 
     def post(self) -> None:
-        """Tell all other ranks that this one has come so far."""
+        """Signal all other ranks."""
         for semaphore in self._to:
             _quick.sem_post(semaphore)
 
     def wait(self) -> None:
-        """Return once all other ranks have told so as well.
+        """Return once all other ranks have signaled this one.
 
         Raises:
-            PeerLost: one has died, or does not come in time.
+            PeerLost: a rank has died, or does not signal in time.
         """
         for rank, semaphore in self._from.items():
-            if not self._comes_soon(semaphore):
+            if not self._poll(semaphore):
                 self._sleep(rank, semaphore)
 
-    def _comes_soon(self, semaphore: ctypes.c_void_p) -> bool:
-        """Look without sleeping, which costs hundreds of microseconds on many machines, for a while."""
+    def _poll(self, semaphore: ctypes.c_void_p) -> bool:
+        """Poll for some ms, because a sleep costs hundreds of microseconds on many machines."""
         trywait = _quick.sem_trywait
-        for _ in range(_LOOKS):
+        for _ in range(_SPINS):
             if not trywait(semaphore):
                 return True
         for _ in range(self._yields):
-            os.sched_yield()  # whoever else wants this processor may be who is waited for
+            os.sched_yield()  # the awaited rank may be waiting for this core
             if not trywait(semaphore):
                 return True
         return False
 
     def _sleep(self, rank: int, semaphore: ctypes.c_void_p) -> None:
-        """Return once `rank` has told; meanwhile look whether any that have not told yet have died."""
+        """Return once `rank` has signaled; meanwhile check that the awaited ranks are alive."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             until = time.clock_gettime(time.CLOCK_REALTIME) + _SLICE_S
@@ -103,28 +101,28 @@ class Semaphores:
             if not _libc.sem_timedwait(semaphore, ctypes.byref(limit)):
                 return
             for other, its in self._from.items():
-                if other >= rank and not self._lives(other) and not _has_told(its):
+                if other >= rank and not self._is_alive(other) and not _is_posted(its):
                     raise PeerLost(f"rank {other} has died while this one waited for it.")
             if time.monotonic() > deadline:
                 raise PeerLost(f"rank {rank} did not come within {self._timeout_s:g} s.")
 
-    def _lives(self, rank: int) -> bool:
+    def _is_alive(self, rank: int) -> bool:
         pid, space = self._processes[rank]
         if not pid or space != own_process()[1]:
-            return True  # it cannot be seen from here
+            return True  # another PID namespace cannot be checked
         with suppress(OSError):
             return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
         return False
 
 
-def _has_told(semaphore: ctypes.c_void_p) -> bool:
+def _is_posted(semaphore: ctypes.c_void_p) -> bool:
     count = ctypes.c_int()
     _quick.sem_getvalue(semaphore, ctypes.byref(count))
     return count.value > 0
 
 
 def own_process() -> Process:
-    """Return this process's id, and the name of the space of process ids that it lives in."""
+    """Return this process's id, and the name of its PID namespace."""
     try:
         return os.getpid(), str(Path("/proc/self/ns/pid").readlink())
     except OSError:

@@ -1,8 +1,7 @@
-"""Some ranks of a world, as a world of their own, with nothing to set up.
+"""Makes some ranks of a world a world of their own, without any setup.
 
-Its ranks count from 0 in the order in which they are given, and its collectives are the schedules, over
-messages of the world that it is part of. Only its members take part in them; others may do something else
-meanwhile.
+Its ranks are numbered from 0 in the given order. Its collectives are schedules of messages over the given
+world, in which only the members take part.
 """
 
 import pickle
@@ -23,26 +22,26 @@ from samestep.world.world import DerivedWorld, NothingPending, Pending, World
 
 T = TypeVar("T")
 SMALL = 1 << 14
-"""Bytes up to which the tree's fewer steps win over the ring's fewer bytes."""
+"""Bytes up to which the tree, with fewer steps, is faster than the ring, with fewer bytes."""
 
 
 class Subgroup(DerivedWorld):
     """Some ranks of a world.
 
     Args:
-        world: what they are part of; this rank is one of them.
-        ranks: theirs in `world`, the same for all members.
+        world: all ranks.
+        ranks: the members' ranks in `world`, in the same order on all members.
 
     Raises:
-        UsageError: the ranks are not some of the world's, this one among them.
+        UsageError: a rank is not in `world` or given twice, or this rank is not a member.
     """
 
     def __init__(self, world: World, ranks: Sequence[int]) -> None:
         own, size = world.place.rank, world.place.size
         if len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(size)) or own not in ranks:
             raise UsageError(
-                f"a subgroup of ranks {list(ranks)} cannot be made by rank {own} of {size}: it takes ranks "
-                "of the world, each once, and this one among them."
+                f"rank {own} of {size} cannot make a subgroup of ranks {list(ranks)}. Give ranks of the "
+                f"world, each once, and rank {own} among them."
             )
         self._world, self._ranks = world, tuple(ranks)
         self.device = world.device
@@ -80,7 +79,7 @@ class Subgroup(DerivedWorld):
         algorithm(self, tensor, op)
 
     def all_reduce_later(self, tensor: Tensor) -> Pending:
-        """See `World.all_reduce_later`; it is done at once."""
+        """See `World.all_reduce_later`; it runs to the end here."""
         self.all_reduce(tensor)
         return NothingPending()
 
@@ -113,4 +112,4 @@ class Subgroup(DerivedWorld):
         return [self.broadcast_object(value, source=rank) for rank in range(self.place.size)]
 
     def close(self) -> None:
-        """Nothing is open that the world would not close."""
+        """Do nothing; the world keeps its connections."""

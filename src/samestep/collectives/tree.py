@@ -1,4 +1,4 @@
-"""All-reduce by a binomial tree: a reduce to rank 0, and a broadcast from there (N = 6).
+"""All-reduce on a binomial tree: a reduce to rank 0, and a broadcast from it (N = 6).
 
 ::
 
@@ -9,8 +9,8 @@
     step 4    0 -----> 2        4
     step 5    0 > 1    2 > 3    4 > 5
 
-Cost: 2L steps of the whole tensor, L = ceil(log2 N); rank 0 sends it L times. It wins for tensors that are so
-small that only steps count, and where N is no power of two.
+Cost: 2L steps of the whole tensor, L = ceil(log2 N); rank 0 sends it L times. It is the fastest for
+tensors so small that only steps count, where N is no power of two.
 
 Source: R. Thakur, R. Rabenseifner, W. Gropp: Optimization of collective communication operations in MPICH,
 2005.
@@ -22,7 +22,7 @@ from samestep.collectives.cost import Cost, doublings
 
 
 def cost(size: int) -> Cost:
-    """Return the cost among `size` ranks."""
+    """Return the cost on `size` ranks."""
     steps = doublings(size)
     return Cost(steps=2 * steps, path=2 * steps, sent=steps)
 

@@ -1,1 +1,1 @@
-"""Data sets and the loaders that draw global batches from them."""
+"""Data sets, and loaders that draw global batches from them."""

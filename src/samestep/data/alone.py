@@ -1,8 +1,8 @@
-"""Lets a stream be read as if its reader were the only one: no split among loader processes, own randomness.
+"""Provides a context in which a stream is read as by a single process: no split, and seeded generators.
 
-An `IterableDataset` of a serial script splits itself among the DataLoader's processes, by
+An `IterableDataset` of a serial script splits itself among the DataLoader's processes by
 `torch.utils.data.get_worker_info`, and draws from the global generators, which are seeded differently in
-each. Where every process has to read the whole stream, and the same one, neither may be.
+each. Here every process must read the whole stream, and the same one.
 """
 
 import random
@@ -18,14 +18,14 @@ from torch.utils.data._utils import worker as torch_worker
 from samestep.sharding.position import Position
 
 
-class Alone:
-    """A context to draw from a stream in; entered again and again, it goes on where it was left.
+class SingleReader:
+    """A reentrant context for reading from a stream.
 
-    Within, `get_worker_info` returns None, and Python's, NumPy's and torch's CPU generators are the stream's
-    own, seeded by (seed, epoch); without, all are as they were.
+    Inside, `get_worker_info` returns None, and Python's, NumPy's and torch's CPU generators have the stream's
+    states, seeded by (seed, epoch). On exit the stream's states are saved and the previous ones restored.
 
     Args:
-        start: the position whose seed and epoch choose what is drawn.
+        start: the position whose seed and epoch are the seed.
     """
 
     def __init__(self, start: Position) -> None:
@@ -63,7 +63,7 @@ class Alone:
 
 @contextmanager
 def worker_info(info: Any) -> Iterator[None]:
-    """Let `get_worker_info` return `info` within."""
+    """Make `get_worker_info` return `info` in the block."""
     outside = torch_worker._worker_info  # noqa: SLF001 - nothing public sets it
     torch_worker._worker_info = info  # noqa: SLF001
     try:

@@ -1,4 +1,4 @@
-"""Changing images at random, as whole batches; the same for a sample wherever it is drawn."""
+"""Augments batches of images with per-sample randomness, which does not depend on rank or batch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,21 +12,18 @@ from samestep.base.errors import UsageError
 from samestep.data.draws import integers, rehash
 
 Augment: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""Takes uint8 images (n, channels, height, width) and 64 random bits for each, int64 (n,); returns new
-images. The bits are a function of (seed, epoch, sample id) alone; see `samestep.data.draws`."""
+"""Maps uint8 images (n, channels, height, width) and 64 random bits per image, int64 (n,), to new images. The
+bits depend on (seed, epoch, sample id) alone; see `samestep.data.draws`."""
 
 Padding: TypeAlias = Literal["zeros", "reflect"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomCrop:
-    """Moves each image by up to `pad` pixels each way: a random crop of the padded image.
-
-    What moves in from outside is 0, or the image mirrored at its edge.
-    """
+    """A random crop of each image, padded by `pad` pixels with zeros or by reflection."""
 
     pad: int
-    """Largest move, in pixels."""
+    """Padding at each side, in pixels."""
     padding: Padding = "zeros"
 
     def __call__(self, images: Tensor, words: Tensor) -> Tensor:
@@ -39,21 +36,21 @@ class RandomCrop:
         return _crop(padded, top=top, left=left, size=(height, width))
 
     def check(self, height: int, width: int) -> None:
-        """Refuse images that have too few pixels to be mirrored.
+        """Refuse images that are too small for padding by reflection.
 
         Raises:
-            UsageError: they have.
+            UsageError: a side has `pad` pixels or fewer.
         """
         if self.padding == "reflect" and self.pad >= min(height, width):
             raise UsageError(
-                f"--augment crop:{self.pad}:reflect mirrors {self.pad} pixels of images of {height} x "
-                f"{width}: use fewer than a side has."
+                f"--augment crop:{self.pad}:reflect needs images with more than {self.pad} pixels a side, "
+                f"and these are {height} x {width}. Use fewer pixels."
             )
 
 
 @dataclass(frozen=True, slots=True)
 class RandomFlip:
-    """Exchanges left and right in half of the cases."""
+    """A horizontal flip with probability 1/2."""
 
     def __call__(self, images: Tensor, words: Tensor) -> Tensor:
         """Return the changed images; each is a function of itself and its word."""
@@ -63,35 +60,34 @@ class RandomFlip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cutout:
-    """Blanks a square of each image, its centre anywhere: near an edge less of it is seen.
+    """A square of the image's mean value at a random center, clipped at the edges of the image.
 
     Source: DeVries, Taylor, "Improved regularization of convolutional neural networks with cutout", 2017
-    (arXiv:1708.04552). There the square is the mean colour; here it is the mean of the image itself, which
-    is as little of a signal and needs nothing but the image.
+    (arXiv:1708.04552). The paper uses the mean color of the data set.
     """
 
     side: int
-    """Of the square, in pixels."""
+    """Side of the square, in pixels."""
 
     def __call__(self, images: Tensor, words: Tensor) -> Tensor:
         """Return the changed images; each is a function of itself and its word."""
         height, width = images.shape[2:]
-        rows = self._within(integers(words, height, bit=0), height)
-        columns = self._within(integers(words, width, bit=20), width)
+        rows = self._covered(integers(words, height, bit=0), height)
+        columns = self._covered(integers(words, width, bit=20), width)
         square = rows[:, None, :, None] & columns[:, None, None, :]  # (n, 1, height, width)
         grey = images.float().mean((2, 3), keepdim=True).round().to(images.dtype)
         return torch.where(square, grey, images)
 
-    def _within(self, centre: Tensor, length: int) -> Tensor:
-        """Return which of `length` places each square covers, (n, length)."""
-        places = torch.arange(length, device=centre.device)
-        first = (centre - self.side // 2)[:, None]
-        return (places >= first) & (places < first + self.side)
+    def _covered(self, center: Tensor, length: int) -> Tensor:
+        """Return a mask of the pixels that each square covers along one side, (n, length)."""
+        pixels = torch.arange(length, device=center.device)
+        first = (center - self.side // 2)[:, None]
+        return (pixels >= first) & (pixels < first + self.side)
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Several changes one after the other, each with random bits of its own."""
+    """Several augmentations in sequence, each with different random bits."""
 
     parts: tuple[Augment, ...]
 
@@ -105,30 +101,30 @@ class Chain:
 
 
 def parse_augment(spec: str) -> Augment | None:
-    """Return what a setting such as ``crop:4,flip,cutout:8`` means; None for an empty one.
+    """Return the augmentation that a setting such as ``crop:4,flip,cutout:8`` names; None for an empty one.
 
-    The parts, applied in the order in which they are said::
+    The parts are applied in the given order::
 
-        crop:PIXELS            a random crop of the image padded with zeros
-        crop:PIXELS:reflect    padded with its mirror image
-        flip                   left and right exchanged in half of the cases
+        crop:PIXELS            a random crop of the image, padded with zeros
+        crop:PIXELS:reflect    a random crop of the image, padded by reflection
+        flip                   a horizontal flip with probability 1/2
         cutout:PIXELS          a blank square of that side
 
     Raises:
-        UsageError: a part that is none of these.
+        UsageError: a part is none of these.
     """
     return Chain(_parts(spec)) if spec else None
 
 
 def check_augment(spec: str, *, shape: tuple[int, int, int]) -> None:
-    """Refuse a setting that means nothing, or cannot be done to images of a shape, before any is there.
+    """Refuse a setting that is invalid, or impossible for images of a shape.
 
     Args:
         spec: see `parse_augment`.
         shape: channels, height and width.
 
     Raises:
-        UsageError: it is one of these.
+        UsageError: it is invalid or impossible.
     """
     for part in _parts(spec):
         if isinstance(part, RandomCrop):
@@ -150,8 +146,8 @@ def _part(text: str) -> Augment:
         case ["cutout", pixels] if _is_count(pixels):
             return Cutout(side=int(pixels))
     raise UsageError(
-        f"--augment {text!r} is none of crop:PIXELS, crop:PIXELS:reflect, flip, cutout:PIXELS, with 1 pixel "
-        "or more; say several with commas: crop:4,flip."
+        f"--augment {text!r} is not one of crop:PIXELS, crop:PIXELS:reflect, flip, cutout:PIXELS (1 pixel or "
+        "more). Separate several by commas: crop:4,flip."
     )
 
 
@@ -162,11 +158,11 @@ def _is_count(text: str) -> bool:
 def _pad(images: Tensor, pad: int, padding: Padding) -> Tensor:
     if padding == "zeros":
         return F.pad(images, (pad,) * 4)
-    return _mirrored(_mirrored(images, pad, dim=2), pad, dim=3)  # torch pads no uint8 by reflection
+    return _reflected(_reflected(images, pad, dim=2), pad, dim=3)  # torch has no reflection padding of uint8
 
 
-def _mirrored(images: Tensor, pad: int, *, dim: int) -> Tensor:
-    """Continue images at both ends of `dim` by their mirror image; the edge itself is not repeated."""
+def _reflected(images: Tensor, pad: int, *, dim: int) -> Tensor:
+    """Pad images at both ends of `dim` by reflection, without repeating the edge."""
     length = images.shape[dim]
     before = images.narrow(dim, 1, pad).flip(dim)
     after = images.narrow(dim, length - 1 - pad, pad).flip(dim)
@@ -174,12 +170,12 @@ def _mirrored(images: Tensor, pad: int, *, dim: int) -> Tensor:
 
 
 def _crop(padded: Tensor, *, top: Tensor, left: Tensor, size: tuple[int, int]) -> Tensor:
-    """Cut a window of `size` from each image, at (top, left)."""
+    """Crop a window of `size` from each image, at (top, left)."""
     n, channels, tall, wide = padded.shape
     height, width = size
-    # Whole rows are copied, found by where they begin in the flat batch: 4 to 8 times as fast as picking
-    # pixels, or windows of an unfolded view (measured, CPU).
+    # Copying whole rows by their offsets in the flat batch is 4 to 8 times as fast as gathering pixels or
+    # windows of an unfolded view (measured on a CPU).
     begins = torch.arange(0, padded.numel(), wide, device=padded.device).view(n, channels, tall)
     begins = begins[:, :, :height] + (top * wide + left)[:, None, None]  # (n, channels, height)
-    every_row = padded.flatten().unfold(0, width, 1)  # (places, width), a view that overlaps itself
+    every_row = padded.flatten().unfold(0, width, 1)  # (offsets, width), an overlapping view
     return every_row.index_select(0, begins.flatten()).view(n, channels, height, width)

@@ -1,4 +1,4 @@
-"""Contents that took long to decode, kept for the next who asks: the other workers, and the next run."""
+"""Caches decoded files on disk, for other workers and later runs."""
 
 import hashlib
 import os
@@ -9,16 +9,16 @@ from pathlib import Path
 from samestep.base.regular_files import read_bytes
 
 
-def remembered(sha256: str, decode: Callable[[], bytes], folder: Path, *, most: int) -> bytes:
-    """Return the content whose checksum is `sha256`: from `folder`, or else decoded and put there.
+def cached_content(sha256: str, decode: Callable[[], bytes], folder: Path, *, most: int) -> bytes:
+    """Return the content with checksum `sha256` from the cache, or decode it and store it there.
 
-    What is read from the folder is checked; what cannot be kept is returned all the same.
+    A cached file is verified. Content that cannot be stored is returned without an error.
 
     Args:
         sha256: of the content.
-        decode: makes it, and has checked it.
-        folder: the user's cache.
-        most: bytes that the content may have.
+        decode: returns the verified content.
+        folder: the cache.
+        most: maximum bytes of the content.
     """
     path = folder / sha256
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Decompresses gzip and xz up to an expected size and no further: some kilobytes can become gigabytes."""
+"""Decompresses gzip and xz up to an expected size, because some kilobytes can expand to gigabytes."""
 
 import gzip
 import io
@@ -7,27 +7,27 @@ import zlib
 from collections.abc import Callable
 
 _XZ_MEMORY = 256 << 20
-"""Bytes that a decoder of xz may take; ``xz -9`` asks for 65 MiB, and a file can ask for 4 GiB."""
+"""Memory limit of the xz decoder in bytes; ``xz -9`` needs 65 MiB, and a file can request 4 GiB."""
 
 
-class TooLarge(ValueError):  # noqa: N818 - reads as what was found
-    """There is more inside than expected."""
+class TooLarge(ValueError):  # noqa: N818 - names the fault
+    """The decompressed content is larger than expected."""
 
 
-class Damaged(ValueError):  # noqa: N818 - reads as what was found
-    """It is cut short, or not what it begins like."""
+class Damaged(ValueError):  # noqa: N818 - names the fault
+    """The compressed data is truncated or invalid."""
 
 
 def decompressed(data: bytes, *, most: int) -> bytes:
-    """Return what `data` holds: decompressed if it begins like gzip or xz, else as it is.
+    """Return `data`, decompressed if it starts with the magic bytes of gzip or xz.
 
     Args:
-        data: of a file, whole.
-        most: bytes that there may be inside.
+        data: the contents of a file.
+        most: maximum decompressed bytes.
 
     Raises:
-        TooLarge: there are more.
-        Damaged: they cannot be decompressed.
+        TooLarge: it has more.
+        Damaged: it cannot be decompressed.
     """
     decode = next((decode for magic, decode in _DECODERS.items() if data.startswith(magic)), _plain)
     try:
@@ -49,7 +49,7 @@ def _gzip(data: bytes, most: int) -> bytes:
 
 
 def _xz(data: bytes, most: int) -> bytes:
-    """Return at most so many bytes of one stream, or of several that follow each other."""
+    """Return at most `most` bytes of one or more concatenated streams."""
     content = b""
     while data and len(content) < most:
         decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)

@@ -1,4 +1,4 @@
-"""Fetching published files: once per node, whole or not at all."""
+"""Downloads published files once per node, atomically."""
 
 import logging
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ _log = logging.getLogger("samestep")
 
 
 def fetch(file: PublishedFile, mirrors: Sequence[str], folder: Path) -> Path:
-    """Return `file` in `folder`, downloading it if it is not there.
+    """Return the path of `file` in `folder`, after downloading it if it is missing.
 
-    May be called by any number of processes at once: the first downloads under a lock, the others wait
-    and find it. The file appears under its name only when it is whole and has the published checksum.
+    Any number of processes can call it at once: the first one downloads under a lock, and the others wait.
+    The file has its name only when it is complete and has the published checksum.
 
     Args:
-        file: what to fetch.
-        mirrors: addresses of folders that hold it, tried in turn; each ends in a slash.
-        folder: where to keep it.
+        file: the published file.
+        mirrors: URLs of folders that contain it, tried in this order; each ends in a slash.
+        folder: of the downloads.
 
     Raises:
         DataError: no mirror could be reached or had the right file, or `folder` cannot be written.
@@ -38,11 +38,11 @@ def fetch(file: PublishedFile, mirrors: Sequence[str], folder: Path) -> Path:
         _acquire(lock, path)
     except OSError as error:
         raise DataError(
-            f"cannot keep {path.name} in {folder}: {error.strerror}. Set XDG_CACHE_HOME to a folder that can "
-            "be written, or pass --data-dir DIR."
+            f"cannot write {path.name} to {folder}: {error.strerror}. Set XDG_CACHE_HOME to a writable "
+            "folder, or give --data-dir DIR."
         ) from None
     try:
-        return _download(file, mirrors, path)  # finds what another process has fetched meanwhile
+        return _download(file, mirrors, path)  # pooch checks again whether it exists
     finally:
         lock.release()
 
@@ -56,8 +56,8 @@ def _acquire(lock: FileLock, path: Path) -> None:
             lock.acquire(timeout=_LOCK_TIMEOUT_S)
         except Timeout:
             raise DataError(
-                f"waited {_LOCK_TIMEOUT_S / 60:.0f} min for another process to download {path}; "
-                f"it still holds {lock.lock_file}. End it, or pass --data-dir DIR."
+                f"another process has been downloading {path} for {_LOCK_TIMEOUT_S / 60:.0f} min and holds "
+                f"{lock.lock_file}. End it, or give --data-dir DIR."
             ) from None
 
 
@@ -69,16 +69,16 @@ def _download(file: PublishedFile, mirrors: Sequence[str], path: Path) -> Path:
             return path
         failures.append(f"{urlsplit(mirror).netloc}: {failure}")
     raise DataError(
-        f"could not download {path.name} ({'; '.join(failures)}). Without network, bring the files here "
-        "and pass --data-dir DIR, the folder that holds them."
+        f"cannot download {path.name} ({'; '.join(failures)}). Without network, copy the files here and give "
+        "their folder with --data-dir DIR."
     )
 
 
 def _retrieve(address: str, file: PublishedFile, path: Path) -> str | None:
-    """Download to `path`, through a temporary file beside it; return what went wrong, in a few words."""
+    """Download to `path`, through a temporary file next to it; return the reason if that fails."""
     import pooch
 
-    pooch.get_logger().setLevel(logging.WARNING)  # its lines of progress would stand among the program's own
+    pooch.get_logger().setLevel(logging.WARNING)  # no progress lines in the program's output
     try:
         pooch.retrieve(
             address,
@@ -93,7 +93,7 @@ def _retrieve(address: str, file: PublishedFile, path: Path) -> str | None:
 
 
 def _reason(error: OSError | ValueError) -> str:
-    """Return a few words; the text of a network error runs over several lines."""
+    """Return a short reason, because the text of a network error has several lines."""
     response = getattr(error, "response", None)
     if response is not None:
         return f"HTTP {response.status_code}"

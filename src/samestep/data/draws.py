@@ -1,9 +1,9 @@
-"""Random numbers that belong to a sample: pure functions of (seed, epoch, sample id).
+"""Computes per-sample random numbers as pure functions of (seed, epoch, sample id).
 
-A stream of random numbers would tie what happens to a sample to the batch it is in and to the rank that
-draws. Here each sample hashes its own: 64 well-mixed bits from ``(seed, epoch, id)``, on any device, in
-a few kernels per batch. Source of the mixing function: Steele, Lea, Flood, "Fast splittable pseudorandom
-number generators", OOPSLA 2014 (SplitMix64; the constants are David Stafford's variant 13).
+With a stream of random numbers, the augmentation of a sample would depend on its batch and its rank. Here
+each sample has 64 bits hashed from ``(seed, epoch, id)``, on any device, in a few kernels per batch. Source
+of the mixing function: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014
+(SplitMix64; the constants are David Stafford's variant 13).
 """
 
 from torch import Tensor
@@ -17,11 +17,11 @@ _SECOND = 0x94D049BB133111EB
 
 
 def sample_words(ids: Tensor, position: Position) -> Tensor:
-    """Return 64 random bits for each sample, as int64, in `ids`' shape and device.
+    """Return 64 random bits for each sample, as int64, in the shape and on the device of `ids`.
 
     Args:
         ids: int64 sample ids.
-        position: whose seed and epoch to draw for; the samples used do not matter.
+        position: gives seed and epoch; its sample count is ignored.
     """
     key = _mix((_mix((position.seed + _GOLDEN) & _WORD) + position.epoch) & _WORD)
     # int64 arithmetic wraps: it is arithmetic modulo 2**64 in two's complement.
@@ -29,21 +29,21 @@ def sample_words(ids: Tensor, position: Position) -> Tensor:
 
 
 def rehash(words: Tensor, number: int) -> Tensor:
-    """Return other bits of each word for each `number`; for 0 the words themselves."""
+    """Return different bits of each word for each `number`; for 0 the words themselves."""
     return words if number == 0 else _mixed(words + _signed((number * _GOLDEN) & _WORD))
 
 
 def integers(words: Tensor, below: int, *, bit: int) -> Tensor:
-    """Return integers 0 .. below-1 made of 20 bits of each word, from `bit` up.
+    """Return integers 0 .. below-1 from 20 bits of each word, starting at `bit`.
 
-    Uniform but for one part in ``2**20 / below``.
+    They are uniform up to a relative error of ``below / 2**20``.
     """
     field = (words >> bit) & 0xFFFFF
     return (field * below) >> 20
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Shift right without the sign: torch's ``>>`` on int64 brings copies of it along."""
+    """Shift right logically: torch's ``>>`` on int64 is an arithmetic shift."""
     return (x >> bits) & (_WORD >> bits)
 
 
@@ -55,7 +55,7 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 def _mix(x: int) -> int:
-    """Mix one word: the finaliser of SplitMix64."""
+    """Mix one word by the finalizer of SplitMix64."""
     x = ((x ^ (x >> 30)) * _FIRST) & _WORD
     x = ((x ^ (x >> 27)) * _SECOND) & _WORD
     return x ^ (x >> 31)

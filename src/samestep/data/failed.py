@@ -1,4 +1,4 @@
-"""An error of a loader process as a value: as an exception, torch puts its traceback into the message."""
+"""Passes errors of loader processes as values, because torch adds a traceback to exceptions."""
 
 from copy import copy
 from dataclasses import dataclass
@@ -10,17 +10,14 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """Comes in the place of a batch that could not be made; only what samestep itself says travels so.
-
-    An error of the user's code keeps the traceback that torch gives it.
-    """
+class FailedBatch:
+    """An error of samestep in place of a batch; errors of the user's code keep torch's traceback."""
 
     error: UsageError
 
 
-def unless_failed(value: T | Failed) -> T:
-    """Return `value`, or raise the error that came in its place."""
-    if isinstance(value, Failed):
-        raise copy(value.error)  # itself it would hold those who hold it, and with them loader processes
+def raise_if_failed(value: T | FailedBatch) -> T:
+    """Return `value`, or raise its error if it is a `FailedBatch`."""
+    if isinstance(value, FailedBatch):
+        raise copy(value.error)  # the original's traceback would keep loader processes alive
     return value

@@ -1,4 +1,4 @@
-"""Data sets in the idx format of MNIST.
+"""Reads data sets in the idx format of MNIST.
 
 An idx file is big-endian: two zero bytes, the type (8: unsigned byte), the number of dimensions, each
 dimension as a uint32, then the values, last dimension fastest. Source: the description on MNIST's page
@@ -24,26 +24,26 @@ from samestep.data.published import PublishedFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdxDataSet:
-    """A data set of grey images, published as four idx files."""
+    """A data set of grayscale images, published as four idx files."""
 
     name: str
     files: dict[Split, tuple[PublishedFile, PublishedFile]]
-    """Of each split, the images and the labels."""
+    """The files of images and labels of each split."""
     classes: tuple[str, ...]
     mean: float
     std: float
     folders: tuple[str, ...]
-    """Where its files may lie, relative to the folder the user names."""
+    """Folders that are searched for its files, relative to ``--data-dir``."""
     mirrors: tuple[str, ...]
-    """Addresses of folders that hold the files, each with its final slash."""
+    """URLs of folders with the files, each with a final slash."""
 
     def load(self, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> ImageSet:
-        """Return one split, checked against what was published.
+        """Return one split, verified by its published checksums.
 
         Args:
-            split: which one.
-            data_dir: a folder that holds the files; None downloads them (once).
-            cache_dir: where downloads are kept; None is the user's cache.
+            split: the split.
+            data_dir: a folder with the files; None downloads them (once).
+            cache_dir: folder of downloads; None is the user's cache.
 
         Raises:
             DataError: files are missing, damaged or not the published ones, or cannot be downloaded.
@@ -70,11 +70,11 @@ class IdxDataSet:
 
     @property
     def about(self) -> str:
-        """What it holds, in a few words."""
-        return "60,000 + 10,000 images, 28 x 28 grey"
+        """A short description."""
+        return "60,000 + 10,000 images, 28 x 28 grayscale"
 
     def find(self, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> Path | None:
-        """Return the folder in which all of its files lie; None where some are missing. Nothing is read."""
+        """Return the folder with all of its files, without reading them; None if some are missing."""
         files = [file for split in self.files.values() for file in split]
         try:
             return published.locate(
@@ -86,24 +86,24 @@ class IdxDataSet:
             return None
 
     def fetch(self, folder: Path) -> list[Path]:
-        """Download what is published into `folder`, whole; return the files.
+        """Download all published files to `folder`; return their paths.
 
         Raises:
-            DataError: it cannot be downloaded.
+            DataError: a file cannot be downloaded.
         """
         return [fetch(file, self.mirrors, folder) for files in self.files.values() for file in files]
 
 
 def parse(content: bytes, path: Path, *, dimensions: int) -> NDArray[np.uint8]:
-    """Return the array that an idx file of unsigned bytes holds; read-only.
+    """Return the array in an idx file of unsigned bytes, read-only.
 
     Args:
         content: the whole file, decompressed.
-        path: where it came from, for messages.
-        dimensions: how many it must have.
+        path: of the file, for messages.
+        dimensions: the number of dimensions it must have.
 
     Raises:
-        DataError: it is no such file, or its length is not what its header says.
+        DataError: it is no such file, or its length contradicts its header.
     """
     header = 4 + 4 * dimensions
     magic = 0x0800 + dimensions
@@ -111,19 +111,19 @@ def parse(content: bytes, path: Path, *, dimensions: int) -> NDArray[np.uint8]:
     if len(content) < header or found != magic:
         raise DataError(
             f"{path} is not an idx file of bytes in {dimensions} dimension(s): it begins with {found} "
-            f"({len(content):,} bytes in all), expected {magic}. Are images and labels exchanged?"
+            f"({len(content):,} bytes in all), expected {magic}. Images and labels may be swapped."
         )
     shape = tuple(int.from_bytes(content[at : at + 4], "big") for at in range(4, header, 4))
     if len(content) - header != prod(shape):
         raise DataError(
-            f"{path} promises {' x '.join(map(str, shape))} = {prod(shape):,} values but holds "
-            f"{len(content) - header:,}. It is damaged: fetch it again."
+            f"{path} is damaged: its header gives {' x '.join(map(str, shape))} = {prod(shape):,} values, "
+            f"and it has {len(content) - header:,}. Download it again."
         )
     return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
 
 
 def _read(path: Path, file: PublishedFile, dimensions: int) -> NDArray[np.uint8]:
     content = published.read(path, most=file.content_bytes)
-    values = parse(content, path, dimensions=dimensions)  # first, for it says more than a checksum
+    values = parse(content, path, dimensions=dimensions)  # first, because its errors are more specific
     published.verify(content, file, path)
     return values

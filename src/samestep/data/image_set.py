@@ -1,4 +1,4 @@
-"""A data set of images as a value: one uint8 tensor."""
+"""Defines a data set of images in memory, as one uint8 tensor."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -6,18 +6,18 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from samestep.base.errors import DataError, UsageError
-from samestep.data.lazy import LazyImages
+from samestep.base.errors import DataError
+from samestep.data.lazy import LazyImages, check_subset
 
 Split: TypeAlias = Literal["train", "test"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ImageSet:
-    """Labelled images, whole in memory, on one device.
+    """Labeled images in the memory of one device.
 
     Raises:
-        DataError: images and labels do not belong together.
+        DataError: the shapes or dtypes of images and labels are wrong.
     """
 
     name: str
@@ -28,11 +28,11 @@ class ImageSet:
     """(samples,), int64: indices into `classes`."""
     classes: tuple[str, ...]
     mean: tuple[float, ...]
-    """Per channel, of the *training* split, on the scale where `white` is 1.0."""
+    """Mean per channel of the *training* split, with `white` scaled to 1.0."""
     std: tuple[float, ...]
-    """As `mean`."""
+    """Standard deviation, as `mean`."""
     white: int = 255
-    """The largest value a pixel can have."""
+    """The largest possible value of a pixel."""
 
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
@@ -60,19 +60,14 @@ class ImageSet:
     def subset(self, count: int) -> "ImageSet":
         """Return the first `count` samples, in published order.
 
-        A smaller subset is part of a larger one. Nothing is balanced: the named sets are published well
-        mixed. `mean` and `std` stay those of the whole training split.
+        Classes are not balanced, and `mean` and `std` stay those of the whole training split.
 
         Raises:
-            UsageError: there are not that many samples.
+            UsageError: there are fewer samples.
         """
-        if not 1 <= count <= len(self):
-            raise UsageError(
-                f"a subset of {count} samples: {self.name} {self.split} holds {len(self)}. "
-                f"Use 1 .. {len(self)}."
-            )
+        check_subset(count, self)
         return replace(self, images=self.images[:count], labels=self.labels[:count])
 
 
 Images: TypeAlias = ImageSet | LazyImages
-"""Either kind of image set: in memory, or read as it is needed."""
+"""Either type of image set: in memory, or read on demand."""

@@ -1,4 +1,4 @@
-"""Checks that labels are classes, and names the first that is none."""
+"""Checks that labels are class indices, and names the first invalid one."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,19 +9,19 @@ from numpy.typing import NDArray
 from samestep.base.errors import DataError
 
 _LONGEST = 40
-"""Characters of a label that a message quotes."""
+"""Maximum characters of a label in a message."""
 
 
 def checked_labels(labels: Sequence[Any] | NDArray[Any], *, classes: int, where: object) -> NDArray[np.int64]:
     """Return labels as an array.
 
     Args:
-        labels: of all samples, in their order.
-        classes: how many there are.
-        where: the file that holds the labels, for messages.
+        labels: of all samples, in order.
+        classes: number of classes.
+        where: the file of the labels, for messages.
 
     Raises:
-        DataError: one of them is no whole number from 0 up to the last class; says which.
+        DataError: a label is not an integer from 0 to the last class; names the first one.
     """
     if isinstance(labels, np.ndarray) and labels.dtype.kind in "ui" and labels.ndim == 1:
         wrong = np.flatnonzero((labels < 0) | (labels >= classes))

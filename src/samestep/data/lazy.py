@@ -1,8 +1,8 @@
-"""A data set of images that are read when they are needed."""
+"""Defines a data set of images that are read on demand."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,12 +11,12 @@ from torch.utils.data import Dataset
 from samestep.base.errors import DataError, UsageError
 
 ReadImage: TypeAlias = Callable[[int], Tensor]
-"""Returns image number so and so, uint8 (channels, height, width)."""
+"""Maps an index to the image, uint8 (channels, height, width)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LazyImages(Dataset[tuple[Tensor, int]]):
-    """Labelled images that are too many to lie in memory, each read by itself."""
+    """Labeled images that do not fit into memory, each read on demand."""
 
     name: str
     split: str
@@ -24,16 +24,16 @@ class LazyImages(Dataset[tuple[Tensor, int]]):
     read: ReadImage
     """Reads one image; runs in loading processes."""
     labels: Sequence[int]
-    """Of each image: indices into `classes`."""
+    """Labels of the images: indices into `classes`."""
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
     """Channels, height and width of every image as `read` returns it."""
     mean: tuple[float, ...]
-    """Per channel, of the training split, on the scale where `white` is 1."""
+    """Mean per channel of the training split, with `white` scaled to 1."""
     std: tuple[float, ...]
-    """As `mean`."""
+    """Standard deviation, as `mean`."""
     white: int = 255
-    """The largest value a pixel can have."""
+    """The largest possible value of a pixel."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -42,7 +42,7 @@ class LazyImages(Dataset[tuple[Tensor, int]]):
         """Return one image and its label.
 
         Raises:
-            DataError: the image is not of the shape of the set.
+            DataError: the image has another shape than the data set.
         """
         image = self.read(index)
         if image.dtype != torch.uint8 or tuple(image.shape) != self.shape:
@@ -56,11 +56,30 @@ class LazyImages(Dataset[tuple[Tensor, int]]):
         """Return the first `count` samples.
 
         Raises:
-            UsageError: there are not that many.
+            UsageError: there are fewer samples.
         """
-        if not 1 <= count <= len(self):
-            raise UsageError(
-                f"a subset of {count} samples: {self.name} {self.split} holds {len(self)}. "
-                f"Use 1 .. {len(self)}."
-            )
+        check_subset(count, self)
         return replace(self, labels=self.labels[:count])
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def split(self) -> str: ...
+
+    def __len__(self) -> int: ...
+
+
+def check_subset(count: int, images: _Named) -> None:
+    """Refuse a subset that is empty or larger than the data set.
+
+    Raises:
+        UsageError: names both sizes.
+    """
+    if not 1 <= count <= len(images):
+        raise UsageError(
+            f"a subset of {count} samples: {images.name} {images.split} has {len(images)}. "
+            f"Use 1 .. {len(images)}."
+        )

@@ -1,4 +1,4 @@
-"""Global batches of images that loading processes read, and this rank's slice of each."""
+"""Loads this rank's part of global batches of images that are read from disk by loader processes."""
 
 import multiprocessing
 import os
@@ -18,10 +18,10 @@ from samestep.base.place import Place
 from samestep.base.signals import WARNINGS
 from samestep.data.augment import Augment
 from samestep.data.draws import sample_words
-from samestep.data.failed import Failed, unless_failed
+from samestep.data.failed import FailedBatch, raise_if_failed
 from samestep.data.lazy import LazyImages
 from samestep.data.loader import Batch
-from samestep.data.normalise import Normalise
+from samestep.data.normalise import Normalize
 from samestep.sharding.batches import micro_batches
 from samestep.sharding.plan import Plan
 from samestep.sharding.position import Position
@@ -32,14 +32,14 @@ _CPU = torch.device("cpu")
 
 @dataclass(slots=True, eq=False)
 class LazyLoader:
-    """Reads this rank's samples through torch's DataLoader; all else is done to whole batches on the device.
+    """A loader that reads this rank's samples by torch's DataLoader, and augments batches on the device.
 
-    The same batches as `Loader` would draw of the same images, at any number of ranks and of loading
-    processes. These stay from epoch to epoch; a resumed epoch reads nothing that was used before.
+    Its batches equal those of `Loader` for the same images, with any number of ranks and loader processes.
+    Loader processes persist between epochs. A resumed epoch skips its used samples without reading them.
 
     Raises:
-        UsageError: a full batch is too small to give every rank a sample. While reading, an image cannot be
-            read (DataError).
+        UsageError: a full batch has fewer samples than ranks. During an epoch: an image cannot be read
+            (DataError).
     """
 
     images: LazyImages
@@ -54,38 +54,38 @@ class LazyLoader:
     accumulate: int = 1
     """Micro-batches per step."""
     workers: int | None = None
-    """Loading processes of this rank; None is its share of the processor."""
+    """Loader processes of this rank; None is its share of the cores."""
     plan: Plan = field(init=False, repr=False)
     _sampler: "_Ids" = field(init=False, repr=False)
     _loader: "DataLoader[Any]" = field(init=False, repr=False)
-    _normalise: Normalise = field(init=False, repr=False)
+    _normalize: Normalize = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.plan = Plan(
             count=len(self.images), batch_size=self.batch_size, place=self.place, shuffle=self.shuffle
         )
-        self._normalise = Normalise(self.images, self.dtype, self.device)
+        self._normalize = Normalize(self.images, self.dtype, self.device)
         self._sampler = _Ids()
         workers = loading_processes(self.place, self.device) if self.workers is None else self.workers
         self._loader = DataLoader(
-            _Told(self.images),
+            _ReadOrError(self.images),
             batch_sampler=self._sampler,
             collate_fn=_Stack(self.images.shape),
             num_workers=workers,
-            worker_init_fn=_outlive_a_stop,
+            worker_init_fn=_ignore_stop_signals,
             persistent_workers=workers > 0,
             pin_memory=self.device.type in ("cuda", "xpu"),
         )
 
     def __len__(self) -> int:
-        """Return the steps of a whole epoch, the same on every rank."""
+        """Return the steps per epoch, the same on every rank."""
         return len(self.plan)
 
     def epoch(self, position: Position | None = None) -> Iterator[Batch]:
         """Yield the batches from `position` to the end of its epoch; see `Loader.epoch`.
 
         Raises:
-            UsageError: `position` lies beyond the end of this data set.
+            UsageError: `position` is beyond the end of this data set.
         """
         position = Position() if position is None else position
         steps = self.plan.steps(position)
@@ -93,7 +93,7 @@ class LazyLoader:
         pairs = list(micro_batches(steps, self.accumulate))
         parts = [self.plan.share(micro) for _, micro in pairs]
         self._sampler.batches = [order[part.start : part.stop].tolist() for part in parts]
-        read = map(unless_failed, self._loader)
+        read = map(raise_if_failed, self._loader)
         for (step, micro), ids, (images, labels) in zip(pairs, self._sampler.batches, read, strict=True):
             numbers = torch.tensor(ids, dtype=torch.int64)
             yield Batch(
@@ -110,41 +110,41 @@ class LazyLoader:
         images = images.to(self.device, non_blocking=True)
         if self.augment is not None:
             images = self.augment(images, sample_words(ids, position).to(self.device, non_blocking=True))
-        return self._normalise(images)
+        return self._normalize(images)
 
 
 def loading_processes(place: Place, device: torch.device) -> int:
-    """Return how many loading processes one rank may have: its share of the processor's cores.
+    """Return the default number of loader processes of one rank: its share of the cores.
 
-    Half of it where the rank computes on the processor as well.
+    It is half of that share if the rank computes on the CPU as well.
     """
     share = processors_of_rank(place.local_size)
     return share if device.type != "cpu" else max(1, share // 2)
 
 
-def _outlive_a_stop(_: int) -> None:
-    """Let a loading process go on when its whole process group is asked to stop: its rank finishes the step.
+def _ignore_stop_signals(_: int) -> None:
+    """Make a loader process ignore stop signals to its process group, because its rank finishes the step.
 
-    SIGTERM from the rank itself ends it as ever: so multiprocessing ends what is left when the rank exits. If
-    the rank dies, torch's watchdog ends it. On macOS nobody tells who sent a signal: SIGTERM stays torch's.
+    SIGTERM from its rank still ends it: multiprocessing sends that when the rank exits. If the rank dies,
+    torch's watchdog ends it. On macOS the sender of a signal is unknown, so SIGTERM keeps torch's handler.
     """
     for number in WARNINGS:
         signal.signal(number, signal.SIG_IGN)
     rank = multiprocessing.parent_process()
     if sys.platform != "darwin" and rank is not None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # for all threads: they begin after this
-        threading.Thread(target=_end_when_told, args=[rank.pid], daemon=True).start()
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # for all threads, which start later
+        threading.Thread(target=_exit_on_sigterm, args=[rank.pid], daemon=True).start()
 
 
-def _end_when_told(by: int | None) -> None:
+def _exit_on_sigterm(sender: int | None) -> None:
     if sys.platform != "darwin":
-        while signal.sigwaitinfo([signal.SIGTERM]).si_pid != by:
+        while signal.sigwaitinfo([signal.SIGTERM]).si_pid != sender:
             pass
         os._exit(0)
 
 
 class _Ids(Sampler[list[int]]):
-    """The samples of each batch of the epoch to come."""
+    """The samples of each batch of the next epoch."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -157,28 +157,30 @@ class _Ids(Sampler[list[int]]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Told(Dataset[tuple[Tensor, int] | Failed]):
-    """The images; of one that cannot be read, the error."""
+class _ReadOrError(Dataset[tuple[Tensor, int] | FailedBatch]):
+    """The images; the error in place of an image that cannot be read."""
 
     images: LazyImages
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int] | Failed:
+    def __getitem__(self, index: int) -> tuple[Tensor, int] | FailedBatch:
         try:
             return self.images[index]
         except UsageError as error:
-            return Failed(error)
+            return FailedBatch(error)
 
 
 @dataclass(frozen=True, slots=True)
 class _Stack:
-    """Puts samples into one batch; none make one of length 0."""
+    """A collate function that also accepts an empty list."""
 
     shape: tuple[int, int, int]
 
-    def __call__(self, samples: list[tuple[Tensor, int] | Failed]) -> tuple[Tensor, Tensor] | Failed:
+    def __call__(
+        self, samples: list[tuple[Tensor, int] | FailedBatch]
+    ) -> tuple[Tensor, Tensor] | FailedBatch:
         read = []
         for sample in samples:
-            if isinstance(sample, Failed):
+            if isinstance(sample, FailedBatch):
                 return sample
             read.append(sample)
         images = [image for image, _ in read]

@@ -1,4 +1,4 @@
-"""Global batches of a data set in memory, and this rank's slice of each."""
+"""Draws this rank's part of global batches from a data set in memory."""
 
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
@@ -10,7 +10,7 @@ from samestep.base.place import Place
 from samestep.data.augment import Augment
 from samestep.data.draws import sample_words
 from samestep.data.image_set import ImageSet
-from samestep.data.normalise import Normalise
+from samestep.data.normalise import Normalize
 from samestep.sharding.batches import micro_batches
 from samestep.sharding.plan import Plan
 from samestep.sharding.position import Position
@@ -18,22 +18,22 @@ from samestep.sharding.position import Position
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """This rank's part of one global batch; may hold no sample."""
+    """This rank's part of one global batch; can be empty."""
 
     images: Tensor
-    """(local, channels, height, width), normalised."""
+    """(local, channels, height, width), normalized."""
     labels: Tensor
     """(local,), int64."""
     weight: float
-    """What this rank's mean weighs in an average over ranks: local * N / samples of the step."""
+    """Weight of this rank's mean in an average over ranks: local * N / samples of the step."""
     global_count: int
     """Samples of the (micro-)batch over all ranks."""
     ids: Tensor
-    """(local,), int64: which samples of the set these are."""
+    """(local,), int64: indices of the samples in the data set."""
     after: Position
-    """Where the run stands once the step is done."""
+    """The position in the data after the step."""
     last_of_step: bool = True
-    """Whether the step ends with it; False for all but the last of several micro-batches."""
+    """Whether it is the last micro-batch of its step."""
 
     @property
     def local_count(self) -> int:
@@ -43,17 +43,17 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loader:
-    """Draws global batches on the images' own device, as whole batches: nothing is done per sample.
+    """A loader that draws whole batches on the device of the images.
 
-    All ranks compute the same order and take their share of each batch, so that the samples of a step do
-    not depend on the number of ranks. For evaluation: ``shuffle=False``; each sample counts exactly once.
+    All ranks compute the same order and take their part of each batch, so that the samples of a step do not
+    depend on the number of ranks. Use ``shuffle=False`` for evaluation; each sample then occurs exactly once.
 
     Raises:
-        UsageError: a full batch is too small to give every rank a sample.
+        UsageError: a full batch has fewer samples than ranks.
     """
 
     images: ImageSet
-    """Already on the device to compute on."""
+    """On the device of the training."""
     _: KW_ONLY
     batch_size: int
     """Samples per step, over all ranks."""
@@ -61,12 +61,12 @@ class Loader:
     shuffle: bool = True
     augment: Augment | None = None
     dtype: torch.dtype = torch.float32
-    """What the images become."""
+    """Dtype of the batches' images."""
     accumulate: int = 1
     """Micro-batches per step."""
     drop_last: bool = False
     plan: Plan = field(init=False, repr=False)
-    _normalise: Normalise = field(init=False, repr=False)
+    _normalize: Normalize = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         plan = Plan(
@@ -77,19 +77,20 @@ class Loader:
             drop_last=self.drop_last,
         )
         object.__setattr__(self, "plan", plan)
-        object.__setattr__(self, "_normalise", Normalise(self.images, self.dtype, self.images.images.device))
+        object.__setattr__(self, "_normalize", Normalize(self.images, self.dtype, self.images.images.device))
 
     def __len__(self) -> int:
-        """Return the steps of a whole epoch, the same on every rank."""
+        """Return the steps per epoch, the same on every rank."""
         return len(self.plan)
 
     def epoch(self, position: Position | None = None) -> Iterator[Batch]:
-        """Yield the batches from `position` (by default the very beginning) to the end of its epoch.
+        """Yield the batches from `position` (by default the first epoch's start) to the end of its epoch.
 
-        A step's micro-batches come one after the other, as many on every rank; some may hold no sample of it.
+        The micro-batches of a step follow each other; their number is the same on every rank, and some can
+        be empty.
 
         Raises:
-            UsageError: `position` lies beyond the end of this data set.
+            UsageError: `position` is beyond the end of this data set.
         """
         position = Position() if position is None else position
         steps = self.plan.steps(position)
@@ -113,4 +114,4 @@ class Loader:
         images = self.images.images.index_select(0, ids)
         if self.augment is not None and words is not None:
             images = self.augment(images, words)
-        return self._normalise(images)
+        return self._normalize(images)

@@ -1,4 +1,4 @@
-"""One door to all image sets: whether they lie in memory or are read as they are needed."""
+"""Chooses the loader of an image set: from memory, or from disk."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -15,10 +15,10 @@ from samestep.sharding.position import Position
 
 
 class Batches(Protocol):
-    """Epochs of this rank's shares of global batches."""
+    """Epochs of this rank's parts of global batches."""
 
     def __len__(self) -> int:
-        """Return the steps of a whole epoch, the same on every rank."""
+        """Return the steps per epoch, the same on every rank."""
 
     def epoch(self, position: Position | None = None) -> Iterator[Batch]:
         """Yield the (micro-)batches from `position` to the end of its epoch."""
@@ -26,36 +26,36 @@ class Batches(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """How an image set is drawn from; the same on every rank."""
+    """The options of a loader; the same on every rank."""
 
     batch_size: int
     """Samples per step, over all ranks."""
     accumulate: int = 1
     """Micro-batches per step."""
     shuffle: bool = True
-    """Whether each epoch has an order of its own."""
+    """Whether each epoch has its own random order."""
     augment: Augment | None = None
-    """Changes uint8 images at random, as whole batches."""
+    """Augments batches of uint8 images."""
     dtype: torch.dtype = torch.float32
-    """What images become."""
+    """Dtype of the batches' images."""
 
 
 def batches_of(
     images: Images, draw: Draw, *, place: Place, device: torch.device, workers: int | None = None
 ) -> Batches:
-    """Return what draws this rank's shares of global batches of `images`, ready to compute with.
+    """Return a loader of this rank's parts of global batches of `images`.
 
     Args:
-        images: in memory, and then moved to `device` as a whole; or read by a DataLoader.
-        draw: how.
-        place: which rank this is.
-        device: where batches are normalised and augmented, and end up.
-        workers: loading processes of this rank, for a set that is read; None is its share of the processor.
+        images: in memory, which are all moved to `device`, or on disk, which a DataLoader reads.
+        draw: the options of the loader.
+        place: of this rank.
+        device: of the batches, on which they are normalized and augmented.
+        workers: loader processes of this rank, for images on disk; None is its share of the cores.
 
     Raises:
-        UsageError: a full batch is too small to give every rank a sample.
+        UsageError: a full batch has fewer samples than ranks.
     """
-    how = {one.name: getattr(draw, one.name) for one in fields(draw)}
+    options = {one.name: getattr(draw, one.name) for one in fields(draw)}
     if isinstance(images, ImageSet):
-        return Loader(images.to(device), place=place, **how)
-    return LazyLoader(images, place=place, device=device, workers=workers, **how)
+        return Loader(images.to(device), place=place, **options)
+    return LazyLoader(images, place=place, device=device, workers=workers, **options)

@@ -1,4 +1,4 @@
-"""From pixels to what a network takes: the same arithmetic for every kind of image set."""
+"""Normalizes batches of uint8 images, with the same arithmetic for every type of image set."""
 
 from typing import Protocol
 
@@ -7,28 +7,28 @@ from torch import Tensor
 
 
 class Pixels(Protocol):
-    """What has to be known of images in order to normalise them."""
+    """The statistics of an image set that normalization needs."""
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """Per channel, on the scale where `white` is 1."""
+        """Mean per channel, with `white` scaled to 1."""
 
     @property
     def std(self) -> tuple[float, ...]:
-        """As `mean`."""
+        """Standard deviation, as `mean`."""
 
     @property
     def white(self) -> int:
-        """The largest value a pixel can have."""
+        """The largest possible value of a pixel."""
 
 
-class Normalise:
-    """Turns uint8 images into numbers of mean 0 and standard deviation 1, as whole batches.
+class Normalize:
+    """A normalization of uint8 images to mean 0 and standard deviation 1.
 
     Args:
         pixels: mean, std and white of the training split.
-        dtype: what the images become.
-        device: where they are.
+        dtype: of the result.
+        device: of the images.
     """
 
     def __init__(self, pixels: Pixels, dtype: torch.dtype, device: torch.device) -> None:
@@ -40,5 +40,5 @@ class Normalise:
         self._shift = (mean / std).to(device, dtype)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return uint8 (n, channels, height, width) normalised."""
+        """Return uint8 images (n, channels, height, width) as normalized numbers."""
         return images.to(self._dtype).mul_(self._scale).sub_(self._shift)

@@ -1,4 +1,4 @@
-"""Reading pickles of arrays that somebody else has made, without running their code."""
+"""Reads third-party pickles of arrays without executing their code."""
 
 import io
 import pickle
@@ -11,9 +11,9 @@ from samestep.base.errors import DataError
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """Return bytes as Python 3 writes them for Python 2, and no other codec's."""
+    """Encode as latin1, which Python 3 uses for bytes in pickles for Python 2; refuse other codecs."""
     if encoding != "latin1":
-        raise pickle.UnpicklingError(f"it asks for the codec {encoding}")
+        raise pickle.UnpicklingError(f"it needs the codec {encoding}")
     return text.encode("latin1")
 
 
@@ -25,51 +25,51 @@ _ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy", "dtype"): np.dtype,
     ("_codecs", "encode"): _encode,
 }
-"""What a pickled array is put together with; all else could be anything."""
+"""The only names that a pickled array needs."""
 
 
-class _Arrays(pickle.Unpickler):
-    """Knows arrays and what needs no names: numbers, strings, lists and dicts."""
+class _ArrayUnpickler(pickle.Unpickler):
+    """An unpickler of arrays, numbers, strings, lists and dicts."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a pickle may call."""
+        """Return an allowed callable."""
         if (module, name) not in _ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+            raise pickle.UnpicklingError(f"it needs {module}.{name}")
         return _ALLOWED[module, name]
 
 
-_MOST_STEPS = 500_000
-"""Of a pickle; a batch of CIFAR-10 has some ten thousand."""
+_MOST_OPCODES = 500_000
+"""Maximum opcodes of a pickle; a batch of CIFAR-10 has about ten thousand."""
 
 
-def _check_steps(content: bytes) -> None:
-    """Refuse too many steps, and a memo numbered far beyond what it can hold: five bytes would take 64 GB.
+def _check_opcodes(content: bytes) -> None:
+    """Refuse too many opcodes, and a memo index beyond the pickle's size: five bytes could allocate 64 GB.
 
     Raises:
-        ValueError: there are, or it is, or the pickle is damaged.
+        ValueError: there is one of these, or the pickle is damaged.
     """
-    for number, (opcode, place, _) in enumerate(pickletools.genops(content)):
-        if number > _MOST_STEPS:
-            raise ValueError(f"it has more than {_MOST_STEPS:,} steps")
-        if opcode.name in ("PUT", "LONG_BINPUT") and place is not None and place > len(content):
-            raise ValueError(f"it numbers its values up to {place:,}, and has {len(content):,} bytes")
+    for number, (opcode, index, _) in enumerate(pickletools.genops(content)):
+        if number > _MOST_OPCODES:
+            raise ValueError(f"it has more than {_MOST_OPCODES:,} opcodes")
+        if opcode.name in ("PUT", "LONG_BINPUT") and index is not None and index > len(content):
+            raise ValueError(f"it has a memo index of {index:,} in {len(content):,} bytes")
 
 
 def load_arrays(content: bytes, where: str) -> Any:
-    """Return what a pickle of arrays and plain values holds; strings of Python 2 come as bytes.
+    """Return the arrays and plain values in a pickle; strings of Python 2 are returned as bytes.
 
     Args:
         content: the pickle.
-        where: where it came from, for messages.
+        where: name of its file, for messages.
 
     Raises:
-        DataError: it holds anything else, or is damaged. Nothing of it was run.
+        DataError: it contains anything else, or is damaged. No code of it is executed.
     """
     try:
-        _check_steps(content)
-        return _Arrays(io.BytesIO(content), encoding="bytes").load()
-    except Exception as error:  # noqa: BLE001 - a damaged pickle may raise anything
+        _check_opcodes(content)
+        return _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
+    except Exception as error:  # noqa: BLE001 - a damaged pickle can raise anything
         raise DataError(
-            f"{where} is refused: it is no pickle of arrays and plain values ({type(error).__name__}: "
+            f"{where} is refused: it is not a pickle of arrays and plain values ({type(error).__name__}: "
             f"{error}). Use the published file."
         ) from None

@@ -1,4 +1,4 @@
-"""Files that someone published: which they are, where a copy may lie, and whether it is whole."""
+"""Locates, reads and verifies the files of published data sets."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -11,64 +11,64 @@ from samestep.data.decompress import Damaged, TooLarge, decompressed
 
 _SUFFIXES = ("", ".gz", ".xz")
 _OVERHEAD = 1 << 20
-"""Bytes that a compressed file may be larger than what it holds."""
+"""Bytes by which a compressed file can exceed its decompressed size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedFile:
-    """One file of a data set, by content."""
+    """Name and checksums of one file of a data set."""
 
     name: str
-    """As published, without the suffix of its compression."""
+    """Name as published, without the suffix of its compression."""
     suffix: str
-    """The compression it was published in: ".gz", ".xz" or ""."""
+    """Suffix of the published compression: ".gz", ".xz" or ""."""
     sha256: str
-    """Of the file as published; what a download must have."""
+    """Checksum of the file as published, which a download must have."""
     content_sha256: str
-    """Of what it holds, decompressed; what any copy must have, however it is compressed."""
+    """Checksum of the decompressed content, which every copy must have."""
     content_bytes: int
-    """The size of what it holds, decompressed; no copy is read any further."""
+    """Size of the decompressed content, which is the maximum for every copy."""
 
     @property
     def spellings(self) -> list[str]:
-        """Names a copy may have: plain or compressed, ``-idx3-`` or (as some tools unpack it) ``.idx3-``."""
+        """Possible names of a copy: plain or compressed, ``-idx3-`` or (as some tools write) ``.idx3-``."""
         stems = dict.fromkeys((self.name, self.name.replace("-idx", ".idx")))
         return [stem + suffix for stem in stems for suffix in _SUFFIXES]
 
 
 def locate(files: Sequence[PublishedFile], data_dir: Path, folders: Iterable[str]) -> list[Path]:
-    """Return where copies of `files` lie under `data_dir`.
+    """Return the paths of copies of `files` under `data_dir`.
 
     Args:
-        files: what is looked for.
-        data_dir: the folder the user named.
-        folders: where to look, relative to `data_dir`, best first.
+        files: the published files.
+        data_dir: the value of ``--data-dir``.
+        folders: searched folders, relative to `data_dir`, in order of preference.
 
     Raises:
-        DataError: the folder or some of the files are not there; lists what was looked for, and where.
+        DataError: the folder or some files are missing; names the files and the searched folders.
     """
     if not data_dir.is_dir():
-        raise DataError(f"--data-dir {data_dir} is not a folder. Name the one that holds the data set.")
+        raise DataError(f"--data-dir {data_dir} is not a folder. Give the folder of the data set.")
     places = [data_dir / folder for folder in folders]
     found = {file.name: _first_existing(file, places) for file in files}
     missing = [name for name, path in found.items() if path is None]
     if missing:
         raise DataError(
             f"no {' and no '.join(missing)} (plain, .gz or .xz) in {', '.join(map(str, places))}. "
-            "Point --data-dir at the folder that holds them, or leave it out to download them."
+            "Give their folder with --data-dir, or omit it to download them."
         )
     return [path for path in found.values() if path is not None]
 
 
 def read(path: Path, *, most: int) -> bytes:
-    """Return what the file holds, decompressed; the compression is told from its first bytes.
+    """Return the decompressed content of a file; its first bytes determine the compression.
 
     Args:
         path: the file.
-        most: bytes that it may hold.
+        most: maximum decompressed bytes.
 
     Raises:
-        DataError: it cannot be read, is damaged, or holds more.
+        DataError: it cannot be read, is damaged, or has more bytes.
     """
     try:
         data = read_bytes(path, most=most + _OVERHEAD)
@@ -78,26 +78,26 @@ def read(path: Path, *, most: int) -> bytes:
         return decompressed(data, most=most)
     except TooLarge:
         raise DataError(
-            f"{path} holds more than the {most:,} bytes that were published ({len(data):,} bytes on disk). "
-            "Delete it and fetch it again."
+            f"{path} contains more than the {most:,} published bytes ({len(data):,} bytes on disk). Delete "
+            "it and download it again."
         ) from None
     except Damaged as error:
         raise DataError(
-            f"{path} is damaged or cut short ({error}; {len(data):,} bytes). Fetch it again."
+            f"{path} is damaged or truncated ({error}; {len(data):,} bytes). Download it again."
         ) from None
 
 
 def verify(content: bytes, file: PublishedFile, path: Path) -> None:
-    """Check that `content`, read from `path`, is what was published.
+    """Compare the checksum of `content`, read from `path`, with the published one.
 
     Raises:
-        DataError: it is not; names the file and both checksums.
+        DataError: they differ; names the file and both checksums.
     """
     found = hashlib.sha256(content).hexdigest()
     if found != file.content_sha256:
         raise DataError(
             f"{path} is not the published {file.name}: sha256 of its content is {found}, "
-            f"expected {file.content_sha256}. Delete it and fetch it again."
+            f"expected {file.content_sha256}. Delete it and download it again."
         )
 
 

@@ -1,4 +1,4 @@
-"""The data sets by name. Adding one: a file in ``sets/`` and a line here."""
+"""Lists the data sets by name; a new one needs a file in ``sets/`` and a line here."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,47 +16,47 @@ from samestep.data.sets.torchvision import load_torchvision
 
 
 class DataSet(Protocol):
-    """What a published data set can do."""
+    """A published data set."""
 
     @property
     def name(self) -> str:
-        """What it is called on the command line."""
+        """Its name on the command line."""
 
     def load(self, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> ImageSet:
-        """Return one split, on the CPU, checked against what was published."""
+        """Return one split, on the CPU, verified by its published checksums."""
 
     @property
     def about(self) -> str:
-        """What it holds, in a few words."""
+        """A short description."""
 
     def find(self, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> Path | None:
-        """Return the folder in which all of its files lie; None where some are missing. Nothing is read."""
+        """Return the folder with all of its files, without reading them; None if some are missing."""
 
     def fetch(self, folder: Path) -> list[Path]:
-        """Download what is published into `folder`; return the files."""
+        """Download all published files to `folder`; return their paths."""
 
 
 DATA_SETS: dict[str, DataSet] = {
     data_set.name: data_set for data_set in (DIGITS, MNIST, FASHION_MNIST, CIFAR10)
 }
-"""Those that were published once and for all."""
+"""The published data sets."""
 
 KINDS: Mapping[str, Callable[..., Images]] = {
     "synthetic": load_synthetic,
     "folder": load_folder,
     "torchvision": load_torchvision,
 }
-"""Those that have more to their name: what stands before ``:`` or ``@``."""
+"""Types of data sets with parameters in their name, by the part before ``:`` or ``@``."""
 
 
 def load(name: str, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> Images:
     """Return one split of the data set called `name`, on the CPU.
 
     Args:
-        name: a key of `DATA_SETS`, or a spelling of one of `KINDS`.
-        split: which one.
-        data_dir: a folder that holds its files; None downloads them, once per node.
-        cache_dir: where downloads are kept; None is the user's cache.
+        name: a key of `DATA_SETS`, or a name of one of `KINDS`.
+        split: the split.
+        data_dir: a folder with its files; None downloads them, once per node.
+        cache_dir: folder of downloads; None is the user's cache.
 
     Raises:
         UsageError: there is no such data set.
@@ -67,7 +67,7 @@ def load(name: str, split: Split, *, data_dir: Path | None = None, cache_dir: Pa
     kind = name.replace("@", ":").partition(":")[0]
     if kind not in KINDS:
         raise UsageError(
-            f"no data set is called {name!r}. Use one of: {', '.join(DATA_SETS)}, synthetic, "
+            f"there is no data set {name!r}. Use one of: {', '.join(DATA_SETS)}, synthetic, "
             "synthetic:3x224x224,1000, folder, torchvision:NAME."
         )
     return KINDS[kind](name, split, data_dir=data_dir, cache_dir=cache_dir)

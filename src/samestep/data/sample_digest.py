@@ -1,4 +1,4 @@
-"""A digest of one sample, to tell whether two processes read the same."""
+"""Computes a checksum of one sample, by which processes compare their data."""
 
 import hashlib
 from collections.abc import Mapping
@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 def sample_digest(sample: Any) -> str:
-    """Return a digest of the tensors, arrays, numbers and texts in `sample`; equal samples have equal ones.
+    """Return a checksum of the tensors, arrays, numbers and strings in `sample`.
 
-    Of an object of another class only the class counts: where it lies in memory is no difference.
+    An object of any other class contributes only the name of its class.
     """
     digest = hashlib.sha256()
     _add(digest, sample)
@@ -24,7 +24,7 @@ def _add(digest: "hashlib._Hash", value: Any) -> None:
     if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_nested:
         digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
         value = value.detach().cpu().resolve_conj().resolve_neg().flatten()
-        value = value.clone(memory_format=torch.contiguous_format)  # a strided view has no bytes of its own
+        value = value.clone(memory_format=torch.contiguous_format)  # a strided view is not contiguous
         digest.update(value.view(torch.uint8).numpy().tobytes())
     elif isinstance(value, np.ndarray) and value.dtype != object:
         digest.update(f"{value.dtype} {value.shape}".encode() + value.tobytes())

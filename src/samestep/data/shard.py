@@ -1,4 +1,4 @@
-"""`samestep.shard`: a DataLoader of this rank's slices of global batches, of any data set or DataLoader."""
+"""Implements `samestep.shard`, which returns a DataLoader of this rank's parts of global batches."""
 
 from collections.abc import Sized
 from typing import Any
@@ -31,7 +31,7 @@ _KEPT = (
     "persistent_workers",
 )
 _OF_PROCESSES = ("timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers")
-"""Settings of loader processes, which torch refuses where there are none."""
+"""Settings of loader processes, which torch refuses without any."""
 
 
 def shard(
@@ -44,7 +44,7 @@ def shard(
     world: World | None = None,
     **options: Any,
 ) -> ShardedLoader:
-    """Return a DataLoader of this rank's slices of global batches.
+    """Return a DataLoader of this rank's parts of global batches.
 
     ::
 
@@ -53,32 +53,32 @@ def shard(
             for images, labels in loader:                   # 256 / N of them, a new order every epoch
                 loss = loss_fn(model(images), labels) * loader.weight
 
-    The samples of a step, and their number, do not depend on the number of ranks: `batch_size` is the
-    *global* batch. The weight is 1.0 but where shares are uneven.
+    The samples of a step do not depend on the number of ranks: `batch_size` is the *global* batch. The weight
+    is 1.0 unless local batches are uneven.
 
-    A short last batch may leave a rank without samples. Its mean loss is NaN, with a gradient of 0: the step
-    is right, but ``total += loss.item() * len(labels)`` makes that rank's sum NaN for good. Sum over samples
-    instead, which gives 0 for none::
+    A short last batch can leave a rank without samples. Its mean loss is NaN, with a gradient of 0: the step
+    is correct, but ``total += loss.item() * len(labels)`` makes that rank's sum NaN. Sum over samples
+    instead, which gives 0 for an empty batch::
 
         total += F.cross_entropy(model(images), labels, reduction="sum").item()
 
-    An `IterableDataset` is cut in the order in which it is read: every rank, and every loader process, reads
-    all of it. It is read as by one process alone, so it must not split itself by rank, and is not asked to
-    by loader process; what it draws from the generators of Python, NumPy and torch is the same everywhere.
+    An `IterableDataset` is split in the order in which it is read: every rank and every loader process reads
+    all of it. It must not split itself by rank, and `get_worker_info` returns None in it. The generators of
+    Python, NumPy and torch have the same state in it on every rank and in every process.
 
     Args:
         data: a data set, or the serial script's DataLoader, whose settings are kept.
         batch_size: samples per step over all ranks.
-        shuffle: draw each epoch in its own order, a function of (seed, epoch); not of a stream.
-        seed: chooses the orders; the same on every rank.
-        drop_last: leave out a last batch that is not full.
-        world: the ranks to share among; None is the job this process has joined.
-        options: what else `DataLoader` takes: `num_workers`, `pin_memory`, ...
+        shuffle: draw each epoch in its own order, a function of (seed, epoch); not for a stream.
+        seed: determines the orders; the same on every rank.
+        drop_last: omit a last batch that is not full.
+        world: the ranks; None is the job that this process has joined.
+        options: other arguments of `DataLoader`: `num_workers`, `pin_memory`, ...
 
     Raises:
-        UsageError: `batch_size` is missing or below the number of ranks, or the data has no length and is not
-            a stream, or the DataLoader draws in an order of its own, or ``in_order=False``. In the first
-            step: ranks or loader processes read different streams.
+        UsageError: `batch_size` is missing or below the number of ranks, the data has no length and is not
+            a stream, the DataLoader has a user-defined order, or ``in_order=False``. In the first step: ranks
+            or loader processes read different streams.
     """
     settings: dict[str, Any] = {"batch_size": batch_size, "shuffle": shuffle, "drop_last": drop_last}
     given = {name: value for name, value in settings.items() if value is not None} | options
@@ -90,8 +90,8 @@ def shard(
         data = data.dataset
     if not given.pop("in_order", True):
         raise UsageError(
-            "in_order=False gives batches as loader processes finish them: a batch would be weighed as "
-            "another, and ranks would take different steps. Leave it out."
+            "in_order=False returns batches in another order than that of the steps, so that weights and "
+            "ranks do not match. Omit it."
         )
     if "batch_size" not in given:
         raise UsageError("shard(data) needs batch_size=, the samples per step over all workers")
@@ -101,7 +101,7 @@ def shard(
         return _stream(data, seed=seed, world=world, **given)
     if not isinstance(data, Sized):
         raise UsageError(
-            f"{type(data).__name__} has no length, so its global batches cannot be cut. "
+            f"{type(data).__name__} has no length, so it cannot be split into global batches. "
             "Give it a __len__, or make it an IterableDataset, which is read to its end."
         )
     plan = Plan(
@@ -125,19 +125,19 @@ def _stream(
 ) -> StreamLoader:
     if shuffle:
         raise UsageError(
-            f"{type(data).__name__} is a stream, in an order of its own that shuffle=True cannot change. "
-            "Shuffle within the data set; what it draws at random is seeded by (seed, epoch) on every worker."
+            f"{type(data).__name__} is a stream, whose order shuffle=True cannot change. Shuffle in the data "
+            "set; the global generators are seeded by (seed, epoch) on every worker."
         )
     check_batch_size(batch_size, world.place)
     return StreamLoader(data, batch_size=batch_size, drop_last=drop_last, world=world, **options)
 
 
 def _settings(loader: DataLoader[Any], *, needs_order: bool) -> dict[str, Any]:
-    """Return how `loader` was made, as far as it can be said of a sharded one."""
+    """Return the settings of `loader` that also apply to a sharded loader."""
     settings = {name: getattr(loader, name) for name in _KEPT}
     if loader.batch_size is None:
         raise UsageError(
-            "this DataLoader has a batch_sampler of its own, or does not batch at all. "
+            "this DataLoader has a user-defined batch_sampler, or does not batch at all. "
             "Pass its data set instead, with batch_size=."
         )
     settings |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
@@ -147,13 +147,13 @@ def _settings(loader: DataLoader[Any], *, needs_order: bool) -> dict[str, Any]:
 
 
 def _shuffles(loader: DataLoader[Any]) -> bool:
-    """Return whether `loader` shuffles; an order that is neither shuffled nor the plain one is refused."""
+    """Return whether `loader` shuffles; refuse samplers that are neither random nor sequential."""
     sampler = loader.sampler
     if isinstance(sampler, SequentialSampler):
         return False
     if isinstance(sampler, RandomSampler) and not sampler.replacement:
         return True
     raise UsageError(
-        f"this DataLoader draws its samples through a {type(sampler).__name__}, whose order is its own. "
-        "Say shuffle=True or shuffle=False to use samestep's order."
+        f"this DataLoader has a user-defined order, by its {type(sampler).__name__}. Give shuffle=True or "
+        "shuffle=False to use samestep's order."
     )

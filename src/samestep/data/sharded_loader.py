@@ -1,4 +1,4 @@
-"""DataLoaders of this rank's shares of global batches."""
+"""Provides DataLoaders of this rank's parts of global batches."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from samestep.base.errors import UsageError
 from samestep.data.empty import empty_batch
-from samestep.data.failed import Failed, unless_failed
+from samestep.data.failed import FailedBatch, raise_if_failed
 from samestep.data.sampler import ShareBatchSampler
 from samestep.sharding.plan import Plan
 from samestep.sharding.position import Position
@@ -18,52 +18,52 @@ Collate = Callable[[list[Any]], Any]
 
 
 class Passes(Protocol):
-    """What a loader draws from, pass by pass."""
+    """The passes over a data set that a loader draws from."""
 
     @property
     def upcoming(self) -> Position:
-        """Where the next pass begins."""
+        """Position at which the next pass starts."""
 
     def begin_at(self, position: Position) -> None:
-        """Let the next pass begin at `position`."""
+        """Start the next pass at `position`."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be `epoch`; one that it is about to resume is still resumed."""
+        """Set the epoch of the next pass; a pending resume of that epoch is kept."""
 
 
-class Drawn(NamedTuple):
-    """One step's batch, as this rank sees it."""
+class StepBatch(NamedTuple):
+    """This rank's batch of one step."""
 
     batch: Any
-    """This rank's share."""
+    """The local batch."""
     weight: float
-    """What the mean over the share weighs."""
+    """Weight of the mean over the local batch."""
     global_count: int
     """Samples over all ranks."""
     after: Position
-    """Where the run stands once the batch is used."""
+    """The position in the data after the step."""
 
 
 class ShardedLoader(DataLoader[Any]):
-    """A DataLoader whose batches are this rank's shares of global batches; made by `shard`.
+    """A DataLoader whose batches are this rank's parts of global batches; constructed by `shard`.
 
-    All ranks make the same number of steps. A rank that has no sample in a short last batch gets a batch of
-    the same form and of length 0. While a batch is in use, `weight`, `global_count` and `position` speak of
-    it. ``len`` is the steps of a whole epoch, also where the next pass resumes one; see `remaining`.
+    All ranks have the same number of steps. A rank without samples in a short last batch has a batch of the
+    same form and of length 0. `weight`, `global_count` and `position` are those of the current batch. ``len``
+    is the steps of a whole epoch, even if the next pass resumes one; see `remaining`.
     """
 
     weight: float = 1.0
-    """What the mean over this rank's batch weighs, local * N / global: multiply the loss with it."""
+    """Weight of the mean over this rank's batch, local * N / global; multiply the loss by it."""
     global_count: int = 0
     """Samples in the batch over all ranks."""
 
     def __init__(self, dataset: Dataset[Any], passes: Passes, **options: Any) -> None:
         self._passes = passes
-        self._after: Position | None = None  # where the run stands after the batch in use, if one is
+        self._after: Position | None = None  # after the current batch; None between passes
         super().__init__(dataset, **options)
 
-    def _tell(self, drawn: Iterator[Drawn]) -> Iterator[Any]:
-        """Yield the batches; while one is in use, the loader speaks of it."""
+    def _track(self, drawn: Iterator[StepBatch]) -> Iterator[Any]:
+        """Yield the batches, and set the loader's attributes to those of the current one."""
         mine = None
         try:
             for one in drawn:
@@ -77,7 +77,7 @@ class ShardedLoader(DataLoader[Any]):
 
     @property
     def position(self) -> Position:
-        """Where the run stands once the batch in use is done; between passes, where the next begins."""
+        """The position after the current batch; between passes, the start of the next one."""
         return self._passes.upcoming if self._after is None else self._after
 
     @property
@@ -86,44 +86,44 @@ class ShardedLoader(DataLoader[Any]):
         raise NotImplementedError
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be `epoch`; without this, each pass is the epoch after the one before.
+        """Set the epoch of the next pass, which otherwise is the one after the previous pass.
 
-        An epoch that `load_state_dict` is about to resume is still resumed.
+        The position in an epoch that `load_state_dict` has set is kept if that is the epoch.
         """
         self._passes.set_epoch(epoch)
         self._after = None
 
     def state_dict(self) -> dict[str, int]:
-        """Return `position`, for a checkpoint; good at any number of ranks.
+        """Return `position`, for a checkpoint; valid with any number of ranks.
 
-        Within a pass, a resumed run goes on with the batch after the one in use. A pass left with
-        ``break`` is over, as with any DataLoader: the next pass, here and in a resumed run, is the next
-        epoch. To resume the rest of a broken epoch, take the state before ``break``.
+        Within a pass, a resumed run continues with the batch after the current one. ``break`` ends a pass, as
+        with any DataLoader: the next pass, here and in a resumed run, is the next epoch. To resume the rest
+        of the epoch, take the state before ``break``.
         """
         return asdict(self.position)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next pass begin where `state` says, which may be the middle of an epoch.
+        """Start the next pass at the position of `state`, which can be within an epoch.
 
-        That pass is as long as `remaining` says. ``len`` stays that of a whole epoch, as schedules over
-        ``epochs * len(loader)`` steps need it; a bar begins at ``len(loader) - loader.remaining``.
+        That pass has `remaining` steps. ``len`` stays that of a whole epoch, for schedules over
+        ``epochs * len(loader)`` steps; a progress bar starts at ``len(loader) - loader.remaining``.
 
         Raises:
-            UsageError: that lies beyond the end of this data set.
+            UsageError: the position is beyond the end of this data set.
         """
         self._passes.begin_at(Position(**state))
         self._after = None
 
 
 class IndexedLoader(ShardedLoader):
-    """A `ShardedLoader` of a data set whose samples are addressed by index.
+    """A `ShardedLoader` of a map-style data set.
 
     Args:
         dataset: the samples.
         plan: the steps, and this rank's part of each.
-        seed: chooses the orders.
+        seed: determines the orders.
         collate: makes a batch of samples.
-        options: what else `DataLoader` takes.
+        options: other arguments of `DataLoader`.
     """
 
     def __init__(
@@ -139,13 +139,13 @@ class IndexedLoader(ShardedLoader):
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its private class
-        return self._tell(self._drawn())
+        return self._track(self._drawn())
 
-    def _drawn(self) -> Iterator[Drawn]:
+    def _drawn(self) -> Iterator[StepBatch]:
         plan = self._shares.plan
         steps = plan.steps(self._shares.upcoming)
         for step, batch in zip(steps, super().__iter__(), strict=True):
-            yield Drawn(unless_failed(batch), plan.weight(step), step.count, step.after)
+            yield StepBatch(raise_if_failed(batch), plan.weight(step), step.count, step.after)
 
     @property
     def remaining(self) -> int:
@@ -155,18 +155,18 @@ class IndexedLoader(ShardedLoader):
 
 @dataclass(slots=True)
 class _CollateOrEmpty:
-    """Collates samples; of no samples it makes a batch of length 0, in the form of sample 0."""
+    """A collate function that also returns empty batches, in the form of sample 0."""
 
     collate: Collate
     dataset: Dataset[Any]
     probe: bool
-    """Whether a batch of none will be needed: then the first batch shows that it can be made."""
+    """Whether an empty batch will be needed; then the first call checks that it is possible."""
 
     def __call__(self, samples: list[Any]) -> Any:
         try:
             return self._batch(samples)
         except UsageError as error:
-            return Failed(error)
+            return FailedBatch(error)
 
     def _batch(self, samples: list[Any]) -> Any:
         if samples and self.probe:

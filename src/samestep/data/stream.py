@@ -1,8 +1,8 @@
-"""A stream of samples, without index or known length, cut into global batches.
+"""Splits a stream of samples, without index or known length, into global batches.
 
-Every rank reads the whole stream, and keeps its share of each global batch; so does every loader process of
-a rank, and collates the batches that fall to it. That is what it takes for the samples of step k to be the
-same at any number of ranks and of loader processes, and for all ranks to make the same number of steps.
+Every loader process of every rank reads the whole stream, and collates this rank's part of the batches
+assigned to it. Thereby the samples of step k are the same with any number of ranks and loader processes, and
+all ranks have the same number of steps.
 """
 
 from collections.abc import Callable, Iterator, Sequence, Sized
@@ -16,31 +16,31 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from samestep.base.errors import Error, PeerLost, UsageError
 from samestep.base.place import Place
-from samestep.data.alone import Alone, worker_info
+from samestep.data.alone import SingleReader, worker_info
 from samestep.data.empty import empty_batch
-from samestep.data.failed import Failed, unless_failed
+from samestep.data.failed import FailedBatch, raise_if_failed
 from samestep.data.sample_digest import sample_digest
-from samestep.data.sharded_loader import Collate, Drawn, ShardedLoader
+from samestep.data.sharded_loader import Collate, ShardedLoader, StepBatch
 from samestep.sharding.position import Position
 from samestep.sharding.share import share, weight
 from samestep.world.world import World
 
 
 class StreamLoader(ShardedLoader):
-    """A `ShardedLoader` of an `IterableDataset`; ``len`` and `remaining` need one that has a length.
+    """A `ShardedLoader` of an `IterableDataset`; ``len`` and `remaining` need one with a length.
 
     Args:
         dataset: the stream; the same on every rank.
         batch_size: samples per step, over all ranks.
-        seed: chooses what the stream draws at random, with the epoch.
-        drop_last: leave out a last batch that is not full.
-        world: the ranks to share among.
+        seed: seeds the global generators in the stream, together with the epoch.
+        drop_last: omit a last batch that is not full.
+        world: the ranks.
         collate: makes a batch of samples.
-        options: what else `DataLoader` takes.
+        options: other arguments of `DataLoader`.
 
     Raises:
-        UsageError: in the first step, on all ranks alike: the ranks, or the loader processes of one, do not
-            read the same stream, or a rank may go without samples and no batch of none can be made.
+        UsageError: in the first step, on all ranks: ranks or loader processes read different streams, or an
+            empty batch can be needed and cannot be built.
     """
 
     def __init__(
@@ -58,56 +58,58 @@ class StreamLoader(ShardedLoader):
         self._stream.upcoming = Position(seed)
         self._world = world
         if options.get("worker_init_fn") is not None:
-            options["worker_init_fn"] = _ShowUsersData(options["worker_init_fn"])
-        super().__init__(self._stream, self._stream, batch_size=None, collate_fn=_as_it_is, **options)
+            options["worker_init_fn"] = _WithUserDataset(options["worker_init_fn"])
+        super().__init__(self._stream, self._stream, batch_size=None, collate_fn=_identity, **options)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its private class
-        return self._tell(self._drawn())
+        return self._track(self._drawn())
 
-    def _drawn(self) -> Iterator[Drawn]:
+    def _drawn(self) -> Iterator[StepBatch]:
         start = self._stream.begin()
-        place, stands = self._world.place, start
+        place, after = self._world.place, start
         parts = self._parts()
-        for part in chain(self._opening(parts), parts):
-            stop = stands.samples + part.global_count
-            stands = start.next_epoch() if part.is_last else Position(start.seed, start.epoch, stop)
+        for part in chain(self._first_parts(parts), parts):
+            stop = after.samples + part.global_count
+            after = start.next_epoch() if part.is_last else Position(start.seed, start.epoch, stop)
             local = len(share(part.global_count, place.rank, place.size))
-            yield Drawn(part.batch, weight(local, part.global_count, place.size), part.global_count, stands)
+            yield StepBatch(
+                part.batch, weight(local, part.global_count, place.size), part.global_count, after
+            )
 
     def _parts(self) -> "Iterator[_Part]":
-        yield from map(unless_failed, super().__iter__())
+        yield from map(raise_if_failed, super().__iter__())
 
-    def _opening(self, parts: "Iterator[_Part]") -> "list[_Part]":
-        """Return the first part of each loader process, once all ranks know that all read the same stream.
+    def _first_parts(self, parts: "Iterator[_Part]") -> "list[_Part]":
+        """Return the first part of each loader process, after all ranks have compared their streams.
 
-        A failure goes along, so that no rank waits for one that has none to show.
+        A rank that fails takes part in the comparison, so that no other rank waits for it.
         """
         try:
-            opening = list(islice(parts, max(1, self.num_workers)))
+            first_parts = list(islice(parts, max(1, self.num_workers)))
         except Error as error:
-            self._agree([], error)
+            self._compare([], error)
             raise
-        except Exception as error:  # of a class that other ranks may not know: it goes in words
+        except Exception as error:  # its class can be unknown on other ranks, so its text is sent
             what = f"worker {self._world.place.rank} could not read its data: {type(error).__name__}: {error}"
             with suppress(Error):
-                self._agree([], PeerLost(what))
+                self._compare([], PeerLost(what))
             raise
-        self._agree([part.first for part in opening])
-        return opening
+        self._compare([part.first for part in first_parts])
+        return first_parts
 
-    def _agree(self, firsts: list[str], failure: Error | None = None) -> None:
-        """Raise the failure of the first rank that has one, or say that the streams differ."""
-        told = self._world.all_gather_objects((firsts, failure))
-        for _, theirs in told:
+    def _compare(self, firsts: list[str], failure: Error | None = None) -> None:
+        """Gather the first samples' checksums; raise the first failure of a rank, or if they differ."""
+        gathered = self._world.all_gather_objects((firsts, failure))
+        for _, theirs in gathered:
             if theirs is not None:
                 raise copy(theirs) from None
-        _check_same_stream([each for each, _ in told])
+        _check_same_stream([each for each, _ in gathered])
 
     def __len__(self) -> int:
-        """Return the steps of a whole epoch.
+        """Return the steps per epoch.
 
         Raises:
-            TypeError: the stream does not know its length.
+            TypeError: the stream has no length.
         """
         return self._stream.steps(Position())
 
@@ -116,26 +118,26 @@ class StreamLoader(ShardedLoader):
         """See `ShardedLoader.remaining`.
 
         Raises:
-            TypeError: the stream does not know its length.
+            TypeError: the stream has no length.
         """
         return self._stream.steps(self.position)
 
 
 class _Part(NamedTuple):
-    """What a loader process makes of a global batch; a tuple, so that DataLoader can pin it."""
+    """This rank's part of a global batch from a loader process; a tuple, so that DataLoader can pin it."""
 
     batch: Any
-    """This rank's share."""
+    """The local batch."""
     global_count: int
     """Samples over all ranks."""
     is_last: bool
-    """Whether the epoch ends with it."""
+    """Whether it is the last of its epoch."""
     first: str
-    """Of the first part that a loader process makes in a pass: a digest of the pass's first sample."""
+    """Checksum of the pass's first sample, in the first part of a loader process; else empty."""
 
 
-class _Stream(IterableDataset[_Part | Failed]):
-    """This rank's parts of the global batches; read in this process or in several loader processes."""
+class _Stream(IterableDataset[_Part | FailedBatch]):
+    """This rank's parts of the global batches, read in this process or in several loader processes."""
 
     def __init__(
         self,
@@ -153,12 +155,12 @@ class _Stream(IterableDataset[_Part | Failed]):
         self._drop_last = drop_last
         self._probe = self._may_end_empty()
         self.upcoming = Position()
-        # Loader processes that stay from epoch to epoch hold copies of this object: they learn here where
-        # the epoch that they are to read begins.
+        # Persistent loader processes have copies of this object, and read the start of each epoch from
+        # this shared memory.
         self._start = torch.zeros(3, dtype=torch.uint64).share_memory_()  # type: ignore[no-untyped-call]
 
     def begin(self) -> Position:
-        """Begin the next pass; return where."""
+        """Start the next pass; return its position."""
         start = self.upcoming
         self._start.copy_(torch.tensor([start.seed, start.epoch, start.samples], dtype=torch.uint64))
         self.upcoming = start.next_epoch()
@@ -178,25 +180,25 @@ class _Stream(IterableDataset[_Part | Failed]):
     def steps(self, position: Position) -> int:
         """Return the steps from `position` to the end of its epoch."""
         if not isinstance(self.dataset, Sized):
-            raise TypeError(f"{type(self.dataset).__name__} has no len(): its steps are not known beforehand")
+            raise TypeError(f"{type(self.dataset).__name__} has no len(), so its number of steps is unknown")
         full, rest = divmod(max(len(self.dataset) - position.samples, 0), self._batch_size)
         return full + (rest > 0 and not self._drop_last)
 
-    def __iter__(self) -> Iterator[_Part | Failed]:
-        start = Position(*self._start.tolist())  # now: a pass begun later has another
+    def __iter__(self) -> Iterator[_Part | FailedBatch]:
+        start = Position(*self._start.tolist())  # read now, because the next pass overwrites it
         info = get_worker_info()
         mine, of = (0, 1) if info is None else (info.id, info.num_workers)
         batches = _batches(self._samples(start), self._batch_size, drop_last=self._drop_last)
-        return self._parts(batches, Alone(start), mine, of)
+        return self._parts(batches, SingleReader(start), mine, of)
 
     def _parts(
-        self, batches: Iterator[tuple[list[Any], bool]], alone: Alone, mine: int, of: int
-    ) -> Iterator[_Part | Failed]:
-        """Yield every batch number ``mine + k * of``."""
+        self, batches: Iterator[tuple[list[Any], bool]], reader: SingleReader, mine: int, of: int
+    ) -> Iterator[_Part | FailedBatch]:
+        """Yield the batches ``mine + k * of``."""
         number, first = 0, ""
         try:
             while True:
-                with alone:
+                with reader:
                     samples, is_last = next(batches, ([], True))
                 if not samples:
                     return
@@ -207,11 +209,11 @@ class _Stream(IterableDataset[_Part | Failed]):
                     first = ""
                 number += 1
         except UsageError as error:
-            yield Failed(error)
+            yield FailedBatch(error)
 
     def _batch(self, samples: list[Any]) -> Any:
-        """Return this rank's share of a global batch."""
-        if self._probe:  # how long a stream is, one learns at its end: too late to find it cannot be made
+        """Return this rank's part of a global batch."""
+        if self._probe:  # fails in the first step instead of the last
             self._probe = False
             self._empty(samples[0])
         span = share(len(samples), self._place.rank, self._place.size)
@@ -219,18 +221,18 @@ class _Stream(IterableDataset[_Part | Failed]):
         return self._collate(mine) if mine else self._empty(samples[0])
 
     def _empty(self, sample: Any) -> Any:
-        leaves = "leaves" if isinstance(self.dataset, Sized) else "of this stream without a length may leave"
+        leaves = "leaves" if isinstance(self.dataset, Sized) else "of this stream without a length can leave"
         why = f"a short last batch {leaves} worker {self._place.rank} without samples"
         return empty_batch(self._collate, sample, why=why)
 
     def _may_end_empty(self) -> bool:
-        """Return whether this rank may have no sample in the last batch of a whole epoch."""
+        """Return whether this rank can have no sample in the last batch of a whole epoch."""
         if self._drop_last or not isinstance(self.dataset, Sized):
             return self._place.rank > 0 and not self._drop_last
         return 0 < len(self.dataset) % self._batch_size <= self._place.rank
 
     def _samples(self, start: Position) -> Iterator[Any]:
-        """Yield the samples of an epoch from `start`; those before are read and left out."""
+        """Yield the samples of an epoch from `start`; earlier ones are read and skipped."""
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(start.epoch)
         samples = iter(self.dataset)
@@ -241,7 +243,7 @@ class _Stream(IterableDataset[_Part | Failed]):
 
 
 def _batches(samples: Iterator[Any], batch_size: int, *, drop_last: bool) -> Iterator[tuple[list[Any], bool]]:
-    """Yield the global batches, each with whether it is the last: known by reading a little ahead."""
+    """Yield the global batches, each with whether it is the last, by reading ahead."""
     ahead = batch_size if drop_last else 1
     window: list[Any] = []
     while True:
@@ -261,24 +263,23 @@ def _check_same_stream(firsts: Sequence[Sequence[str]]) -> None:
     for rank, theirs in enumerate(firsts):
         if len(set(theirs)) > 1:
             raise UsageError(
-                f"the data set gives the loader processes of worker {rank} different first samples. It may "
-                "draw from a generator of its own, such as random.Random(), that is not seeded alike in all, "
-                "or be split among them by a worker_init_fn. Let it draw from the global generators, or from "
-                "one that it seeds in set_epoch; and let every process read the same stream."
+                f"the loader processes of worker {rank} read different first samples: the data set uses an "
+                "unseeded generator, such as random.Random(), or a worker_init_fn splits it. Use the global "
+                "generators, or one that set_epoch seeds, and read the same stream in every process."
             )
         if set(theirs) != set(firsts[0]):
             raise UsageError(
-                f"the data set gives worker {rank} another first sample than worker 0. It may give each "
-                "worker a part of its own, or draw from a generator that is not seeded alike on all. "
-                "Let every worker read the same stream; samestep.shard cuts it."
+                f"worker {rank} reads another first sample than worker 0: the data set splits itself by "
+                "worker, or uses an unseeded generator. Read the same stream on every worker; samestep.shard "
+                "splits it."
             )
 
 
-class _ShowUsersData:
-    """A `worker_init_fn` that finds the user's data set in `get_worker_info`, as in the serial script.
+class _WithUserDataset:
+    """A `worker_init_fn` for which `get_worker_info` has the user's data set, as in the serial script.
 
     Args:
-        init: the user's.
+        init: the user's `worker_init_fn`.
     """
 
     def __init__(self, init: Callable[[int], object]) -> None:
@@ -295,9 +296,9 @@ class _ShowUsersData:
 def _beyond(position: Position, count: int) -> UsageError:
     return UsageError(
         f"cannot resume after {position.samples} samples of an epoch: this stream ends after {count}. "
-        "Use the data that the run began with."
+        "Use the data of the first start."
     )
 
 
-def _as_it_is(part: _Part | Failed) -> _Part | Failed:
+def _identity(part: _Part | FailedBatch) -> _Part | FailedBatch:
     return part

@@ -1,9 +1,9 @@
-"""A model's buffers while its shards are computed one by one: each begins with those of the step before.
+"""Resets a model's buffers before each shard of a step, and combines the shards' values after the step.
 
-What the shards make of them, batch norm's running statistics above all, is averaged over the shards that
-changed them. Whole numbers have no mean. What all shards that changed them agree on is taken: a pointer that
-wraps, a flag that is cleared. Where none made a number smaller, the largest is: the count of a shard that has
-seen most. What else shards may differ in has no one value, and is refused.
+Floating-point buffers, such as batch norm's running statistics, become the mean over the shards that changed
+them. Integer buffers become the value on which all shards that changed them agree, such as a pointer that
+wraps or a flag that is cleared; or, if no shard decreased a number, the maximum, such as a count. Other
+differences have no common value, and raise UsageError.
 """
 
 from collections.abc import Sequence
@@ -16,41 +16,40 @@ from samestep.base.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class _Whole:
-    """What shards have made of a buffer of whole numbers."""
+class _IntegerBuffer:
+    """The shards' values of an integer buffer."""
 
     before: Tensor
-    most: Tensor
-    """The largest that each number became."""
+    maximum: Tensor
+    """Maximum of each number over the shards."""
     inverted: Tensor
-    """The complement of the smallest, so that this is a largest as well."""
+    """Complement of the minimum, so that a maximum over ranks combines both."""
 
-    def note(self, made: Tensor) -> None:
-        """Take in what one more shard has made of it."""
-        torch.maximum(self.most, made, out=self.most)
-        torch.maximum(self.inverted, ~made, out=self.inverted)
+    def add(self, value: Tensor) -> None:
+        """Add the value of one more shard."""
+        torch.maximum(self.maximum, value, out=self.maximum)
+        torch.maximum(self.inverted, ~value, out=self.inverted)
 
-    def settled(self, name: str) -> Tensor:
-        """Return the value of the next step, for a buffer that was changed.
+    def next_value(self, name: str) -> Tensor:
+        """Return the value for the next step of a buffer that was changed.
 
         Raises:
-            UsageError: there is no one value.
+            UsageError: the shards' values have no common value.
         """
-        least = ~self.inverted
-        if not torch.equal(self.most, least) and bool((least < self.before).any()):
+        minimum = ~self.inverted
+        if not torch.equal(self.maximum, minimum) and bool((minimum < self.before).any()):
             raise UsageError(
-                f"exact shards: of the buffer {name} the shards of one step made different numbers, some "
-                "smaller than before, so that there is no one value for the next step. A buffer of whole "
-                "numbers has to become the same in all shards that change it, or only to grow."
+                f"exact shards: the shards of one step changed the integer buffer {name} to different "
+                "values, some smaller than before. All shards that change it must agree, or only increase it."
             )
-        return self.most
+        return self.maximum
 
 
 class Buffers:
-    """The buffers of a model at the beginning of a step.
+    """The buffers of a model at the start of a step.
 
     Args:
-        model: whose.
+        model: the model.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -63,33 +62,32 @@ class Buffers:
         }
         flat = [before.reshape(-1) for before in whole.values()]
         self.largest = torch.cat(flat * 2).fill_(torch.iinfo(torch.int64).min) if flat else None
-        """Of whole numbers, int64: the largest that this rank's shards have made of them, then the
-        complements of the smallest; None without any."""
+        """For integer buffers, int64: the maxima over this rank's shards, then the complements of the minima;
+        None without integer buffers."""
         parts = [] if self.largest is None else torch.split(self.largest, [one.numel() for one in flat * 2])
-        self._whole = {
-            name: _Whole(before, most.view(before.shape), inverted.view(before.shape))
-            for (name, before), most, inverted in zip(
+        self._integers = {
+            name: _IntegerBuffer(before, maximum.view(before.shape), inverted.view(before.shape))
+            for (name, before), maximum, inverted in zip(
                 whole.items(), parts[: len(flat)], parts[len(flat) :], strict=True
             )
         }
 
     def take(self) -> tuple[list[bool], list[Tensor]]:
-        """Return what a shard has changed, to be summed over shards, and put the step's beginning back.
+        """Return the buffers that a shard has changed, and restore those of the start of the step.
 
-        Whole numbers are kept here; see `largest`.
+        Integer buffers are combined in `largest` instead.
 
         Returns:
-            whether it has, by buffer; and the values, one tensor for each dtype, zero where nothing was
-            changed.
+            whether each buffer was changed; and the values, one tensor for each dtype, zero if unchanged.
 
         Raises:
-            UsageError: buffers came and went.
+            UsageError: buffers were added or removed.
         """
         now = self._now()
-        # By value: batch norm writes its statistics without telling their version counters.
+        # Compared by value: batch norm changes its statistics without increasing their version.
         changed = {name for name, before in self._before.items() if not torch.equal(now[name], before)}
-        for name in changed & self._whole.keys():
-            self._whole[name].note(now[name].long())
+        for name in changed & self._integers.keys():
+            self._integers[name].add(now[name].long())
         rows = []
         for dtype, names in self._by_dtype().items():
             values = [
@@ -101,14 +99,14 @@ class Buffers:
         return [name in changed for name in self._before], rows
 
     def put(self, changed: Sequence[float], rows: Sequence[Tensor]) -> None:
-        """Take over what shards have changed.
+        """Set the buffers to the combined values of all shards.
 
         Args:
-            changed: how many shards have, by buffer.
+            changed: number of shards that changed each buffer.
             rows: the sums of their values.
 
         Raises:
-            UsageError: what shards made of a buffer of whole numbers has no one value.
+            UsageError: the shards' values of an integer buffer have no common value.
         """
         counts = dict(zip(self._before, changed, strict=True))
         now = self._now()
@@ -117,22 +115,22 @@ class Buffers:
             for name, value in zip(names, torch.split(row, sizes), strict=True):
                 if counts[name]:
                     now[name].copy_((value / counts[name]).view(now[name].shape))
-        for name, whole in self._whole.items():
+        for name, whole in self._integers.items():
             if counts[name]:
-                now[name].copy_(whole.settled(name))
+                now[name].copy_(whole.next_value(name))
 
     def _now(self) -> dict[str, Tensor]:
         now = {name: buffer.detach() for name, buffer in self._model.named_buffers()}
         if now.keys() != self._before.keys():
             raise UsageError(
-                "--exact: the model's buffers came or went during a step, which shards cannot share."
+                "--exact: the model added or removed buffers during a step. Register them before training."
             )
         return now
 
     def _by_dtype(self) -> dict[torch.dtype, list[str]]:
-        """Return the names of the buffers that have means."""
+        """Return the names of the floating-point buffers."""
         groups: dict[torch.dtype, list[str]] = {}
         for name, before in self._before.items():
-            if name not in self._whole:
+            if name not in self._integers:
                 groups.setdefault(before.dtype, []).append(name)
         return groups

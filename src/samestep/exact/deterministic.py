@@ -1,4 +1,4 @@
-"""Algorithms that give the same bits each time."""
+"""Selects GPU algorithms that give the same bits each time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import torch
 
 @contextmanager
 def deterministic(device: torch.device) -> Iterator[None]:
-    """Have a GPU's libraries choose algorithms that give the same bits each time; processors do anyway."""
+    """Make a GPU's libraries use deterministic algorithms inside a block; CPU algorithms always are."""
     if device.type != "cuda":
         yield
         return

@@ -1,12 +1,12 @@
-"""The workers' parts of the tree, put together: the same sums, in the same order, on all of them.
+"""Reduces the ranks' parts of the tree to its root: the same sums, in the same order, on all ranks.
 
-With 2 workers and 6 shards each has two nodes, of which each worker adds up one half of all elements::
+With 2 ranks and 6 shards each rank has two nodes, and sums one half of the elements of all nodes::
 
-    worker 0   0-1  2        first halves   (0-1 + (2 + 3)) + 4-5    then both
-    worker 1   3    4-5      second halves  (0-1 + (2 + 3)) + 4-5    have both
+    rank 0   0-1  2        first halves   (0-1 + (2 + 3)) + 4-5    then they exchange
+    rank 1   3    4-5      second halves  (0-1 + (2 + 3)) + 4-5    the halves
 
-So a worker sends what the best all-reduce sends, and half of that again for each further node: there is one
-node where the numbers of shards and workers are powers of two, and at most 2 log S of them elsewhere.
+A rank sends as much as in the best all-reduce, and half of that again for each further node: it has one node
+if the numbers of shards and ranks are powers of two, and at most 2 log S otherwise.
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ from samestep.sharding.share import share
 from samestep.world.world import World
 
 
-class Exchange:
-    """How the ranks' sums become one.
+class ShardReduction:
+    """A reduction of the nodes of all ranks.
 
     Args:
         world: the ranks.
-        shards: leaves of the whole tree, of which each rank adds its share up.
+        shards: number of leaves of the tree; each rank has summed its own.
     """
 
     def __init__(self, world: World, shards: int) -> None:
@@ -40,30 +40,30 @@ class Exchange:
         self._is_one_host = isinstance(world, OneHostWorld)
 
     def total(self, tree: TreeSum) -> list[Tensor]:
-        """Return the row of the tree's root, with equal bits on every rank; called by all.
+        """Return the row of the tree's root, with equal bits on every rank; all ranks call this.
 
         Args:
-            tree: this rank's part, whose rows are overwritten. Their tensors must be dense, and lie in
-                memory alike in all rows and on all ranks.
+            tree: this rank's part, whose rows are overwritten. Their tensors must be dense, with the same
+                strides in all rows and on all ranks.
         """
         if self._world.place.size == 1:
             return tree.total()
         rows = [[_flat(part) for part in row] for _, row in tree.nodes]
-        # Where the host's memory carries it, what does not fit into the cache is not copied once more.
-        for columns in _together(rows[0], PIECE if self._is_one_host else None):
+        # In shared memory, a tensor that does not fit into the cache is sent alone, which saves a copy.
+        for columns in _group_columns(rows[0], PIECE if self._is_one_host else None):
             own = [[row[column] for column in columns] for row in rows]
             sums = own[0]
             parts = [one[0] if len(one) == 1 else torch.cat(one) for one in own]
             if self._counts == [1, 1] and not self._is_one_host:
-                agree(self._world, "exact sum", parts[0])  # as `fold` does, which the back end's own does not
-                self._world.all_reduce(parts[0])  # two numbers have one sum: any algorithm makes it
+                agree(self._world, "exact sum", parts[0])  # `fold` includes this check, all_reduce does not
+                self._world.all_reduce(parts[0])  # the sum of two numbers is the same in any algorithm
             else:
-                fold(self._world, parts, self._counts, self._add_up)
+                fold(self._world, parts, self._counts, self._merge)
             if len(sums) > 1:
                 torch._foreach_copy_(sums, list(torch.split(parts[0], [one.numel() for one in sums])))
         return tree.nodes[0][1]
 
-    def _add_up(self, nodes: list[Tensor], out: Tensor) -> None:
+    def _merge(self, nodes: list[Tensor], out: Tensor) -> None:
         sums, own = list(nodes), set[int]()
         *before, (left, right) = self._merges
         for into, other in before:
@@ -75,8 +75,8 @@ class Exchange:
         torch.add(sums[left], sums[right], out=out)
 
 
-def _together(row: Sequence[Tensor], largest: int | None) -> list[list[int]]:
-    """Return which columns travel in one message: those of one type, unless one is larger than `largest`."""
+def _group_columns(row: Sequence[Tensor], largest: int | None) -> list[list[int]]:
+    """Group columns into messages by dtype and device; a column above `largest` bytes is sent alone."""
     messages: dict[object, list[int]] = {}
     for column, part in enumerate(row):
         alone = largest is not None and part.nbytes > largest
@@ -85,5 +85,5 @@ def _together(row: Sequence[Tensor], largest: int | None) -> list[list[int]]:
 
 
 def _flat(part: Tensor) -> Tensor:
-    """Return the elements in the order in which they lie in memory."""
+    """Return the elements in memory order."""
     return part.as_strided((part.numel(),), (1,))

@@ -1,4 +1,4 @@
-"""What the bits of a training depend on beside its settings: they are stored with it, and compared."""
+"""Describes and compares the hardware, libraries and torch settings that decide the bits of a training."""
 
 import torch
 
@@ -9,13 +9,13 @@ from samestep.world.world import World
 
 _BITS = "the bits of "
 _LIBRARIES = (
-    "Where the processor is the same, a setting of its libraries differs, such as ONEDNN_MAX_CPU_ISA or "
+    "If the processor is the same, a setting of its libraries differs, such as ONEDNN_MAX_CPU_ISA or "
     "MKL_CBWR, or their version."
 )
 
 
 def identity(device: torch.device) -> dict[str, str]:
-    """Return what decides the bits of an operation on this machine, by name, and samples of them."""
+    """Return the properties that decide the bits of operations on this machine, and digests of such bits."""
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {
         "threads": str(torch.get_num_threads()),
@@ -30,7 +30,7 @@ def identity(device: torch.device) -> dict[str, str]:
 
 def _settings() -> str:
     """Return settings of torch that change the bits of operations, and that a program may have changed."""
-    # Flushed, it is 0: the smallest normal number, halved.
+    # Half the smallest normal number is 0 if denormals are flushed.
     denormal = (torch.full((1,), torch.finfo(torch.float32).tiny) / 2).item()
     found = {
         "matmul precision": torch.get_float32_matmul_precision(),
@@ -41,47 +41,47 @@ def _settings() -> str:
     return ", ".join(f"{name} {value}" for name, value in found.items())
 
 
-def check_alike_here(world: World) -> None:
-    """Refuse ranks that would compute other bits; called by all.
+def check_same_environment(world: World) -> None:
+    """Check that all ranks compute the same bits; all ranks call this.
 
     Raises:
-        OutOfStep: names what differs and where.
+        OutOfStep: a property differs; the message names it and the rank.
     """
     rows = world.all_gather_objects(identity(world.device))
     for rank, row in enumerate(rows):
-        if told := _difference(rows[0], row):
-            name, first, here = told
+        if difference := _difference(rows[0], row):
+            name, first, here = difference
             hint = _LIBRARIES if name.startswith(_BITS) else "Use equal machines, and the same --threads."
             raise OutOfStep(
-                f"--exact: rank 0 has {name} {first} and rank {rank} {name} {here}, which gives other bits. "
+                f"--exact: {name} is {first} on rank 0 and {here} on rank {rank}, which gives other bits. "
                 f"{hint}"
             )
 
 
-def check_go_on(begun: dict[str, str], device: torch.device) -> list[str]:
-    """Refuse to go on with a training whose bits would be others here.
+def check_resumable(begun: dict[str, str], device: torch.device) -> list[str]:
+    """Check that a resumed training computes the same bits as before.
 
     Args:
-        begun: the identity that it began with.
-        device: where it is to go on.
+        begun: the identity at the start of the run.
+        device: the device of the resumed run.
 
     Returns:
-        what an earlier version did not store, and so cannot be compared.
+        the names of properties that the version of the checkpoint did not store; they are not compared.
 
     Raises:
-        CheckpointError: names what differs.
+        CheckpointError: a property differs; the message names it.
     """
     here = identity(device)
-    if told := _difference(begun, {name: value for name, value in here.items() if name in begun}):
-        name, before, now = told
-        hint = "Resume where it began."
+    if difference := _difference(begun, {name: value for name, value in here.items() if name in begun}):
+        name, before, now = difference
+        hint = "Resume on the same machine."
         if name == "threads":
             hint = f"Resume with --threads {before}."
         elif name.startswith(_BITS):
             hint += f" {_LIBRARIES}"
         raise CheckpointError(
-            f"--exact: the run began with {name} {before} and would go on with {name} {now}, which gives "
-            f"other bits. {hint}"
+            f"--exact: {name} was {before} when the run began and is {now} now, which gives other bits. "
+            f"{hint}"
         )
     return [name for name in here if name not in begun]
 

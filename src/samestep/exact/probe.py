@@ -1,9 +1,9 @@
-"""What operations make of fixed numbers on this machine, in digests: other kernels give other ones.
+"""Computes digests of operations on fixed numbers, which differ if other kernels run.
 
-A processor's name and capability do not decide which kernels run. Its libraries have settings of their own,
-such as ``ONEDNN_MAX_CPU_ISA`` and ``MKL_CBWR``, and versions that nobody tells. So the kinds of operation
-that sum over many numbers are tried, forward and backward, in sizes for which other kernels were seen to make
-other bits. It takes tens of milliseconds, once for each process.
+The name and capability of a processor do not decide which kernels run: its libraries have settings, such as
+``ONEDNN_MAX_CPU_ISA`` and ``MKL_CBWR``, and versions that cannot be read. So operations that sum over many
+numbers run forward and backward, in sizes for which kernels were observed to give different bits. This takes
+tens of milliseconds, once per process.
 """
 
 import math
@@ -25,16 +25,16 @@ _Operation: TypeAlias = Callable[[torch.device, torch.dtype], dict[str, Tensor]]
 
 
 def probe(device: torch.device) -> dict[str, str]:
-    """Return digests of what operations make of fixed numbers, with this number of threads, by name.
+    """Return digests of operations on fixed numbers, by name, for the current number of threads.
 
     Args:
-        device: what is to compute.
+        device: the device that computes.
     """
     return dict(_probed(device, torch.get_num_threads()))
 
 
 @lru_cache
-def _probed(device: torch.device, threads: int) -> dict[str, str]:  # noqa: ARG001 - results belong to it
+def _probed(device: torch.device, threads: int) -> dict[str, str]:  # noqa: ARG001 - the cache key
     made = {}
     with deterministic(device), torch.enable_grad(), torch.autocast(device.type, enabled=False):
         for kind, operation in _OPERATIONS.items():
@@ -46,7 +46,7 @@ def _probed(device: torch.device, threads: int) -> dict[str, str]:  # noqa: ARG0
 def _digest(operation: _Operation, device: torch.device, dtype: torch.dtype) -> str:
     try:
         return weights_sha256(operation(device, dtype))[:_DIGITS]
-    except RuntimeError:  # there need not be a kernel of a type that nobody asks for
+    except RuntimeError:  # the device has no kernel of this dtype
         return "none"
 
 
@@ -81,12 +81,12 @@ _OPERATIONS: dict[str, _Operation] = {
 def _both_ways(output: Tensor, *inputs: Tensor) -> dict[str, Tensor]:
     """Return the output, and the gradients of the inputs."""
     weights = _numbers(output.shape, output.device, output.dtype)
-    # Of a number: torch would load sympy to compare the shapes of an output and its gradient.
+    # Of a scalar: for any other shape, torch imports sympy to compare output and gradient.
     gradients = torch.autograd.grad((output * weights).sum(), inputs)
     return {"output": output, **{str(place): grad for place, grad in enumerate(gradients)}}
 
 
 def _numbers(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return fractions whose sums are rounded, made without a generator: its kernels differ as well."""
+    """Return fractions whose sums are rounded; they need no generator, whose kernels may differ too."""
     whole = torch.arange(math.prod(shape), device="cpu") * 7919 % 1009
     return ((whole - 504) / 505).view(shape).to(device, dtype).requires_grad_()

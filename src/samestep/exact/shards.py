@@ -1,12 +1,12 @@
-"""Training whose weights do not depend on the number of workers, to the last bit.
+"""Trains with bit-equal weights for any number of workers.
 
-The global batch is S logical shards at any number of workers, each computed as if alone: with random numbers
-of its own and the buffers of the step's beginning. Gradients, and what shards make of buffers, are summed in
-one fixed tree. What a worker computes of it, and with whom, makes no difference then::
+The global batch is split into S logical shards, for any number of workers. Each shard is computed with its
+own random numbers and with the buffers from the start of the step. Gradients and buffers of all shards are
+summed in one fixed tree, so the result does not depend on which worker computes which shard::
 
     shard          0    1    2    3    4    5    6    7
     1 worker       0    0    0    0    0    0    0    0
-    3 workers      0    0    0    1    1    1    2    2       3 in turn: 8 / (3 * 3) = 89 % efficiency
+    3 workers      0    0    0    1    1    1    2    2       3 per step: 8 / (3 * 3) = 89 % efficiency
     8 workers      0    1    2    3    4    5    6    7
 """
 
@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from samestep.base.errors import UsageError
 from samestep.collectives.one_host import on_one_host
 from samestep.exact.buffers import Buffers
-from samestep.exact.exchange import Exchange
+from samestep.exact.exchange import ShardReduction
 from samestep.exact.gradients import Gradients
-from samestep.exact.identity import check_alike_here
-from samestep.exact.random import drawing
+from samestep.exact.identity import check_same_environment
+from samestep.exact.random import isolated_generators
 from samestep.exact.tree import TreeSum
-from samestep.replicas.agreement import broadcast_values, refuse_differing, refuse_unfit
-from samestep.replicas.fingerprint import check_alike
+from samestep.replicas.agreement import broadcast_values, check_same_structure, check_supported
+from samestep.replicas.fingerprint import check_equal
 from samestep.sharding.share import share
 from samestep.world.current import current
 from samestep.world.world import World
@@ -39,16 +39,16 @@ class Shard:
 
     index: int
     count: int
-    """Shards of the step."""
+    """Number of shards of the step."""
 
     def of(self, samples: int) -> slice:
-        """Return the places of this shard's samples among those of the global batch; may be none."""
+        """Return the slice of this shard's samples in a global batch; it can be empty."""
         places = share(samples, self.index, self.count)
         return slice(places.start, places.stop)
 
 
 class Exact:
-    """A model that is trained shard by shard, with equal bits at any number of workers.
+    """A model that is trained shard by shard, with equal bits for any number of workers.
 
     ::
 
@@ -61,20 +61,20 @@ class Exact:
             optimizer.step()                                           # p.grad is that of the global batch
             optimizer.zero_grad()
 
-    Parameters and buffers become those of rank 0; called by all ranks. The bits are those of this number of
-    threads, processor capability and version of torch (see `samestep.exact.identity`), and training is
-    deterministic only as far as its operations are.
+    All ranks create it; parameters and buffers become those of rank 0. The bits depend on the number of
+    threads, the processor and the version of torch (see `samestep.exact.identity`), and training is
+    deterministic only if its operations are.
 
     Args:
-        model: of modules whose training forward depends on the shard's samples, on random numbers of torch,
-            numpy or Python, and on buffers alone.
+        model: a model whose training forward depends only on the shard's samples, on random numbers of torch,
+            numpy or Python, and on buffers.
         shards: S, at least the number of ranks.
-        seed: of the random numbers in forward.
+        seed: the seed of the random numbers in forward.
         world: the ranks; by default those of the job that was joined here.
 
     Raises:
-        UsageError: more ranks than shards, or a model that cannot be trained so.
-        OutOfStep: the ranks hold different models, or their machines compute other bits.
+        UsageError: more ranks than shards, or an unsupported model.
+        OutOfStep: the ranks have different models, or their machines compute other bits.
     """
 
     def __init__(self, model: nn.Module, *, shards: int, seed: int = 0, world: World | None = None) -> None:
@@ -82,18 +82,18 @@ class Exact:
         place = self._world.place
         if shards < place.size:
             raise UsageError(
-                f"{shards} logical shards cannot keep {place.size} workers busy. Use at most {shards}: "
-                "another number of shards is another training."
+                f"{shards} logical shards are too few for {place.size} workers. Use at most {shards} "
+                "workers, or more shards, which is another training."
             )
-        refuse_unfit(model)
+        check_supported(model)
         if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
             raise UsageError(
-                "the model has SyncBatchNorm, which normalises over workers: its result depends on their "
-                "number. Under exact shards batch norm is over each shard; use nn.BatchNorm."
+                "the model has SyncBatchNorm, whose result depends on the number of workers. Use "
+                "nn.BatchNorm, which normalizes each shard."
             )
         if place.size > 1:
-            check_alike_here(self._world)
-            refuse_differing(self._world, model)
+            check_same_environment(self._world)
+            check_same_structure(self._world, model)
             broadcast_values(self._world, model)
         self._world = on_one_host(self._world)
         self.model, self.num_shards, self.seed = model, shards, seed
@@ -103,26 +103,25 @@ class Exact:
             self._world.device,
         )
         self.exposed_s = 0.0
-        """Seconds that the last exchange took."""
-        self._exchange = Exchange(self._world, shards)
+        """Seconds that the last reduction took."""
+        self._reduction = ShardReduction(self._world, shards)
 
     def shards(self, step: int) -> Generator[Shard, None, None]:
-        """Yield this rank's shards of a step; once they are through, every ``p.grad`` is the global batch's.
+        """Yield this rank's shards of a step; after the last, every ``p.grad`` is that of the global batch.
 
-        Whatever is done to gradients within a shard adds up, such as the backwards of micro-batches. A shard
-        without samples is passed by without a backward. Gradients from before, such as those of another loop
-        over shards, are added to, as a backward adds to them: clear them between steps. They have to be equal
-        on all ranks.
+        A shard may run several backwards, such as those of micro-batches, or none, if it has no samples.
+        Existing gradients are added to, as by a backward, and must be equal on all ranks: clear them between
+        steps.
 
         Args:
-            step: number of the step, which with the seed decides what is drawn.
+            step: number of the step, which decides the random numbers together with the seed.
 
         Raises:
-            UsageError: a shard has changed parameters, or which buffers there are; or there is no one value
-                for what the shards made of a buffer of whole numbers.
+            UsageError: a shard has changed parameters, or added or removed buffers; or the shards' values of
+                an integer buffer have no common value.
         """
         buffers, gradients, tree = Buffers(self.model), Gradients(self.model), TreeSum(self.num_shards)
-        with drawing(self.device) as seed_all:
+        with isolated_generators(self.device) as seed_all:
             for index in self.own:
                 gradients.begin()
                 seed_all(_seed(self.seed, step, index))
@@ -133,24 +132,24 @@ class Exact:
             began = time.perf_counter()
             if self.num_ranks > 1 and buffers.largest is not None:
                 self._world.all_reduce(buffers.largest, op="max")
-            row = self._exchange.total(tree)
+            row = self._reduction.total(tree)
             self.exposed_s = time.perf_counter() - began
             self._put(row, gradients, buffers)
 
     def check(self) -> None:
-        """Compare the bits of all parameters and buffers between the ranks, now.
+        """Compare the bits of all parameters and buffers between the ranks.
 
         Raises:
-            OutOfStep: they differ; names ranks and the first tensor.
+            OutOfStep: they differ; the message names ranks and the first tensor.
         """
         if self._world.place.size > 1:
             state = self.model.state_dict(keep_vars=True)
-            check_alike(
+            check_equal(
                 self._world, {name: value for name, value in state.items() if isinstance(value, Tensor)}
             )
 
     def _leaf(self, gradients: Gradients, buffers: Buffers) -> list[Tensor]:
-        """Return what a shard adds: flags, gradients, buffers by dtype."""
+        """Return the tensors that a shard contributes: flags, gradients, buffers by dtype."""
         used, added = gradients.take()
         changed, values = buffers.take()
         flags = torch.tensor([*used, *changed], dtype=gradients.dtype, device=self.device)
@@ -163,6 +162,6 @@ class Exact:
 
 
 def _seed(seed: int, step: int, shard: int) -> int:
-    """Return the seed of a shard's random numbers, alike for all who compute it."""
+    """Return the seed of a shard's random numbers, which is the same on any worker."""
     digest = hashlib.sha256(f"samestep exact {seed} {step} {shard}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

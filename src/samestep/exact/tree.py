@@ -1,18 +1,18 @@
-r"""One fixed binary tree over the logical shards, in which everything that shards add up is summed.
+r"""Sums the logical shards in one fixed binary tree.
 
-Floating-point sums depend on their order, so the order must not depend on who computes what. Of 6 shards::
+Floating-point sums depend on their order, so the order must not depend on the workers. The tree of 6 shards::
 
               0-5
             /     \
-         0-3       4-5             a node's left part is the largest power of two below its size
+         0-3       4-5             the left child has the largest power of two below its parent's size
         /   \      / \
       0-1   2-3   4   5
       / \   / \
      0   1 2   3
 
-Workers hold contiguous shards. Each sums the whole nodes among its own, and what is left is summed slice by
-slice, each slice by one of them: with 2 workers one has 0-1 and 2 and the other 3 and 4-5, one alone sums all
-at once. Either way node 0-3 is (0 + 1) + (2 + 3), in this order and no other.
+Each worker has contiguous shards and sums the complete nodes among them. The remaining nodes are summed slice
+by slice, each slice on one worker. With 2 workers, the first has nodes 0-1 and 2, the second 3 and 4-5; a
+single worker sums the whole tree. In each case node 0-3 is (0 + 1) + (2 + 3), in this order.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 Node: TypeAlias = tuple[int, int]
-"""The first leaf below a node, and the first one behind it."""
+"""The range of leaves below a node: first and stop."""
 
 
 def siblings(leaves: int) -> dict[tuple[Node, Node], Node]:
-    """Return the parent of each two nodes that have one, of the tree over `leaves` leaves.
+    """Return the parent of each pair of siblings in the tree over `leaves` leaves.
 
     >>> siblings(3)
     {((0, 2), (2, 3)): (0, 3), ((0, 1), (1, 2)): (0, 2)}
@@ -45,7 +45,7 @@ def siblings(leaves: int) -> dict[tuple[Node, Node], Node]:
 
 
 def whole_nodes(own: range, leaves: int) -> list[Node]:
-    """Return the largest nodes that lie within `own`, in order.
+    """Return the largest nodes whose leaves are all in `own`, in order.
 
     >>> whole_nodes(range(0, 3), 6), whole_nodes(range(3, 6), 6)
     ([(0, 2), (2, 3)], [(3, 4), (4, 6)])
@@ -60,11 +60,11 @@ def whole_nodes(own: range, leaves: int) -> list[Node]:
 
 
 def merges(nodes: Sequence[Node], leaves: int) -> list[tuple[int, int]]:
-    """Return which two of `nodes` are added, one sum after another; each takes the place of its left part.
+    """Return the pairs of `nodes` that are added, in order; each sum replaces its left operand.
 
     Args:
-        nodes: in order, and together all of the tree.
-        leaves: of the tree.
+        nodes: nodes in order that together cover the tree.
+        leaves: number of leaves of the tree.
 
     >>> merges([(0, 2), (2, 3), (3, 4), (4, 6)], 6)
     [(1, 2), (0, 1), (0, 3)]
@@ -82,7 +82,7 @@ def merges(nodes: Sequence[Node], leaves: int) -> list[tuple[int, int]]:
 
 
 class TreeSum:
-    """The sum of what comes in from left to right, as far as it can be made: one row of tensors per node.
+    """Partial sums of nodes that are added from left to right: one row of tensors per node.
 
     Args:
         leaves: number of leaves of the tree.
@@ -93,7 +93,7 @@ class TreeSum:
         self.nodes: list[tuple[Node, list[Tensor]]] = []
 
     def add(self, node: Node, row: list[Tensor]) -> None:
-        """Take in the row of the next node, which is kept, and overwritten."""
+        """Add the row of the next node; the row is kept and overwritten."""
         self.nodes.append((node, row))
         while len(self.nodes) > 1:
             (left, into), (right, row) = self.nodes[-2:]
@@ -104,6 +104,6 @@ class TreeSum:
             self.nodes[-2:] = [(self._parents[left, right], into)]
 
     def total(self) -> list[Tensor]:
-        """Return the row of the root, once all leaves are in."""
+        """Return the row of the root, after all leaves were added."""
         ((_, row),) = self.nodes
         return row

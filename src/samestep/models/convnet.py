@@ -1,4 +1,4 @@
-"""The convolutional network of the tutorials."""
+"""Defines a small convolutional network, as in many tutorials."""
 
 import torch
 from torch import Tensor, nn
@@ -9,13 +9,13 @@ class ConvNet(nn.Module):
 
     Each convolution is followed by batch norm, ReLU and 2x2 pooling.
 
-    Images of shape (samples, channels, size, size) in, class scores of shape (samples, classes) out.
+    It maps images of shape (samples, channels, size, size) to class scores of shape (samples, classes).
 
     Args:
         channels: channels of an image.
         size: height and width of an image in pixels; a multiple of 4.
         classes: number of classes.
-        batch_norm: False leaves the batch norms out.
+        batch_norm: False omits the batch norms.
     """
 
     def __init__(
@@ -23,7 +23,7 @@ class ConvNet(nn.Module):
     ) -> None:
         super().__init__()
         if size % 4:
-            raise ValueError(f"images of {size} pixels cannot be pooled twice by 2; use a multiple of 4")
+            raise ValueError(f"size is {size}; use a multiple of 4, because images are pooled twice by 2")
         self.layer1 = _layer(channels, 16, batch_norm=batch_norm)
         self.layer2 = _layer(16, 32, batch_norm=batch_norm)
         self.fc = nn.Linear(32 * (size // 4) ** 2, classes)

@@ -1,4 +1,4 @@
-"""The networks by name. Adding one: an entry here, and its file if it is of a new kind."""
+"""Lists the networks by name; a new one needs an entry here, and a file if it is of a new type."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,18 +17,18 @@ Shape: TypeAlias = tuple[int, int, int]
 """Channels, height and width of an image."""
 
 _TRAINED_BYTES = 8
-"""Of each parameter: its value and its gradient, in float32."""
+"""Bytes of each parameter: its value and its gradient, in float32."""
 
 SMALL_SIDE = 64
-"""Images with a shorter side enter a residual network by the CIFAR stem."""
+"""Residual networks have the CIFAR stem for images with a side below this."""
 
 
 def _convnet(shape: Shape, classes: int) -> nn.Module:
     channels, height, width = shape
     if height != width or height % 4:
         raise UsageError(
-            f"--model convnet takes square images whose side is a multiple of 4, and these are {height} x "
-            f"{width}. Use another --model, such as resnet18."
+            f"--model convnet needs square images with a side that is a multiple of 4, and these are "
+            f"{height} x {width}. Use another --model, such as resnet18."
         )
     return ConvNet(channels=channels, size=height, classes=classes)
 
@@ -36,7 +36,8 @@ def _convnet(shape: Shape, classes: int) -> nn.Module:
 def _resnet9(shape: Shape, classes: int, *, width: int = 64) -> nn.Module:
     if min(shape[1:]) < 8:
         raise UsageError(
-            f"--model resnet9 halves images three times, and these are {shape[1]} x {shape[2]}: use convnet."
+            f"--model resnet9 needs images of 8 x 8 or more, and these are {shape[1]} x {shape[2]}. Use "
+            "convnet."
         )
     return ResNet9(channels=shape[0], classes=classes, width=width)
 
@@ -57,17 +58,17 @@ def build(name: str, *, shape: Shape, classes: int) -> nn.Module:
     """Return the untrained network called `name` for images of `shape`.
 
     Args:
-        name: a key of `MODELS`; ``resnet9:W`` is of another width, 64 being the usual one.
+        name: a key of `MODELS`, or ``resnet9:W`` for another width than 64.
         shape: channels, height and width of an image.
         classes: number of classes.
 
     Raises:
-        UsageError: there is no such network, it cannot take such images, or it fits no memory.
+        UsageError: there is no such network, or it does not work for such images or fit into memory.
     """
     plain, colon, text = name.partition(":")
     if plain not in MODELS or (colon and (plain != "resnet9" or not whole(text))):
         raise UsageError(
-            f"no model is called {name!r}. Use one of: {', '.join(MODELS)}; or resnet9:W, of width W."
+            f"there is no model {name!r}. Use one of: {', '.join(MODELS)}; or resnet9:W, of width W."
         )
     if not colon:
         return MODELS[plain](shape, classes)
@@ -77,7 +78,7 @@ def build(name: str, *, shape: Shape, classes: int) -> nn.Module:
 
 
 def _check_fits(name: str, parameters: int) -> None:
-    """Refuse a network whose weights and gradients do not fit this machine's memory."""
+    """Refuse a network whose weights and gradients do not fit into this machine's memory."""
     needed, there = _TRAINED_BYTES * parameters, machine().memory_bytes
     if needed > there:
         raise UsageError(

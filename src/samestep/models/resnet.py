@@ -1,8 +1,8 @@
-"""Residual networks of 18 to 152 layers.
+"""Defines residual networks of 18 to 152 layers.
 
-Source: He, Zhang, Ren, Sun, "Deep residual learning for image recognition", CVPR 2016. As in most of today's
-implementations a bottleneck is strided in its 3x3 convolution, not in the first ("v1.5"). Parameters have the
-names that torchvision gives them, so that weights of either can be loaded into the other.
+Source: He, Zhang, Ren, Sun, "Deep residual learning for image recognition", CVPR 2016. As in most current
+implementations, a bottleneck has its stride in the 3x3 convolution, not in the first one ("v1.5"). Parameters
+have torchvision's names, so that weights load in both directions.
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 Stem: TypeAlias = Literal["cifar", "imagenet"]
-"""How images enter: ``imagenet`` by a 7x7 convolution and a pooling, each halving the sides; ``cifar`` by a
+"""The first layers: ``imagenet`` is a 7x7 convolution and a pooling, each halving the sides; ``cifar`` is a
 3x3 convolution that keeps them."""
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and what came in."""
+    """Two 3x3 convolutions with a residual connection."""
 
     expansion = 1
 
@@ -39,7 +39,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Convolutions of 1x1, 3x3 and 1x1, the last with four times the channels, and what came in."""
+    """Convolutions of 1x1, 3x3 and 1x1, the last with four times the channels, with a residual connection."""
 
     expansion = 4
 
@@ -72,19 +72,19 @@ LAYOUTS: Mapping[int, tuple[Block, tuple[int, int, int, int]]] = {
     101: (Bottleneck, (3, 4, 23, 3)),
     152: (Bottleneck, (3, 8, 36, 3)),
 }
-"""Kind of block, and blocks in each of the four stages, by the number of layers (table 1 of the paper)."""
+"""Block type, and number of blocks in each of the four stages, by depth (table 1 of the paper)."""
 
 
 class ResNet(nn.Module):
     """A residual network.
 
-    Images of shape (samples, channels, height, width) in, class scores of shape (samples, classes) out.
+    It maps images of shape (samples, channels, height, width) to class scores of shape (samples, classes).
 
     Args:
-        depth: layers, one of `LAYOUTS`.
+        depth: number of layers, a key of `LAYOUTS`.
         channels: channels of an image.
         classes: number of classes.
-        stem: how images enter.
+        stem: type of the first layers.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class ResNet(nn.Module):
         self.layer4 = _stage(block, 256 * block.expansion, 512, stages[3], stride=2)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(512 * block.expansion, classes)
-        self.apply(_begin)
+        self.apply(_initialize)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the class scores of `images`."""
@@ -119,7 +119,7 @@ def _stage(block: Block, inputs: int, channels: int, count: int, *, stride: int)
 
 
 def _shortcut(inputs: int, outputs: int, *, stride: int) -> nn.Sequential | None:
-    """Return what makes the input fit the output of a block, where it does not."""
+    """Return the projection of a block's input to the shape of its output; None if they are equal."""
     if stride == 1 and inputs == outputs:
         return None
     return nn.Sequential(_convolution(inputs, outputs, 1, stride=stride), nn.BatchNorm2d(outputs))
@@ -129,7 +129,7 @@ def _convolution(inputs: int, outputs: int, size: int, *, stride: int = 1) -> nn
     return nn.Conv2d(inputs, outputs, size, stride=stride, padding=size // 2, bias=False)
 
 
-def _begin(module: nn.Module) -> None:
-    """Draw first weights: He et al., "Delving deep into rectifiers", ICCV 2015."""
+def _initialize(module: nn.Module) -> None:
+    """Initialize convolutions by He et al., "Delving deep into rectifiers", ICCV 2015."""
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -1,8 +1,8 @@
-"""A small residual network that learns CIFAR-10 in few epochs.
+"""Defines a small residual network that trains on CIFAR-10 in few epochs.
 
-The shape goes back to D. Page's entry to DAWNBench (Coleman et al., 2017): one convolution, then three stages
-of which the outer two are followed by a residual pair; pooling in place of strides, and scores scaled down so
-that a large learning rate does not make them sure too soon.
+Its architecture is based on D. Page's entry to DAWNBench (Coleman et al., 2017): one convolution, then three
+stages, of which the first and the last have a residual pair; pooling instead of strides; and scores scaled
+down, so that a large learning rate does not make them too large early.
 """
 
 import torch
@@ -14,7 +14,7 @@ SCORE_SCALE = 0.125
 class ResNet9(nn.Module):
     """Eight convolutions and one linear layer.
 
-    Images of shape (samples, channels, height, width) in, class scores of shape (samples, classes) out.
+    It maps images of shape (samples, channels, height, width) to class scores of shape (samples, classes).
 
     Args:
         channels: channels of an image.
@@ -33,12 +33,12 @@ class ResNet9(nn.Module):
 
     @staticmethod
     def parameter_count(*, channels: int, classes: int, width: int) -> int:
-        """Return how many parameters such a network has; nothing is built.
+        """Return the number of parameters of a network without building it.
 
         Args:
-            channels: see the class, as the others.
-            classes: see there.
-            width: see there.
+            channels: see the class.
+            classes: see the class.
+            width: see the class.
         """
         sides = ((channels, 1), (width, 2), (2 * width, 2), (2 * width, 2), (2 * width, 4), (4 * width, 8))
         layers = [(inputs, times * width) for inputs, times in (*sides, (8 * width, 8), (8 * width, 8))]
@@ -52,7 +52,7 @@ class ResNet9(nn.Module):
 
 
 class _Residual(nn.Module):
-    """Two convolutions, and what came in."""
+    """Two convolutions with a residual connection."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class _Residual(nn.Module):
 
 
 def _layer(inputs: int, outputs: int, *, pool: bool = False) -> nn.Sequential:
-    """Return convolution, pooling, batch norm and ReLU; pooled first, there is less left to do."""
+    """Return convolution, pooling, batch norm and ReLU; pooling comes early to reduce the work after it."""
     pooling = [nn.MaxPool2d(2)] if pool else []
     convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
     return nn.Sequential(convolution, *pooling, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True))

@@ -1,1 +1,1 @@
-"""The built-in trainings."""
+"""The built-in trainings (recipes) and their configuration."""

@@ -1,4 +1,4 @@
-"""The recipes by name. Adding one: an entry here and in ``tutorial.py`` or ``fast.py``."""
+"""Lists the recipes by name; a new one needs an entry here and one in ``tutorial.py`` or ``fast.py``."""
 
 from samestep.base.errors import UsageError
 from samestep.recipes import fast, tutorial
@@ -21,10 +21,10 @@ def find(name: str, *, fast: bool = False) -> Recipe:
     """Return the recipe called `name`, or its fast form.
 
     Raises:
-        UsageError: there is none; lists those there are.
+        UsageError: there is none; lists the existing ones.
     """
     if name not in RECIPES:
-        raise UsageError(f"no recipe is called {name!r}. Use one of: {', '.join(RECIPES)}.")
+        raise UsageError(f"there is no recipe {name!r}. Use one of: {', '.join(RECIPES)}.")
     if fast and name not in FAST:
         raise UsageError(f"{name} has no --fast form; these have: {', '.join(FAST)}.")
     return FAST[name] if fast else RECIPES[name]

@@ -1,4 +1,4 @@
-"""A recipe under the step clock that any script can have."""
+"""Runs a recipe under the step clock, which scripts use as well."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -8,17 +8,17 @@ from samestep.base import env
 from samestep.base.errors import Error
 from samestep.measure.clock_file import ClockFile, Clocking, Config
 from samestep.sharding.position import Position
-from samestep.training.parallel import Part, Parts
+from samestep.training.parallel import LocalBatch, LocalBatches
 from samestep.training.result import Result
 from samestep.watch.clocked import ScriptClock
 from samestep.world.world import World
 
 Loading: TypeAlias = Callable[[], AbstractContextManager[Any]]
-"""Returns what a batch is drawn within."""
+"""Returns the context in which a batch is drawn."""
 
 
-class _Enough(BaseException):
-    """As many steps are clocked as were wanted; raised on all ranks after the same step."""
+class StepLimitReached(BaseException):
+    """The requested number of steps is clocked; raised on all ranks after the same step."""
 
 
 def clocked(
@@ -28,24 +28,25 @@ def clocked(
     *,
     samples_per_epoch: int,
     config: Config,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Result | None:
     """Train, and clock the steps of this rank.
 
     Args:
-        train: is given what tells the clock that a batch is drawn: the loaders of recipes are not torch's.
+        train: runs the training; its argument is the context of each batch, because the clock does not
+            observe the loaders of recipes, which are not torch's.
         world: the ranks.
-        clocking: what is wanted.
-        samples_per_epoch: that are trained on.
-        config: what is trained.
-        tell: told of steps that could not be written, once the training has finished: it has not failed.
+        clocking: the folder, the number of steps and the warm-up.
+        samples_per_epoch: of the training set.
+        config: the recipe's configuration, for the file.
+        report: receives one line if steps of a finished training could not be written.
 
     Returns:
-        what came of it; None where it was left once as many steps were taken down as were wanted.
+        the result; None if the training ended at the requested number of steps.
 
     Raises:
-        UsageError: this rank's file cannot be made, or is there already.
-        Error: not all steps could be written, and the training was left for them.
+        UsageError: this rank's file cannot be made, or exists already.
+        Error: steps could not be written, and the training ended at the requested number of steps.
     """
     again = bool(env.integer(env.snapshot(), "TORCHELASTIC_RESTART_COUNT"))
     file = ClockFile(clocking, world.place, "recipe", again=again, config=config)
@@ -58,7 +59,7 @@ def clocked(
     try:
         with clock.attached():
             result = train(lambda: clock.loading() or nullcontext())
-    except _Enough:
+    except StepLimitReached:
         file.check()
         return None
     except BaseException as error:
@@ -68,34 +69,34 @@ def clocked(
         clock.end("end")
         file.check()
     except (Error, OSError) as error:
-        tell(str(error))
+        report(str(error))
     return result
 
 
 def _stop() -> None:
-    raise _Enough
+    raise StepLimitReached
 
 
-class DrawnWithin:
-    """Epochs of a training's batches, each drawn within what `loading` returns.
+class BatchesInContext:
+    """Epochs of local batches, each drawn within the context that `loading` returns.
 
     Args:
-        parts: draws them.
-        loading: is told.
+        batches: the epochs.
+        loading: called for each batch.
     """
 
-    def __init__(self, parts: Parts, loading: Loading) -> None:
-        self._parts, self._loading = parts, loading
+    def __init__(self, batches: LocalBatches, loading: Loading) -> None:
+        self._batches, self._loading = batches, loading
 
     def __len__(self) -> int:
-        return len(self._parts)
+        return len(self._batches)
 
-    def epoch(self, position: Position | None = None) -> Iterator[Part]:
-        """See `Parts.epoch`."""
-        parts = iter(self._parts.epoch(position))
+    def epoch(self, position: Position | None = None) -> Iterator[LocalBatch]:
+        """See `LocalBatches.epoch`."""
+        batches = iter(self._batches.epoch(position))
         while True:
             with self._loading():
-                part = next(parts, None)
-            if part is None:
+                batch = next(batches, None)
+            if batch is None:
                 return
-            yield part
+            yield batch

@@ -1,4 +1,4 @@
-"""Running an order on the ranks of a world."""
+"""Trains a resolved recipe, or scores a checkpoint, on the ranks of a world."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -11,7 +11,7 @@ from torch import nn
 
 from samestep.base import env
 from samestep.base.last_step import record_step
-from samestep.checkpoint.choose import Chosen, is_bare, newest_valid
+from samestep.checkpoint.choose import SelectedCheckpoint, is_bare, newest_valid
 from samestep.checkpoint.foreign import load_state
 from samestep.checkpoint.layout import AVERAGE, MODEL
 from samestep.checkpoint.retain import adopt, set_aside_later
@@ -19,98 +19,102 @@ from samestep.checkpoint.shared import choose_on_all
 from samestep.collectives.by_algorithm import settled
 from samestep.collectives.crossovers import AUTO, Crossovers
 from samestep.models.registry import build
-from samestep.recipes.clocked import DrawnWithin, Loading
-from samestep.recipes.order import Order
+from samestep.recipes.clocked import BatchesInContext, Loading
+from samestep.recipes.order import ResolvedConfig
 from samestep.training.evaluate import Score
-from samestep.training.keeping import Keeper
-from samestep.training.loggers.observed import observed
+from samestep.training.keeping import CheckpointManager
+from samestep.training.loggers.observed import with_loggers
 from samestep.training.loop import Training
 from samestep.training.metrics import metrics_of
 from samestep.training.precision import machine_has_bf16
 from samestep.training.profile import Profiler
-from samestep.training.progress import Display, Silent, Spoken
+from samestep.training.progress import ConsoleDisplay, Display, NullDisplay
 from samestep.training.result import Result
-from samestep.training.run_folder import Nowhere, RunFolder, Sink
+from samestep.training.run_folder import NullSink, RunFolder, Sink
 from samestep.training.run_lock import RESTART_S, RunLock
 from samestep.training.stopping import stop_request
-from samestep.training.surroundings import Surroundings
+from samestep.training.surroundings import Callbacks
 from samestep.world.world import World
 
 
-def prepare(order: Order) -> None:
-    """Make the run folder, or show that it can be gone on with; called by one process, before others start.
+def prepare(resolved: ResolvedConfig) -> None:
+    """Make the run folder, or check that its run can be resumed; called by one process before ranks start.
 
     Raises:
-        UsageError: it cannot be written, is in use, or holds another run, or none that can go on.
-        CheckpointError: the run cannot go on: it has checkpoints and none is whole.
+        UsageError: it cannot be written, is in use, or its run cannot be started or resumed.
+        CheckpointError: the run cannot be resumed, because all its checkpoints are damaged.
     """
-    with closing(RunLock(order.out)) as lock:  # rank 0 takes it again
-        _open_folder(order, lock)
-    if order.resume:
-        checkpoints = RunFolder(order.out).checkpoints
+    with closing(RunLock(resolved.out)) as lock:  # released for rank 0
+        _open_folder(resolved, lock)
+    if resolved.resume:
+        checkpoints = RunFolder(resolved.out).checkpoints
         if not is_bare(checkpoints):
             newest_valid(checkpoints)
 
 
-def cook(world: World, order: Order, loading: Loading | None = None) -> Result:
-    """Train on the ranks of `world`; every rank calls this and gets the result.
+def run_recipe(world: World, resolved: ResolvedConfig, loading: Loading | None = None) -> Result:
+    """Train on the ranks of `world`; called by every rank, and returns the result on every rank.
 
     Args:
         world: the ranks.
-        order: what was ordered.
-        loading: returns what batches are drawn within, where somebody wants to know.
+        resolved: the configuration.
+        loading: returns the context in which a batch is drawn, if batches are timed.
 
     Raises:
-        PutOff: a rank was asked to stop; a checkpoint is written.
+        PutOff: a rank received a stop signal; a checkpoint is written.
     """
     record_step(0)
     restarted = env.integer(env.snapshot(), "TORCHELASTIC_RESTART_COUNT")
-    lock = RunLock(order.out, wait_s=RESTART_S if restarted else 0.0)
-    with stop_request(order.conduct.stop_signal) as stop, closing(lock):
-        unlocked = world.on_main(lambda: _open_folder(order, lock))
-        order = _settled(world, order)
-        training = _training(world, order)
+    lock = RunLock(resolved.out, wait_s=RESTART_S if restarted else 0.0)
+    with stop_request(resolved.options.stop_signal) as stop, closing(lock):
+        unlocked = world.on_main(lambda: _open_folder(resolved, lock))
+        resolved = _without_auto(world, resolved)
+        training = _training(world, resolved)
         if loading is not None:
-            training.batches = DrawnWithin(training.batches, loading)
-        chosen = _go_on(world, order, training) if order.resume else None
+            training.batches = BatchesInContext(training.batches, loading)
+        chosen = _restore(world, resolved, training) if resolved.resume else None
         record_step(training.journal.steps)
-        sink, display = _outputs(world, order, training, chosen, unlocked=unlocked)
-        keeper = Keeper(world, order.conduct, folder=order.out / "checkpoints", tell=display.note)
+        sink, display = _outputs(world, resolved, training, chosen, unlocked=unlocked)
+        checkpoints = CheckpointManager(
+            world, resolved.options, folder=resolved.out / "checkpoints", report=display.note
+        )
         profiler = Profiler(
-            order.conduct.profile, order.out, world, done=training.journal.steps, total=training.steps
+            resolved.options.profile, resolved.out, world, done=training.journal.steps, total=training.steps
         )
         try:
-            around = Surroundings(sink=sink, display=display, keeper=keeper, stop=stop, profiler=profiler)
-            return training.run(around)
+            callbacks = Callbacks(
+                sink=sink, display=display, checkpoints=checkpoints, stop=stop, profiler=profiler
+            )
+            return training.run(callbacks)
         finally:
-            keeper.close()
+            checkpoints.close()
             sink.close()
 
 
-def score(world: World, order: Order) -> Score:
-    """Score the weights of a checkpoint on the ranks of `world`; every rank calls this and gets the score.
+def score(world: World, resolved: ResolvedConfig) -> Score:
+    """Score the weights of a checkpoint on the ranks of `world`; called by every rank.
 
-    Of a run that keeps an average of the weights, that is what is judged, as it was in the run.
+    If the checkpoint has averaged weights (``--ema``), they are scored, as in the run.
 
     Raises:
         CheckpointError: it cannot be read, or belongs to another model.
     """
-    training = _training(world, _settled(world, order))
-    model, path = training.learner.evaluated, order.weights
+    training = _training(world, _without_auto(world, resolved))
+    model, path = training.learner.evaluated, resolved.weights
     assert path is not None
-    state = world.on_main(lambda: _judged(path, model))
+    state = world.on_main(lambda: _scored_weights(path, model))
     model.load_state_dict(state)
     return training.evaluate()
 
 
-def _judged(path: Path, model: nn.Module) -> dict[str, Any]:
-    """Load the weights that a checkpoint is to be judged by; say so where they are not those that train."""
+def _scored_weights(path: Path, model: nn.Module) -> dict[str, Any]:
+    """Load the weights to score into `model`; print a line if they are the averaged ones."""
     chosen = newest_valid(path) if path.is_dir() else None
     if chosen is None or chosen.snapshot.average is None:
         return load_state(path, model)
     Console(stderr=True).print(
-        f"{chosen.path} keeps an average of the weights (--ema), which is scored. To score those that were "
-        f"trained: --from {chosen.path / MODEL}",
+        f"{chosen.path} has averaged weights (--ema), which are scored. Score the trained weights with "
+        f"--from {chosen.path / MODEL}",
         highlight=False,
         markup=False,
         soft_wrap=True,
@@ -118,116 +122,123 @@ def _judged(path: Path, model: nn.Module) -> dict[str, Any]:
     return load_state(chosen.path / AVERAGE, model)
 
 
-def _settled(world: World, order: Order) -> Order:
-    """Return the order with nothing left to the machine: rank 0's decides for all."""
-    settings = order.settings
+def _without_auto(world: World, resolved: ResolvedConfig) -> ResolvedConfig:
+    """Replace ``auto`` settings by rank 0's choice, on all ranks."""
+    settings = resolved.settings
     if settings.precision == "auto":
         precision = world.broadcast_object("bf16" if machine_has_bf16(world.device) else "fp32")
         settings = replace(settings, precision=precision)
-    if settings.algorithm == AUTO and order.weights is None and world.place.size > 1:
+    if settings.algorithm == AUTO and resolved.weights is None and world.place.size > 1:
         settings = replace(settings, algorithm=settled(world, AUTO).text)
-    return replace(order, settings=settings)
+    return replace(resolved, settings=settings)
 
 
-def _training(world: World, order: Order) -> Training:
-    train_set = order.train_set
+def _training(world: World, resolved: ResolvedConfig) -> Training:
+    train_set = resolved.train_set
     classes = len(train_set.classes)
     return Training(
-        lambda: build(order.model, shape=train_set.shape, classes=classes),
+        lambda: build(resolved.model, shape=train_set.shape, classes=classes),
         train_set=train_set,
-        test_set=order.test_set,
-        settings=order.settings,
+        test_set=resolved.test_set,
+        settings=resolved.settings,
         world=world,
-        conduct=order.conduct,
-        metrics=metrics_of(order.conduct.metric, classes=classes),
+        options=resolved.options,
+        metrics=metrics_of(resolved.options.metric, classes=classes),
     )
 
 
-def _go_on(world: World, order: Order, training: Training) -> Chosen | None:
-    """Let `training` stand where the newest usable checkpoint was taken; rank 0 alone needs its files.
+def _restore(world: World, resolved: ResolvedConfig, training: Training) -> SelectedCheckpoint | None:
+    """Restore `training` from the newest usable checkpoint; only rank 0 needs its files.
 
-    None where the run was killed before there was one.
+    Return the checkpoint; None if the run was killed before its first one.
     """
-    checkpoints = RunFolder(order.out).checkpoints
+    checkpoints = RunFolder(resolved.out).checkpoints
     chosen = choose_on_all(world, checkpoints, missing_ok=True)
     if chosen is not None:
         training.restore(chosen.snapshot)
     return chosen
 
 
-def _open_folder(order: Order, lock: RunLock) -> str | None:
-    """Make the run folder, or show that it can be gone on with, and lock it; return a warning, if any."""
-    check = RunFolder.reopen if order.resume else RunFolder.prepare
-    check(order.out)
+def _open_folder(resolved: ResolvedConfig, lock: RunLock) -> str | None:
+    """Make the run folder, or check that its run can be resumed, and lock it; return a warning or None."""
+    check = RunFolder.reopen if resolved.resume else RunFolder.prepare
+    check(resolved.out)
     unlocked = lock.take()
-    check(order.out)  # another process may have written to it before it was locked
+    check(resolved.out)  # again, because another process can have written to it before the lock
     return unlocked
 
 
 def _outputs(
-    world: World, order: Order, training: Training, chosen: Chosen | None, *, unlocked: str | None
+    world: World,
+    resolved: ResolvedConfig,
+    training: Training,
+    chosen: SelectedCheckpoint | None,
+    *,
+    unlocked: str | None,
 ) -> tuple[Sink, Display]:
-    """Return where results and progress go: somewhere on rank 0, nowhere on the others.
+    """Return the sink and the display of this rank; on other ranks than 0 they do nothing.
 
     Raises:
-        Error: what belongs there cannot be written; on every rank.
+        Error: the run folder cannot be written; on every rank.
     """
     opened: list[tuple[Sink, Display]] = []
 
     def open_here() -> None:
-        display = Spoken(
+        display = ConsoleDisplay(
             steps=training.steps,
-            epochs=order.settings.epochs,
+            epochs=resolved.settings.epochs,
             console=Console(stderr=True),
-            per_rank=order.conduct.per_rank,
+            per_rank=resolved.options.per_rank,
         )
-        folder = RunFolder(order.out, display.note)
-        if not order.resume:
-            folder.write_config(order.config())
-        alone = _put_in_order(folder.checkpoints, training, chosen) if order.resume else []
-        warnings = [*alone, *([] if unlocked is None else [unlocked])]
-        for line in [*_algorithms(order), *_went_on(order, training, chosen), *warnings]:
+        folder = RunFolder(resolved.out, display.note)
+        if not resolved.resume:
+            folder.write_config(resolved.config())
+        skipped = _set_aside_later(folder.checkpoints, training, chosen) if resolved.resume else None
+        warnings = [line for line in (skipped, unlocked) if line is not None]
+        for line in [*_algorithms(resolved), *_resume_lines(resolved, training, chosen), *warnings]:
             display.note(line)
         folder.begin(_session(world, training, chosen))
-        sink = observed(folder, order.conduct.logger, order.config(), tell=display.note)
+        sink = with_loggers(folder, resolved.options.logger, resolved.config(), report=display.note)
         opened.append((sink, display))
 
     world.on_main(open_here)
-    return next(iter(opened), (Nowhere(), Silent()))
+    return next(iter(opened), (NullSink(), NullDisplay()))
 
 
-def _put_in_order(checkpoints: Path, training: Training, chosen: Chosen | None) -> list[str]:
-    """Leave no checkpoint after the one that the run goes on from; return what was left alone."""
+def _set_aside_later(checkpoints: Path, training: Training, chosen: SelectedCheckpoint | None) -> str | None:
+    """Set aside the checkpoints after the restored one; return a warning about those of other runs."""
     if chosen is not None:
         adopt(chosen.path)
-    _, alone = set_aside_later(checkpoints, than=training.journal.steps)
-    return [] if alone is None else [alone]
+    _, warning = set_aside_later(checkpoints, than=training.journal.steps)
+    return warning
 
 
-def _algorithms(order: Order) -> list[str]:
-    """Return what carries the gradients, where the user has a say in it."""
-    algorithm = order.settings.algorithm
-    if algorithm is None or algorithm == AUTO:  # one worker exchanges nothing
+def _algorithms(resolved: ResolvedConfig) -> list[str]:
+    """Return a line about the all-reduce of gradients if the user has chosen it."""
+    algorithm = resolved.settings.algorithm
+    if algorithm is None or algorithm == AUTO:  # still auto with one worker, which has no all-reduce
         return []
     return [f"gradients: all-reduce by {Crossovers.parse(algorithm).describe()}"]
 
 
-def _went_on(order: Order, training: Training, chosen: Chosen | None) -> list[str]:
-    if not order.resume:
+def _resume_lines(
+    resolved: ResolvedConfig, training: Training, chosen: SelectedCheckpoint | None
+) -> list[str]:
+    if not resolved.resume:
         return []
     if chosen is None:
-        return [f"{order.out} has no checkpoint yet: it begins anew"]
+        return [f"{resolved.out} has no checkpoint yet: the run starts from the beginning"]
     refused = [f"not used: {reason}" for _, reason in chosen.refused]
     if training.uncompared:
         refused.append(
-            f"not compared, because the version that wrote {chosen.path.name} did not store it: "
-            f"{', '.join(training.uncompared)}. Where it is another than in the beginning, so are the bits"
+            f"not compared, because {chosen.path.name} does not record it: {', '.join(training.uncompared)}. "
+            "If it has changed since the start of the run, the bits differ"
         )
-    return [*refused, f"goes on from {chosen.path.name}, step {training.journal.steps} of {training.steps}"]
+    return [*refused, f"resumes from {chosen.path.name}, step {training.journal.steps} of {training.steps}"]
 
 
-def _session(world: World, training: Training, chosen: Chosen | None) -> dict[str, object]:
-    """Return what this start of the run ran on."""
+def _session(world: World, training: Training, chosen: SelectedCheckpoint | None) -> dict[str, object]:
+    """Return the record of this start of the run: its ranks, device and launcher."""
     place = world.place
     return {
         "step": training.journal.steps,

@@ -1,12 +1,12 @@
-"""The same tasks in a fraction of the time: ``--fast``.
+"""Defines the fast forms of recipes (``--fast``): the same tasks in a fraction of the time.
 
-Data in memory, augmented as whole batches; a rate that rises and falls once and reaches ten times the usual.
-Source of the one-cycle schedule: Smith, Topin, "Super-convergence", 2018 (arXiv:1708.07120). The small
-residual network and its settings go back to the fastest entries of DAWNBench (Coleman et al., 2017).
+They use a one-cycle schedule whose peak is ten times the usual rate. Source of the schedule: Smith, Topin,
+"Super-convergence", 2018 (arXiv:1708.07120). The small residual network and its settings go back to the
+fastest entries of DAWNBench (Coleman et al., 2017).
 """
 
 from samestep.recipes.recipe import Recipe
-from samestep.training.conduct import Conduct
+from samestep.training.conduct import RunOptions
 from samestep.training.settings import Settings
 
 MNIST = Recipe(
@@ -49,5 +49,5 @@ CIFAR10 = Recipe(
         precision="auto",
         channels_last=True,
     ),
-    conduct=Conduct(evaluate_every=2),
+    options=RunOptions(evaluate_every=2),
 )

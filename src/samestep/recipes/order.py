@@ -1,4 +1,4 @@
-"""One training to run, as a value: what was asked for, checked as a whole."""
+"""Resolves a request into one checked configuration of a training."""
 
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -17,7 +17,7 @@ from samestep.recipes.config import part_of
 from samestep.recipes.request import Request, configuration
 from samestep.recipes.unused import refuse_recipes_nesterov, refuse_unused, refuse_unused_by_data
 from samestep.training.compiling import compiled
-from samestep.training.conduct import Conduct
+from samestep.training.conduct import RunOptions
 from samestep.training.loggers.observed import check_loggers
 from samestep.training.metrics import check_metrics
 from samestep.training.per_worker import batch_per_worker
@@ -27,8 +27,8 @@ from samestep.world.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """One training to run: its settings are checked and its data can be read."""
+class ResolvedConfig:
+    """The configuration of one training, with checked settings and loaded data sets."""
 
     recipe: str
     fast: bool
@@ -37,26 +37,24 @@ class Order:
     data_dir: Path | None
     subset: int | None
     settings: Settings
-    conduct: Conduct
+    options: RunOptions
     train_set: Images
     test_set: Images
     out: Path
     """The run folder."""
     resume: bool
-    """Whether it holds the beginning of this run."""
+    """Whether the folder contains this run, which is resumed."""
     weights: Path | None
-    """A checkpoint to score; nothing is trained then, and no run folder made."""
+    """A checkpoint to score; then nothing is trained and no run folder made."""
     label: str | None
-    """What kind of training this is, where it is not the serial one."""
+    """A sentence on how the training differs from the serial one; None if it does not."""
 
     def config(self) -> dict[str, Any]:
-        """Return what reproduces the run."""
-        return self.training() | {
-            name: value for name, value in self.conduct.as_dict().items() if value is not None
-        }
+        """Return the keys that reproduce the run, as in ``config.toml``."""
+        return self.training() | self.options.as_dict()
 
     def training(self) -> dict[str, Any]:
-        """Return what is trained, and as what."""
+        """Return the keys that the result of the training depends on."""
         what = {
             "recipe": self.recipe,
             "fast": self.fast,
@@ -70,16 +68,16 @@ class Order:
         return {name: value for name, value in everything.items() if value is not None}
 
 
-def take_order(request: Request, *, workers: int) -> Order:
-    """Return the order, checked as a whole before anything is written or started.
+def resolve(request: Request, *, workers: int) -> ResolvedConfig:
+    """Return the configuration for a request, completely checked before anything is written or started.
 
     Args:
-        request: what was asked for.
-        workers: how many will share the work.
+        request: the flags.
+        workers: number of workers.
 
     Raises:
-        UsageError: an unknown recipe, a setting out of range, data that is missing or damaged, or a run
-            that cannot go on.
+        UsageError: the recipe is unknown, a setting is out of range, data is missing or damaged, or the run
+            cannot be resumed.
     """
     config, goes_on = configuration(request)
     name = request.recipe or config.get("recipe", "digits")
@@ -89,7 +87,7 @@ def take_order(request: Request, *, workers: int) -> Order:
     settings = replace(recipe.settings, **part_of(config, Settings))
     refuse_unused(request, settings)
     changed = not goes_on and bool({"batch_size", "lr"} & set(request.changes))
-    label = None if changed else config.get("label")  # what a file calls it, unless it is another by now
+    label = None if changed else config.get("label")
     settings, label = _per_worker(request, settings, workers, label=label)
     settings.check_workers(workers)
     data_dir = request.data_dir or (Path(config["data_dir"]) if "data_dir" in config else None)
@@ -101,15 +99,15 @@ def take_order(request: Request, *, workers: int) -> Order:
         train_set = train_set.subset(subset)
     model = request.model or config.get("model", recipe.model)
     check_augment(settings.augment, shape=train_set.shape)
-    with torch.device("meta"):  # costs nothing, and says whether the model takes such images
+    with torch.device("meta"):  # checks at no cost whether the model accepts such images
         build(model, shape=train_set.shape, classes=len(train_set.classes))
-    conduct = replace(recipe.conduct, **part_of(config, Conduct))
-    check_loggers(conduct.logger)
-    if conduct.profile is not None:
+    options = replace(recipe.options, **part_of(config, RunOptions))
+    check_loggers(options.logger)
+    if options.profile is not None:
         steps = -(-len(train_set) // settings.batch_size)
-        steps_of(conduct.profile, total=settings.epochs * steps)
-    check_metrics(conduct.metric, classes=len(train_set.classes))
-    return Order(
+        steps_of(options.profile, total=settings.epochs * steps)
+    check_metrics(options.metric, classes=len(train_set.classes))
+    return ResolvedConfig(
         recipe=name,
         fast=fast,
         data=data,
@@ -117,7 +115,7 @@ def take_order(request: Request, *, workers: int) -> Order:
         data_dir=data_dir,
         subset=subset,
         settings=settings,
-        conduct=conduct,
+        options=options,
         train_set=train_set,
         test_set=load(data, "test", data_dir=data_dir),
         out=request.resume or request.out or default_folder(name),
@@ -127,59 +125,58 @@ def take_order(request: Request, *, workers: int) -> Order:
     )
 
 
-def check_compiler(order: Order, device: torch.device | str = "cpu") -> None:
-    """Refuse an order to compile where nothing can be compiled, before anything is written.
+def check_compiler(resolved: ResolvedConfig, device: torch.device | str = "cpu") -> None:
+    """Check that ``--compile`` works on `device`, if it is set.
 
     Args:
-        order: for what.
-        device: where it is to be trained.
+        resolved: the configuration.
+        device: of the training.
 
     Raises:
-        UsageError: a program is missing, or this Python is too new.
+        UsageError: a compiler is missing, or this Python is too new for it.
     """
-    if order.settings.compile and order.weights is None:
-        compiled(torch.nn.Linear(1, 1, device=device), order.settings)
+    if resolved.settings.compile and resolved.weights is None:
+        compiled(torch.nn.Linear(1, 1, device=device), resolved.settings)
 
 
-def settled_by_first(order: Order, world: World) -> Order:
-    """Return the order with what rank 0 made of it: the time in the folder's name, and what it found there.
+def broadcast_resolved(resolved: ResolvedConfig, world: World) -> ResolvedConfig:
+    """Replace the parts of a configuration that depend on clock and file system by those of rank 0.
 
-    Every rank took its order for itself, and its clock and its file system may be another.
+    Every rank resolves the request on its own host, where both can differ.
     """
-    names = ("settings", "conduct", "out", "resume", "label")
-    return replace(order, **world.broadcast_object({name: getattr(order, name) for name in names}))
+    names = ("settings", "options", "out", "resume", "label")
+    return replace(resolved, **world.broadcast_object({name: getattr(resolved, name) for name in names}))
 
 
 def default_folder(recipe: str) -> Path:
-    """Return where a run goes if nobody says."""
+    """Return the run folder for a run without ``--out``."""
     return Path("runs") / f"{recipe}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
 
 
 def _per_worker(
     request: Request, settings: Settings, workers: int, *, label: str | None
 ) -> tuple[Settings, str | None]:
-    """Return the settings with the global batch that a batch per worker means, and what that is called.
+    """Apply ``--batch-per-worker`` and ``--lr-scale``; return the settings and their label.
 
     Args:
         request: the flags.
-        settings: without them.
-        workers: how many.
-        label: what the settings are called already, where they are those of another training.
+        settings: of the recipe and the configuration file.
+        workers: number of workers.
+        label: of `settings`; see `ResolvedConfig.label`.
     """
     if request.batch_per_worker is None:
         if request.lr_scale is not None:
-            raise UsageError(
-                "--lr-scale belongs to --batch-per-worker: with a global batch nothing is scaled."
-            )
+            raise UsageError("--lr-scale needs --batch-per-worker: with a global batch nothing is scaled.")
         return settings, label
     if "batch_size" in request.changes:
         raise UsageError(
-            "--batch-size is the global batch and --batch-per-worker each worker's: give one of the two."
+            "--batch-size is the global batch and --batch-per-worker that of each worker: give one of the "
+            "two."
         )
     if request.lr_scale not in (None, "none") and label is not None:
         raise UsageError(
-            f"--lr-scale {request.lr_scale} would scale the rate {settings.lr:g} of {request.config}, which "
-            "is that of several workers already (see its label). Give the rate of one worker with --lr."
+            f"--lr-scale {request.lr_scale} cannot scale the rate {settings.lr:g} of {request.config}, which "
+            "is already for several workers (see its label). Give the rate of one worker with --lr."
         )
     scaled = batch_per_worker(
         request.batch_per_worker, scale=request.lr_scale or "none", lr=settings.lr, workers=workers

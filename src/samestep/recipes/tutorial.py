@@ -1,4 +1,4 @@
-"""The trainings of the tutorials, as they are taught."""
+"""Defines the recipes with the settings of well-known tutorials."""
 
 from samestep.recipes.recipe import Recipe
 from samestep.training.settings import Settings
@@ -45,4 +45,4 @@ SYNTHETIC = Recipe(
     model="resnet152",
     settings=Settings(epochs=1, batch_size=32, lr=0.01),
 )
-"""No accuracy is to be had: it shows how many images per second the machine trains on."""
+"""Measures training throughput in images per second; its labels are random."""

@@ -1,6 +1,6 @@
-"""Refusals of flags that would change nothing: who gives one expects that it does.
+"""Refuses flags that have no effect beside the others.
 
-Only flags are looked at. A recipe and the ``config.toml`` of a run say everything, needed or not.
+Only flags are checked: a recipe and the ``config.toml`` of a run contain all settings, used or not.
 """
 
 from collections.abc import Mapping
@@ -14,19 +14,19 @@ from samestep.training.option import flag
 from samestep.training.settings import Settings
 
 _SCORING = ("batch_size", "precision", "channels_last", "loader_workers", "metric")
-"""What matters where nothing is trained; a batch is what fits into memory."""
+"""Settings that ``--eval-only`` uses."""
 _TRAINING = ("subset", "batch_per_worker", "lr_scale", "resume", "out")
-"""What does not, of a request."""
+"""Flags of a `Request` that ``--eval-only`` does not use."""
 _NO_FILES = ("digits", "synthetic")
-"""The data sets that are read from no folder."""
+"""Data sets without files."""
 
 
 def refuse_unused(request: Request, settings: Settings) -> None:
-    """Refuse flags that mean nothing beside the others.
+    """Refuse flags that have no effect beside the others.
 
     Args:
         request: the flags.
-        settings: what they and everything else came to.
+        settings: the resolved settings.
     """
     if request.weights is not None:
         _refuse_where_nothing_is_trained(request)
@@ -38,31 +38,31 @@ def refuse_unused(request: Request, settings: Settings) -> None:
     }
     for name, (used, why) in chosen.items():
         if name in request.changes and not used:
-            raise UsageError(f"{flag(name)} means nothing with {why}: leave it out.")
+            raise UsageError(f"{flag(name)} has no effect with {why}: omit it.")
     if {"schedule", "step_epochs", "milestones", "gamma"} & set(request.changes):
         _refuse_drops_after_the_end(settings)
 
 
 def refuse_recipes_nesterov(asked: Mapping[str, Any], recipe: Recipe) -> None:
-    """Refuse another optimizer for a recipe that uses Nesterov's momentum, with the flag that goes with it.
+    """Refuse another optimizer for a recipe with Nesterov momentum, unless ``--no-nesterov`` is given.
 
     Args:
-        asked: the settings other than the recipe's.
-        recipe: which.
+        asked: the settings that override the recipe's.
+        recipe: the recipe.
     """
     settings = {"nesterov": recipe.settings.nesterov, "momentum": recipe.settings.momentum, **asked}
     if "nesterov" in asked or not settings["nesterov"]:
-        return  # what a user has said is checked with the other settings
+        return  # `Settings` checks the user's own choice
     optimizer = settings.get("optimizer", "sgd")
     if optimizer != "sgd" or not settings["momentum"]:
         chosen = f"--optimizer {optimizer}" if optimizer != "sgd" else "--momentum 0"
         raise UsageError(
-            f"{recipe.name} uses Nesterov's momentum, which does not go with {chosen}: add --no-nesterov."
+            f"{recipe.name} uses Nesterov momentum, which does not work with {chosen}: add --no-nesterov."
         )
 
 
 def refuse_unused_by_data(request: Request, data: str, images: Images) -> None:
-    """Refuse flags about files where none are read, and loading processes where nothing is loaded.
+    """Refuse flags about files for a data set without files, and loading processes for one in memory.
 
     Args:
         request: the flags.
@@ -70,11 +70,9 @@ def refuse_unused_by_data(request: Request, data: str, images: Images) -> None:
         images: the data set.
     """
     if request.data_dir is not None and data.partition(":")[0] in _NO_FILES:
-        raise UsageError(f"--data-dir means nothing with {data}, which needs no files: leave it out.")
+        raise UsageError(f"--data-dir has no effect with {data}, which has no files: omit it.")
     if "loader_workers" in request.changes and isinstance(images, ImageSet):
-        raise UsageError(
-            f"--loader-workers means nothing with {data}, which lies in memory as a whole: leave it out."
-        )
+        raise UsageError(f"--loader-workers has no effect with {data}, which is in memory: omit it.")
 
 
 def _refuse_where_nothing_is_trained(request: Request) -> None:
@@ -82,8 +80,7 @@ def _refuse_where_nothing_is_trained(request: Request) -> None:
     for name in [*named, *request.changes]:
         if name not in _SCORING:
             raise UsageError(
-                f"{flag(name)} means nothing with --eval-only, which trains nothing and writes nothing: "
-                "leave it out."
+                f"{flag(name)} has no effect with --eval-only, which trains and writes nothing: omit it."
             )
 
 
@@ -91,11 +88,11 @@ def _refuse_drops_after_the_end(settings: Settings) -> None:
     epochs = settings.epochs
     if settings.schedule == "step" and settings.step_epochs >= epochs:
         raise UsageError(
-            f"--schedule step drops the rate every {settings.step_epochs:g} epochs (--step-epochs), and the "
-            f"training ends after {epochs}: it would never drop. Use less, or --schedule constant."
+            f"--schedule step never drops the rate: --step-epochs is {settings.step_epochs:g}, and the "
+            f"training has {epochs} epochs. Use a smaller --step-epochs, or --schedule constant."
         )
     if settings.schedule == "multistep" and settings.milestones[-1] >= epochs:
         raise UsageError(
-            f"--milestones {settings.milestones[-1]:g}: the training ends after {epochs} epochs, before the "
-            "rate would drop. Leave it out, or train for more --epochs."
+            f"--milestones {settings.milestones[-1]:g} is not before the end of the training, which has "
+            f"{epochs} epochs. Omit that milestone, or use more --epochs."
         )

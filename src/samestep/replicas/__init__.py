@@ -1,1 +1,1 @@
-"""Keeping replicas equal: gradient synchronisers, batch norm, fingerprints."""
+"""Synchronizes the gradients of data-parallel models: synchronizers, batch norm, checksums."""

@@ -1,4 +1,4 @@
-"""Replicas begin equal: the same tensors everywhere, with the values of rank 0."""
+"""Checks that all ranks have the same model, and broadcasts the values of rank 0."""
 
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
@@ -14,11 +14,11 @@ Signature: TypeAlias = list[tuple[str, str, str]]
 """Name, dtype and shape, and whether it is trained, of each tensor."""
 
 PIECE_BYTES = 64 << 20
-"""Upper bound of a broadcast message, and of the memory it takes for a moment."""
+"""Maximum size of a broadcast message, which is also the temporary memory."""
 
 
-def refuse_unfit(model: nn.Module) -> None:
-    """Raise UsageError, before any work, for a model that cannot be replicated."""
+def check_supported(model: nn.Module) -> None:
+    """Raise UsageError, before any work, if a model cannot be trained data-parallel."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise UsageError(
@@ -31,7 +31,7 @@ def refuse_unfit(model: nn.Module) -> None:
                 f"{name} has no shape yet (a lazy module). Run the model on one batch before replicate()."
             )
         if tensor.device.type == "meta":
-            raise UsageError(f"{name} is on the meta device, without values. Materialise the model first.")
+            raise UsageError(f"{name} is on the meta device, without values. Materialize the model first.")
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -40,8 +40,8 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers()
 
 
-def refuse_differing(world: World, model: nn.Module) -> None:
-    """Raise OutOfStep, on all ranks alike, unless all have the same names, shapes, dtypes and frozen ones."""
+def check_same_structure(world: World, model: nn.Module) -> None:
+    """Raise OutOfStep, on all ranks, unless names, shapes, dtypes and frozen parameters are equal."""
     mine = _signature(model)
     difference = _first_difference(world.broadcast_object(mine), mine)
     for rank, found in enumerate(world.all_gather_objects(difference)):
@@ -54,7 +54,7 @@ def refuse_differing(world: World, model: nn.Module) -> None:
 def broadcast_values(world: World, model: nn.Module) -> None:
     """Overwrite all parameters and buffers with those of rank 0.
 
-    They travel as bytes, so that tensors of all dtypes share messages.
+    They are sent as bytes, so that tensors of all dtypes share messages.
     """
     with torch.no_grad():
         for device in dict.fromkeys(tensor.device for _, tensor in named_tensors(model)):
@@ -83,7 +83,7 @@ def _first_difference(theirs: Signature, mine: Signature) -> str | None:
             return f"{_describe(*expected)} on rank 0 is {_describe(*found)}"
     if len(theirs) == len(mine):
         return None
-    longer, where = (theirs, "missing") if len(theirs) > len(mine) else (mine, "too much")
+    longer, where = (theirs, "missing") if len(theirs) > len(mine) else (mine, "extra")
     return f"{_describe(*longer[min(len(theirs), len(mine))])} is {where}"
 
 
@@ -92,7 +92,7 @@ def _describe(name: str, form: str, frozen: str) -> str:
 
 
 def _groups(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield the tensors in runs of at most PIECE_BYTES; a larger one alone."""
+    """Yield the tensors in groups of at most PIECE_BYTES; a larger tensor is a group."""
     group: list[Tensor] = []
     size = 0
     for tensor in tensors:
@@ -114,5 +114,5 @@ def _bytes(tensor: Tensor) -> Tensor:
 def _take(tensors: Sequence[Tensor], message: Tensor) -> None:
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
     for tensor, part in zip(tensors, torch.split(message, sizes), strict=True):
-        # A part may begin at any byte; viewed as another dtype it must begin at a multiple of its size.
+        # Cloned, because a view as another dtype must begin at a multiple of its size.
         tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))

@@ -1,4 +1,4 @@
-"""A large gradient that is exchanged where it lies, without a buffer to travel in."""
+"""Averages a large gradient in place, without a message buffer."""
 
 import torch
 from torch import Tensor
@@ -7,19 +7,19 @@ from samestep.replicas.bucket import dense_gradient, real
 from samestep.world.world import World
 
 
-class Alone:
-    """In place of a bucket of one: what does not fit into the cache is not copied once more.
+class InPlaceGradient:
+    """A replacement for a bucket of one gradient, which saves copying what does not fit into the cache.
 
-    Whether any rank has the gradient, and whether any is steady, goes first, in a message of its own: for
-    worlds in which that costs next to nothing.
+    A message before it tells whether any rank has the gradient, and whether any is steady; in the worlds
+    that this is for, such a message costs next to nothing.
 
     Args:
-        world: the ranks to average over; its exchanges are over when they return.
-        name: of the parameter.
-        parameter: whose gradient it is.
+        world: the ranks to average over; its all-reduces have ended when they return.
+        name: the parameter's name.
+        parameter: the parameter whose gradient is averaged.
     """
 
-    has_passenger = False
+    has_payload = False
 
     def __init__(self, world: World, name: str, parameter: Tensor) -> None:
         self._world, self._name, self._parameter = world, name, parameter
@@ -38,14 +38,14 @@ class Alone:
         self._world.all_reduce(grad, op="mean")
 
     def wait(self) -> None:
-        """See `Bucket.wait`; nothing is under way."""
+        """See `Bucket.wait`; `send` has waited."""
 
-    def settle(self) -> None:
-        """See `Bucket.settle`; nothing is under way."""
+    def drain(self) -> None:
+        """See `Bucket.drain`; `send` has waited."""
 
-    def unload(self) -> None:
-        """See `Bucket.unload`; the average is where it belongs."""
+    def unpack(self) -> None:
+        """See `Bucket.unpack`; the average is in the gradient."""
 
-    def anyone_steady(self) -> bool:
-        """See `Bucket.anyone_steady`."""
+    def any_rank_steady(self) -> bool:
+        """See `Bucket.any_rank_steady`."""
         return self._flags[1].item() > 0

@@ -1,10 +1,9 @@
-"""Batch norm on several ranks: what its statistics are taken over.
+"""Redirects the forward of batch norms, to compute statistics over each rank's shard or the global batch.
 
-`local`: each rank's share. Fast, and a different training from the serial one, as everywhere.
-`global`: the global batch, forward and backward. The serial result, for two small exchanges per layer.
-
-Either way the module stays what it is; calls of it are redirected. So are those of instance norm, which is
-local by nature but may keep running statistics.
+``local`` statistics are those of a rank's shard: fast, and another training than the serial one. ``global``
+statistics are those of the global batch, in forward and backward: they give the serial result, for two small
+all-reduces per layer. The modules stay the same objects. Calls of instance norms are redirected too: they are
+local by definition, but may have running statistics.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -17,12 +16,12 @@ from torch import Tensor, nn
 from samestep.base.errors import UsageError
 from samestep.replicas.global_norm import GlobalNorm, combine, local_moments, per_channel
 from samestep.replicas.redirect import Forward, Undo, original_forward, redirect
-from samestep.replicas.running import BatchNorm, InstanceNorm, Norm, Tracked
+from samestep.replicas.running import BatchNorm, InstanceNorm, Norm, TrackedNorm
 from samestep.world.world import World
 
 
 def batch_norms(model: nn.Module) -> dict[str, BatchNorm]:
-    """Return the batch norms of `model`, by name; without SyncBatchNorm, which is global already."""
+    """Return the batch norms of `model` by name, without SyncBatchNorm, which is global already."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -31,72 +30,71 @@ def batch_norms(model: nn.Module) -> dict[str, BatchNorm]:
 
 
 def instance_norms(model: nn.Module) -> dict[str, InstanceNorm]:
-    """Return the instance norms of `model`, by name."""
+    """Return the instance norms of `model` by name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, InstanceNorm)}
 
 
-def refuse_own_forward(modules: Mapping[str, BatchNorm]) -> None:
-    """Raise UsageError where a forward other than torch's would be replaced."""
+def check_torch_forward(modules: Mapping[str, BatchNorm]) -> None:
+    """Raise UsageError if a module has another forward than torch's, which must not be replaced."""
     for name, module in modules.items():
-        if not _has_torchs_forward(module):
+        if not _has_torch_forward(module):
             raise UsageError(
-                f"{name or 'the model'} ({type(module).__name__}) is a batch norm with a forward of its own, "
-                "which cannot run over the global batch. Use torch's BatchNorm, or batch_norm='local'."
+                f"{name or 'the model'} ({type(module).__name__}) has a user-defined forward, which cannot "
+                "run over the global batch. Use torch's BatchNorm, or batch_norm='local'."
             )
 
 
-def track(modules: Mapping[str, Norm]) -> dict[str, Tracked]:
-    """Return those of the norms that keep running statistics."""
-    return {name: Tracked(module) for name, module in modules.items() if module.running_mean is not None}
+def track(modules: Mapping[str, Norm]) -> dict[str, TrackedNorm]:
+    """Return the norms that have running statistics."""
+    return {name: TrackedNorm(module) for name, module in modules.items() if module.running_mean is not None}
 
 
-def keep_local(modules: Iterable[Norm], tracked: Iterable[Tracked]) -> list[Undo]:
-    """Let each rank normalise its own share, an empty one too."""
+def use_local_statistics(modules: Iterable[Norm], tracked: Iterable[TrackedNorm]) -> list[Undo]:
+    """Make each rank normalize its shard with local statistics, an empty shard too."""
     trackers = {one.module: one for one in tracked}
     undo = []
     for module in modules:
-        own = None if _has_torchs_forward(module) else original_forward(module)
+        own = None if _has_torch_forward(module) else original_forward(module)
         undo.append(redirect(module, partial(_local_forward, own=own, tracked=trackers.get(module))))
     return undo
 
 
-def make_global(modules: Iterable[BatchNorm], world: World) -> list[Undo]:
-    """Let all ranks normalise with the statistics of the global batch.
+def use_global_statistics(modules: Iterable[BatchNorm], world: World) -> list[Undo]:
+    """Make all ranks normalize with the statistics of the global batch.
 
-    `torch.compile` leaves these forwards to Python: an exchange cannot be part of a compiled graph.
+    These forwards are excluded from `torch.compile`: a compiled graph cannot contain their all-gather.
     """
     return [redirect(module, partial(global_forward, world=world), compiled=False) for module in modules]
 
 
 def _local_forward(
-    module: Norm, batch: Tensor, *args: Any, own: Forward | None, tracked: Tracked | None, **kwargs: Any
+    module: Norm, batch: Tensor, *args: Any, own: Forward | None, tracked: TrackedNorm | None, **kwargs: Any
 ) -> Tensor:
     if batch.numel() == 0 and uses_batch_statistics(module):
         if own is not None:
             raise UsageError(
-                f"{type(module).__name__} has a forward of its own, which cannot run on this rank's empty "
-                f"share {list(batch.shape)}. Call contribute_nothing() there, in place of the model."
+                f"{type(module).__name__} has a user-defined forward, which cannot run on this rank's empty "
+                f"shard {list(batch.shape)}. Call contribute_nothing() on this rank instead of the model."
             )
-        return _normalise_nothing(module, batch)
+        return _normalize_empty(module, batch)
     if isinstance(module, BatchNorm) and uses_batch_statistics(module) and _is_single(batch):
         raise UsageError(
-            f"batch norm in training needs more than one value per channel, and this rank's share of the "
-            f"batch is {list(batch.shape)}. Use batch_norm='global', which normalises over the global batch, "
-            "or a larger batch."
+            f"batch norm in training needs more than one value per channel, and this rank's shard of the "
+            f"batch is {list(batch.shape)}. Use batch_norm='global', or a larger batch."
         )
     forward = partial(type(module).forward, module) if own is None else own
     result: Tensor = forward(batch, *args, **kwargs)
     if tracked is not None and _tracks(module):
-        tracked.seen += 1
+        tracked.forwards += 1
     return result
 
 
-def _normalise_nothing(module: Norm, batch: Tensor) -> Tensor:
-    """Return an empty share as the layer would; its statistics are left alone (torch's would be NaN)."""
+def _normalize_empty(module: Norm, batch: Tensor) -> Tensor:
+    """Return the output for an empty shard, without updating the statistics (torch would make them NaN)."""
     _check_input(module, batch)
     if not module.affine:
         return batch.clone()
-    # In the graph, so that the gradients are zeros; torch's own backward divides by the size 0 and crashes.
+    # Part of the graph, so that gradients are zeros; torch's own backward divides by the size 0 and crashes.
     scaled = batch * per_channel(module.weight, batch) + per_channel(module.bias, batch)
     return scaled.to(batch.dtype)
 
@@ -105,32 +103,33 @@ def _is_single(batch: Tensor) -> bool:
     return batch.dim() > 1 and batch.numel() == batch.shape[1]
 
 
-def _has_torchs_forward(module: Norm) -> bool:
+def _has_torch_forward(module: Norm) -> bool:
     known = (BatchNorm.forward, InstanceNorm.forward)
     return type(module).forward in known and "forward" not in vars(module)
 
 
 def global_forward(module: BatchNorm, batch: Tensor, *, world: World) -> Tensor:
-    """Run a batch norm on this rank's share of a batch, as a part of it; an exchange in training."""
+    """Run a batch norm on this rank's shard with the statistics of the global batch; all ranks call this."""
     if not uses_batch_statistics(module):
         return BatchNorm.forward(module, batch)
     _check_input(module, batch)
     with torch.no_grad():
         count, mean, var = combine(world, local_moments(batch))
-    if batch.numel() <= batch.shape[1] and count.item() <= 1:  # no rank with more looks: it need not wait
+    # A rank with more values does not read `count`, and so does not wait for its device.
+    if batch.numel() <= batch.shape[1] and count.item() <= 1:
         raise UsageError(
             f"batch norm in training needs more than one value per channel, and the global batch has "
-            f"{int(count.item())} (this rank's share: {list(batch.shape)}). Use a larger batch, or eval()."
+            f"{int(count.item())} (this rank's shard: {list(batch.shape)}). Use a larger batch, or eval()."
         )
     momentum = _count(module)
     if _tracks(module) and module.running_mean is not None and module.running_var is not None:
         unbiased = var * (count / (count - 1))
-        # As `data`, which leaves their version as it is, like torch: a graph of torch's own norm stores
-        # these buffers, and refuses to run backward once their version has changed.
+        # Through `data`, which does not change their version, as torch does it: the graph of torch's own
+        # norm saves these buffers, and its backward fails once their version has changed.
         module.running_mean.data.lerp_(mean.to(module.running_mean.dtype), momentum)
         module.running_var.data.lerp_(unbiased.to(module.running_var.dtype), momentum)
-    normalise: Callable[..., Tensor] = GlobalNorm.apply
-    return normalise(batch, module.weight, module.bias, (count, mean, var), module.eps, world)
+    normalize: Callable[..., Tensor] = GlobalNorm.apply
+    return normalize(batch, module.weight, module.bias, (count, mean, var), module.eps, world)
 
 
 def _check_input(module: Norm, batch: Tensor) -> None:
@@ -138,7 +137,7 @@ def _check_input(module: Norm, batch: Tensor) -> None:
 
 
 def uses_batch_statistics(module: Norm) -> bool:
-    """Return whether a norm normalises with the statistics of what it is given, not with running ones."""
+    """Return whether a norm uses the statistics of its input, not the running ones."""
     return module.training or module.running_mean is None
 
 

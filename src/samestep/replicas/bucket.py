@@ -1,16 +1,16 @@
-"""A bucket: gradients that travel in one message, with what rides along.
+"""Averages the gradients of a bucket in one message.
 
 ::
 
-    flat   | grad 0 | grad 1 | ... | used 0 | used 1 | ... | steady | passenger |
+    flat   | grad 0 | grad 1 | ... | used 0 | used 1 | ... | steady | payload |
 
-``used i`` is one where this rank has a gradient for parameter i. After the exchange it tells, without
-a message of its own, whether any rank has one: a parameter that none of them used keeps ``grad``
-None as in serial training, so that weight decay and momentum leave it alone. ``steady`` is one unless this
-rank wants other buckets; only a rank that does looks whether it is alone.
+``used i`` is 1 if this rank has a gradient for parameter i. Its average shows, without another message,
+whether any rank has one: a parameter that no rank used keeps ``grad`` None as in serial training, so that
+weight decay and momentum do not change it. ``steady`` is 1 unless this rank needs other buckets; only a rank
+that does reads the average.
 
-The message may be of a smaller type than the gradients (`compress`): they are rounded as they are copied into
-it, and so every rank takes over the same bits. What overflows there becomes infinite on all ranks alike.
+The message may be of a smaller dtype than the gradients (`compress`): they are rounded when they are copied
+into it, so that every rank gets the same bits. A value that overflows becomes infinite on all ranks.
 """
 
 from collections.abc import Mapping
@@ -25,19 +25,19 @@ from samestep.world.world import Pending, World
 Kind: TypeAlias = tuple[torch.dtype, torch.device]
 
 
-class Passenger(Protocol):
-    """Numbers that ride along with gradients to be averaged."""
+class Payload(Protocol):
+    """Numbers that are averaged in the message of a bucket, such as running statistics."""
 
     numel: int
 
-    def board(self, seat: Tensor) -> None:
-        """Travel in `seat`, of shape (numel,), from now on."""
+    def assign_slot(self, slot: Tensor) -> None:
+        """Use `slot`, of shape (numel,), from now on."""
 
-    def load(self) -> None:
-        """Write this rank's numbers into the seat."""
+    def pack(self) -> None:
+        """Write this rank's numbers into the slot."""
 
-    def unload(self) -> None:
-        """Take over the averages from the seat."""
+    def unpack(self) -> None:
+        """Copy the averages from the slot."""
 
 
 class Bucket:
@@ -45,9 +45,9 @@ class Bucket:
 
     Args:
         world: the ranks to average over.
-        parameters: by name, all of one kind; may be none where only the passenger travels.
+        parameters: by name, all of one kind; empty if only the payload is sent.
         kind: dtype and device of `real` parameters.
-        passenger: rides behind the gradients; it must be of the same kind, and the message too.
+        payload: sent behind the gradients; payload and message must have the same kind.
         message: dtype of the buffer; None is that of the gradients.
     """
 
@@ -57,32 +57,32 @@ class Bucket:
         parameters: Mapping[str, Tensor],
         *,
         kind: Kind,
-        passenger: Passenger | None,
+        payload: Payload | None,
         message: torch.dtype | None = None,
     ) -> None:
-        self.has_passenger = passenger is not None
+        self.has_payload = payload is not None
         self._world = world
         self._names = list(parameters)
         self._parameters = list(parameters.values())
-        self._passenger = passenger
+        self._payload = payload
         sizes = [real(parameter).numel() for parameter in self._parameters]
-        sizes += [len(sizes) + 1, passenger.numel if passenger is not None else 0]
+        sizes += [len(sizes) + 1, payload.numel if payload is not None else 0]
         self._dtype, device = kind
         self._flat = torch.zeros(sum(sizes), dtype=message or self._dtype, device=device)
-        *slots, self._used, seat = torch.split(self._flat, sizes)
+        *slots, self._used, payload_slot = torch.split(self._flat, sizes)
         self._all_used = torch.ones_like(self._used)
-        if passenger is not None:
-            passenger.board(seat)
+        if payload is not None:
+            payload.assign_slot(payload_slot)
         self._slots = [
             slot.view(real(parameter).shape) for slot, parameter in zip(slots, self._parameters, strict=True)
         ]
         self._missing: list[int] = []
-        self._aboard: tuple[list[Tensor], list[Tensor]] = [], []
+        self._packed: tuple[list[Tensor], list[Tensor]] = [], []
         self._pending: Pending | None = None
 
     def send(self, *, steady: bool = True) -> None:
-        """Copy the gradients that are there into the buffer and begin to average it."""
-        self._aboard = grads, slots = self._present()
+        """Copy the existing gradients into the buffer and begin to average it."""
+        self._packed = grads, slots = self._present()
         if self._missing or not steady:
             used = [parameter.grad is not None for parameter in self._parameters]
             self._used.copy_(torch.tensor([*used, steady], dtype=torch.float32))
@@ -91,8 +91,8 @@ class Bucket:
             copy_all(slots, grads)
         else:
             copy_all([*slots, self._used], [*grads, self._all_used])
-        if self._passenger is not None:
-            self._passenger.load()
+        if self._payload is not None:
+            self._payload.pack()
         self._pending = self._world.average_later(self._flat)
 
     def wait(self) -> None:
@@ -101,32 +101,32 @@ class Bucket:
         self._pending.wait()
         self._pending = None
 
-    def settle(self) -> None:
-        """Wait where the bucket is still under way; its buffer may be overwritten then."""
+    def drain(self) -> None:
+        """Wait for a pending average, so that the buffer can be overwritten."""
         if self._pending is not None:
             self.wait()
 
-    def unload(self) -> None:
-        """Give the averages to the parameters."""
-        grads, slots = self._aboard
-        self._aboard = [], []  # who sets gradients to None wants their memory back
+    def unpack(self) -> None:
+        """Copy the averages to the parameters."""
+        grads, slots = self._packed
+        self._packed = [], []  # setting gradients to None must free their memory
         copy_all(grads, slots)
-        # A rank that used them all need not look at the flags; to look makes it wait for its device.
+        # Reading the flags waits for the device; a rank that used all parameters does not need them.
         used = self._used.tolist() if self._missing else []
         for index in self._missing:
             if used[index] > 0:
                 parameter = self._parameters[index]
                 parameter.grad = torch.empty_like(parameter)
                 real(parameter.grad).copy_(self._slots[index])
-        if self._passenger is not None:
-            self._passenger.unload()
+        if self._payload is not None:
+            self._payload.unpack()
 
-    def anyone_steady(self) -> bool:
-        """Return whether any rank sent `steady`; between `wait` and the next `send`."""
+    def any_rank_steady(self) -> bool:
+        """Return whether any rank sent `steady`; valid between `wait` and the next `send`."""
         return self._used[-1].item() > 0
 
     def _present(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the gradients that are there, and their slots; note which are missing."""
+        """Return the existing gradients and their slots; record which are missing."""
         grads, slots = [], []
         self._missing = []
         for index, parameter in enumerate(self._parameters):
@@ -141,7 +141,7 @@ class Bucket:
         return grads, slots
 
     def _as_numbers(self, index: int) -> Tensor:
-        """Return a gradient that cannot be copied as it is."""
+        """Return a gradient in a form that can be copied, or raise UsageError."""
         name = self._names[index]
         grad = dense_gradient(name, self._parameters[index])
         assert grad is not None
@@ -154,23 +154,23 @@ class Bucket:
 
 
 def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy each source into its target, in one call."""
+    """Copy each source into its target in one call."""
     if targets:
         torch._foreach_copy_(targets, sources)
 
 
 def kind_of(tensor: Tensor) -> Kind:
-    """Return what tensors must have in common to travel in one bucket."""
+    """Return the dtype and device, which the tensors of a bucket have in common."""
     return real(tensor).dtype, tensor.device
 
 
 def real(tensor: Tensor) -> Tensor:
-    """Return a complex tensor as one of real numbers; back ends cannot sum complex ones."""
+    """Return a complex tensor as a view of real numbers, because back ends cannot sum complex numbers."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def dense_gradient(name: str, parameter: Tensor) -> Tensor | None:
-    """Return the gradient, as real numbers that can be written to.
+    """Return the gradient as a writable tensor of real numbers; None without a gradient.
 
     Raises:
         UsageError: the gradient is sparse.
@@ -183,6 +183,6 @@ def dense_gradient(name: str, parameter: Tensor) -> Tensor | None:
             f"the gradient of {name} is sparse, which has another size on every rank and cannot be averaged "
             "in place. Build its layer with sparse=False."
         )
-    if grad.is_complex() and (grad.is_conj() or grad.is_neg()):  # not carried out yet: no real view of it
+    if grad.is_complex() and (grad.is_conj() or grad.is_neg()):  # lazy: it has no real view yet
         parameter.grad = grad = grad.resolve_conj().resolve_neg()
     return real(grad)

@@ -1,4 +1,4 @@
-"""Gradients leave in buckets while backward still computes: the default."""
+"""Averages gradients in buckets that are sent while backward still computes: the default synchronizer."""
 
 import threading
 
@@ -7,59 +7,61 @@ import torch
 from samestep.base.errors import OutOfStep
 from samestep.replicas.compress import message_bytes
 from samestep.replicas.layout import lay_out
-from samestep.replicas.synchroniser import Job, Synchroniser
+from samestep.replicas.synchroniser import GradientSynchronizer, SyncConfig
 
-PATIENCE = 10
-"""Exchanges in which a parameter stays frozen before its bucket is laid out without it."""
+FROZEN_SYNCS = 10
+"""Synchronizations in which a parameter stays frozen before the buckets are laid out without it."""
 
 
-class Bucketed(Synchroniser):
+class Bucketed(GradientSynchronizer):
     """Asynchronous all-reduces of buckets, overlapped with backward.
 
     ::
 
-        backward   layer 4 . layer 3 . layer 2 . layer 1 |
-        exchange             [bucket 0] [bucket 1]       | [bucket 2]  then the averages are handed out
+        backward        layer 4 . layer 3 . layer 2 . layer 1 |
+        communication             [bucket 0] [bucket 1]       | [bucket 2]  then copy the averages
 
-    Ranks must send in one order, whichever parameters each of them uses. So a bucket leaves early only when
-    it is full and all before it have left; a bucket that carries running statistics waits for the end; and of
+    Ranks must send in one order, whichever parameters each of them uses. So a bucket is sent early only when
+    it is full and all buckets before it were sent; a bucket with running statistics waits for the end; and of
     several models only the first to be replicated sends early.
 
     Where graphs are nested and share parameters (a block under reentrant checkpointing, used twice), a
-    gradient can change after its bucket has left. The first exchange sends nothing early and finds out, for
-    all ranks, whether that happens. Should it begin later, those buckets are sent again, which is right
-    because averaging starts from ``p.grad`` anew, and from then on nothing leaves early.
+    gradient can change after its bucket was sent. The first synchronization sends nothing early and detects,
+    for all ranks, whether that happens. If it begins later, those buckets are sent again, which is correct
+    because averaging starts from ``p.grad``, and nothing is sent early any more.
 
-    Buckets are laid out anew, by all ranks at once, where parameters have been unfrozen, and where some have
-    stayed frozen for a while, whose bucket can never be full.
+    All ranks lay out the buckets again when parameters have been unfrozen, and when some have stayed frozen
+    for a while, because their bucket is never full.
     """
 
     in_place = False
-    """Whether large gradients are exchanged where they lie."""
+    """Whether large gradients are averaged without a bucket."""
 
-    def __init__(self, job: Job) -> None:
-        super().__init__(job)
+    def __init__(self, config: SyncConfig) -> None:
+        super().__init__(config)
         self._lock = threading.Lock()  # gradients of several devices arrive on several threads
-        self._parameters = list(job.parameters.values())
+        self._parameters = list(config.parameters.values())
         self._plan()
-        self._begin()
+        self._prepare()
 
     def _plan(self) -> None:
-        laid = lay_out(self._job, in_place=self.in_place)
+        laid = lay_out(self._config, in_place=self.in_place)
         self._buckets = [one.bucket for one in laid]
         self._members = [one.indices for one in laid]
-        self.gradient_bytes = message_bytes(self._parameters, self._job.compress)
+        self.gradient_bytes = message_bytes(self._parameters, self._config.compress)
         self._row = {index: row for row, indices in enumerate(self._members) for index in indices}
         self._frozen = {
-            name: parameter for name, parameter in self._job.parameters.items() if not parameter.requires_grad
+            name: parameter
+            for name, parameter in self._config.parameters.items()
+            if not parameter.requires_grad
         }
-        self._idle: list[int] = []
-        self._num_idle = 0
-        self._overlap: bool | None = None if self._job.may_overlap else False  # None: not known yet
+        self._frozen_members: list[int] = []
+        self._num_frozen_syncs = 0
+        self._overlap: bool | None = None if self._config.may_overlap else False  # None: not known yet
 
-    def _begin(self) -> None:
+    def _prepare(self) -> None:
         for bucket in self._buckets:
-            bucket.settle()  # left by a backward that ended in an error
+            bucket.drain()  # pending since a backward that ended in an error
         self._awaited = [set(indices) for indices in self._members]
         self._num_sent = 0
         self._repeated = False
@@ -70,34 +72,34 @@ class Bucketed(Synchroniser):
         with self._lock:
             row = self._row.get(index)
             if row is None:
-                return  # frozen when the buckets were laid out; seen to at the end
+                return  # frozen when the buckets were laid out; `_replan` handles it
             if index in self._awaited[row]:
                 self._awaited[row].remove(index)
             else:
                 self._repeated = True
                 if row < self._num_sent:
                     self._stale.add(row)
-            if self._overlap and self._leads:
+            if self._overlap and self._may_send_early:
                 self._send_full()
 
     def _send_full(self) -> None:
         with torch.no_grad():
             while self._num_sent < len(self._buckets):
                 bucket = self._buckets[self._num_sent]
-                if self._awaited[self._num_sent] or bucket.has_passenger:
+                if self._awaited[self._num_sent] or bucket.has_payload:
                     return
                 self._send(self._num_sent)
                 self._num_sent += 1
 
     def _send(self, row: int) -> None:
-        """Send a bucket; the last one tells whether this rank is content with its plan."""
+        """Send a bucket; the last one carries whether this rank keeps its layout."""
         if row == len(self._buckets) - 1:
-            self._steady = not self._unfrozen() and self._num_idle < PATIENCE
+            self._steady = not self._unfrozen() and self._num_frozen_syncs < FROZEN_SYNCS
             self._buckets[row].send(steady=self._steady)
         else:
             self._buckets[row].send()
 
-    def _exchange(self) -> None:
+    def _average(self) -> None:
         for row in range(self._num_sent, len(self._buckets)):
             self._send(row)
         for row in sorted(self._stale):
@@ -105,51 +107,49 @@ class Bucketed(Synchroniser):
             self._send(row)
         for bucket in self._buckets:
             bucket.wait()
-            bucket.unload()
+            bucket.unpack()
         self._num_sent = 0
         if self._overlap is None:
-            self._overlap = self._nobody_repeats()
+            self._overlap = self._no_rank_repeats()
         elif self._stale:
             self._overlap = False
-        self._count_idle()
+        self._count_frozen()
         if not self._steady:
             self._replan()
 
-    def _count_idle(self) -> None:
-        """Count the exchanges in which the same parameters of buckets were frozen."""
-        idle = [index for index in self._row if not self._parameters[index].requires_grad]
-        self._num_idle = self._num_idle + 1 if idle and idle == self._idle else 0
-        self._idle = idle
+    def _count_frozen(self) -> None:
+        """Count the consecutive synchronizations in which the same parameters were frozen."""
+        frozen = [index for index in self._row if not self._parameters[index].requires_grad]
+        is_unchanged = bool(frozen) and frozen == self._frozen_members
+        self._num_frozen_syncs = self._num_frozen_syncs + 1 if is_unchanged else 0
+        self._frozen_members = frozen
 
     def _unfrozen(self) -> list[str]:
         return [name for name, parameter in self._frozen.items() if parameter.requires_grad]
 
-    def _nobody_repeats(self) -> bool:
-        repeated = torch.tensor([float(self._repeated)], device=self._job.world.device)
-        self._job.world.all_reduce(repeated, op="max")
+    def _no_rank_repeats(self) -> bool:
+        repeated = torch.tensor([float(self._repeated)], device=self._config.world.device)
+        self._config.world.all_reduce(repeated, op="max")
         return not repeated.item()
 
     def _replan(self) -> None:
-        """Lay out new buckets, where all ranks want them.
-
-        Parameters that have been unfrozen are exchanged at once, in the buckets that are laid out for them.
-        """
+        """Lay out new buckets if all ranks need them, and average unfrozen parameters at once."""
         unfrozen = self._unfrozen()
-        if self._buckets[-1].anyone_steady():
+        if self._buckets[-1].any_rank_steady():
             if unfrozen:
                 raise OutOfStep(
                     f"parameters were unfrozen on this rank ({', '.join(unfrozen)}) and not on all others. "
                     "Change requires_grad on all ranks at the same step."
                 )
-            return  # frozen here only, or here first
-        trained = {name for name, parameter in self._job.parameters.items() if parameter.requires_grad}
-        for rank, theirs in enumerate(self._job.world.all_gather_objects(sorted(trained))):
+            return  # another rank has not frozen them, or not yet for as long
+        trained = {name for name, parameter in self._config.parameters.items() if parameter.requires_grad}
+        for rank, theirs in enumerate(self._config.world.all_gather_objects(sorted(trained))):
             if differing := sorted(trained.symmetric_difference(theirs)):
                 raise OutOfStep(
                     f"other parameters are frozen on this rank than on rank {rank}: {', '.join(differing)}. "
                     "Change requires_grad on all ranks at the same step."
                 )
         self._plan()
-        self._begin()
+        self._prepare()
         if unfrozen:
-            self._exchange()
+            self._average()

@@ -1,4 +1,4 @@
-"""How gradients travel smaller than they are."""
+"""Compresses gradients for communication."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,42 +12,42 @@ from samestep.replicas.bucket import real
 
 _MESSAGES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 COMPRESSIONS = (*_MESSAGES, "powersgd")
-"""``fp16`` and ``bf16`` round each gradient to a type of half its size. ``powersgd`` sends the best matrices
-of low rank and keeps what they leave out for the next step. Source: Vogels, Karimireddy, Jaggi, "PowerSGD",
-NeurIPS 2019."""
+"""``fp16`` and ``bf16`` round each gradient to a dtype of half its size. ``powersgd`` sends a low-rank
+approximation and adds its error to the next step. Source: Vogels, Karimireddy, Jaggi, "PowerSGD", NeurIPS
+2019."""
 
 POWERSGD_RANK = 1
-"""Rank of the matrices that stand for a gradient."""
+"""Rank of the approximation."""
 POWERSGD_AFTER = 100
-"""Steps with whole gradients before: the first ones change too fast to be approximated."""
+"""Steps with uncompressed gradients before: the first gradients change too fast to be approximated."""
 
 
 def check_compression(compress: str | None, sync: str) -> None:
-    """Refuse what the synchroniser cannot do.
+    """Check that a synchronizer supports a compression.
 
     Raises:
-        UsageError: an unknown name, or one that needs another synchroniser.
+        UsageError: the name is unknown, or needs another synchronizer.
     """
     if compress is None:
         return
     if compress not in COMPRESSIONS:
         raise UsageError(
-            f"no compression is called {compress!r}: choose one of {', '.join(COMPRESSIONS)}, or None"
+            f"compress={compress!r} is unknown; choose one of {', '.join(COMPRESSIONS)}, or None"
         )
     if sync == "reference":
-        raise UsageError(f"compress={compress!r} needs sync='bucketed' or 'ddp'; use one of them")
+        raise UsageError(f"compress={compress!r} needs sync='bucketed' or 'ddp'; sync is 'reference'")
     if compress == "powersgd" and sync != "ddp":
-        raise UsageError("compress='powersgd' is torch's, and needs sync='ddp'")
+        raise UsageError(f"compress='powersgd' needs sync='ddp'; sync is {sync!r}")
 
 
 def compressed(dtype: torch.dtype, compress: str | None) -> torch.dtype:
-    """Return in which dtype gradients of `dtype` travel: never a larger one."""
+    """Return the dtype in which gradients of `dtype` are sent: never a larger one."""
     message = None if compress is None else _MESSAGES.get(compress)
     return dtype if message is None or message.itemsize >= dtype.itemsize else message
 
 
 def message_bytes(parameters: Iterable[Tensor], compress: str | None = None) -> int | None:
-    """Return the bytes of all gradients as they travel; None where that changes from step to step."""
+    """Return the bytes of all gradients as they are sent; None if that changes from step to step."""
     if compress == "powersgd":
         return None
     gradients = [real(one) for one in parameters if one.requires_grad]
@@ -55,10 +55,10 @@ def message_bytes(parameters: Iterable[Tensor], compress: str | None = None) -> 
 
 
 def compress_ddp(ddp: DistributedDataParallel, compress: str) -> None:
-    """Let torch's reducer compress; called before its first backward.
+    """Register torch's compression hook; called before the first backward.
 
     Raises:
-        UsageError: it cannot compress so over this back end.
+        UsageError: the back end does not support this compression.
     """
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
@@ -73,7 +73,7 @@ def compress_ddp(ddp: DistributedDataParallel, compress: str) -> None:
     hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
     try:
         ddp.register_comm_hook(None, hooks[compress])
-    except TypeError as error:  # bf16 is refused for Gloo
+    except TypeError as error:  # bf16 over Gloo
         raise UsageError(
             f"sync='ddp' cannot compress to {compress} here: {error}. "
             "Use sync='bucketed', or compress='fp16'."

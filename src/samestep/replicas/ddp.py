@@ -1,4 +1,4 @@
-"""torch's DistributedDataParallel behind the same door: for comparison, and for those who want it."""
+"""Averages gradients with torch's DistributedDataParallel, behind the interface of a synchronizer."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +12,12 @@ from samestep.base.errors import UsageError
 from samestep.replicas.compress import compress_ddp, message_bytes
 from samestep.replicas.redirect import original_forward, redirect
 from samestep.replicas.running import average_statistics
-from samestep.replicas.synchroniser import Synchroniser
+from samestep.replicas.synchroniser import GradientSynchronizer
 from samestep.world.process_group import ProcessGroupWorld
 
 
 class Body(nn.Module):
-    """What torch's DDP is given to wrap: the model's forward without its hooks, which run outside.
+    """The module that torch's DDP wraps: the model's forward without its hooks, which run outside.
 
     ::
 
@@ -30,65 +30,65 @@ class Body(nn.Module):
         self._forward = original_forward(model)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward that the model had."""
+        """Run the model's original forward."""
         return self._forward(*args, **kwargs)
 
 
-class Ddp(Synchroniser):
-    """torch's own reducer, with its defaults and its limits.
+class Ddp(GradientSynchronizer):
+    """torch's own reducer, with its defaults and limits.
 
-    Each forward is followed by one backward, and every parameter is used in it; torch says so where it is
-    not. Must be detached before the process group is torn down, else Gloo may hang.
+    Each forward is followed by one backward that uses every parameter; otherwise torch raises. It must be
+    detached before the process group is destroyed, else Gloo may hang.
     """
 
     exposed_s = None
 
     def attach(self) -> None:
-        """See `Synchroniser.attach`."""
-        if not isinstance(self._job.world, ProcessGroupWorld):
+        """See `GradientSynchronizer.attach`."""
+        if not isinstance(self._config.world, ProcessGroupWorld):
             raise UsageError(
-                f"sync='ddp' needs a torch.distributed process group, and this is a "
-                f"{type(self._job.world).__name__}. Use sync='bucketed', or join() the job first."
+                f"sync='ddp' needs a torch.distributed process group; the world is a "
+                f"{type(self._config.world).__name__}. Use sync='bucketed', or call join() first."
             )
         super().attach()
-        model, device = self._job.model(), self._job.world.device
+        model, device = self._config.model(), self._config.world.device
         assert model is not None
         ddp = DistributedDataParallel(
             Body(model),
             device_ids=None if device.type == "cpu" else [device],
-            bucket_cap_mb=self._job.bucket_bytes / (1 << 20),
-            init_sync=False,  # replicate() has compared and broadcast everything
+            bucket_cap_mb=self._config.bucket_bytes / (1 << 20),
+            init_sync=False,  # replicate() has broadcast everything
         )
-        if self._job.compress is not None:
-            compress_ddp(ddp, self._job.compress)
-        self.gradient_bytes = message_bytes(ddp.parameters(), self._job.compress)
-        self._ddp = ref(ddp)  # it holds the model, and what is held here outlives a model that is dropped
+        if self._config.compress is not None:
+            compress_ddp(ddp, self._config.compress)
+        self.gradient_bytes = message_bytes(ddp.parameters(), self._config.compress)
+        self._ddp = ref(ddp)  # weak: it refers to the model, which this object may outlive
         self._undo = redirect(model, lambda _, *args, **kwargs: ddp(*args, **kwargs))
 
     def detach(self) -> None:
-        """See `Synchroniser.detach`."""
+        """See `GradientSynchronizer.detach`."""
         super().detach()
         self._undo()
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """See `Synchroniser.accumulate`; the forward must run inside it too."""
+        """See `GradientSynchronizer.accumulate`; the forward must run inside the block too."""
         ddp = self._ddp()
         assert ddp is not None
         with super().accumulate(), ddp.no_sync():
             yield
 
     def contribute(self) -> None:
-        """Refuse: torch's reducer offers no such thing."""
+        """Raise UsageError: torch's reducer needs a backward."""
         raise UsageError(
-            "sync='ddp' cannot take part in an exchange without a backward: run the model on an empty batch, "
-            "or use sync='bucketed'."
+            "sync='ddp' cannot average gradients without a backward. Run the model on an empty batch, or use "
+            "sync='bucketed'."
         )
 
     def finish(self) -> None:
-        """See `Synchroniser.finish`; torch does not say how long it waited."""
+        """See `GradientSynchronizer.finish`; torch does not report how long it waited."""
         super().finish()
         self.exposed_s = None
 
-    def _exchange(self) -> None:
-        average_statistics(self._job.world, self._job.statistics)
+    def _average(self) -> None:
+        average_statistics(self._config.world, self._config.statistics)

@@ -1,4 +1,4 @@
-"""Gradients in one go through the memory that all ranks share, once backward is through."""
+"""Averages all gradients through shared memory at the end of backward."""
 
 from dataclasses import replace
 
@@ -6,30 +6,30 @@ from samestep.base.errors import UsageError
 from samestep.collectives.one_host import OneHostWorld
 from samestep.collectives.shared_memory import PIECE
 from samestep.replicas.bucketed import Bucketed
-from samestep.replicas.synchroniser import Job
+from samestep.replicas.synchroniser import SyncConfig
 
 
 class Flat(Bucketed):
-    """One exchange at the end of backward, for ranks of one host that compute on its processors.
+    """Communication at the end of backward, for ranks that compute on the cores of one host.
 
     ::
 
-        backward   layer 4 . layer 3 . layer 2 . layer 1 |
-        exchange                                         | small gradients by cachefuls, large ones in place
+        backward       layer 4 . layer 3 . layer 2 . layer 1 |
+        communication                                        | small gradients in buckets, large ones in place
 
-    Nothing leaves early: the processor that would carry it is the one that computes, and each rendezvous
-    within backward would make ranks wait for each other where they differ by chance.
+    Nothing is sent early: communication uses the same cores as backward, and each handover within backward
+    makes ranks wait for each other's random delays. A bucket fits into the cache.
     """
 
     in_place = True
 
-    def __init__(self, job: Job) -> None:
-        if not isinstance(job.world, OneHostWorld):
+    def __init__(self, config: SyncConfig) -> None:
+        if not isinstance(config.world, OneHostWorld):
             raise UsageError(
-                "sync='flat' needs ranks that share the memory of one host and compute on its processors, as "
-                "processes of Linux. Use sync='bucketed', or 'auto', which is flat where that can be."
+                "sync='flat' needs ranks that are Linux processes of one host and compute on its CPUs. "
+                "Use sync='bucketed', or 'auto', which is flat where possible."
             )
-        super().__init__(replace(job, may_overlap=False, bucket_bytes=min(job.bucket_bytes, PIECE)))
+        super().__init__(replace(config, may_overlap=False, bucket_bytes=min(config.bucket_bytes, PIECE)))
 
     def _gradient_ready(self, index: int) -> None:
-        """Wait for the end, whichever gradients are there by then."""
+        """Send nothing before the end of backward."""

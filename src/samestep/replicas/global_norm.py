@@ -1,18 +1,18 @@
-"""The arithmetic of batch norm over a batch that is spread over ranks.
+"""Computes batch norm over a batch that is sharded across ranks.
 
-Forward. Each rank has n values per channel, their mean and M2, the sum of squares about it. All ranks gather
-all three and combine them in rank order (Chan, Golub and LeVeque, 1979, for any number of groups at once)::
+Forward. Each rank has n values per channel, their mean and M2, the sum of squared deviations. All ranks
+gather all three and combine them in rank order (Chan, Golub and LeVeque, 1979, for any number of groups)::
 
     count = sum n_r      mean = sum n_r mean_r / count      M2 = sum M2_r + n_r (mean_r - mean)^2
 
-Backward. With xhat = (x - mean) / std and g = d loss / d y, over the *global* batch::
+TopLevelBackward. With xhat = (x - mean) / std and g = d loss / d y, over the *global* batch::
 
     dx = weight / std * (g - sum(g) / count - xhat * sum(g xhat) / count)
 
-The loss of rank r is N times its part of the global loss, so that the average of its gradients over the N
-ranks, 1/N sum_r, is the global gradient. Then g is N times the global one on every rank, so are both sums
-when they are added up over ranks, and so is dx: one factor, which the average removes. d weight = sum(g xhat)
-and d bias = sum(g) stay this rank's own: the average is taken where all parameters' gradients are.
+The loss of rank r is N times its part of the global loss, so that the average of the gradients over the N
+ranks, 1/N sum_r, is the global gradient. So g is N times the global one on every rank, both sums over all
+ranks are N times the global ones, and so is dx: averaging removes this one factor. d weight = sum(g xhat)
+and d bias = sum(g) are sums over this rank's shard; they are averaged with the gradients of all parameters.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ Moments = tuple[Tensor, Tensor, Tensor]
 
 
 def local_moments(batch: Tensor) -> Moments:
-    """Return count, mean and M2 per channel of this rank's share (n, C, ...); zeros for an empty one."""
+    """Return count, mean and M2 per channel of this rank's shard (n, C, ...); zeros for an empty one."""
     values = batch.detach()
     values = values.to(_precision(values))
     channels = values.shape[1]
@@ -54,7 +54,7 @@ def combine(world: World, moments: Moments) -> Moments:
 
 
 class GlobalNorm(torch.autograd.Function):
-    """Normalises with given statistics; its backward accounts for their having come from all ranks."""
+    """Normalization with given statistics, whose backward treats them as computed from all ranks' inputs."""
 
     @staticmethod
     def forward(
@@ -66,17 +66,17 @@ class GlobalNorm(torch.autograd.Function):
         eps: float,
         world: World,
     ) -> Tensor:
-        """Return the normalised batch, of the dtype of `batch`."""
+        """Return the normalized batch, of the dtype of `batch`."""
         count, mean, var = moments
         ctx.save_for_backward(batch, weight, bias, count, mean, var)
         ctx.eps, ctx.world = eps, world
-        return _normalise(batch, (mean, var), weight, bias, eps)
+        return _normalize(batch, (mean, var), weight, bias, eps)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of batch, weight and bias."""
         batch, weight, bias, count, mean, var = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph: the same formula, in steps autograd can follow
+        if torch.is_grad_enabled():  # create_graph: the same formula in differentiable operations
             d_batch, d_weight, d_bias = _differentiable(ctx.world, grad, batch, weight, ctx.eps)
         else:
             d_batch, d_weight, d_bias = _fused(ctx, grad, batch, weight, (count, mean, var))
@@ -93,7 +93,7 @@ class GlobalNorm(torch.autograd.Function):
 def _fused(
     ctx: Any, grad: Tensor, batch: Tensor, weight: Tensor | None, moments: Moments
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Return the gradients by torch's kernels for fixed statistics, corrected for what the sums add."""
+    """Return the gradients by torch's kernels for fixed statistics, plus the terms of the two sums."""
     count, mean, var = moments
     invstd = torch.rsqrt(var + ctx.eps)
     d_weight, d_bias = _own_sums(grad, batch, (mean, var), ctx.eps)
@@ -103,16 +103,16 @@ def _fused(
     ctx.world.all_reduce(sums)
     scale = invstd if weight is None else invstd * weight
     by_g, by_g_xhat = (-sums / count).chunk(2)
-    d_batch = _normalise(batch, (mean, var), by_g_xhat * scale, by_g * scale, ctx.eps)
+    d_batch = _normalize(batch, (mean, var), by_g_xhat * scale, by_g * scale, ctx.eps)
     return d_batch.addcmul_(grad, per_channel(scale, grad).to(grad.dtype)), d_weight, d_bias
 
 
 def _own_sums(
     grad: Tensor, batch: Tensor, statistics: tuple[Tensor, Tensor], eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Return sum(g xhat) and sum(g) over this rank's share, (C,) each."""
+    """Return sum(g xhat) and sum(g) over this rank's shard, (C,) each."""
     mean, var = statistics
-    if batch.numel() == 0:  # torch's kernel divides by the size and ends the process
+    if batch.numel() == 0:  # torch's kernel divides by the size, which crashes the process
         return torch.zeros_like(mean), torch.zeros_like(mean)
     fixed = {"save_mean": None, "save_invstd": None, "train": False}
     _, by_xhat, plain = torch.ops.aten.native_batch_norm_backward(
@@ -132,16 +132,16 @@ def _differentiable(
         return per_channel(_sum_over_ranks(tensor.sum(dims), world), batch)
 
     count = total(torch.ones_like(values))
-    centred = values - total(values) / count
-    invstd = torch.rsqrt(total(centred**2) / count + eps)
-    xhat = centred * invstd
+    centered = values - total(values) / count
+    invstd = torch.rsqrt(total(centered**2) / count + eps)
+    xhat = centered * invstd
     scale = invstd if weight is None else invstd * per_channel(weight, batch)
     d_batch = scale * (g - total(g) / count - xhat * total(g * xhat) / count)
     return d_batch.to(batch.dtype), (g * xhat).sum(dims), g.sum(dims)
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """The sum over ranks, on every rank; backward is again the sum over ranks."""
+    """The sum over ranks, on every rank; its backward is the sum over ranks as well."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, world: World) -> Tensor:
@@ -160,19 +160,19 @@ def _sum_over_ranks(tensor: Tensor, world: World) -> Tensor:
     return total
 
 
-def _normalise(
+def _normalize(
     batch: Tensor, statistics: tuple[Tensor, Tensor], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
     """Return ``(batch - mean) / std * weight + bias`` by torch's kernel for evaluation."""
     mean, var = statistics
-    # The kernel takes half precision batches with single precision statistics, if all of these agree.
+    # The kernel accepts half precision batches if statistics, weight and bias are all of single precision.
     weight = weight.to(mean.dtype) if weight is not None else None
     bias = bias.to(mean.dtype) if bias is not None else None
     return functional.batch_norm(batch, mean, var, weight, bias, training=False, eps=eps)
 
 
 def _precision(tensor: Tensor) -> torch.dtype:
-    """Return the dtype to sum in."""
+    """Return the dtype of sums over a tensor."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
@@ -181,5 +181,5 @@ def _all_but_channels(batch: Tensor) -> list[int]:
 
 
 def per_channel(values: Tensor, batch: Tensor) -> Tensor:
-    """Return `values` (C,) in a shape that multiplies channel by channel: (1, C, 1, ...)."""
+    """Return `values` (C,) reshaped to (1, C, 1, ...), to broadcast over the channels of `batch`."""
     return values.view(1, -1, *[1] * (batch.dim() - 2))

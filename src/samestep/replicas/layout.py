@@ -1,20 +1,20 @@
-"""Laying out the buckets of a model: the plan, made into message buffers."""
+"""Creates the message buffers of a model's buckets from their plan."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from samestep.replicas.alone import Alone
+from samestep.replicas.alone import InPlaceGradient
 from samestep.replicas.bucket import Bucket, kind_of, real
 from samestep.replicas.compress import compressed
 from samestep.replicas.plan import Item, plan_buckets
-from samestep.replicas.synchroniser import Job
+from samestep.replicas.synchroniser import SyncConfig
 
 
 @dataclass(frozen=True)
-class Member:
-    """A parameter that takes part, and its position among all of them."""
+class BucketMember:
+    """A trained parameter and its position among all parameters."""
 
     index: int
     name: str
@@ -22,53 +22,53 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Laid:
+class PlacedBucket:
     """A bucket and the positions of its parameters."""
 
-    bucket: Bucket | Alone
+    bucket: Bucket | InPlaceGradient
     indices: list[int]
 
 
-def lay_out(job: Job, *, in_place: bool = False) -> list[Laid]:
+def lay_out(config: SyncConfig, *, in_place: bool = False) -> list[PlacedBucket]:
     """Return buckets for the parameters that require gradients now, in the order in which they are sent.
 
-    At least one. The running statistics of a kind ride in its last bucket, or in one of their own: also where
-    gradients are compressed, because statistics are not.
+    There is at least one bucket. Running statistics are the payload of the last bucket of their kind, or of a
+    separate one, also if gradients are compressed: statistics are not compressed.
 
     Args:
-        job: with all parameters.
-        in_place: leave gradients that fill a bucket out of buckets.
+        config: the configuration with all parameters.
+        in_place: average gradients that fill a bucket without a bucket.
     """
     members = [
-        Member(index, name, parameter)
-        for index, (name, parameter) in enumerate(job.parameters.items())
+        BucketMember(index, name, parameter)
+        for index, (name, parameter) in enumerate(config.parameters.items())
         if parameter.requires_grad
     ]
     items = [_item(member.parameter) for member in members]
     plan = [
         [members[position] for position in positions]
-        for positions in plan_buckets(items, bucket_bytes=job.bucket_bytes)
+        for positions in plan_buckets(items, bucket_bytes=config.bucket_bytes)
     ]
     last = {kind_of(bucket[0].parameter): row for row, bucket in enumerate(plan)}
-    messages = {kind: compressed(kind[0], job.compress) for kind in last}
+    messages = {kind: compressed(kind[0], config.compress) for kind in last}
     last = {kind: row for kind, row in last.items() if messages[kind] is kind[0]}
-    riding = {last.get(statistics.kind): statistics for statistics in job.statistics}
+    riding = {last.get(statistics.kind): statistics for statistics in config.statistics}
     laid = []
     for row, bucket in enumerate(plan):
         parameters = {member.name: member.parameter for member in bucket}
         kind = kind_of(bucket[0].parameter)
-        content: Bucket | Alone
+        content: Bucket | InPlaceGradient
         if in_place and row not in riding and len(bucket) == 1:
-            content = Alone(job.world, bucket[0].name, bucket[0].parameter)
+            content = InPlaceGradient(config.world, bucket[0].name, bucket[0].parameter)
         else:
-            passenger, message = riding.get(row), messages[kind]
-            content = Bucket(job.world, parameters, kind=kind, passenger=passenger, message=message)
-        laid.append(Laid(content, [member.index for member in bucket]))
-    alone = [statistics for statistics in job.statistics if statistics.kind not in last]
-    laid += [Laid(Bucket(job.world, {}, kind=one.kind, passenger=one), []) for one in alone]
-    if not laid:  # a message nevertheless: it tells who has unfrozen parameters
-        kind = torch.get_default_dtype(), job.world.device
-        laid.append(Laid(Bucket(job.world, {}, kind=kind, passenger=None), []))
+            payload, message = riding.get(row), messages[kind]
+            content = Bucket(config.world, parameters, kind=kind, payload=payload, message=message)
+        laid.append(PlacedBucket(content, [member.index for member in bucket]))
+    alone = [statistics for statistics in config.statistics if statistics.kind not in last]
+    laid += [PlacedBucket(Bucket(config.world, {}, kind=one.kind, payload=one), []) for one in alone]
+    if not laid:  # a message is needed all the same, to detect unfrozen parameters
+        kind = torch.get_default_dtype(), config.world.device
+        laid.append(PlacedBucket(Bucket(config.world, {}, kind=kind, payload=None), []))
     return laid
 
 

@@ -1,4 +1,4 @@
-"""Which gradients travel together: pure arithmetic on sizes."""
+"""Plans which gradients share a bucket, by their sizes."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -8,22 +8,22 @@ MEBIBYTE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One gradient to be exchanged."""
+    """The size of one gradient."""
 
     num_bytes: int
     kind: Hashable
-    """What must be equal within a bucket: dtype and device."""
+    """Dtype and device, which are equal within a bucket."""
 
 
 def plan_buckets(items: Sequence[Item], *, bucket_bytes: int) -> list[list[int]]:
     """Return the buckets in the order in which they are sent, each with the positions of its items.
 
-    Backward reaches the parameters roughly in reverse order of registration, so they are dealt out from
-    the last one, and a bucket is closed when the next item of its kind would not fit. With room for two::
+    Backward reaches the parameters roughly in reverse order of registration, so items are assigned from the
+    last one, and a bucket is closed when the next item of its kind does not fit. With room for two::
 
         registered   0  1  2  3  4
         kind         a  a  b  a  a
-        buckets      [4 3] [2] [1 0]       a bucket stands where its last item becomes ready
+        buckets      [4 3] [2] [1 0]       in the order in which their last items are ready
 
     An item larger than `bucket_bytes` gets a bucket of its own.
     """

@@ -1,4 +1,4 @@
-"""Sending calls of one module elsewhere, without wrapping it and without changing its class."""
+"""Replaces the forward of one module, without wrapping it or changing its class."""
 
 from collections.abc import Callable
 from types import MethodType
@@ -13,23 +13,22 @@ Undo = Callable[[], None]
 
 
 def original_forward(module: nn.Module) -> Forward:
-    """Return the forward that `module` has now: its own one, or its class's."""
+    """Return the forward that `module` has now: an attribute, or its class's method."""
     forward: Forward = module.forward
     return forward
 
 
 def redirect(module: nn.Module, replacement: Forward, *, compiled: bool = True) -> Undo:
-    """Make calls of `module` run ``replacement(module, ...)``; return what undoes it.
+    """Make calls of `module` run ``replacement(module, ...)``; return a function that undoes this.
 
-    Keys, class and hooks of the module stay as they are. What is redirected is this module alone, and only
-    until it is undone: a deep copy takes the forward along, and runs there what it would run without. A
-    pickled module comes back plain, because a bound method is pickled by its name, which is made to be
-    ``forward``. The undoing does not keep the module alive.
+    Keys, class and hooks of the module do not change. Only this module is redirected: a deep copy copies the
+    new forward, which runs the original there. A pickled module is loaded without it, because a bound method
+    is pickled by its name, which is ``forward``. The returned function does not keep the module alive.
 
     Args:
-        module: whose calls.
+        module: the module.
         replacement: runs instead of its forward.
-        compiled: False keeps `torch.compile` out of it.
+        compiled: False excludes the replacement from `torch.compile`.
     """
     own = vars(module).get("forward")
     if isinstance(own, MethodType) and own.__self__ is module:

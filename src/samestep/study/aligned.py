@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from samestep.study.seen import Seen, relative
 from samestep.watch.sketch import BUCKETS
-from samestep.watch.trace import Held, Step, Trace
+from samestep.watch.trace import OptimizerParameter, Step, Trace
 
 Places: TypeAlias = Sequence[Mapping[int, int]]
 """Where each parameter of the reference is: its place in the list of each rank that holds it."""
@@ -116,7 +116,7 @@ def _places(reference: Seen, run: Seen, optimizer: int) -> Places:
     return found
 
 
-def _by_name(usual: Sequence[Held], held: Sequence[Held]) -> dict[int, int]:
+def _by_name(usual: Sequence[OptimizerParameter], held: Sequence[OptimizerParameter]) -> dict[int, int]:
     """Return places of parameters of one name and shape."""
     counts = [Counter(one.name for one in some) for some in (usual, held)]
     places = {one.name: place for place, one in enumerate(held) if one.name and counts[1][one.name] == 1}
@@ -130,8 +130,8 @@ def _by_name(usual: Sequence[Held], held: Sequence[Held]) -> dict[int, int]:
 
 
 def _by_content(
-    usual: Sequence[Held],
-    held: Sequence[Held],
+    usual: Sequence[OptimizerParameter],
+    held: Sequence[OptimizerParameter],
     known: Mapping[int, int],
     first: npt.NDArray[np.float64] | None,
     here: npt.NDArray[np.float64] | None,

@@ -92,7 +92,11 @@ def _death(case: Case) -> Finding | None:
 
 
 def _silent_copies(case: Case) -> Finding | None:
-    if case.seen.is_replicated or case.size == 1 or any(trace.facts.met > 1 for trace in case.seen.traces):
+    if (
+        case.seen.is_replicated
+        or case.size == 1
+        or any(trace.facts.group_size > 1 for trace in case.seen.traces)
+    ):
         return None
     return case.finding(
         "silent-copies",

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data._utils.fetch import _MapDatasetFetcher as Fetcher
 
-from samestep.autopilot.norms import batch_norm_of_slices, over_all_ranks
+from samestep.autopilot.norms import batch_norm_of_slices, batch_norm_over_ranks
 from samestep.study.own_draws import draws_of_samples
-from samestep.watch.drawn import Drawn, seed_at
+from samestep.watch.drawn import RngState, seed_generators
 from samestep.world.process_group import adopt
 
 _DROPOUTS = (
@@ -49,7 +49,7 @@ def neutralised() -> Iterator[None]:
 def over_the_group() -> AbstractContextManager[None]:
     """Return what makes batch norm global over the ranks of the script's group, if it has one."""
     has_group = dist.is_available() and dist.is_initialized()
-    return over_all_ranks(adopt()) if has_group else nullcontext()
+    return batch_norm_over_ranks(adopt()) if has_group else nullcontext()
 
 
 def _kept(input: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:  # noqa: A002 - as torch calls it
@@ -90,8 +90,8 @@ class _Seeded:
         return len(self._inner)
 
     def __getitem__(self, index: Any) -> Any:
-        before = Drawn.now()
-        seed_at(hash(index) % 2**32)
+        before = RngState.now()
+        seed_generators(hash(index) % 2**32)
         try:
             return self._inner[index]
         finally:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 
-from samestep.autopilot.draws import Widened, WidenedDraws, sample_dim
-from samestep.watch.drawn import Drawn, seed_at
-from samestep.watch.events import Listener, heard_by, redirected
+from samestep.autopilot.draws import BatchDraw, SplitDraws, sample_dim
+from samestep.watch.drawn import RngState, seed_generators
+from samestep.watch.events import Listener, subscribed, wrapped
 from samestep.watch.inputs import data_in
 from samestep.watch.tree import leaves
 
@@ -32,8 +32,8 @@ def draws_of_samples() -> Iterator[None]:
     """Within, what this process draws for samples is the samples' own."""
     batches = _Batches()
     with ExitStack() as stack:
-        stack.enter_context(heard_by(batches))
-        stack.enter_context(redirected(LoaderIterator, "__next__", batches.fetch))
+        stack.enter_context(subscribed(batches))
+        stack.enter_context(wrapped(LoaderIterator, "__next__", batches.fetch))
         stack.enter_context(batches.draws)
         yield
 
@@ -60,8 +60,8 @@ class _Batches(Listener):
             self.draws.take(inputs)
         self._calls += is_training  # one rank alone may evaluate
         device = next(module.parameters()).device
-        before = Drawn.now(device)
-        seed_at(self._calls, device)
+        before = RngState.now(device)
+        seed_generators(self._calls, device)
         try:
             yield
         finally:
@@ -71,7 +71,7 @@ class _Batches(Listener):
 
 
 @dataclass(frozen=True, slots=True)
-class _Table(Widened):
+class _Table(BatchDraw):
     """A shape with the rows of a table instead of samples, and which row each sample takes."""
 
     rows: Tensor = field(kw_only=True)
@@ -84,7 +84,7 @@ class _Table(Widened):
         """Leave the table alone: its rows are no sample's."""
 
 
-class _SamplesDraws(WidenedDraws):  # type: ignore[no-untyped-call]
+class _SamplesDraws(SplitDraws):  # type: ignore[no-untyped-call]
     """A context in which samples draw their own numbers."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class _SamplesDraws(WidenedDraws):  # type: ignore[no-untyped-call]
         if not (is_draw and self.samples) or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
         self._device = _device(args, kwargs)
-        number, before = self._number, Drawn.now(self._device)
+        number, before = self._number, RngState.now(self._device)
         by_values = _BY_VALUES.get(func)
         drawn = (
             super().__torch_dispatch__(func, types, args, kwargs)
@@ -120,14 +120,14 @@ class _SamplesDraws(WidenedDraws):  # type: ignore[no-untyped-call]
             before.restore()
         return drawn
 
-    def widened(self, func: Any, shape: Sequence[int]) -> Widened | None:  # noqa: ARG002 - of the interface
+    def batch_draw(self, func: Any, shape: Sequence[int]) -> BatchDraw | None:  # noqa: ARG002 - of the interface
         """Return the shape of a table, to be drawn alike by all; None where no dimension is the samples'."""
         place = sample_dim(shape, len(self.samples))
         if place is None:
             return None
         dim, every = place
         self._number += 1
-        seed_at(self._number, self._device)
+        seed_generators(self._number, self._device)
         rows = torch.tensor([sample % _ROWS for sample in self.samples])
         each = rows.mul(every)[:, None] + torch.arange(every)
         whole = (*shape[:dim], _ROWS * every, *shape[dim + 1 :])
@@ -135,7 +135,7 @@ class _SamplesDraws(WidenedDraws):  # type: ignore[no-untyped-call]
 
     def noise(self, model: Tensor, fill: Callable[[Tensor], Tensor]) -> Tensor:
         """Return numbers of the form of a tensor, from a table that `fill` fills."""
-        wide = self.widened(None, model.shape)
+        wide = self.batch_draw(None, model.shape)
         return fill(torch.empty_like(model)) if wide is None else wide.own(fill(wide.empty(model)))
 
 

@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeAlias
 from samestep.autopilot.options import DEFAULTS, Options
 from samestep.autopilot.output import silenced
 from samestep.autopilot.overlay_calls import writing_to
-from samestep.autopilot.seeds import seed_all, seeded_alike
-from samestep.autopilot.steering import leave_steering, steered
+from samestep.autopilot.seeds import equal_seeds, seed_all
+from samestep.autopilot.steering import run_replicated, undo_replication
 from samestep.base import env
 from samestep.base.errors import Error
 from samestep.base.trackers import OFF
@@ -129,8 +129,8 @@ class Watched:
             options = replace(self.options, scratch=self.folder, seed=SEED)
             if self.neutral == "serial":
                 options = replace(options, batch_norm=DEFAULTS.batch_norm, random=DEFAULTS.random)
-            return steered(watched, guarded=False, options=options)
-        with join() as world, writing_to(self.folder, rank), seeded_alike(world, SEED):
+            return run_replicated(watched, guarded=False, options=options)
+        with join() as world, writing_to(self.folder, rank), equal_seeds(world, SEED):
             return watched()
 
     def _within(self) -> Callable[[], AbstractContextManager[Any]]:
@@ -147,7 +147,7 @@ class Watched:
         others = [self._own(other) / "stopped" for other in range(self.size)]
         while time.monotonic() < deadline and not all(one.exists() for one in others):
             time.sleep(0.005)
-        leave_steering()
+        undo_replication()
         os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""Does your collective do what it is named after?"""
+"""Conformance checks for user-defined collectives."""
 
 from samestep.testing.checks import (
     Nonconforming,

@@ -1,4 +1,4 @@
-"""How somebody's function is called: what its parameters are named says what it wants to know."""
+"""Binds a user-defined collective by the names of its parameters."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -34,62 +34,63 @@ _REDUCE_OPS: Mapping[Op, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function whose parameters are understood.
+    """A function with the meaning of its parameters.
 
     Args:
         fn: the function.
         tensor: the name of the parameter that takes the tensor.
-        wants: by parameter, which of ``world``, ``rank``, ``size``, ``root`` and ``op`` it takes.
-        names_ops: whether it takes an operation's name, not torch's own spelling.
+        meanings: by parameter, one of ``world``, ``rank``, ``size``, ``root`` and ``op``.
+        names_ops: whether `op` is the name of an operation, not a ``ReduceOp``.
     """
 
     fn: Callable[..., object]
     tensor: str
-    wants: Mapping[str, str]
+    meanings: Mapping[str, str]
     names_ops: bool
 
     @property
     def name(self) -> str:
-        """The function's name, as messages have it."""
+        """The function's name in messages."""
         return str(getattr(self.fn, "__name__", None) or getattr(self.fn, "name", None) or self.fn)
 
-    def takes(self, what: str) -> bool:
-        """Return whether one of the parameters is this."""
-        return what in self.wants.values()
+    def takes(self, meaning: str) -> bool:
+        """Return whether a parameter has this meaning."""
+        return meaning in self.meanings.values()
 
     def __call__(self, tensor: Tensor, *, world: Any, root: int, op: Op) -> object:
         """Call the function on one rank.
 
         Args:
-            tensor: this rank's.
-            world: this rank's.
+            tensor: this rank's tensor.
+            world: this rank's world.
             root: the rank that others send to, or receive from.
-            op: what to reduce with.
+            op: the operation.
         """
-        known = {"world": world, "rank": world.place.rank, "size": world.place.size, "root": root}
-        known["op"] = op if self.names_ops else _REDUCE_OPS[op]
-        return self.fn(**{self.tensor: tensor}, **{name: known[what] for name, what in self.wants.items()})
+        values = {"world": world, "rank": world.place.rank, "size": world.place.size, "root": root}
+        values["op"] = op if self.names_ops else _REDUCE_OPS[op]
+        arguments = {name: values[meaning] for name, meaning in self.meanings.items()}
+        return self.fn(**{self.tensor: tensor}, **arguments)
 
 
-def understood(fn: Callable[..., object]) -> Call:
-    """Return how `fn` is to be called.
+def bind(fn: Callable[..., object]) -> Call:
+    """Return `fn` with the meaning of its parameters.
 
     Raises:
-        UsageError: it has parameters without a default that nothing is known for.
+        UsageError: `fn` has no parameter for the tensor, or an unknown one without a default.
     """
-    wants: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     rest: list[str] = []
     parameters = inspect.signature(fn).parameters
     for name, parameter in parameters.items():
         named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         if named and name in _NAMES:
-            wants[name] = _NAMES[name]
+            meanings[name] = _NAMES[name]
         elif named and (not rest or parameter.default is parameter.empty):
             rest.append(name)
     if len(rest) != 1:
         raise UsageError(
-            f"{getattr(fn, '__name__', fn)}{inspect.signature(fn)} takes {rest or 'no tensor'}: one "
-            f"parameter is the tensor, and the others may be {', '.join(_NAMES)}."
+            f"{getattr(fn, '__name__', fn)}{inspect.signature(fn)} takes {rest or 'no tensor'}. Give it one "
+            f"parameter for the tensor, and others only of the names {', '.join(_NAMES)}."
         )
-    names_ops = "world" in wants or ("op" in wants and isinstance(parameters["op"].default, str))
-    return Call(fn, rest[0], wants, names_ops)
+    names_ops = "world" in meanings or ("op" in meanings and isinstance(parameters["op"].default, str))
+    return Call(fn, rest[0], meanings, names_ops)

@@ -1,4 +1,4 @@
-"""The tensors that a collective is tried with, and what should come of them."""
+"""Generates test tensors for a collective, and the exact results."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from samestep.world.operation import Op
 ODD = (7,)
 SHAPES = ((1,), (3, 5), (), (0,))
 COUNTED = (3 * 16384 + 5,)
-"""Elements of the tensor whose bytes are counted: what is sent besides is small against it."""
+"""Shape of the tensor whose sent bytes are counted: large compared with headers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +21,10 @@ class Case:
     Args:
         inputs: each rank's tensor.
         root: the rank that others send to, or receive from.
-        op: what to reduce with.
-        strided: whether the function gets tensors with gaps in memory.
-        transposed: whether it gets tensors without gaps whose elements lie in another order.
-        counted: whether the bytes that ranks send are looked at.
+        op: the operation.
+        strided: whether tensors have gaps in memory.
+        transposed: whether tensors are transposed views of contiguous ones.
+        counted: whether the bytes that ranks send are checked.
     """
 
     inputs: tuple[Tensor, ...]
@@ -35,14 +35,14 @@ class Case:
     counted: bool = False
 
     def input(self, rank: int) -> Tensor:
-        """Return a tensor of a rank's that may be changed."""
+        """Return a new copy of a rank's tensor."""
         own = self.inputs[rank]
         if self.transposed:
             return own.mT.clone(memory_format=torch.contiguous_format).mT
         return torch.stack([own, own], dim=-1)[..., 1] if self.strided else own.clone()
 
     def describe(self, *, reduces: bool, rooted: bool) -> str:
-        """Return what the call is, in words."""
+        """Return the call in words for messages."""
         first = self.inputs[0]
         return " ".join(
             [f"{self.op} of"] * reduces
@@ -56,19 +56,19 @@ class Case:
 def cases(
     size: int, *, ops: Sequence[Op], dtypes: Sequence[torch.dtype], roots: Sequence[int], rows: bool
 ) -> Iterator[Case]:
-    """Yield the calls that a collective is tried with.
+    """Yield the calls that test a collective.
 
     Args:
         size: number of ranks.
-        ops: what to reduce with.
-        dtypes: of the tensors; the first one is tried with all roots and shapes.
+        ops: operations.
+        dtypes: of the tensors; the first one is tested with all roots and shapes.
         roots: ranks that others send to, or receive from.
-        rows: whether tensors have one row for each rank.
+        rows: whether tensors have one row per rank.
     """
     head = (size,) if rows else ()
 
     def inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-        return tuple(drawn(rank, (*head, *shape), dtype) for rank in range(size))
+        return tuple(random_tensor(rank, (*head, *shape), dtype) for rank in range(size))
 
     op, dtype = ops[0], dtypes[0]
     counted = (COUNTED[0] // size,) if rows else COUNTED
@@ -80,14 +80,14 @@ def cases(
     op, dtype = ops[0], dtypes[0]
     for root in roots[:-1]:
         yield Case(inputs=inputs(ODD, dtype), op=op, root=root)
-    for shape in (*SHAPES, (4 * size,)):  # the last one is cut evenly, without a rest
+    for shape in (*SHAPES, (4 * size,)):  # the last one divides evenly among ranks
         yield Case(inputs=inputs(shape, dtype), op=op, root=roots[0])
     yield Case(inputs=inputs((3, 5), dtype), op=op, root=roots[0], strided=True)
     yield Case(inputs=inputs((3, 5), dtype), op=op, root=roots[0], transposed=True)
 
 
-def drawn(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return a rank's numbers: floats of all sizes, whose sum depends on the order, or small integers."""
+def random_tensor(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return a rank's tensor: floats whose sum depends on the order, or small integers."""
     generator = torch.Generator().manual_seed(1000 + rank)
     if dtype.is_floating_point:
         return (torch.randn(shape, generator=generator, dtype=torch.float64) + rank + 1).to(dtype)
@@ -95,7 +95,7 @@ def drawn(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def reduced(inputs: Sequence[Tensor], op: Op) -> Tensor:
-    """Return the reduction of all tensors, in float64; that of integers in int64."""
+    """Return the reduction of all tensors in float64, or of integers in int64."""
     kind = torch.float64 if inputs[0].dtype.is_floating_point else torch.int64
     stack = torch.stack([each.to(kind) for each in inputs])
     if op == "mean":
@@ -106,7 +106,7 @@ def reduced(inputs: Sequence[Tensor], op: Op) -> Tensor:
 
 
 def tolerance(inputs: Sequence[Tensor], op: Op) -> Tensor | float:
-    """Return how far a reduction may be from the exact one, in whatever order it is made."""
+    """Return the largest error of a reduction, by element, for any order of summation."""
     dtype = inputs[0].dtype
     if op in ("min", "max") or not dtype.is_floating_point:
         return 0.0

@@ -1,18 +1,18 @@
-"""Does a collective do what it is named after? One function for each; they raise if it does not, and say why.
+"""Checks user-defined collectives: one function for each kind raises `Nonconforming` with the problems.
 
-A function under test is called on every rank, and tells by the names of its parameters what it wants::
+The function under test is called on every rank. The names of its parameters select its arguments::
 
     def all_reduce(tensor, world): ...                    ranks are threads, and World is samestep's
     def all_reduce(tensor, rank, world_size, op): ...     ranks are processes, with torch.distributed and Gloo
-    def all_reduce(tensor): ...                           so too
+    def all_reduce(tensor): ...                           as well
 
-The other names are `src` or `source`, and `dst` or `to`. `op` is the name of an operation for who takes a
-World, or has a name as its default; else a ``torch.distributed.ReduceOp``. A result is returned, or takes the
-place of `tensor`.
+The other names are `src` or `source`, and `dst` or `to`. `op` is the name of an operation if the function
+takes a World or the default of `op` is a name; else it is a ``torch.distributed.ReduceOp``. The function
+returns its result, or writes it to `tensor`.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,10 +20,10 @@ import torch
 
 from samestep.base.errors import UsageError
 from samestep.testing import judge
-from samestep.testing.calls import Call, understood
+from samestep.testing.calls import Call, bind
 from samestep.testing.cases import Case, cases
 from samestep.testing.counting import CountingWorld, counted_sends
-from samestep.testing.judge import Judge, Seen
+from samestep.testing.judge import Judge, Problem, Result
 from samestep.testing.ranks import Outcome, on_processes, on_threads
 from samestep.world.operation import OPS, Op
 from samestep.world.world import World
@@ -32,15 +32,24 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
 SIZES_OF_THREADS = (1, 2, 3, 4, 5, 8)
 SIZES_OF_PROCESSES = (1, 2, 3, 4)
 _HEADERS = 4096
-"""Bytes that a rank may send besides tensors."""
-_TOLD = 5
-"""How many problems are told at once."""
+"""Bytes that a rank may send in addition to tensors."""
+_MOST_LISTED = 5
+"""Maximum number of problems in a message."""
 _NO_MEAN = "Cannot use ReduceOp.AVG with Gloo"
-"""What Gloo says in older versions of torch, on every rank and before anything moves."""
+"""Error of Gloo in older versions of torch, on every rank and before any byte moves."""
 
 
-class Nonconforming(AssertionError):  # noqa: N818 - reads as what the function is
-    """A collective does not do what it is named after; the message says with which tensors, and why."""
+class Nonconforming(AssertionError):  # noqa: N818 - names what the function is
+    """A function is not the collective it was checked as; the message lists tensors and problems.
+
+    Args:
+        message: for people.
+        codes: of all problems, as `samestep.testing.judge.CODES` has them, in the order of the calls.
+    """
+
+    def __init__(self, message: str, codes: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.codes = tuple(codes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +58,11 @@ class Check:
 
     Args:
         name: of the collective.
-        judge: says what is wrong with a call.
-        sends: how many tensors all ranks together send at most, by their number.
-        reduces: whether it takes an operation.
+        judge: yields the problems of a call.
+        sends: maximum volume that all ranks together send, in sizes of the tensor, by number of ranks.
+        reduces: whether the collective takes an operation.
         rooted: whether it takes a rank that others send to, or receive from.
-        rows: whether its tensor has one row for each rank.
+        rows: whether its tensor has one row per rank.
     """
 
     name: str
@@ -73,23 +82,23 @@ class Check:
         sends: Callable[[int], float] | None = None,
         timeout_s: float = 10.0,
     ) -> None:
-        """Call `fn` on all ranks, many times, and look at what comes of it.
+        """Call `fn` on all ranks with many tensors, and check the results.
 
         Args:
-            fn: the function; its parameters are understood by their names.
+            fn: the function; the names of its parameters select its arguments.
             world_sizes: numbers of ranks; by default 1 to 5 and 8 threads, or 1 to 4 processes.
-            ops: what to reduce with: by default all operations if `fn` takes one, else the sum. Where `fn`
-                then leaves the mean to a Gloo that has none, a warning says so.
-            processes: whether ranks are processes; by default where `fn` takes no World.
-            sends: how many times the tensor the busiest rank may send, by the number of ranks; by default all
-                together may send what the simple algorithms do.
-            timeout_s: how long a call may take.
+            ops: operations; by default all if `fn` takes one, else the sum. By default, a mean that `fn`
+                leaves to a Gloo without one is skipped with a warning.
+            processes: whether ranks are processes; by default if `fn` takes no World.
+            sends: maximum volume that one rank sends, in sizes of the tensor, by number of ranks; by default
+                only the volume of all ranks together is checked.
+            timeout_s: maximum time of a call, in seconds.
 
         Raises:
-            Nonconforming: it is not what it is named after.
-            UsageError: it has parameters that nothing is known for, or the others make no sense.
+            Nonconforming: the function has problems.
+            UsageError: `fn` has unknown parameters, or another argument is invalid.
         """
-        call = understood(fn)
+        call = bind(fn)
         if processes is None:
             processes = not call.takes("world")
         if world_sizes is None:
@@ -99,7 +108,7 @@ class Check:
             ops = OPS if self.reduces and call.takes("op") else ("sum",)
         sizes, ops = _sizes(world_sizes), _ops(ops)
         for size in sizes:
-            tried = list(
+            tested = list(
                 cases(
                     size,
                     ops=ops,
@@ -108,134 +117,143 @@ class Check:
                     rows=self.rows,
                 )
             )
-            tasks = [partial(_seen, call, case, may_lack_mean=may_lack_mean) for case in tried]
+            tasks = [partial(_called, call, case, may_lack_mean=may_lack_mean) for case in tested]
             if processes:
                 found = on_processes(tasks, size, timeout_s=timeout_s)
             else:
                 found = [on_threads(task, size, timeout_s=timeout_s) for task in tasks]
-            self._refuse(call, tried, found, sends)
+            self._refuse(call, tested, found, sends)
             has_mean = has_mean and not any(one.value.lacks_mean for outcomes in found for one in outcomes)
         if not has_mean:
             warnings.warn(
-                f"mean is not tried: {call.name} leaves it to Gloo, which in this torch has none.",
+                f"mean is not tested: {call.name} passes it to Gloo, which in this torch has none.",
                 stacklevel=2,
             )
 
     def _refuse(
         self,
         call: Call,
-        tried: Sequence[Case],
+        tested: Sequence[Case],
         found: Sequence[Sequence[Outcome]],
         sends: Callable[[int], float] | None,
     ) -> None:
+        """Raise Nonconforming if a call has a problem."""
         problems = [
-            f"{case.describe(reduces=self.reduces, rooted=self.rooted)}: {problem}"
-            for case, outcomes in zip(tried, found, strict=False)
+            (case.describe(reduces=self.reduces, rooted=self.rooted), problem)
+            for case, outcomes in zip(tested, found, strict=False)
             for problem in self._problems(case, outcomes, sends)
         ]
         if problems:
-            more = [f"... and {len(problems) - _TOLD} more"] * (len(problems) > _TOLD)
-            lines = "\n  ".join([*problems[:_TOLD], *more])
-            raise Nonconforming(f"{call.name} is no {self.name} on {len(found[0])} ranks:\n  {lines}")
+            listed = [f"{case}: {problem.text}" for case, problem in problems[:_MOST_LISTED]]
+            more = [f"... and {len(problems) - _MOST_LISTED} more"] * (len(problems) > _MOST_LISTED)
+            lines = "\n  ".join([*listed, *more])
+            raise Nonconforming(
+                f"{call.name} is no {self.name} on {len(found[0])} ranks:\n  {lines}",
+                [problem.code for _, problem in problems],
+            )
 
     def _problems(
         self, case: Case, outcomes: Sequence[Outcome], sends: Callable[[int], float] | None
-    ) -> list[str]:
+    ) -> list[Problem]:
         stuck = [f"rank {rank} {one.stuck}" for rank, one in enumerate(outcomes) if one.stuck]
         if stuck:
-            return [f"the ranks wait for each other: {'; '.join(stuck)}."]
+            return [Problem("deadlock", f"the ranks wait for each other: {'; '.join(stuck)}.")]
         failed = [f"rank {rank}: {one.error}" for rank, one in enumerate(outcomes) if one.error]
         if failed:
-            return [_cause(failed)]
-        seen = [outcome.value for outcome in outcomes]
-        if any(each.lacks_mean for each in seen):
+            return [Problem("error", _cause(failed))]
+        results = [outcome.value for outcome in outcomes]
+        if any(each.lacks_mean for each in results):
             return []
-        told = list(self.judge(case, seen))
-        return told + (self._too_much(case, [each.sent for each in seen], sends) if case.counted else [])
+        problems = list(self.judge(case, results))
+        if case.counted:
+            problems += self._too_much(case, [each.sent for each in results], sends)
+        return problems
 
-    def _too_much(self, case: Case, sent: Sequence[int], sends: Callable[[int], float] | None) -> list[str]:
+    def _too_much(
+        self, case: Case, sent: Sequence[int], sends: Callable[[int], float] | None
+    ) -> Iterator[Problem]:
         size, nbytes = len(sent), case.inputs[0].nbytes
         busiest, total = max(sent) / nbytes, sum(sent) / nbytes
         if sends is not None and max(sent) > sends(size) * nbytes + _HEADERS:
             rank = sent.index(max(sent))
-            return [f"rank {rank} sends {busiest:.2f} times the tensor, more than {sends(size):.2f}."]
+            text = f"rank {rank} sends {busiest:.2f} times the tensor, more than {sends(size):.2f}."
+            yield Problem("too-much-sent", text)
         most = self.sends(size)
         if sends is None and sum(sent) > most * nbytes + _HEADERS * size:
-            told = (
-                f"the ranks send {total:.1f} times the tensor in all, {busiest:.1f} times one of them, where "
-                f"{most:.1f} in all is enough: do whole tensors go where parts would do? If it is meant so, "
-                "say what a rank may send: sends=lambda ranks: ..."
+            text = (
+                f"the ranks send {total:.1f} times the tensor in all, and one rank {busiest:.1f} times; "
+                f"{most:.1f} in all is enough. Send parts instead of whole tensors, or allow more per rank: "
+                "sends=lambda ranks: ..."
             )
-            return [told]
-        return []
+            yield Problem("too-much-sent", text)
 
 
-def _twice_but_one(size: int) -> float:
+def _two_but_one(size: int) -> float:
     return 2 * (size - 1)
 
 
-def _up_a_tree(size: int) -> float:
+def _binomial_gather(size: int) -> float:
     return max(size - 1, size * (size - 1).bit_length() / 2)
 
 
-check_all_reduce = Check(name="all_reduce", judge=judge.all_reduced, sends=_twice_but_one, reduces=True)
+check_all_reduce = Check(name="all_reduce", judge=judge.all_reduced, sends=_two_but_one, reduces=True)
 """Each rank has the reduction of all tensors, with equal bits."""
 
 check_reduce = Check(
-    name="reduce", judge=judge.reduced_to_root, sends=_twice_but_one, reduces=True, rooted=True
+    name="reduce", judge=judge.reduced_to_root, sends=_two_but_one, reduces=True, rooted=True
 )
-"""The root has the reduction of all tensors; those of the others stay as they are."""
+"""The root has the reduction of all tensors; the other ranks' tensors are unchanged."""
 
 check_reduce_scatter = Check(
-    name="reduce_scatter", judge=judge.reduce_scattered, sends=_twice_but_one, reduces=True, rows=True
+    name="reduce_scatter", judge=judge.reduce_scattered, sends=_two_but_one, reduces=True, rows=True
 )
-"""The tensor has a row for each rank; rank r has, or returns, the reduction of all rows r."""
+"""The tensor has one row per rank; rank r has, or returns, the reduction of all rows r."""
 
-check_broadcast = Check(name="broadcast", judge=judge.broadcast, sends=_twice_but_one, rooted=True)
+check_broadcast = Check(name="broadcast", judge=judge.broadcast, sends=_two_but_one, rooted=True)
 """Each rank has the bits of the root's tensor."""
 
 check_scatter = Check(
-    name="scatter", judge=judge.scattered, sends=lambda n: _up_a_tree(n) / n, rooted=True, rows=True
+    name="scatter", judge=judge.scattered, sends=lambda n: _binomial_gather(n) / n, rooted=True, rows=True
 )
-"""The tensor has a row for each rank; rank r has, or returns, row r of the root's."""
+"""The tensor has one row per rank; rank r has, or returns, row r of the root's."""
 
-check_gather = Check(name="gather", judge=judge.gathered, sends=_up_a_tree, rooted=True)
-"""The root returns all tensors in rank order, as a list or stacked; they stay as they are."""
+check_gather = Check(name="gather", judge=judge.gathered, sends=_binomial_gather, rooted=True)
+"""The root returns all tensors in rank order, as a list or stacked; the inputs are unchanged."""
 
 check_all_gather = Check(name="all_gather", judge=judge.all_gathered, sends=lambda n: n * (n - 1))
-"""Each rank returns all tensors in rank order, as a list or stacked; they stay as they are."""
+"""Each rank returns all tensors in rank order, as a list or stacked; the inputs are unchanged."""
 
 
 def _sizes(given: object) -> list[int]:
     sizes = list(given) if isinstance(given, Iterable) else []
     if not sizes or not all(isinstance(size, int) and size >= 1 for size in sizes):
-        raise UsageError(f"world_sizes={given!r}: give numbers of ranks, each 1 or more, such as [2, 4].")
+        raise UsageError(f"world_sizes is {given!r}; give numbers of ranks, each 1 or more, such as [2, 4].")
     return sizes
 
 
 def _ops(given: object) -> list[Op]:
     ops = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
     if not ops or not all(op in OPS for op in ops):
-        raise UsageError(f"ops={given!r}: give a list of some of {', '.join(OPS)}, such as ['sum', 'mean'].")
+        raise UsageError(f"ops is {given!r}; give a list of some of {', '.join(OPS)}.")
     return ops
 
 
-def _seen(call: Call, case: Case, world: World, *, may_lack_mean: bool) -> Seen:
+def _called(call: Call, case: Case, world: World, *, may_lack_mean: bool) -> Result:
     """Call the function on one rank."""
     tensor, counting = case.input(world.place.rank), CountingWorld(world)
     if call.takes("world"):
         returned = call(tensor, world=counting, root=case.root, op=case.op)
-        return Seen(tensor=tensor, returned=returned, sent=counting.sent)
+        return Result(tensor=tensor, returned=returned, sent=counting.sent)
     try:
         with counted_sends() as sent:
             returned = call(tensor, world=world, root=case.root, op=case.op)
     except RuntimeError as error:
         if may_lack_mean and _NO_MEAN in str(error):
-            return Seen(tensor=tensor, returned=None, sent=0, lacks_mean=True)
+            return Result(tensor=tensor, returned=None, sent=0, lacks_mean=True)
         raise
-    return Seen(tensor=tensor, returned=returned, sent=sum(sent))
+    return Result(tensor=tensor, returned=returned, sent=sum(sent))
 
 
 def _cause(failed: list[str]) -> str:
-    """Return the first error that is not about another rank's."""
+    """Return the first error that is not about a lost connection to another rank."""
     return next((line for line in failed if "PeerLost" not in line and "onnection" not in line), failed[0])

@@ -1,4 +1,4 @@
-"""How many bytes a rank sends, counted where it sends them."""
+"""Counts the bytes that a rank sends."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +12,10 @@ from samestep.world.world import Pending, World
 
 
 class CountingWorld(RelayedWorld):
-    """A world that counts what its rank sends to others by `send` and `exchange`.
+    """A world that counts the messages of its rank by `send` and `exchange`.
 
     Args:
-        inner: the world that does what this one is asked for.
+        inner: the world that carries them.
     """
 
     def __init__(self, inner: World) -> None:
@@ -44,7 +44,7 @@ class CountingWorld(RelayedWorld):
 
 @contextmanager
 def counted_sends() -> Iterator[list[int]]:
-    """Collect in a block the bytes that ``torch.distributed.send`` and its kin send, however imported."""
+    """Return a context manager that collects the bytes of every ``torch.distributed`` point-to-point send."""
     sent: list[int] = []
     original = dist.ProcessGroup.__dict__["send"]
 

@@ -1,6 +1,6 @@
-"""What is wrong with what came of a call, in words."""
+"""Compares the results of a call on all ranks with the exact ones, and yields problems."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,16 +9,45 @@ from torch import Tensor
 
 from samestep.testing.cases import Case, reduced, tolerance
 
+CODES: Mapping[str, str] = {
+    "deadlock": "ranks wait for each other",
+    "error": "a rank raised an error",
+    "too-much-sent": "ranks send more bytes than needed",
+    "wrong-return": "the function did not return one tensor for each rank",
+    "wrong-form": "the result has another shape or type",
+    "wrong-values": "the result differs from the exact one",
+    "only-zeros": "the result is zero",
+    "own-input": "the result is the rank's own input",
+    "sum-for-mean": "the result is the sum instead of the mean",
+    "mean-for-sum": "the result is the mean instead of the sum",
+    "assumes-contiguous": "the result is wrong for tensors that are not contiguous",
+    "different-bits": "ranks have results of different bits",
+    "input-changed": "the function changed a tensor that it must only read",
+}
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What came of a call on one rank.
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A difference between a function and its collective.
 
     Args:
-        tensor: what the function was given, after it.
-        returned: what it returned.
-        sent: bytes that the rank sent to others.
-        lacks_mean: whether the function left a mean to a Gloo that has none.
+        code: one of `CODES`.
+        text: for people.
+    """
+
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """Result of a call on one rank.
+
+    Args:
+        tensor: the tensor passed to the function, after the call.
+        returned: the return value.
+        sent: bytes that the rank sent.
+        lacks_mean: whether the function passed a mean to a Gloo that has none.
     """
 
     tensor: Tensor
@@ -27,127 +56,141 @@ class Seen:
     lacks_mean: bool = False
 
 
-Judge = Callable[[Case, Sequence[Seen]], Iterator[str]]
+Judge = Callable[[Case, Sequence[Result]], Iterator[Problem]]
 
 
-def all_reduced(case: Case, seen: Sequence[Seen]) -> Iterator[str]:
-    """Yield what is wrong with an all-reduce."""
-    results = [_result(each) for each in seen]
-    exact, wrong = reduced(case.inputs, case.op), False
-    for rank, result in enumerate(results):
-        for problem in _near(f"rank {rank}", result, exact, case, own=case.inputs[rank]):
-            wrong = True
-            yield problem
-    if wrong:  # whose bits say nothing more
-        return
-    others = [rank for rank, result in enumerate(results) if not _same_bits(result, results[0])]
-    if others:
-        yield (
-            f"ranks {others} have other bits than rank 0: each makes the result in an order of its own. Let "
-            "one rank make each part of it, and send copies."
+def all_reduced(case: Case, results: Sequence[Result]) -> Iterator[Problem]:
+    """Yield the problems of an all-reduce."""
+    tensors, exact = [_tensor(result) for result in results], reduced(case.inputs, case.op)
+    problems = [
+        problem
+        for rank, tensor in enumerate(tensors)
+        for problem in _near(f"rank {rank}", tensor, exact, case, own=case.inputs[rank])
+    ]
+    yield from problems
+    others = [rank for rank, tensor in enumerate(tensors) if not _same_bits(tensor, tensors[0])]
+    if others and not problems:
+        yield Problem(
+            "different-bits",
+            f"ranks {others} have other bits than rank 0: ranks sum in different orders. Compute each part "
+            "of the result on one rank, and send copies.",
         )
 
 
-def reduced_to_root(case: Case, seen: Sequence[Seen]) -> Iterator[str]:
-    """Yield what is wrong with a reduce."""
+def reduced_to_root(case: Case, results: Sequence[Result]) -> Iterator[Problem]:
+    """Yield the problems of a reduce."""
     exact = reduced(case.inputs, case.op)
-    who, result = f"rank {case.root}, the root,", _result(seen[case.root])
-    yield from _near(who, result, exact, case, own=case.inputs[case.root])
-    yield from _unchanged(case, seen, [rank for rank in range(len(seen)) if rank != case.root])
+    where, tensor = f"rank {case.root}, the root,", _tensor(results[case.root])
+    yield from _near(where, tensor, exact, case, own=case.inputs[case.root])
+    yield from _unchanged(case, results, [rank for rank in range(len(results)) if rank != case.root])
 
 
-def broadcast(case: Case, seen: Sequence[Seen]) -> Iterator[str]:
-    """Yield what is wrong with a broadcast."""
-    for rank, each in enumerate(seen):
-        yield from _equal(f"rank {rank}", _result(each), case.inputs[case.root], case.inputs[rank])
+def broadcast(case: Case, results: Sequence[Result]) -> Iterator[Problem]:
+    """Yield the problems of a broadcast."""
+    for rank, each in enumerate(results):
+        yield from _equal(f"rank {rank}", _tensor(each), case.inputs[case.root], case.inputs[rank])
 
 
-def gathered(case: Case, seen: Sequence[Seen]) -> Iterator[str]:
-    """Yield what is wrong with a gather."""
-    yield from _all_rows(f"rank {case.root}, the root,", seen[case.root], case)
-    yield from _unchanged(case, seen, range(len(seen)))
+def gathered(case: Case, results: Sequence[Result]) -> Iterator[Problem]:
+    """Yield the problems of a gather."""
+    yield from _all_rows(f"rank {case.root}, the root,", results[case.root], case)
+    yield from _unchanged(case, results, range(len(results)))
 
 
-def all_gathered(case: Case, seen: Sequence[Seen]) -> Iterator[str]:
-    """Yield what is wrong with an all-gather."""
-    for rank, each in enumerate(seen):
+def all_gathered(case: Case, results: Sequence[Result]) -> Iterator[Problem]:
+    """Yield the problems of an all-gather."""
+    for rank, each in enumerate(results):
         yield from _all_rows(f"rank {rank}", each, case)
-    yield from _unchanged(case, seen, range(len(seen)))
+    yield from _unchanged(case, results, range(len(results)))
 
 
-def scattered(case: Case, seen: Sequence[Seen]) -> Iterator[str]:
-    """Yield what is wrong with a scatter."""
-    for rank, each in enumerate(seen):
+def scattered(case: Case, results: Sequence[Result]) -> Iterator[Problem]:
+    """Yield the problems of a scatter."""
+    for rank, each in enumerate(results):
         yield from _equal(
             f"rank {rank}", _row(each, rank), case.inputs[case.root][rank], case.inputs[rank][rank]
         )
 
 
-def reduce_scattered(case: Case, seen: Sequence[Seen]) -> Iterator[str]:
-    """Yield what is wrong with a reduce-scatter."""
-    for rank, each in enumerate(seen):
+def reduce_scattered(case: Case, results: Sequence[Result]) -> Iterator[Problem]:
+    """Yield the problems of a reduce-scatter."""
+    for rank, each in enumerate(results):
         rows = Case(inputs=tuple(one[rank] for one in case.inputs), op=case.op)
         exact = reduced(rows.inputs, rows.op)
         yield from _near(f"rank {rank}", _row(each, rank), exact, rows, own=rows.inputs[rank])
 
 
-def _result(seen: Seen) -> Tensor:
-    return seen.returned if isinstance(seen.returned, Tensor) else seen.tensor
+def _tensor(result: Result) -> Tensor:
+    return result.returned if isinstance(result.returned, Tensor) else result.tensor
 
 
-def _row(seen: Seen, rank: int) -> Tensor:
-    return seen.returned if isinstance(seen.returned, Tensor) else seen.tensor[rank]
+def _row(result: Result, rank: int) -> Tensor:
+    return result.returned if isinstance(result.returned, Tensor) else result.tensor[rank]
 
 
-def _all_rows(who: str, seen: Seen, case: Case) -> Iterator[str]:
-    if not isinstance(seen.returned, Tensor | list | tuple):
-        yield f"{who} returned {type(seen.returned).__name__}, not the tensors of all ranks."
-    elif len(seen.returned) != len(case.inputs):
-        yield f"{who} returned {len(seen.returned)} tensors, not one for each of {len(case.inputs)} ranks."
+def _all_rows(where: str, result: Result, case: Case) -> Iterator[Problem]:
+    if not isinstance(result.returned, Tensor | list | tuple):
+        text = f"{where} returned {type(result.returned).__name__}, not the tensors of all ranks."
+        yield Problem("wrong-return", text)
+    elif len(result.returned) != len(case.inputs):
+        text = f"{where} returned {len(result.returned)} tensors on {len(case.inputs)} ranks."
+        yield Problem("wrong-return", text)
     else:
-        for source, (got, exact) in enumerate(zip(seen.returned, case.inputs, strict=True)):
-            yield from _equal(f"{who} in place of rank {source}'s tensor", got, exact, None)
+        for source, (got, exact) in enumerate(zip(result.returned, case.inputs, strict=True)):
+            yield from _equal(f"{where} for rank {source}'s tensor", got, exact, None)
 
 
-def _unchanged(case: Case, seen: Sequence[Seen], ranks: Sequence[int]) -> Iterator[str]:
+def _unchanged(case: Case, results: Sequence[Result], ranks: Sequence[int]) -> Iterator[Problem]:
     for rank in ranks:
-        if not _same_bits(seen[rank].tensor, case.inputs[rank]):
-            yield (
-                f"rank {rank} has its own tensor changed, which nobody asked for: "
-                f"{_at(seen[rank].tensor, case.inputs[rank], 'where it had')}. Work on a copy there."
+        tensor = results[rank].tensor
+        if not _same_bits(tensor, case.inputs[rank]):
+            at = _at(tensor, case.inputs[rank], "instead of")
+            yield Problem(
+                "input-changed", f"the tensor of rank {rank} has changed: {at}. Work on a copy there."
             )
 
 
-def _equal(who: str, got: Tensor, exact: Tensor, own: Tensor | None) -> Iterator[str]:
+def _equal(where: str, got: Tensor, exact: Tensor, own: Tensor | None) -> Iterator[Problem]:
     if got.shape != exact.shape or got.dtype != exact.dtype:
-        yield f"{who} has {_form(got)}, not {_form(exact)}."
+        yield Problem("wrong-form", f"{where} has {_form(got)}, not {_form(exact)}.")
     elif not _same_bits(got, exact):
-        yield f"{who} has {_hint(got, own)}{_at(got, exact, 'not')}."
+        code = _code(got, own)
+        yield Problem(code, f"{where} has {_PREFIX[code]}{_at(got, exact, 'not')}.")
 
 
-def _near(who: str, got: Tensor, exact: Tensor, case: Case, *, own: Tensor) -> Iterator[str]:
+def _near(where: str, got: Tensor, exact: Tensor, case: Case, *, own: Tensor) -> Iterator[Problem]:
     dtype = case.inputs[0].dtype
     if got.shape != exact.shape or got.dtype != dtype:
-        yield f"{who} has {_form(got)}, not {_form(exact.to(dtype))}."
+        yield Problem("wrong-form", f"{where} has {_form(got)}, not {_form(exact.to(dtype))}.")
         return
     off = (got.to(exact.dtype) - exact).abs()
     if bool((off <= tolerance(case.inputs, case.op)).all()):
         return
     size = len(case.inputs)
-    hint = _hint(got, own)
+    code = _code(got, own)
     if case.op == "mean" and torch.allclose(got.double(), exact.double() * size, rtol=1e-2):
-        hint = "the sum, not divided: "
+        code = "sum-for-mean"
     if case.op == "sum" and size > 1 and torch.allclose(got.double() * size, exact.double(), rtol=1e-2):
-        hint = "the mean: "
-    if (case.strided or case.transposed) and not hint:
-        hint = "what memory that is taken for contiguous gives: "
-    yield f"{who} has {hint}{_at(got, exact, 'where float64 gives')}."
+        code = "mean-for-sum"
+    if (case.strided or case.transposed) and code == "wrong-values":
+        code = "assumes-contiguous"
+    yield Problem(code, f"{where} has {_PREFIX[code]}{_at(got, exact, 'where float64 gives')}.")
 
 
-def _hint(got: Tensor, own: Tensor | None) -> str:
+_PREFIX: Mapping[str, str] = {
+    "wrong-values": "",
+    "only-zeros": "only zeros: ",
+    "own-input": "its own input: ",
+    "sum-for-mean": "the sum, not divided: ",
+    "mean-for-sum": "the mean: ",
+    "assumes-contiguous": "the result for contiguous memory: ",
+}
+
+
+def _code(got: Tensor, own: Tensor | None) -> str:
     if not got.any():
-        return "only zeros: "
-    return "what it came with: " if own is not None and _same_bits(got, own) else ""
+        return "only-zeros"
+    return "own-input" if own is not None and _same_bits(got, own) else "wrong-values"
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
@@ -158,11 +201,11 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 
 def _as_bytes(tensor: Tensor) -> Tensor:
     flat = tensor.detach().contiguous()
-    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)  # one element may have any stride
+    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)  # a single element can have any stride
 
 
 def _at(got: Tensor, exact: Tensor, words: str) -> str:
-    """Return the two values that differ most."""
+    """Return the two values that differ most, in words."""
     if got.shape != exact.shape or not got.numel():
         return f"{_form(got)}, {words} {_form(exact)}"
     ours, theirs = (each.detach().reshape(-1).double() for each in (got, exact))

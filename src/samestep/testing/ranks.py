@@ -1,4 +1,4 @@
-"""Runs a function on all ranks, as threads or as processes, and tells what came of it on each."""
+"""Runs a function on all ranks, as threads or as processes, and returns the outcome of each."""
 
 import multiprocessing
 import pickle
@@ -31,12 +31,12 @@ from samestep.world.world import World
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a task on one rank.
+    """Outcome of a task on one rank.
 
     Args:
-        value: what it returned.
-        error: what it raised, in words; empty if it did not.
-        stuck: where it was when its time was up; empty if it ended.
+        value: its return value.
+        error: the error it raised, as text; empty if none.
+        stuck: the line it was in at the timeout; empty if it ended.
     """
 
     value: Any = None
@@ -53,19 +53,19 @@ _LIBRARIES = (
 
 
 def on_threads(task: Task, size: int, *, timeout_s: float) -> list[Outcome]:
-    """Return what comes of a task on `size` ranks that are threads."""
+    """Run a task on `size` ranks that are threads; return the outcomes."""
     outcomes = [Outcome()] * size
     threads: dict[int, int] = {}
 
     def rank_main(world: World) -> None:
         rank = world.place.rank
         threads[rank] = threading.get_ident()
-        outcomes[rank] = _tried(task, world)
+        outcomes[rank] = _run(task, world)
         if outcomes[rank].error:
-            raise _Told(outcomes[rank].error)
+            raise _RankFailed(outcomes[rank].error)
 
     def main() -> None:
-        with suppress(_Told):
+        with suppress(_RankFailed):
             run_ranks(rank_main, size, timeout_s=timeout_s) if size > 1 else rank_main(SoloWorld())
 
     runner = threading.Thread(target=main, name="ranks", daemon=True)
@@ -80,22 +80,22 @@ def on_threads(task: Task, size: int, *, timeout_s: float) -> list[Outcome]:
     ]
 
 
-class _Told(Exception):  # noqa: N818 - no error of this module's
-    """Ends a rank whose error is known."""
+class _RankFailed(Exception):  # noqa: N818 - not an error of this module
+    """Ends a rank whose error is recorded."""
 
 
 def on_processes(
     tasks: Sequence[Task], size: int, *, timeout_s: float, group_timeout_s: float = 600.0
 ) -> list[list[Outcome]]:
-    """Return what comes of tasks, one after another, on `size` ranks that are processes with a Gloo group.
+    """Run tasks one after another on `size` processes with a Gloo group; return the outcomes.
 
-    After a task that fails on some rank no other follows.
+    No task is started after one that failed on a rank.
 
     Args:
         tasks: each takes a world.
         size: number of ranks.
-        timeout_s: how long a task may take.
-        group_timeout_s: how long a rank waits for another in a message or collective.
+        timeout_s: maximum time of a task, in seconds.
+        group_timeout_s: timeout of messages and collectives, in seconds.
     """
     context: Any = multiprocessing.get_context("fork" if platform.system() == "Linux" else "spawn")
     with owned_folder() as folder:
@@ -108,7 +108,7 @@ def on_processes(
                 daemon=True,
             )
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that this process has threads: the ranks use none of them
+                warnings.simplefilter("ignore")  # a warning about threads, which the ranks do not use
                 process.start()
             theirs.close()
             ranks.append((process, ours))
@@ -124,7 +124,7 @@ def on_processes(
 
 def _collected(pipes: list[Connection], tasks: int, timeout_s: float) -> list[list[Outcome]]:
     found: list[list[Outcome]] = []
-    first_s = 60.0  # to start, and to find each other
+    first_s = 60.0  # for startup and rendezvous
     for _ in range(tasks):
         outcomes: list[Outcome | None] = [None] * len(pipes)
         deadline = time.monotonic() + timeout_s + 5.0 + first_s
@@ -155,7 +155,7 @@ def _serve(
     timeout_s: float,
     group_timeout_s: float,
 ) -> None:
-    """Be one rank of some."""
+    """Run the tasks as one rank, and send their outcomes."""
     rank, size = rank_of
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -170,21 +170,21 @@ def _serve(
     main = threading.get_ident()
     for task in tasks:
 
-        def tell_where() -> None:
+        def send_stuck() -> None:
             frame = sys._current_frames()[main]  # noqa: SLF001 - the one way to see other threads
             pipe.send_bytes(pickle.dumps(Outcome(stuck=_where(frame))))
 
-        alarm = threading.Timer(timeout_s, tell_where)
+        alarm = threading.Timer(timeout_s, send_stuck)
         alarm.start()
-        outcome = _tried(task, world)
+        outcome = _run(task, world)
         alarm.cancel()
         pipe.send_bytes(pickle.dumps(outcome))
 
 
-def _tried(task: Task, world: World) -> Outcome:
+def _run(task: Task, world: World) -> Outcome:
     try:
         return Outcome(value=task(world))
-    except Exception as error:  # noqa: BLE001 - told to who asked for it
+    except Exception as error:  # noqa: BLE001 - returned to the caller
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if not _is_library(frame.filename)]
         at = f" at {own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else ""
@@ -192,14 +192,14 @@ def _tried(task: Task, world: World) -> Outcome:
 
 
 def _where(frame: FrameType | None) -> str:
-    """Return the innermost line that is neither samestep's, torch's nor Python's, and what it calls."""
+    """Return the innermost line outside of samestep, torch and Python, and the collective it calls."""
     called = ""
     while frame is not None and _is_library(frame.f_code.co_filename):
         if "/torch/distributed/" in frame.f_code.co_filename and frame.f_code.co_name != "wrapper":
             called = f"in {frame.f_code.co_name} "
         frame = frame.f_back
     if frame is None:
-        return called.strip() or "outside of it"
+        return called.strip() or "outside of the function"
     file, line = frame.f_code.co_filename, frame.f_lineno
     return f"{called}at {file}:{line}: {getline(file, line).strip()}"
 

@@ -1,1 +1,1 @@
-"""The exact loop: batch plan, seeding, step, evaluation, run folder."""
+"""The built-in training loop: settings, step, evaluation, checkpoint schedule, run folder."""

@@ -1,4 +1,4 @@
-"""An exponential moving average of the weights, to be evaluated in their place."""
+"""Computes an exponential moving average of a model's weights, for evaluation."""
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
@@ -13,30 +13,30 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class Average:
-    """An average over all steps so far, in which a step counts `decay` times as much as the one after it.
+    """An average over all steps so far, in which a step has `decay` times the weight of the next one.
 
-    It begins with the weights it is made from, and is float32 where they are of half precision, which
-    could not hold what one step adds. Running statistics are averaged alike, because those of the last
-    few batches belong to the last weights, not to the averaged ones; counters are copied.
+    It starts from the weights of `model`. Half-precision weights are averaged in float32, because half
+    precision rounds away what one step adds. Running statistics are averaged as well, because those of the
+    last batches belong to the last weights; counters are copied.
 
     Source: Polyak, Juditsky, "Acceleration of stochastic approximation by averaging", 1992, in the
     exponential form that is usual for networks.
 
     Args:
-        model: what is trained; not changed. Give it before hooks are attached to it, as they would be copied.
-        decay: between 0, the last weights, and 1, the first.
+        model: the trained model; not changed. Pass it before hooks are attached, because it is copied.
+        decay: 0 gives the last weights, 1 the first.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._source = model
         self._weight = 1 - decay
         self.model = deepcopy(model).requires_grad_(requires_grad=False)
-        """The module to evaluate, with the averaged weights."""
+        """The module with the averaged weights, for evaluation."""
         _widen(self.model)
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights as they are; once per step of the optimizer. Waits for no device."""
+        """Add the current weights to the average, once per optimizer step; waits for no device."""
         pairs = list(zip(_tensors(self.model), _tensors(self._source), strict=True))
         averages = [pair for pair in pairs if _has_fractions(pair[0])]
         counters = [pair for pair in pairs if not _has_fractions(pair[0])]
@@ -49,14 +49,14 @@ class Average:
             torch._foreach_copy_([kept for kept, _ in counters], [latest for _, latest in counters])
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the averages under the keys of the model."""
+        """Return the averages under the model's keys."""
         return self.model.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from `state`.
+        """Load the averages of `state`.
 
         Raises:
-            CheckpointError: it belongs to another model.
+            CheckpointError: `state` belongs to another model.
         """
         try:
             self.model.load_state_dict(state)
@@ -65,7 +65,7 @@ class Average:
 
 
 def _tensors(model: nn.Module) -> Iterator[Tensor]:
-    """Yield all that a model computes with, looked up anew: a module may replace its buffers."""
+    """Yield the current parameters and buffers: a module can replace its buffers."""
     yield from model.parameters()
     yield from model.buffers()
 
@@ -75,7 +75,7 @@ def _has_fractions(tensor: Tensor) -> bool:
 
 
 def _widen(model: nn.Module) -> None:
-    """Make half-precision weights float32, and let the model go on taking the inputs it takes now."""
+    """Convert half-precision weights to float32; the model still accepts half-precision inputs."""
     if any(parameter.dtype in _HALF for parameter in model.parameters()):
         model.float()
         model.register_forward_pre_hook(_widen_inputs)

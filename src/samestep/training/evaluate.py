@@ -1,4 +1,4 @@
-"""Evaluation in which every sample counts exactly once."""
+"""Evaluates a model over all ranks, counting every sample exactly once."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,14 +16,14 @@ from samestep.world.world import World
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Sums and counts over a whole data set, and what follows from them."""
+    """Sums and counts over a data set, and the accuracy and loss computed from them."""
 
     correct: int
     total: int
     loss_sum: float
     """Sum of the samples' cross-entropies."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Whatever else was asked for, by name."""
+    """The other requested metrics, by name."""
 
     @property
     def accuracy(self) -> float:
@@ -41,27 +41,27 @@ class Score:
         return {**figures, "metrics": self.metrics} if self.metrics else figures
 
     def summary(self) -> str:
-        """Return the score in one plain line."""
+        """Return the score as one line of text."""
         others = "".join(f", {name} {value:.4g}" for name, value in self.metrics.items())
         right = f"{self.accuracy:.2%} of the test set right ({self.correct}/{self.total})"
         return f"{right}, loss {self.loss:.4f}{others}"
 
 
 class Interrupted(Exception):  # noqa: N818 - reads as the event it is
-    """A rank was asked to stop while it evaluated; all ranks know, and nothing was scored."""
+    """A rank received a stop signal during evaluation; raised on all ranks, without a score."""
 
 
 class Metrics(Protocol):
-    """Other figures over a data set, fed share by share."""
+    """Further metrics over a data set, updated with one local batch at a time."""
 
     def reset(self) -> None:
         """Forget all samples."""
 
     def update(self, scores: Tensor, labels: Tensor) -> None:
-        """Take in this rank's scores of a batch, (local, classes), and the right answers, (local,)."""
+        """Add this rank's scores of a batch, (local, classes), and its labels, (local,)."""
 
     def compute(self, world: World) -> dict[str, float]:
-        """Return each figure over the samples of all ranks; called by all ranks."""
+        """Return each metric over the samples of all ranks; called by all ranks."""
 
 
 def evaluate(
@@ -74,22 +74,22 @@ def evaluate(
     metrics: Metrics | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Score:
-    """Score `model` on this rank's shares of `batches` and add up over all ranks.
+    """Score `model` on this rank's local batches and sum over all ranks.
 
     Args:
-        model: put into evaluation mode, and each of its modules back into the mode it was in.
-        batches: this rank's shares; may all be empty.
+        model: evaluated in evaluation mode; afterwards each module is back in its former mode.
+        batches: this rank's local batches; all can be empty.
         total: samples in the data set.
-        world: sums the counts.
-        autocast: in which the model computes.
-        metrics: fed with every sample.
-        stop: whether this rank is to leave off; asked before each batch.
+        world: the ranks.
+        autocast: context of the model's forward.
+        metrics: updated with every sample.
+        stop: returns whether this rank must stop; called before each batch.
 
     Raises:
-        Interrupted: a rank left off.
+        Interrupted: a rank stopped.
         OutOfStep: the ranks together did not count each of the `total` samples once.
     """
-    sums = torch.zeros(4, dtype=torch.float64, device=world.device)  # correct, counted, loss, who left off
+    sums = torch.zeros(4, dtype=torch.float64, device=world.device)  # correct, counted, loss, stopped ranks
     if metrics is not None:
         metrics.reset()
     with _evaluating(model), torch.inference_mode(), autocast or nullcontext():
@@ -106,11 +106,11 @@ def evaluate(
                 if metrics is not None:
                     metrics.update(scores, batch.labels)
     world.all_reduce(sums)
-    correct, counted, loss_sum, left = sums.tolist()
-    if left:
+    correct, counted, loss_sum, stopped = sums.tolist()
+    if stopped:
         raise Interrupted
     if counted != total:
-        raise OutOfStep(f"evaluation counted {counted:.0f} samples of a data set of {total}")
+        raise OutOfStep(f"evaluation counted {counted:.0f} samples, and the data set has {total}")
     others = {} if metrics is None else metrics.compute(world)
     return Score(correct=int(correct), total=total, loss_sum=loss_sum, metrics=others)
 

@@ -1,4 +1,4 @@
-"""What is trained: weights, their average, optimizer, schedule and precision, as one state."""
+"""Holds what a step changes: weights, their average, optimizer, schedule and loss scale."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.base.errors import CheckpointError
-from samestep.checkpoint.fit import optimizer_misfit
+from samestep.checkpoint.fit import optimizer_mismatch
 from samestep.checkpoint.snapshot import Snapshot
 from samestep.training.average import Average
 from samestep.training.compiling import in_memory_format
@@ -20,13 +20,13 @@ from samestep.training.schedules import build_schedule
 from samestep.training.settings import Settings
 
 _MOST = 2.0**127
-"""Beyond it a loss scale is no float32."""
+"""A loss scale of this or more is not a float32."""
 _generator = threading.Lock()  # ranks that are threads share the one generator of the process
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draw from torch's CPU generator as if it had just been seeded; the caller's state is put back."""
+    """Seed torch's CPU generator within the block, and restore its state afterwards."""
     with _generator:
         generator = torch.default_generator
         before = generator.get_state()
@@ -41,11 +41,11 @@ class Learner:
     """The objects that a step changes; equal on all ranks.
 
     Args:
-        make_model: returns the untrained network. Its weights are drawn under the settings' seed, on the
-            CPU, because devices draw other numbers.
-        settings: how it learns.
-        device: where.
-        workers: how many ranks' losses are averaged.
+        make_model: returns the untrained network. Its weights are drawn with the settings' seed on the
+            CPU, because other devices draw other numbers.
+        settings: of the training.
+        device: of the model.
+        workers: number of ranks whose losses are averaged.
         steps_per_epoch: for schedules that count epochs.
     """
 
@@ -68,7 +68,7 @@ class Learner:
 
     @property
     def evaluated(self) -> nn.Module:
-        """The model to be judged: the average of the weights where one is kept."""
+        """The model to evaluate: the averaged one if there is an average."""
         return self.model if self.average is None else self.average.model
 
     def tensors(self) -> dict[str, Tensor]:
@@ -76,11 +76,11 @@ class Learner:
         return self.model.state_dict()
 
     def averaged(self) -> dict[str, Tensor] | None:
-        """Return the average of the weights, with the same keys."""
+        """Return the averaged weights, with the same keys; None without an average."""
         return None if self.average is None else self.average.state_dict()
 
-    def rest(self) -> dict[str, Any]:
-        """Return the state of everything else."""
+    def optimization_state(self) -> dict[str, Any]:
+        """Return the state of optimizer, schedule and loss scale."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "schedule": {} if self.schedule is None else self.schedule.state_dict(),
@@ -88,23 +88,24 @@ class Learner:
         }
 
     def load(self, snapshot: Snapshot) -> None:
-        """Take over the state of `snapshot`.
+        """Load the state of `snapshot`.
 
         Raises:
-            CheckpointError: it belongs to another model or other settings; nothing was changed then.
+            CheckpointError: it belongs to another model or other settings; nothing is changed then.
         """
         snapshot.check_fits(self.model)
         rest = snapshot.optimizer
         if missing := sorted({"optimizer", "schedule", "scaler"} - set(rest)):
             raise CheckpointError(
-                f"the checkpoint has weights but no {', '.join(missing)}: a training cannot go on from it. "
-                "Evaluate it with --eval-only --from."
+                f"the checkpoint has weights but no {', '.join(missing)}, so that no training can resume "
+                "from it. Evaluate it with --eval-only --from."
             )
         if (snapshot.average is None) != (self.average is None):
             raise CheckpointError(
-                "the checkpoint and the settings differ in --ema, the average of the weights."
+                "the checkpoint and the settings differ in --ema (average of the weights). Use the --ema of "
+                "the run that wrote it."
             )
-        if difference := self._misfit(rest, step=snapshot.state["step"]):
+        if difference := self._mismatch(rest, step=snapshot.state["step"]):
             raise CheckpointError(f"the checkpoint belongs to another training: {difference}.")
         self.precision.load_state_dict(rest["scaler"])
         self.model.load_state_dict(dict(snapshot.model))
@@ -114,15 +115,15 @@ class Learner:
         if self.average is not None and snapshot.average is not None:
             self.average.load_state_dict(snapshot.average)
 
-    def _misfit(self, rest: Mapping[str, Any], *, step: int) -> str | None:
-        """Return why the optimizer, the schedule or the loss scale cannot go on from a state, or None."""
-        if difference := optimizer_misfit(rest["optimizer"], self.optimizer):
-            return f"its optimizer does not fit: {difference}"
+    def _mismatch(self, rest: Mapping[str, Any], *, step: int) -> str | None:
+        """Return why the optimizer, the schedule or the loss scale cannot load a state, or None."""
+        if difference := optimizer_mismatch(rest["optimizer"], self.optimizer):
+            return f"its optimizer differs: {difference}"
         if not isinstance(rest["schedule"], dict) or not isinstance(rest["scaler"], dict):
-            return "the state of its schedule or its loss scale is no dict"
+            return "the state of its schedule or its loss scale is not a dict"
         needed = set() if self.schedule is None else {"last_epoch", "lr_lambdas"}
         if bool(rest["schedule"]) != bool(needed) or needed - rest["schedule"].keys():
-            return "its --schedule or --warmup is another"
+            return "its --schedule or --warmup differs"
         if self.schedule is not None and (odd := _odd_schedule(rest["schedule"], self.schedule, step=step)):
             return f"its schedule has {odd}"
         if odd := next((name for name, value in rest["scaler"].items() if not _is_positive(value)), None):
@@ -131,12 +132,12 @@ class Learner:
 
 
 def _odd_schedule(state: Mapping[str, Any], schedule: LRScheduler, *, step: int) -> str | None:
-    """Return the value in a schedule's state that it did not have after so many steps, or None."""
+    """Return the first value in a schedule's state that is wrong after `step` steps, or None."""
     own = {**schedule.state_dict(), "last_epoch": step}
     for name in ("last_epoch", "lr_lambdas", "base_lrs"):
         if name in state and (type(state[name]) is not type(own[name]) or state[name] != own[name]):
             return f"{name} {state[name]!r:.40}, and {own[name]!r:.40} is expected"
-    # Torch sets an attribute for each name: none may stand in the place of what the schedule does.
+    # Torch sets an attribute for each name, which must not replace a method.
     methods = (name for name in state if callable(getattr(type(schedule), str(name), None)))
     taken = next(methods, "optimizer" if "optimizer" in state else None)
     return None if taken is None else f"a value called {taken!r:.40}"

@@ -1,4 +1,4 @@
-"""Files of lines that a run appends to; lines that cannot be written are kept in memory and tried again."""
+"""Appends lines to files; lines that cannot be written stay in memory and are tried again."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -9,17 +9,17 @@ from pathlib import Path
 from samestep.base.units import counted
 
 MOST_KEPT = 16 << 20
-"""Bytes of one file that are kept while it cannot be written; lines beyond them are lost."""
+"""Maximum bytes kept for one file while it cannot be written; further lines are lost."""
 
 
 @dataclass(slots=True)
-class _Rest:
-    """What of one file is not written yet.
+class _Backlog:
+    """The lines of one file that are not written yet.
 
     Args:
         text: the lines.
-        lines: how many there are.
-        lost: how many more there were no room for.
+        lines: their number.
+        lost: number of further lines, which were dropped because `text` was full.
         reason: why they could not be written.
     """
 
@@ -30,21 +30,21 @@ class _Rest:
 
 
 class LineFiles:
-    """Appends whole lines to files; a full or read-only disk ends no run.
+    """Files of whole lines; a full or read-only disk does not end the run.
 
     Args:
-        tell: receives one line when a file cannot be written, one when it can be again, and one about what is
-            never written.
-        most: bytes of each file that are kept while it cannot be written.
+        report: receives one line when a file cannot be written, one when it can be written again, and one
+            about lines that are never written.
+        most: maximum bytes kept for each file while it cannot be written.
     """
 
-    def __init__(self, tell: Callable[[str], None], *, most: int = MOST_KEPT) -> None:
-        self._tell, self._most = tell, most
-        self._rests: dict[Path, _Rest] = {}
+    def __init__(self, report: Callable[[str], None], *, most: int = MOST_KEPT) -> None:
+        self._report, self._most = report, most
+        self._backlogs: dict[Path, _Backlog] = {}
 
     def append(self, path: Path, lines: Iterable[str]) -> None:
-        """Append lines to a file, after those of it that are still to be written."""
-        rest = self._rests.setdefault(path, _Rest())
+        """Append lines to a file, after its unwritten ones."""
+        rest = self._backlogs.setdefault(path, _Backlog())
         for line in lines:
             data = line.encode("utf-8")
             if len(rest.text) + len(data) > self._most:
@@ -55,31 +55,31 @@ class LineFiles:
         self._write(path, rest)
 
     def close(self) -> None:
-        """Try a last time, and report what is not written."""
-        for path, rest in self._rests.items():
+        """Try to write the remaining lines once more, and report those that are not written."""
+        for path, rest in self._backlogs.items():
             self._write(path, rest)
             if rest.lines or rest.lost:
                 missing = counted(rest.lines + rest.lost, "line")
-                self._tell(f"never written: {missing} of {path} ({rest.reason})")
-        self._rests.clear()
+                self._report(f"never written: {missing} of {path} ({rest.reason})")
+        self._backlogs.clear()
 
-    def _write(self, path: Path, rest: _Rest) -> None:
+    def _write(self, path: Path, rest: _Backlog) -> None:
         if not rest.text:
             return
         try:
             _append(path, rest.text)
         except OSError as error:
             if not rest.reason:
-                self._tell(
-                    f"cannot write to {path}: {error.strerror}. The run goes on; the lines are kept in "
-                    "memory and tried again"
+                self._report(
+                    f"cannot write to {path}: {error.strerror}. The run continues; the lines stay in memory "
+                    "and are tried again"
                 )
             rest.reason = error.strerror or type(error).__name__
             return
         rest.text.clear()
         rest.lines = 0
         if rest.reason and not rest.lost:
-            self._tell(f"{path} can be written to again and is complete")
+            self._report(f"{path} can be written again and is complete")
             rest.reason = ""
 
 

@@ -1,4 +1,4 @@
-"""The exact loop: epochs of steps, evaluations that count every sample once, checkpoints between steps."""
+"""Runs the training loop: epochs of steps, evaluations, and checkpoints between steps."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -14,22 +14,21 @@ from samestep.checkpoint.snapshot import Snapshot
 from samestep.data.augment import parse_augment
 from samestep.data.image_set import Images
 from samestep.data.loading import Draw, batches_of
-from samestep.exact.identity import check_go_on, identity
+from samestep.exact.identity import check_resumable, identity
 from samestep.measure.clock import OTHER, step_clock
 from samestep.sharding.position import Position
-from samestep.training.conduct import Conduct
+from samestep.training.conduct import RunOptions
 from samestep.training.evaluate import Interrupted, Metrics, Score, evaluate
 from samestep.training.journal import Journal
-from samestep.training.keeping import Moment
 from samestep.training.learner import Learner
-from samestep.training.parallel import in_step, training_batches
+from samestep.training.parallel import synchronized_step, training_batches
 from samestep.training.precision import Precision
 from samestep.training.result import Result
 from samestep.training.settings import Settings
-from samestep.training.standing import Extent, check_standing
+from samestep.training.standing import TrainingSize, check_progress
 from samestep.training.step import Step
 from samestep.training.stopwatch import Stopwatch
-from samestep.training.surroundings import Surroundings
+from samestep.training.surroundings import Callbacks
 from samestep.world.world import World
 
 EVALUATION_BATCH = 1000
@@ -37,28 +36,28 @@ EVALUATION_BATCH = 1000
 _STATE = frozenset(
     {"seed", "epoch", "samples", "step", "samples_total", "loss_sum", "loss_count", "seconds", "best"}
 )
-"""What a checkpoint says of where a training stands, since the first version."""
+"""Keys of the position of a training that every version has written to ``state.json``."""
 
 
 def evaluation_batch(settings: Settings, workers: int) -> int:
-    """Return the samples per evaluation step, over all workers; it changes no result.
+    """Return the samples per evaluation step, over all workers; they change no result.
 
-    Twice a training step's need no more memory than that did: nothing is kept for a backward.
+    Twice the samples of a training step fit into the same memory, because no activations are kept.
     """
     return max(workers, min(EVALUATION_BATCH, 2 * settings.batch_size // settings.accumulate))
 
 
 class Training:
-    """One training of one model, seen from one rank.
+    """One rank of one training.
 
     Args:
-        make_model: returns the untrained network; its weights are drawn under the settings' seed.
-        train_set: what to learn from.
-        test_set: what to be judged by.
+        make_model: returns the untrained network; its weights are drawn with the settings' seed.
+        train_set: the training samples.
+        test_set: the samples of each evaluation.
         settings: the same on every rank.
-        world: the ranks that share the work.
-        conduct: how it is watched and kept; the same on every rank.
-        metrics: other figures to evaluate.
+        world: the ranks.
+        options: for evaluation and checkpoints; the same on every rank.
+        metrics: evaluated besides accuracy and loss.
     """
 
     def __init__(
@@ -69,27 +68,27 @@ class Training:
         test_set: Images,
         settings: Settings,
         world: World,
-        conduct: Conduct | None = None,
+        options: RunOptions | None = None,
         metrics: Metrics | None = None,
     ) -> None:
         settings.check_workers(world.place.size)
-        self.settings, self.world, self.conduct = settings, world, conduct or Conduct()
+        self.settings, self.world, self.options = settings, world, options or RunOptions()
         self.metrics = metrics
         dtype = Precision.of(settings.precision, world.device).images
-        learnt = Draw(
+        training_draw = Draw(
             batch_size=settings.batch_size,
             accumulate=settings.accumulate,
             augment=parse_augment(settings.augment),
             dtype=dtype,
         )
-        scored = Draw(batch_size=evaluation_batch(settings, world.place.size), shuffle=False, dtype=dtype)
-        workers = self.conduct.loader_workers
-        self.batches = training_batches(train_set, learnt, settings, world, workers=workers)
+        test_draw = Draw(batch_size=evaluation_batch(settings, world.place.size), shuffle=False, dtype=dtype)
+        workers = self.options.loader_workers
+        self.batches = training_batches(train_set, training_draw, settings, world, workers=workers)
         self.test_batches = batches_of(
-            test_set, scored, place=world.place, device=world.device, workers=workers
+            test_set, test_draw, place=world.place, device=world.device, workers=workers
         )
         self.test_total = len(test_set)
-        self.extent = Extent(settings, len(train_set))
+        self.size = TrainingSize(settings, len(train_set))
         self.steps = settings.epochs * len(self.batches)
         self.learner = Learner(
             make_model,
@@ -103,71 +102,71 @@ class Training:
         self.position = Position(settings.seed)
         self.best = 0.0
         self.uncompared: list[str] = []
-        """What the bits depend on, of which the checkpoint it goes on from says nothing."""
-        self._unjudged = False
-        """Whether an evaluation is due that a stop did not wait for."""
+        """Properties that the bits depend on and the restored checkpoint does not record."""
+        self._evaluation_due = False
+        """Whether a stop signal has skipped an evaluation that is due."""
         self._score: Score | None = None
         self._stopwatch = Stopwatch()
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Stand where `snapshot` was taken, at any number of workers; called before `run`, by all ranks.
+        """Continue from `snapshot`, with any number of workers; called before `run`, by all ranks.
 
         Raises:
-            CheckpointError: it is the state of another training; nothing was changed then.
+            CheckpointError: it is the state of another training; nothing is changed then.
         """
         state = snapshot.state
         if missing := sorted(_STATE - state.keys() | {"random"} - snapshot.optimizer.keys()):
             raise CheckpointError(
-                f"the checkpoint lacks {', '.join(missing)}: a training cannot go on from it. "
+                f"the checkpoint has no {', '.join(missing)}, so that no training can resume from it. "
                 "Evaluate it with --eval-only --from."
             )
-        check_standing(state, self.extent)
+        check_progress(state, self.size)
         check_random_states(snapshot.optimizer["random"])
         try:
-            self._take_over(snapshot)
+            self._load(snapshot)
         except Error:
             raise
-        except Exception as error:  # what a state of odd values may meet is without limit
-            told = " ".join(str(error).split())
+        except Exception as error:  # invalid values can raise anything
+            reason = " ".join(str(error).split())
             raise CheckpointError(
-                f"the checkpoint does not fit this training: {type(error).__name__}: {told}."
+                f"the checkpoint does not fit this training: {type(error).__name__}: {reason}."
             ) from error
 
-    def _take_over(self, snapshot: Snapshot) -> None:
+    def _load(self, snapshot: Snapshot) -> None:
         state = snapshot.state
         if self.settings.exact is not None:
-            self.uncompared = check_go_on(state["identity"], self.world.device)
+            self.uncompared = check_resumable(state["identity"], self.world.device)
         self.learner.load(snapshot)
         self.position = Position(state["seed"], state["epoch"], state["samples"])
         self.journal.load_state_dict(state)
         self._stopwatch.seconds, self.best = state["seconds"], state["best"]
-        self._unjudged = state.get("unjudged", False)
+        self._evaluation_due = state.get("unjudged", False)
         restore_random_state(self.world, snapshot.optimizer["random"])
 
-    def run(self, around: Surroundings) -> Result:
-        """Train to the end; every rank gets the result.
+    def run(self, callbacks: Callbacks) -> Result:
+        """Train to the end; every rank returns the result.
 
         Raises:
-            PutOff: a rank was asked to stop; a checkpoint has been written.
+            PutOff: a rank received a stop signal; a checkpoint has been written.
         """
-        with in_step(
+        with synchronized_step(
             self.learner, self.settings, self.world, clock=self.clock, number=self.journal.steps
         ) as (step, check):
-            with around.display, around.profiler:
-                self._epochs(step, around)
+            with callbacks.display, callbacks.profiler:
+                self._epochs(step, callbacks)
             check()
-        if self._score is None:  # resumed after the last step: only the result was missing
+        if self._score is None:  # resumed after the last step
             self._score = self.evaluate()
-        around.keeper.finish()
+        callbacks.checkpoints.finish()
         result = self._result(self._score)
-        around.sink.finish(result)
+        callbacks.sink.finish(result)
         return result
 
     def evaluate(self, *, stop: Callable[[], bool] = lambda: False) -> Score:
-        """Score the weights as they are now, every test sample once; called by all ranks.
+        """Score the current weights on the test set; called by all ranks.
 
         Raises:
-            Interrupted: a rank was to `stop`.
+            Interrupted: `stop` returned true on a rank.
         """
         return evaluate(
             self.learner.evaluated,
@@ -179,102 +178,105 @@ class Training:
             stop=stop,
         )
 
-    def _epochs(self, step: Step, around: Surroundings) -> None:
-        if self._unjudged:
-            self._judge(around, late=False)
+    def _epochs(self, step: Step, callbacks: Callbacks) -> None:
+        if self._evaluation_due:
+            self._evaluate_and_save(callbacks, late=False)
         self.clock.start()
         while self.position.epoch < self.settings.epochs:
             self._stopwatch.start()
-            self._epoch(step, around)
-            stop, late = self._look(around)
-            self._after_epoch(around, stop=stop, late=late)
+            self._epoch(step, callbacks)
+            stop, late = self._end_window(callbacks)
+            self._after_epoch(callbacks, stop=stop, late=late)
 
-    def _epoch(self, step: Step, around: Surroundings) -> None:
-        """Train from where we stand to the end of the epoch."""
-        epoch, count, share = self.position.epoch, 0, 0
+    def _epoch(self, step: Step, callbacks: Callbacks) -> None:
+        """Train from the current position to the end of the epoch."""
+        epoch, count, local_count = self.position.epoch, 0, 0
         self.clock.mark(OTHER)
         for batch in self.batches.epoch(self.position):
             lr = step.lr
             loss = step(batch)
             count += batch.global_count
-            share += batch.local_count
+            local_count += batch.local_count
             if loss is None:
                 continue
             self.position = batch.after
-            self.journal.note(epoch=epoch + 1, count=count, share=share, lr=lr, loss=loss)
+            self.journal.record(epoch=epoch + 1, count=count, local_count=local_count, lr=lr, loss=loss)
             record_step(self.journal.steps)
-            count, share = 0, 0
-            around.profiler.step_done(self.journal.steps)
-            within = self.position.epoch == epoch
-            if within and (self.journal.due or around.keeper.due(self.journal.steps)):
-                self._pause(around)
+            count, local_count = 0, 0
+            callbacks.profiler.step_done(self.journal.steps)
+            in_epoch = self.position.epoch == epoch
+            if in_epoch and (self.journal.due or callbacks.checkpoints.due(self.journal.steps)):
+                self._pause(callbacks)
 
-    def _pause(self, around: Surroundings) -> None:
-        """Look up from the steps: tell, write a checkpoint if one is due, stop if asked to."""
-        stop, late = self._look(around)
+    def _pause(self, callbacks: Callbacks) -> None:
+        """Report the window between two steps, save a checkpoint if one is due, and stop if requested."""
+        stop, late = self._end_window(callbacks)
         if stop:
-            self._save_and_leave(around)
-        if late or around.keeper.due(self.journal.steps):
-            around.keeper.save(self._moment())
-        self._stopwatch.start()  # what this took is no part of any step
+            self._save_and_stop(callbacks)
+        if late or callbacks.checkpoints.due(self.journal.steps):
+            callbacks.checkpoints.save(self._snapshot())
+        self._stopwatch.start()  # the pause is part of no step
         self.clock.mark(OTHER)
 
-    def _after_epoch(self, around: Surroundings, *, stop: bool, late: bool) -> None:
-        """Evaluate if it is time, and write a checkpoint if one is due; a stop waits for no evaluation."""
+    def _after_epoch(self, callbacks: Callbacks, *, stop: bool, late: bool) -> None:
+        """Evaluate and save a checkpoint if they are due; a stop signal skips the evaluation."""
         epoch = self.position.epoch
-        self._unjudged = epoch == self.settings.epochs or epoch % self.conduct.evaluate_every == 0
+        self._evaluation_due = epoch == self.settings.epochs or epoch % self.options.evaluate_every == 0
         if stop:
-            self._save_and_leave(around)
-        if self._unjudged:
-            self._judge(around, late=late)
-        elif late or around.keeper.due(self.journal.steps):
-            around.keeper.save(self._moment())
+            self._save_and_stop(callbacks)
+        if self._evaluation_due:
+            self._evaluate_and_save(callbacks, late=late)
+        elif late or callbacks.checkpoints.due(self.journal.steps):
+            callbacks.checkpoints.save(self._snapshot())
 
-    def _judge(self, around: Surroundings, *, late: bool) -> None:
-        """Evaluate, then write a checkpoint if one is due: what it holds has been judged."""
+    def _evaluate_and_save(self, callbacks: Callbacks, *, late: bool) -> None:
+        """Evaluate, then save a checkpoint with the score if one is due."""
         try:
-            score = self.evaluate(stop=lambda: bool(around.stop))
+            score = self.evaluate(stop=lambda: bool(callbacks.stop))
         except Interrupted:
-            self._save_and_leave(around)
+            self._save_and_stop(callbacks)
         epoch, train_loss = self.position.epoch, self.journal.take_mean_loss()
         best = score.accuracy > self.best
-        self._score, self._unjudged = score, False
+        self._score, self._evaluation_due = score, False
         self.best = max(self.best, score.accuracy)
-        around.sink.evaluation(self._row(score, train_loss))
-        around.display.epoch_done(epoch, score=score, loss=train_loss, seconds=self._stopwatch.seconds)
-        if late or best or epoch == self.settings.epochs or around.keeper.due(self.journal.steps):
-            around.keeper.save(self._moment(), score=score.accuracy)
-        self.clock.start()  # no step is told with an evaluation
+        callbacks.sink.evaluation(self._row(score, train_loss))
+        callbacks.display.epoch_done(epoch, score=score, loss=train_loss, seconds=self._stopwatch.seconds)
+        if late or best or epoch == self.settings.epochs or callbacks.checkpoints.due(self.journal.steps):
+            callbacks.checkpoints.save(self._snapshot(), score=score.accuracy)
+        self.clock.start()  # the evaluation is part of no step
 
-    def _look(self, around: Surroundings) -> tuple[bool, bool]:
-        """Tell what the steps since the last look were; return whether to stop, and to write a checkpoint."""
-        look = self.journal.look(bool(around.stop), around.keeper.late)
-        self._stopwatch.stop()  # a look waits for the device: only then are the steps over
-        if look.rows:
-            around.sink.steps(look.rows)
-            around.sink.ranks(look.ranks)
-            around.display.advance(step=self.journal.steps, loss=look.rows[-1]["loss"], ranks=look.ranks)
-        stop, late = look.wishes
+    def _end_window(self, callbacks: Callbacks) -> tuple[bool, bool]:
+        """Store and show the window's steps; return whether to stop, and whether a checkpoint is due."""
+        window = self.journal.end_window(bool(callbacks.stop), callbacks.checkpoints.late)
+        self._stopwatch.stop()  # the window has waited for the device, so the steps are complete
+        if window.rows:
+            callbacks.sink.steps(window.rows)
+            callbacks.sink.ranks(window.ranks)
+            callbacks.display.advance(
+                step=self.journal.steps, loss=window.rows[-1]["loss"], ranks=window.ranks
+            )
+        stop, late = window.requests
         return stop, late
 
-    def _save_and_leave(self, around: Surroundings) -> NoReturn:
-        around.keeper.save(self._moment())
-        around.keeper.finish()
-        asked = self.world.all_gather_objects(None if around.stop.signal is None else around.stop.signal.name)
-        by = next(name for name in asked if name is not None)
+    def _save_and_stop(self, callbacks: Callbacks) -> NoReturn:
+        callbacks.checkpoints.save(self._snapshot())
+        callbacks.checkpoints.finish()
+        signal = callbacks.stop.signal
+        received = self.world.all_gather_objects(None if signal is None else signal.name)
+        by = next(name for name in received if name is not None)
         raise PutOff(f"stopped by {by} after step {self.journal.steps} of {self.steps}, with a checkpoint")
 
-    def _moment(self) -> Moment:
-        return Moment(
+    def _snapshot(self) -> Snapshot:
+        return Snapshot(
             model=self.learner.tensors(),
-            optimizer=self.learner.rest(),
+            optimizer=self.learner.optimization_state(),
             average=self.learner.averaged(),
             state={
                 **asdict(self.position),
                 **self.journal.state_dict(),
                 "seconds": self._stopwatch.seconds,
                 "best": self.best,
-                "unjudged": self._unjudged,
+                "unjudged": self._evaluation_due,
                 "world_size": self.world.place.size,
                 "settings": self.settings.as_dict(),
                 **({"identity": identity(self.world.device)} if self.settings.exact is not None else {}),

@@ -1,4 +1,4 @@
-"""The loss of one rank's share, so weighted that the ranks' average is the global batch's."""
+"""Computes a rank's loss so that the average over the ranks is the loss of the global batch."""
 
 import torch
 import torch.nn.functional as F
@@ -8,12 +8,12 @@ from torch import Tensor
 def share_of_loss(scores: Tensor, labels: Tensor, weight: float, *, label_smoothing: float = 0.0) -> Tensor:
     """Return this rank's part of the mean cross-entropy over the global batch, times the number of ranks.
 
-    The ranks' gradients are averaged, so the factor that makes uneven shares right acts here, upstream of
-    every accumulation. An empty share has run through the model all the same, because global batch norm
-    needs all ranks; the sum over its no scores is 0, never 0 times NaN.
+    The ranks' gradients are averaged, so uneven local batches are weighted here, before any accumulation.
+    An empty local batch has passed through the model as well, because global batch norm needs all ranks;
+    the sum of its scores is 0, whereas 0 times a mean over nothing is NaN.
 
     Args:
-        scores: (local, classes); computed in at least float32 from here on.
+        scores: (local, classes); converted to float32 or wider.
         labels: (local,), int64.
         weight: local * N / global; see `Batch.weight`.
         label_smoothing: weight of the uniform distribution in the targets. Source: Szegedy et al.,

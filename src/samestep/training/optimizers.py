@@ -1,7 +1,6 @@
-"""The optimizer over all parameters of a model.
+"""Builds the optimizer over all parameters of a model.
 
-Weight decay acts on all of them, biases and batch norms included, as in the tutorials' scripts and torch's
-own defaults.
+Weight decay applies to all of them, including biases and batch norms, as with torch's defaults.
 """
 
 from typing import Any
@@ -13,15 +12,15 @@ from torch.optim import SGD, AdamW, Optimizer
 from samestep.training.settings import Settings
 
 _FUSED = ("cpu", "cuda", "mps", "xpu")
-"""Devices for which torch has one kernel per update from 2.6 on."""
+"""Devices on which torch has fused optimizers since 2.6."""
 
 
 def build_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
     """Return the optimizer of `settings` over the parameters of `model`.
 
-    Fused where torch can, and rightly: the fastest of torch's forms (``benchmarks/README.md``), and one that
-    takes a loss scaler's findings on the device, so that a step that is skipped costs no synchronisation.
-    It rounds a little otherwise than the loop over parameters does that a script gets on a CPU by default.
+    It is fused where torch supports that correctly. Fused is torch's fastest form (``benchmarks/README.md``)
+    and reads the loss scaler's overflow flag on the device, so that a skipped step needs no synchronization.
+    It rounds slightly differently from the loop over parameters that is torch's default on a CPU.
     """
     parameters = list(model.parameters())
     fused = all(_can_be_fused(parameter, settings.optimizer) for parameter in parameters)
@@ -39,37 +38,37 @@ def build_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
             **form,
         )
         if settings.momentum:
-            _start_at_rest(optimizer)
-    optimizer.register_load_state_dict_post_hook(_lie_like_parameters)
+            _zero_momentum(optimizer)
+    optimizer.register_load_state_dict_post_hook(_match_memory_layout)
     return optimizer
 
 
 def _can_be_fused(parameter: Tensor, optimizer: str) -> bool:
-    """Return whether torch's one kernel updates such a parameter.
+    """Return whether torch's fused kernel updates such a parameter correctly.
 
-    On a CPU, SGD's leaves most of the elements of half-precision parameters as they are, without a word
+    On a CPU, fused SGD silently skips most elements of half-precision parameters
     (pytorch/pytorch#191763; seen in torch 2.13).
     """
-    is_left_alone = optimizer == "sgd" and parameter.device.type == "cpu" and parameter.element_size() < 4
-    return parameter.device.type in _FUSED and not is_left_alone
+    is_skipped = optimizer == "sgd" and parameter.device.type == "cpu" and parameter.element_size() < 4
+    return parameter.device.type in _FUSED and not is_skipped
 
 
-def _start_at_rest(optimizer: Optimizer) -> None:
-    """Give every parameter a momentum of 0, from which the first step leads where it would without one.
+def _zero_momentum(optimizer: Optimizer) -> None:
+    """Initialize every momentum buffer to 0, which leaves the first step as it is.
 
-    Left to itself, fused SGD allocates the buffers in its first step and does not fill them if that step
-    is skipped for an overflow (seen in torch 2.13): the next one would add whatever was in memory.
+    Otherwise fused SGD allocates the buffers in its first step and does not fill them if that step is
+    skipped for an overflow (seen in torch 2.13), so that the next step adds uninitialized memory.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
-def _lie_like_parameters(optimizer: Optimizer) -> None:
-    """Give loaded state the memory layout of its parameter.
+def _match_memory_layout(optimizer: Optimizer) -> None:
+    """Convert loaded state to the memory layout of its parameter.
 
-    A fused kernel walks through memory and does not look at strides: state that was saved channels-last
-    and is used with contiguous weights would silently belong to other elements.
+    A fused kernel ignores strides: it applies state that was saved channels-last to the wrong elements of
+    contiguous weights, without an error.
     """
     for parameter, state in optimizer.state.items():
         for name, value in state.items():

@@ -1,4 +1,4 @@
-"""Settings that say for themselves what they mean: one place for the value, its check and its flag."""
+"""Declares settings as dataclass fields that carry their limits and their ``--help`` text."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 from samestep.base.errors import UsageError
 
 MOST_COUNT = 10**15
-"""Of steps, samples, epochs: products of two still count exactly."""
+"""Maximum of whole-number settings; the product of two is still exact."""
 
 
 def option(  # noqa: PLR0913 - a setting has that many limits
@@ -22,17 +22,17 @@ def option(  # noqa: PLR0913 - a setting has that many limits
     above: float | None = None,
     below: float | None = None,
 ) -> Any:
-    """Return a dataclass field that knows its meaning and its limits.
+    """Return a dataclass field with its limits.
 
     Args:
-        default: without one the field is required.
-        about: one line, for ``--help``.
-        panel: under which heading ``--help`` lists it.
-        choices: what a name may be.
-        least: the smallest number allowed.
-        most: the largest number allowed.
-        above: what a number must be larger than.
-        below: what a number must be smaller than.
+        default: the field is required without one.
+        about: one line for ``--help``.
+        panel: heading in ``--help``.
+        choices: the allowed names.
+        least: the smallest allowed number.
+        most: the largest allowed number.
+        above: exclusive lower limit.
+        below: exclusive upper limit.
     """
     metadata = {
         "about": about,
@@ -52,10 +52,10 @@ def flag(name: str) -> str:
 
 
 def check(settings: Any) -> None:
-    """Check each setting of a dataclass against its own limits.
+    """Check each setting of a dataclass against its limits.
 
     Raises:
-        UsageError: the first that does not keep to them; says what may be used.
+        UsageError: names the first one outside of its limits, and the limit.
     """
     for one in fields(settings):
         value = getattr(settings, one.name)
@@ -75,15 +75,15 @@ def _check(one: Field[Any], value: Any) -> None:
 
 
 def _check_range(name: str, number: Any, limits: Mapping[str, Any]) -> None:
-    """Check a number against its limits; NaN compares false with everything and is refused as well."""
+    """Check a number against its limits; every comparison is false for NaN, so NaN is refused."""
     least, most, above, below = (limits[key] for key in ("least", "most", "above", "below"))
     if least is not None and not least <= number < math.inf:
-        raise UsageError(f"{name} {number} is too small or no number; use {least} or more.")
+        raise UsageError(f"{name} is {number}; use a number of {least} or more.")
     if above is not None and not above < number < math.inf:
-        raise UsageError(f"{name} {number}: use a number above {above}.")
+        raise UsageError(f"{name} is {number}; use a number above {above}.")
     if most is None and isinstance(number, int):
         most = MOST_COUNT
     if most is not None and not number <= most:
-        raise UsageError(f"{name} {number} is too large; use {most} or less.")
+        raise UsageError(f"{name} is {number}; use {most} or less.")
     if below is not None and not number < below:
-        raise UsageError(f"{name} {number} is too large; use a number below {below}.")
+        raise UsageError(f"{name} is {number}; use a number below {below}.")

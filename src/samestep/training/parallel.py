@@ -1,4 +1,4 @@
-"""How a step's work is shared: among replicas of the model, or as logical shards of the batch."""
+"""Builds the training step and its batches: data-parallel, or by logical shards under ``--exact``."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,8 +21,8 @@ from samestep.training.step import ReplicatedStep, Step
 from samestep.world.world import World
 
 
-class Part(Protocol):
-    """This rank's part of one global (micro-)batch, as the loop sees it."""
+class LocalBatch(Protocol):
+    """This rank's part of one global (micro-)batch."""
 
     @property
     def global_count(self) -> int:
@@ -34,59 +34,61 @@ class Part(Protocol):
 
     @property
     def after(self) -> Position:
-        """Where the run stands once the step is done."""
+        """The position in the data after the step."""
 
 
-class Parts(Protocol):
+class LocalBatches(Protocol):
     """Epochs of this rank's parts of global batches."""
 
     def __len__(self) -> int:
-        """Return the steps of a whole epoch, the same on every rank."""
+        """Return the steps per epoch, the same on every rank."""
 
-    def epoch(self, position: Position | None = None) -> Iterator[Part]:
-        """Yield the parts from `position` to the end of its epoch."""
+    def epoch(self, position: Position | None = None) -> Iterator[LocalBatch]:
+        """Yield the local batches from `position` to the end of its epoch."""
 
 
 def training_batches(
     images: Images, draw: Draw, settings: Settings, world: World, *, workers: int | None
-) -> Parts:
-    """Return what draws this rank's parts of global batches, for the kind of step that `settings` ask for.
+) -> LocalBatches:
+    """Return this rank's local batches, or with ``--exact`` the batches of its logical shards.
 
     Args:
         images: the data set.
-        draw: how.
+        draw: batch size, order and augmentation.
         settings: the same on every rank.
         world: the ranks.
-        workers: loading processes of this rank, for a set that is read; None is its share of the processor.
+        workers: loading processes of this rank, for a data set on disk; None is its share of the cores.
 
     Raises:
-        UsageError: a full batch is too small to give every rank, or shard, a sample.
+        UsageError: a full batch has fewer samples than ranks or shards.
     """
     if settings.exact is None:
-        parts: Parts = batches_of(images, draw, place=world.place, device=world.device, workers=workers)
-        return parts
+        batches: LocalBatches = batches_of(
+            images, draw, place=world.place, device=world.device, workers=workers
+        )
+        return batches
     shards = settings.exact, share(settings.exact, world.place.rank, world.place.size)
     return ShardedBatches(images, draw, shards=shards, world=world, workers=workers)
 
 
 @contextmanager
-def in_step(
+def synchronized_step(
     learner: Learner, settings: Settings, world: World, *, clock: StepClock, number: int
 ) -> Iterator[tuple[Step, Callable[[], None]]]:
-    """Keep the ranks' models equal while they train; called by all ranks.
+    """Synchronize gradients and batch norm of the ranks' models within the block; called by all ranks.
 
     Args:
-        learner: what is trained.
+        learner: model, optimizer and schedule.
         settings: the same on every rank.
         world: the ranks.
-        clock: for the phases of each step.
-        number: of the next step of the whole run.
+        clock: records the phases of each step.
+        number: index of the next step of the whole run.
 
     Yields:
-        the step, and what compares the ranks' weights and raises `OutOfStep` where they differ.
+        the step, and a function that compares the ranks' weights and raises `OutOfStep` if they differ.
 
     Raises:
-        OutOfStep: the ranks cannot train the same model, or not to the same bits where these are asked for.
+        OutOfStep: the ranks' models differ, or ``--exact`` is not possible on these ranks.
     """
     common: dict[str, Any] = {
         "model": learner.model,

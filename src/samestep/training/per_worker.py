@@ -1,4 +1,4 @@
-"""Batches per worker: the other training, in which more workers mean a larger global batch."""
+"""Computes the global batch and learning rate of ``--batch-per-worker`` from the number of workers."""
 
 from dataclasses import dataclass
 from math import sqrt
@@ -6,7 +6,7 @@ from math import sqrt
 from samestep.base.errors import UsageError
 
 LR_SCALES = ("none", "linear", "sqrt")
-"""How the learning rate may follow the number of workers.
+"""The rules by which the learning rate depends on the number of workers.
 
 linear: Goyal et al., "Accurate, large minibatch SGD", 2017 (arXiv:1706.02677); sqrt: Krizhevsky, "One weird
 trick for parallelizing convolutional neural networks", 2014 (arXiv:1404.5997).
@@ -16,18 +16,18 @@ _SOURCES = {"linear": "linear: Goyal et al., 2017", "sqrt": "square root: Krizhe
 
 
 @dataclass(frozen=True, slots=True)
-class PerWorker:
-    """What a batch per worker amounts to on a number of workers."""
+class PerWorkerBatch:
+    """The global batch and learning rate of a batch per worker."""
 
     batch_size: int
     """The global batch."""
     lr: float
     label: str | None
-    """What kind of training this is, in words; None if it is the serial one."""
+    """A sentence on how it differs from the serial training; None if it is the serial one."""
 
 
-def batch_per_worker(batch: int, *, scale: str, lr: float, workers: int) -> PerWorker:
-    """Return the training in which each of `workers` takes `batch` samples per step.
+def batch_per_worker(batch: int, *, scale: str, lr: float, workers: int) -> PerWorkerBatch:
+    """Return the global batch and learning rate if each worker takes `batch` samples per step.
 
     Args:
         batch: samples per worker and step.
@@ -36,18 +36,18 @@ def batch_per_worker(batch: int, *, scale: str, lr: float, workers: int) -> PerW
         workers: their number.
 
     Raises:
-        UsageError: a batch without samples, or a scale that is not known.
+        UsageError: `batch` is below 1, or `scale` is unknown.
     """
     if batch < 1:
-        raise UsageError(f"--batch-per-worker {batch} leaves nothing to train on; use 1 or more.")
+        raise UsageError(f"--batch-per-worker is {batch}; use 1 or more.")
     if scale not in LR_SCALES:
         raise UsageError(f"--lr-scale {scale!r} is not one of {', '.join(LR_SCALES)}.")
     total = batch * workers
     scaled = lr * {"none": 1, "linear": workers, "sqrt": sqrt(workers)}[scale]
     if workers == 1:
-        return PerWorker(total, scaled, label=None)
+        return PerWorkerBatch(total, scaled, label=None)
     rate = f"stays {lr:g}" if scale == "none" else f"becomes {scaled:g} from {lr:g} ({_SOURCES[scale]})"
-    return PerWorker(
+    return PerWorkerBatch(
         total,
         scaled,
         label=f"Not the serial training: {batch} samples on each of {workers} workers make a global batch of "

@@ -1,4 +1,4 @@
-"""Precision: which numbers the weights, the inputs and the arithmetic are made of."""
+"""Selects the dtypes of weights, inputs and arithmetic, and scales the loss for fp16."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -17,40 +17,40 @@ _FIRST_SCALE = 2.0**16  # torch's own
 
 
 @dataclass(frozen=True, slots=True)
-class _Numbers:
-    """What one name means."""
+class _Dtypes:
+    """The dtypes of one precision."""
 
     weights: torch.dtype
     products: torch.dtype | None = None
-    """In which convolutions and matrix products are taken, where not in that of the weights."""
+    """Autocast dtype of convolutions and matrix products; None is that of the weights."""
 
 
-_NUMBERS = {
-    "fp32": _Numbers(torch.float32),
-    "bf16": _Numbers(torch.float32, products=torch.bfloat16),
-    "fp16": _Numbers(torch.float32, products=torch.float16),
-    "bf16-true": _Numbers(torch.bfloat16),
-    "fp64": _Numbers(torch.float64),
+_DTYPES = {
+    "fp32": _Dtypes(torch.float32),
+    "bf16": _Dtypes(torch.float32, products=torch.bfloat16),
+    "fp16": _Dtypes(torch.float32, products=torch.float16),
+    "bf16-true": _Dtypes(torch.bfloat16),
+    "fp64": _Dtypes(torch.float64),
 }
 
 
 class Precision:
-    """How a training computes on one device; made by `Precision.of`.
+    """The precision of a training on one device; constructed by `Precision.of`.
 
-    The step always goes through `scaler`, which passes everything on unchanged unless the precision is fp16:
-    ``scale(loss).backward()``, ``unscale_(optimizer)`` before gradients are looked at, ``step(optimizer)``,
-    ``update()``. The scaler looks for overflow in the exchanged gradients, so all ranks find the same, skip
-    the same steps and keep equal scales. With a fused optimizer none of that waits for the device.
+    Every step uses `scaler`, which does nothing unless the precision is fp16: ``scale(loss).backward()``,
+    ``unscale_(optimizer)`` before gradients are read, ``step(optimizer)``, ``update()``. The scaler checks
+    the averaged gradients for overflow, so all ranks skip the same steps and keep equal scales. With a fused
+    optimizer none of that waits for the device.
 
-    A sample of a rank's share counts `workers` times as much in that rank's loss as in the serial one, so the
-    scale is as many times smaller: what overflows is what would overflow on one worker.
+    A local sample has `workers` times the weight in its rank's loss that it has in the serial loss. The
+    scale is smaller by the same factor, so that the same values overflow as on one worker.
     """
 
-    def __init__(self, numbers: _Numbers, device: torch.device, workers: int) -> None:
+    def __init__(self, numbers: _Dtypes, device: torch.device, workers: int) -> None:
         self.weights = numbers.weights
         """Dtype of the parameters."""
         self.images = numbers.weights
-        """Dtype of the inputs; autocast casts them on its own, once they are normalised."""
+        """Dtype of the inputs; autocast casts them after normalization."""
         self.scaler = torch.amp.GradScaler(
             device.type, init_scale=_FIRST_SCALE / workers, enabled=numbers.products is torch.float16
         )
@@ -64,52 +64,52 @@ class Precision:
 
         Args:
             name: as in `Settings.precision`; ``auto`` is bf16 where it is fast, else fp32.
-            device: where the model is.
-            workers: how many share a batch.
+            device: of the model.
+            workers: number of ranks that a batch is split across.
 
         Raises:
-            UsageError: this device, or this build of torch, cannot compute so.
+            UsageError: this device, or this build of torch, does not support the precision.
         """
         if name == "auto":
             name = "bf16" if machine_has_bf16(device) else "fp32"
-        refusal = _refusal(_NUMBERS[name], device)
+        refusal = _refusal(_DTYPES[name], device)
         if refusal is not None:
             raise UsageError(
                 f"--precision {name} does not work on {device} with torch {torch.__version__}: {refusal} "
                 "Use --precision fp32."
             )
-        return cls(_NUMBERS[name], device, workers)
+        return cls(_DTYPES[name], device, workers)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return the context in which the model computes; the loss is taken outside."""
+        """Return the autocast context of the model's forward; the loss is computed outside of it."""
         return _autocast(self._numbers, self._device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the scaler, as one worker would have it; empty where nothing is scaled."""
+        """Return the scaler's state with the scale of one worker; empty without loss scaling."""
         state = self.scaler.state_dict()
         return {**state, "scale": state["scale"] * self._workers} if state else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`, at any number of workers.
+        """Load `state`, with any number of workers.
 
         Raises:
-            CheckpointError: it was saved in a precision that scales otherwise.
+            CheckpointError: only one of `state` and this precision has a loss scale.
         """
         if self.scaler.is_enabled() != bool(state):
             raise CheckpointError(
-                f"the checkpoint has {'a' if state else 'no'} loss scale: "
-                "it belongs to a training in another --precision."
+                f"the checkpoint has {'a' if state else 'no'} loss scale: it belongs to a run with another "
+                "--precision."
             )
         if state:
             self.scaler.load_state_dict({**state, "scale": state["scale"] / self._workers})
 
 
 def machine_has_bf16(device: torch.device, *, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether bf16 is faster than fp32 on `device`, because it has instructions for it.
+    """Return whether `device` has bf16 instructions, which make bf16 faster than fp32.
 
     Args:
-        device: of a GPU or the CPU; others are not known, and said to have none.
-        cpuinfo: where the kernel describes the processor; without it none is assumed to have bf16.
+        device: a GPU or the CPU; false for other devices.
+        cpuinfo: the kernel's description of the CPU; false for a CPU if it is missing.
     """
     if device.type == "cuda":
         with torch.cuda.device(device):
@@ -128,15 +128,15 @@ def _cpu_flags(cpuinfo: Path) -> set[str]:
     }
 
 
-def _autocast(numbers: _Numbers, device: torch.device) -> AbstractContextManager[object]:
+def _autocast(numbers: _Dtypes, device: torch.device) -> AbstractContextManager[object]:
     return nullcontext() if numbers.products is None else torch.autocast(device.type, dtype=numbers.products)
 
 
 @cache
-def _refusal(numbers: _Numbers, device: torch.device) -> str | None:
-    """Return why a convolution and a product cannot be trained so, in torch's words, or None if they can.
+def _refusal(numbers: _Dtypes, device: torch.device) -> str | None:
+    """Run a small forward and backward; return torch's error message if they fail, else None.
 
-    Trying is the only way to know: it depends on the device, the driver and what torch was built with.
+    Support depends on the device, the driver and the build of torch, and only a run shows it.
     """
     try:
         images = torch.zeros(2, 3, 4, 4, dtype=numbers.weights, device=device)

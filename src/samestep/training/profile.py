@@ -1,4 +1,4 @@
-"""``--profile A:B``: what torch's profiler sees of some steps, on every rank."""
+"""Traces some steps with ``torch.profiler`` on every rank, for ``--profile A:B``."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,41 +18,43 @@ TOP = 30
 
 
 def steps_of(span: str, *, total: int | None = None) -> range:
-    """Return the steps that ``A:B`` means: A to B-1, counted from 1.
+    """Return the steps of ``A:B``: A to B-1, counted from 1.
 
     Args:
-        span: as the user gave it.
-        total: steps of the whole training, where that is known.
+        span: the flag's value.
+        total: steps of the whole training, if known.
 
     Raises:
-        UsageError: it is no such span, or goes beyond the end of the training.
+        UsageError: `span` has another form, or goes beyond the end of the training.
     """
     first, colon, end = span.partition(":")
     if not (colon and first.isdecimal() and end.isdecimal()):
-        raise UsageError(f"--profile {span!r} is no span of steps such as 10:15.")
+        raise UsageError(f"--profile is {span!r}; give first and end step, such as 10:15.")
     steps = range(int(first), int(end))
     if steps.start < 1 or not steps:
-        raise UsageError(f"--profile {span}: steps are counted from 1, and 10:15 traces steps 10 to 14.")
+        raise UsageError(
+            f"--profile {span} has no steps: they count from 1, and 10:15 traces steps 10 to 14."
+        )
     if total is not None and steps[-1] > total:
-        raise UsageError(f"--profile {span}: the training has only {total} steps; use a B up to {total + 1}.")
+        raise UsageError(f"--profile {span}: the training has {total} steps; end at {total + 1} or earlier.")
     return steps
 
 
 class Profiler:
-    """Traces some steps; a context around all of them.
+    """A context around all steps of a training that traces some of them.
 
-    Every rank writes ``profile/rank-R.json.gz`` where it runs, for a trace viewer (Perfetto, chrome://tracing).
-    Rank 0 adds ``profile/summary.txt``. Before and after the steps it costs a comparison.
+    Every rank writes ``profile/rank-R.json.gz`` on its host, for a trace viewer (Perfetto, chrome://tracing).
+    Rank 0 adds ``profile/summary.txt``. Other steps cost one comparison each.
 
     Args:
-        span: which steps, as in `steps_of`; None for none.
+        span: see `steps_of`; None traces nothing.
         folder: the run folder.
-        world: whose rank and device this is.
-        done: steps taken before, where a run is gone on with.
+        world: of this rank.
+        done: steps before this start of the run.
         total: steps of the whole training.
 
     Raises:
-        UsageError: it is no span, or goes beyond the end of the training.
+        UsageError: see `steps_of`.
     """
 
     def __init__(self, span: str | None, folder: Path, world: "World", *, done: int = 0, total: int) -> None:
@@ -77,11 +79,11 @@ class Profiler:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._profile is not None:  # the training ends within the steps: what there is is kept
+        if self._profile is not None:  # the training ends within the traced steps
             self._end(together=kind is None or issubclass(kind, PutOff))
 
     def step_done(self, step: int) -> None:
-        """Note that so many steps are done and the next one begins."""
+        """Start or stop tracing if step `step` is done and a traced step begins or has ended."""
         if self._steps.start - 2 <= step < self._steps.stop:
             self._between(step)
 
@@ -90,7 +92,7 @@ class Profiler:
             if self._profile is not None:
                 self._end(together=True)
             return
-        if self._profile is None:  # one step early: a GPU's tracing takes seconds to come up
+        if self._profile is None:  # one step early, because a GPU's tracer takes seconds to start
             self._prepare()
         if step + 1 in self._steps:
             self._trace(step + 1)
@@ -106,7 +108,7 @@ class Profiler:
         self._profile.prepare_trace()
 
     def _trace(self, step: int) -> None:
-        """Begin to trace, or go on, with the name of the step as torch's own profiles have it."""
+        """Start tracing if it is off, and mark the step with torch's own step name."""
         from torch.profiler import record_function
 
         assert self._profile is not None
@@ -118,39 +120,39 @@ class Profiler:
         self._mark.__enter__()  # type: ignore[no-untyped-call]
 
     def _end(self, *, together: bool) -> None:
-        """Stop, and write what was traced, if anything was.
+        """Stop tracing and write the trace, if there is one.
 
         Args:
-            together: whether all ranks end here; one that fails alone leaves its trace and no summary.
+            together: whether all ranks end here; a rank that fails alone writes its trace and no summary.
         """
         traced, self._profile = self._profile, None
         mark, self._mark = self._mark, None
         assert traced is not None
         if mark is None:
-            traced.start_trace()  # it cannot be stopped before
+            traced.start_trace()  # torch can only stop a started trace
             traced.stop_trace()
             return
         mark.__exit__(None, None, None)
         traced.stop_trace()
-        with self._telling():
+        with self._explaining():
             self._folder.mkdir(parents=True, exist_ok=True)
             traced.export_chrome_trace(str(self._folder / f"rank-{self._world.place.rank}.json.gz"))
         if together:
-            self._world.on_main(lambda: self._summarise(traced))
+            self._world.on_main(lambda: self._summarize(traced))
 
-    def _summarise(self, traced: "profile") -> None:
+    def _summarize(self, traced: "profile") -> None:
         by = "self_cpu_time_total" if self._world.device.type == "cpu" else "self_device_time_total"
-        with self._telling():
+        with self._explaining():
             table = traced.key_averages().table(sort_by=by, row_limit=TOP)
             (self._folder / "summary.txt").write_text(table, encoding="utf-8")
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Say what cannot be written, and what to do then."""
+    def _explaining(self) -> Iterator[None]:
+        """Raise an `Error` that names the folder and the remedy if a file cannot be written."""
         try:
             yield
         except OSError as failed:
             raise Error(
-                f"cannot write the profile to {self._folder}: {failed.strerror}. The run ends here, and "
-                f"goes on with --resume {self._folder.parent} once that is mended."
+                f"cannot write the profile to {self._folder}: {failed.strerror}. Fix that, then continue "
+                f"with --resume {self._folder.parent}."
             ) from failed

@@ -1,4 +1,4 @@
-"""What a person sees while a training runs: a bar on a terminal, plain lines elsewhere."""
+"""Shows the progress of a training: a bar on a terminal, and one line per evaluation."""
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -12,15 +12,15 @@ from samestep.training.evaluate import Score
 
 
 class Display(Protocol):
-    """Shows how a training goes."""
+    """Shows the progress of a training."""
 
     def __enter__(self) -> "Display":
-        """Begin to show."""
+        """Start the display."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the terminal as it was."""
+        """Stop the display and restore the terminal."""
 
     def advance(self, *, step: int, loss: float, ranks: Sequence[Mapping[str, Any]]) -> None:
         """Show that `step` steps are done, the last with this loss; `ranks` are those of `Sink.ranks`."""
@@ -29,20 +29,20 @@ class Display(Protocol):
         """Show the score after an epoch, counted from 1.
 
         Args:
-            epoch: the last that was trained.
+            epoch: the last trained epoch.
             score: on the test set.
             loss: the mean training loss since the last evaluation.
             seconds: of all training so far.
         """
 
     def note(self, text: str) -> None:
-        """Say something beside."""
+        """Print one line."""
 
 
-class Silent:
-    """Shows nothing: the display of every rank but the first."""
+class NullDisplay:
+    """A display that shows nothing, for every rank but the first."""
 
-    def __enter__(self) -> "Silent":
+    def __enter__(self) -> "NullDisplay":
         return self
 
     def __exit__(
@@ -60,14 +60,14 @@ class Silent:
         """See `Display.note`."""
 
 
-class Spoken:
-    """A progress bar where the console is a terminal, and one line per evaluation everywhere.
+class ConsoleDisplay:
+    """A progress bar if the console is a terminal, and one line per evaluation.
 
     Args:
         steps: steps of the whole training.
         epochs: epochs of the whole training.
-        console: where to show it; stderr, so that stdout stays for results.
-        per_rank: whether each evaluation's line is followed by one for each worker.
+        console: on stderr, because stdout is for results.
+        per_rank: whether a line for each worker follows each evaluation's line.
     """
 
     def __init__(self, *, steps: int, epochs: int, console: Console, per_rank: bool = False) -> None:
@@ -87,7 +87,7 @@ class Spoken:
         )
         self._task = self._bar.add_task("training", total=steps, loss=float("nan"))
 
-    def __enter__(self) -> "Spoken":
+    def __enter__(self) -> "ConsoleDisplay":
         self._bar.start()
         return self
 
@@ -107,10 +107,10 @@ class Spoken:
     def epoch_done(self, epoch: int, *, score: Score, loss: float | None, seconds: float) -> None:
         """See `Display.epoch_done`."""
         width = len(str(self._epochs))
-        learnt = "" if loss is None else f"  loss {loss:.4f}"
+        train_loss = "" if loss is None else f"  loss {loss:.4f}"
         others = "".join(f"  {name} {value:.4g}" for name, value in score.metrics.items())
         self.note(
-            f"epoch {epoch:{width}}/{self._epochs}{learnt}  "
+            f"epoch {epoch:{width}}/{self._epochs}{train_loss}  "
             f"test {score.accuracy:.2%} ({score.correct}/{score.total}){others}  {seconds:.1f} s"
         )
         for rank, sums in enumerate(self._ranks):
@@ -123,7 +123,7 @@ class Spoken:
 
 
 class _RankSums:
-    """One rank's work since the last evaluation."""
+    """Sums of one rank's steps, samples and times since the last evaluation."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -131,7 +131,7 @@ class _RankSums:
         self._seconds = dict.fromkeys(PHASES, 0.0)
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Add a window of steps; a row of `Sink.ranks`."""
+        """Add a window of steps, given as a row of `Sink.ranks`."""
         steps = row["steps"]
         lengths = {name: row[name] * steps for name in PHASES}
         self._steps += steps
@@ -140,9 +140,9 @@ class _RankSums:
             self._seconds[name] += seconds
 
     def __str__(self) -> str:
-        whole = sum(self._seconds.values())
+        total_s = sum(self._seconds.values())
         parts = ", ".join(
-            f"{name.replace('_', ' ')} {seconds / whole:.0%}" for name, seconds in self._seconds.items()
+            f"{name.replace('_', ' ')} {seconds / total_s:.0%}" for name, seconds in self._seconds.items()
         )
-        step_ms = whole / self._steps * 1e3
-        return f"{self._samples / whole:,.0f} samples/s, a step takes {step_ms:.2f} ms: {parts}"
+        step_ms = total_s / self._steps * 1e3
+        return f"{self._samples / total_s:,.0f} samples/s, a step takes {step_ms:.2f} ms: {parts}"

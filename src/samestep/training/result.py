@@ -1,4 +1,4 @@
-"""What a training came to."""
+"""Defines the result of a training."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The outcome of one training; equal on all ranks but for the times."""
+    """The result of one training; equal on all ranks but for the times."""
 
     accuracy: float
     """On the test set after the last epoch, 0 .. 1."""
@@ -18,7 +18,7 @@ class Result:
     epochs: int
     steps: int
     seconds: float
-    """Spent in training steps; evaluation and set-up left out."""
+    """Time of the training steps, without evaluation and set-up."""
     samples_per_second: float
     """Training samples over `seconds`."""
     weights_sha256: str
@@ -27,14 +27,14 @@ class Result:
     step_s: dict[str, float]
     """Median seconds of each phase of a step, on this rank."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Whatever else was asked for, over the test set."""
+    """The other requested metrics, over the test set."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result by name."""
         return asdict(self)
 
     def summary(self) -> str:
-        """Return the result in two plain lines; in one where no step was taken since the last start."""
+        """Return the result as two lines of text; one if this start took no step."""
         workers, epochs, steps = (
             _count(self.world_size, "worker"),
             _count(self.epochs, "epoch"),

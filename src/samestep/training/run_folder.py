@@ -1,20 +1,19 @@
-"""The folder of one run.
+"""Reads and writes the folder of one run.
 
 ::
 
     runs/NAME/
       config.toml        the resolved settings; written first
-      sessions.jsonl     one object per start of the run: the first one and each resume
+      sessions.jsonl     one object per start of the run, including each resume
       metrics.jsonl      one object per step
       evaluations.jsonl  one object per evaluation
       ranks.jsonl        one object per rank and window of steps
-      checkpoints/       one folder each
-      result.json        written last: a run without one did not finish
-      .samestep-run      the identity of the run, by which it finds its own drafts of these files
-      .samestep-lock     which process writes; see `samestep.training.run_lock`
+      checkpoints/       one folder per checkpoint
+      result.json        written last; a run without it has not finished
+      .samestep-run      the identity of the run, which is part of the names of its draft files
+      .samestep-lock     names the writing process; see `samestep.training.run_lock`
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,30 +33,30 @@ _BY_STEP = ("metrics.jsonl", "evaluations.jsonl", "ranks.jsonl")
 _FILES = ("config.toml", *_BY_STEP, "sessions.jsonl", "result.json")
 _OURS = {*_FILES, "checkpoints", "profile", "report.html"}
 _LINE = 1 << 24
-"""Bytes of a line at most; one has about 300."""
+"""Maximum bytes of a line; a line has about 300."""
 
 
 class Sink(Protocol):
-    """Takes what a run produces; rank 0's keeps it, the others' drop it."""
+    """Receives the rows and the result of a run; rank 0 stores them, other ranks drop them."""
 
     def steps(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Take one row per step."""
+        """Store one row per step."""
 
     def ranks(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Take one row per rank, over the steps since the last time."""
+        """Store one row per rank, over the steps since the last call."""
 
     def evaluation(self, row: Mapping[str, Any]) -> None:
-        """Take the outcome of an evaluation."""
+        """Store the row of an evaluation."""
 
     def finish(self, result: Result) -> None:
-        """Take the result; the run is over."""
+        """Store the result of the finished run."""
 
     def close(self) -> None:
-        """Let go of everything; without a result before, the run may go on later."""
+        """Release everything; a run without a result can be resumed."""
 
 
-class Nowhere:
-    """Keeps nothing: the sink of every rank but the first."""
+class NullSink:
+    """A sink that stores nothing, for every rank but the first."""
 
     def steps(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """See `Sink.steps`."""
@@ -78,17 +77,17 @@ class Nowhere:
 class RunFolder:
     """The files of one run.
 
-    What the run begins and ends with raises an Error that names the file where it cannot be written; lines of
-    steps, ranks and evaluations wait in memory.
+    Configuration, sessions and result raise an `Error` that names a file that cannot be written. Lines of
+    steps, ranks and evaluations stay in memory until they can be written.
 
     Args:
         path: a folder that `prepare` or `reopen` has accepted.
-        tell: receives a line about a file that cannot be written.
+        report: receives a line about a file that cannot be written.
     """
 
-    def __init__(self, path: Path, tell: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, path: Path, report: Callable[[str], None] = lambda _: None) -> None:
         self.path = path
-        self._lines = LineFiles(tell)
+        self._lines = LineFiles(report)
 
     @property
     def checkpoints(self) -> Path:
@@ -97,10 +96,10 @@ class RunFolder:
 
     @staticmethod
     def prepare(path: Path) -> None:
-        """Make the folder and show that it can be written, before any work starts.
+        """Make the folder and check that it is writable and empty.
 
         Raises:
-            UsageError: the folder cannot be made or written, or belongs to another run.
+            UsageError: it cannot be made or written, or belongs to another run.
         """
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -112,20 +111,20 @@ class RunFolder:
             ) from None
         if taken:
             raise UsageError(
-                f"{path} already holds a run ({', '.join(taken)}). Choose another --out, move it away, "
-                f"or go on with it: --resume {path}."
+                f"{path} already contains a run ({', '.join(taken)}). Choose another --out, or continue that "
+                f"run with --resume {path}."
             )
 
     @staticmethod
     def reopen(path: Path) -> None:
-        """Show that the folder holds a run that can go on, before any work starts.
+        """Check that the folder contains an unfinished run and is writable.
 
         Raises:
-            UsageError: it holds none, or a finished one, or cannot be written.
+            UsageError: it has no run, or a finished one, or cannot be written.
         """
         RunFolder.check(path)
         if RunFolder.has_finished(path):
-            raise UsageError(f"--resume {path}: that run has finished; see its result.json.")
+            raise UsageError(f"--resume {path}: this run has finished; see its result.json.")
         RunFolder._refuse_other_kinds(path)
         try:
             probe(path)
@@ -134,33 +133,31 @@ class RunFolder:
 
     @staticmethod
     def check(path: Path) -> None:
-        """Show that the folder holds a run, finished or not.
+        """Check that the folder contains a run, finished or not.
 
         Raises:
-            UsageError: it holds none.
+            UsageError: it has no run.
         """
         if not (path / "config.toml").is_file():
             raise UsageError(
-                f"--resume {path}: there is no config.toml in it, so it is no run folder. Name the folder "
-                "that a training has written, as its last line says."
+                f"--resume {path}: it has no config.toml, so it is not a run folder. Give the folder that "
+                "the last line of a training's output names."
             )
 
     @staticmethod
     def _refuse_other_kinds(path: Path) -> None:
-        """Refuse links, FIFOs and devices in the place of files, which would be written to or waited for."""
+        """Refuse links, FIFOs and devices in place of the run's files."""
         for name in _FILES:
             try:
                 kind = kind_of((path / name).lstat().st_mode)
             except OSError:
-                continue  # it is not there yet
+                continue  # not there yet
             if kind is not None:
-                raise UsageError(
-                    f"--resume {path}: {name} in it is {kind}, and a run writes to a file. Move it away."
-                )
+                raise UsageError(f"--resume {path}: its {name} is {kind}, not a file. Move it away.")
 
     @staticmethod
     def has_finished(path: Path) -> bool:
-        """Return whether the folder holds a run that nothing is missing of."""
+        """Return whether the folder contains a finished run."""
         return (path / "result.json").is_file()
 
     @staticmethod
@@ -178,29 +175,29 @@ class RunFolder:
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise UsageError(f"{file} is damaged: it is no JSON object.")
+            raise UsageError(f"{file} is damaged: it is not a JSON object.")
         return found
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Store the resolved settings."""
         path = self.path / "config.toml"
-        with _telling(path, "Choose another --out."):
+        with _explaining(path, "Choose another --out."):
             write_whole(path, [tomli_w.dumps(dict(config))], identity=claim(self.path))
 
     def begin(self, session: Mapping[str, Any]) -> None:
-        """Note a start of the run; what was written after the step it starts from is taken back.
+        """Record a start of the run, and remove the rows of steps after the one it starts from.
 
-        A run that was killed has gone on after its last checkpoint; those steps are about to be taken again.
+        A killed run has rows after its last checkpoint; those steps are repeated.
         """
-        with _telling(self.path, self._goes_on):
+        with _explaining(self.path, self._remedy):
             identity = claim(self.path)
             remove_file_drafts(self.path, identity)
         for name in _BY_STEP:
             path = self.path / name
-            with _telling(path, self._goes_on):
-                _cut(path, after=session["step"], identity=identity)
+            with _explaining(path, self._remedy):
+                _truncate(path, after=session["step"], identity=identity)
         path = self.path / "sessions.jsonl"
-        with _telling(path, self._goes_on), path.open("a", encoding="utf-8") as stream:
+        with _explaining(path, self._remedy), path.open("a", encoding="utf-8") as stream:
             stream.write(json_line({**session, "provenance": provenance()}))
 
     def steps(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -218,49 +215,47 @@ class RunFolder:
     def finish(self, result: Result) -> None:
         """Write ``result.json``."""
         path = self.path / "result.json"
-        with _telling(path, self._goes_on):
+        with _explaining(path, self._remedy):
             record = {**result.as_dict(), "provenance": provenance()}
             write_json(path, record, identity=claim(self.path))
 
     def close(self) -> None:
-        """Write what could not be written before, or report it."""
+        """Write the lines that could not be written before, or report them."""
         self._lines.close()
 
     def _append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         self._lines.append(self.path / name, (json_line(row) for row in rows))
 
     @property
-    def _goes_on(self) -> str:
-        return (
-            "The run ends here; its checkpoints are whole, "
-            f"and it goes on with --resume {self.path} once that is mended."
-        )
+    def _remedy(self) -> str:
+        return f"Fix that, then continue from the last checkpoint with --resume {self.path}."
 
 
 @contextmanager
-def _telling(path: Path, then: str) -> Iterator[None]:
-    """Say which file cannot be written, and what to do `then`."""
+def _explaining(path: Path, remedy: str) -> Iterator[None]:
+    """Raise an `Error` that names `path` and the remedy if the block cannot write."""
     try:
         yield
     except OSError as error:
-        raise Error(f"cannot write to {path}: {error.strerror}. {then}") from error
+        raise Error(f"cannot write to {path}: {error.strerror}. {remedy}") from error
 
 
-def _cut(path: Path, *, after: int, identity: str) -> None:
-    """Keep the whole lines of the steps up to `after`."""
+def _truncate(path: Path, *, after: int, identity: str) -> None:
+    """Rewrite a file of rows without those of steps after `after`, and without a half-written line."""
     if lies_at(path):
         with open_regular(path, follow=False) as stream:
-            write_whole(path, _kept(stream, after), identity=identity)
+            write_whole(path, _rows_up_to(stream, after), identity=identity)
 
 
-def _kept(stream: IO[bytes], after: int) -> Iterator[str]:
+def _rows_up_to(stream: IO[bytes], after: int) -> Iterator[str]:
+    """Yield the lines of steps up to `after`; a line that is no row ends them."""
     while (line := stream.readline(_LINE)).endswith(b"\n"):
         try:
-            step = json.loads(line)["step"]
-        except (ValueError, KeyError, TypeError, RecursionError):
+            text = line.decode()
+            step = parse_json(text)["step"]
+        except (ValueError, KeyError, TypeError):
             return
         if type(step) is not int:
             return
         if step <= after:
-            yield line.decode(errors="replace")
-    # The last line was half written when the run was killed.
+            yield text

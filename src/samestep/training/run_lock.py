@@ -1,7 +1,7 @@
-"""Keeps a second process from writing to the folder of a run that is under way.
+"""Locks a run folder, so that no second process writes to it.
 
-Rank 0 holds a lock on ``.samestep-lock`` in the run folder from before its first write to after its last. The
-system releases it when the process ends, however it ends. The file says which process holds it.
+Rank 0 holds a lock on ``.samestep-lock`` in the run folder during all its writes. The system releases it when
+the process ends, however it ends. The file contains the host and process id of the holder.
 """
 
 import errno
@@ -19,7 +19,7 @@ from samestep.base.regular_files import kind_of, read_text
 
 LOCK_FILE = ".samestep-lock"
 RESTART_S = 30.0
-"""How long a rank 0 that is started again waits for the one before to be gone, maybe on another node."""
+"""Seconds that a restarted rank 0 waits for the previous one, possibly on another node, to end."""
 _WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL})
 _POLL_S = 0.1
 _MOST = 4096
@@ -27,7 +27,7 @@ _held: set[int] = set()
 
 
 def _close_in_child() -> None:
-    """Close the locks in a process that was forked: a loading process that is left behind holds none."""
+    """Close the locks in a forked process, so that an orphaned loading process holds none."""
     for handle in _held:
         os.close(handle)
     _held.clear()
@@ -40,8 +40,8 @@ class RunLock:
     """The lock on a run folder; used on rank 0.
 
     Args:
-        folder: of the run; it exists once `take` is called.
-        wait_s: how long to wait for another holder.
+        folder: of the run; must exist when `take` is called.
+        wait_s: seconds to wait for another holder.
     """
 
     def __init__(self, folder: Path, *, wait_s: float = 0.0) -> None:
@@ -53,12 +53,12 @@ class RunLock:
         """Take the lock.
 
         Returns:
-            a warning where the file system has no locks; None where the lock is held.
+            a warning if the file system has no locks; None if the lock is held.
 
         Raises:
             UsageError: another process holds it, or it cannot be opened.
         """
-        # Not for writing: an administrator can then make the disk read-only while the run goes on.
+        # Read-only, so that an administrator can remount the disk read-only during the run.
         handle = self._open(os.O_RDONLY)
         failure = _lock(handle)
         if failure is not None and failure.errno == errno.EBADF:  # NFS locks only what is open for writing
@@ -91,11 +91,11 @@ class RunLock:
             raise UsageError(f"{self._path} cannot be opened: {error.strerror}. Move it away.") from None
         if (kind := kind_of(os.fstat(handle).st_mode)) is not None:
             os.close(handle)
-            raise UsageError(f"{self._path} is {kind}, and a file is expected there. Move it away.")
+            raise UsageError(f"{self._path} is {kind}, not a file. Move it away.")
         return handle
 
     def _locked(self, handle: int) -> bool:
-        """Lock an open file; return whether the file system can."""
+        """Lock an open file; return whether the file system supports locks."""
         deadline = time.monotonic() + self._wait_s
         while True:
             failure = _lock(handle)
@@ -122,8 +122,8 @@ class RunLock:
         holder = self._holder()
         return (
             f"{self._path.parent} is in use: process {holder.get('pid', 'unknown')} on "
-            f"{holder.get('host', 'an unknown host')} writes to it. Wait for its end, or choose another "
-            f"folder; if it does not exist any more, delete {self._path}."
+            f"{holder.get('host', 'an unknown host')} writes to it. Wait for its end or choose another "
+            f"folder; if that process no longer exists, delete {self._path}."
         )
 
     def _holder(self) -> dict[str, Any]:

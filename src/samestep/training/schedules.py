@@ -1,6 +1,6 @@
-"""How the learning rate goes: each schedule is a pure function of the number of steps taken.
+"""Computes the learning rate of each step, as a pure function of the number of steps taken.
 
-Every factor below multiplies ``lr``; the product of two of them is the schedule::
+A schedule is ``lr`` times the warm-up factor times one of the other factors::
 
     warm-up     (step + 1) / (w + 1) up to step w, then 1
 
@@ -10,10 +10,10 @@ Every factor below multiplies ``lr``; the product of two of them is the schedule
     cosine      (1 + cos(pi * t)) / 2                       t from 0 after the warm-up to 1 at the end
     one-cycle   from 1/25 up to 1 in 3/10 of the steps, then down to 1/250000; both are half a cosine
 
-Epochs of drops count from the start of the training, warm-up included. The rate is a function of the step
-alone, not of the rate before: a resumed run has the bits of the undisturbed one, and no rounding adds up.
+Epochs of drops count from the start of the training, including warm-up. The rate depends on the step alone,
+not on the previous rate, so a resumed run has the same bits as an uninterrupted one.
 
-One-cycle has the proportions of torch's ``OneCycleLR``, but leaves the momentum as the settings say.
+One-cycle has the proportions of torch's ``OneCycleLR``, but does not change the momentum.
 
 Sources: warm-up: Goyal et al., "Accurate, large minibatch SGD", 2017 (arXiv:1706.02677). Cosine: Loshchilov,
 Hutter, "SGDR", 2017 (arXiv:1608.03983). One-cycle: Smith, Topin, "Super-convergence", 2018
@@ -31,16 +31,16 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from samestep.training.settings import Settings
 
 Factor: TypeAlias = Callable[[int], float]
-"""What multiplies the learning rate of a step; the first step is 0."""
+"""Maps a step, the first being 0, to the factor on the learning rate."""
 
-_RISE = 0.3  # the part of one-cycle's steps in which the rate rises
-_FIRST, _LAST = 1 / 25, 1 / 25e4  # its factors at both ends
+_RISE = 0.3  # fraction of one-cycle's steps in which the rate rises
+_FIRST, _LAST = 1 / 25, 1 / 25e4  # factors of one-cycle's first and last step
 
 
 def build_schedule(optimizer: Optimizer, settings: Settings, *, steps_per_epoch: int) -> LRScheduler | None:
-    """Return the schedule, to be stepped once per global batch; None where the rate is constant.
+    """Return the schedule, to be stepped once per global batch; None for a constant rate.
 
-    The optimizer has the rate of the first step from here on.
+    Sets the optimizer's rate to that of the first step.
     """
     if settings.schedule == "constant" and not settings.warmup:
         return None
@@ -48,7 +48,7 @@ def build_schedule(optimizer: Optimizer, settings: Settings, *, steps_per_epoch:
 
 
 def factor_of(settings: Settings, *, steps_per_epoch: int) -> Factor:
-    """Return what the schedule multiplies ``lr`` by, step for step."""
+    """Return the schedule's factor on ``lr`` as a function of the step."""
 
     def steps(epochs: float) -> int:
         return round(epochs * steps_per_epoch)
@@ -66,24 +66,24 @@ def factor_of(settings: Settings, *, steps_per_epoch: int) -> Factor:
 
 
 def drop_every(steps: int, gamma: float) -> Factor:
-    """Multiply by `gamma` after every so many steps."""
+    """Multiply by `gamma` every `steps` steps."""
     return lambda step: gamma ** (step // steps)
 
 
 def drop_at(milestones: list[int], gamma: float) -> Factor:
-    """Multiply by `gamma` at each of the `milestones`, steps in rising order."""
+    """Multiply by `gamma` at each of the `milestones`, which are steps in ascending order."""
     return lambda step: gamma ** bisect_right(milestones, step)
 
 
 def cosine(*, begin: int, end: int) -> Factor:
-    """Fall from 1 at step `begin` to 0 at step `end`, the first that is not taken any more."""
+    """Fall from 1 at step `begin` to 0 at step `end`, the first one after the training."""
     left = max(1, end - begin)
     return lambda step: _between(1.0, 0.0, (step - begin) / left)
 
 
 def one_cycle(total: int) -> Factor:
-    """Rise and fall once in `total` steps; the last of them has the lowest rate."""
-    peak = _RISE * total - 1  # negative for three steps or fewer: the rate falls from the first
+    """Rise and fall once in `total` steps; the last step has the lowest rate."""
+    peak = _RISE * total - 1  # negative for three steps or fewer: the rate only falls
 
     def factor(step: int) -> float:
         if step <= peak:
@@ -94,5 +94,5 @@ def one_cycle(total: int) -> Factor:
 
 
 def _between(start: float, end: float, part: float) -> float:
-    """Go from `start` to `end` along half a cosine as `part` goes from 0 to 1; stay there outside."""
+    """Return the value at `part`, clamped to 0 .. 1, of half a cosine from `start` to `end`."""
     return end + (start - end) * (1 + cos(pi * min(max(part, 0.0), 1.0))) / 2

@@ -1,4 +1,4 @@
-"""Training by logical shards: their batches side by side, and the step that goes through them one by one."""
+"""Trains by logical shards (``--exact``): each rank draws and computes its shards one after the other."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -20,11 +20,11 @@ from samestep.world.world import World
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
-    """One (micro-)batch as this rank's logical shards have it."""
+class ShardBatch:
+    """This rank's logical shards of one (micro-)batch."""
 
     batches: Sequence[Batch]
-    """One for each of this rank's shards, in order."""
+    """One per shard of this rank, in order."""
 
     @property
     def global_count(self) -> int:
@@ -38,24 +38,24 @@ class Shares:
 
     @property
     def after(self) -> Position:
-        """Where the run stands once the step is done."""
+        """The position in the data after the step."""
         return self.batches[0].after
 
     @property
     def last_of_step(self) -> bool:
-        """Whether the step ends with it."""
+        """Whether it is the last (micro-)batch of its step."""
         return self.batches[0].last_of_step
 
 
 class ShardedBatches:
-    """Epochs of this rank's logical shards, each drawn as a rank of its own would draw it.
+    """Epochs of this rank's logical shards, each drawn as the local batch of one rank.
 
     Args:
         images: the data set.
-        draw: how.
-        shards: how many there are, and which of them are this rank's.
+        draw: batch size, order and augmentation.
+        shards: their total number, and the indices of this rank's.
         world: for its device.
-        workers: loading processes of this rank, for a set that is read.
+        workers: loading processes of this rank, for a data set on disk.
     """
 
     def __init__(
@@ -69,45 +69,45 @@ class ShardedBatches:
         ]
 
     def __len__(self) -> int:
-        """Return the steps of a whole epoch."""
+        """Return the steps per epoch."""
         return len(self._sets[0])
 
-    def epoch(self, position: Position | None = None) -> Iterator[Shares]:
+    def epoch(self, position: Position | None = None) -> Iterator[ShardBatch]:
         """Yield the (micro-)batches from `position` to the end of its epoch."""
         for batches in zip(*(one.epoch(position) for one in self._sets), strict=True):
-            yield Shares(batches)
+            yield ShardBatch(batches)
 
 
 @dataclass(slots=True, kw_only=True)
 class ExactStep(Step):
-    """A step of shards that are computed one by one; see `samestep.exact.shards`.
+    """A step that computes its logical shards one after the other; see `samestep.exact.shards`.
 
-    The micro-batches of a step are kept until its last one: a shard goes through all of them before the next
-    shard begins, so that what it adds up does not depend on who computes it.
+    Micro-batches are collected until the last one of the step, because a shard computes all of its
+    micro-batches before the next shard starts. Its sums then do not depend on the rank that computes it.
     """
 
     exact: Exact
     number: int
-    """Of the next step of the whole run."""
-    _kept: list[Shares] = field(default_factory=list, init=False)
+    """Index of the next step of the whole run."""
+    _pending: list[ShardBatch] = field(default_factory=list, init=False)
 
-    def __call__(self, batch: Shares) -> Tensor | None:
+    def __call__(self, batch: ShardBatch) -> Tensor | None:
         """See `Step.__call__`."""
-        self._kept.append(batch)
+        self._pending.append(batch)
         if not batch.last_of_step:
             return None
-        kept, self._kept = self._kept, []
-        loss = self._through_shards(kept)
+        batches, self._pending = self._pending, []
+        loss = self._through_shards(batches)
         self._update()
         self.number += 1
         return loss
 
-    def _through_shards(self, kept: Sequence[Shares]) -> Tensor:
-        """Return the sum of what this rank's samples add to the loss, times the number of ranks."""
+    def _through_shards(self, pending: Sequence[ShardBatch]) -> Tensor:
+        """Add up all gradients; return this rank's part of the loss, times the number of ranks."""
         exact, loss = self.exact, torch.zeros((), device=self.exact.device)
         with closing(exact.shards(self.number)) as shards:
             for position, _ in enumerate(shards):
-                for batch in (shares.batches[position] for shares in kept):
+                for batch in (each.batches[position] for each in pending):
                     if len(batch.labels):
                         loss += self._shard_backward(batch)
                         self.clock.mark("backward")
@@ -115,10 +115,10 @@ class ExactStep(Step):
         return loss * exact.num_ranks
 
     def _shard_backward(self, batch: Batch) -> Tensor:
-        """See `Step._backward`; weighted for an average over shards, of which the tree makes a sum.
+        """See `Step._backward`; weighted for an average over shards, which the tree reduction sums.
 
         Raises:
-            UsageError: batch norm has no statistics of so small a shard.
+            UsageError: a shard of one sample is too small for batch norm.
         """
         try:
             return self._backward(batch, batch.weight / self.exact.num_shards)
@@ -126,7 +126,7 @@ class ExactStep(Step):
             if len(batch.labels) > 1 or "more than 1 value per channel" not in str(error):
                 raise
             raise UsageError(
-                f"--exact {self.exact.num_shards}: step {self.number + 1} has {batch.global_count} samples, "
-                "of which a logical shard gets a single one, and batch norm cannot normalise one value. Use "
-                "fewer shards, or a --batch-size or --subset that leaves more for an epoch's last step."
+                f"--exact {self.exact.num_shards}: a logical shard has one of the {batch.global_count} "
+                f"samples of step {self.number + 1}, and batch norm cannot normalize one value. Use fewer "
+                "shards, or a --batch-size or --subset with which the last step of an epoch has more samples."
             ) from None

@@ -1,4 +1,4 @@
-"""One training step: the same one at any number of workers."""
+"""Defines the training step, whose result does not depend on the number of workers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -21,16 +21,15 @@ from samestep.training.precision import Precision
 
 @dataclass(slots=True, kw_only=True)
 class Step(ABC):
-    """One step of the optimizer and of the schedule per global batch, whole or in micro-batches.
+    """One step of the optimizer and of the schedule per global batch, in one or more micro-batches.
 
-    The last backward of a step ends with the gradients of the global batch on every rank. What needs them,
-    clipping and the search for overflow, comes after it, and so finds the same on all ranks. Nothing here
-    waits for a device.
+    After the last backward of a step every rank has the gradients of the global batch. Clipping and the
+    overflow check come after it, so their results are equal on all ranks. Nothing here waits for a device.
     """
 
     model: nn.Module
     forward: Callable[[Tensor], Tensor]
-    """The model, as it computes: compiled or itself."""
+    """The model or its compiled form."""
     optimizer: Optimizer
     schedule: LRScheduler | None
     precision: Precision
@@ -42,11 +41,11 @@ class Step(ABC):
 
     @abstractmethod
     def __call__(self, batch: Any) -> Tensor | None:
-        """Train on this rank's share of a (micro-)batch.
+        """Train on this rank's part of a (micro-)batch.
 
         Returns:
-            this rank's part of the step's loss, times the number of ranks, detached, once the step is done;
-            None after a micro-batch that is not its last.
+            after the last micro-batch of a step this rank's part of its loss, times the number of ranks,
+            detached; None after the others.
         """
 
     @property
@@ -55,7 +54,7 @@ class Step(ABC):
         return float(self.optimizer.param_groups[0]["lr"])
 
     def _backward(self, batch: Batch, weight: float) -> Tensor:
-        """Add a batch's gradients up; return its mean loss, weighted."""
+        """Accumulate the gradients of a batch; return its weighted mean loss, detached."""
         images = batch.images
         if self.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
@@ -85,16 +84,16 @@ class Step(ABC):
 
 @dataclass(slots=True, kw_only=True)
 class ReplicatedStep(Step):
-    """A step whose gradients `replicas` averages over the ranks, during or after its last backward."""
+    """A data-parallel step: `replicas` averages the gradients during or after its last backward."""
 
     replicas: Replicas
     _loss: Tensor | None = field(default=None, init=False)
     _after_gradients: str = field(init=False)
-    """The phase that ends with backward: "exposed_sync" where the exchange is seen to begin before."""
+    """The phase that ends with averaged gradients: "exposed_sync" if the end of backward is observable."""
 
     def __post_init__(self) -> None:
-        seen = self.replicas.when_exchange_begins(lambda: self.clock.mark("backward"))
-        self._after_gradients = "exposed_sync" if seen else "backward"
+        observable = self.replicas.when_exchange_begins(lambda: self.clock.mark("backward"))
+        self._after_gradients = "exposed_sync" if observable else "backward"
 
     def __call__(self, batch: Batch) -> Tensor | None:
         """See `Step.__call__`."""

@@ -1,4 +1,4 @@
-"""Being asked to stop: the step is finished, a checkpoint written, and the run can go on later."""
+"""Records the signals that ask this process to stop; the training loop then saves a checkpoint and ends."""
 
 import signal
 import threading
@@ -8,7 +8,7 @@ from types import FrameType
 
 
 class StopRequest:
-    """Whether this process has been asked to stop, and by which signal."""
+    """The latest stop signal that this process has received; true once there is one."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -16,16 +16,16 @@ class StopRequest:
     def __bool__(self) -> bool:
         return self.signal is not None
 
-    def take(self, number: int, _frame: FrameType | None) -> None:
-        """Note a signal; a second one changes nothing."""
+    def record(self, number: int, _frame: FrameType | None) -> None:
+        """Record a signal; installed as its handler."""
         self.signal = signal.Signals(number)
 
 
 @contextmanager
 def stop_request(names: Sequence[str]) -> Iterator[StopRequest]:
-    """Note the signals that ask to stop instead of ending by them.
+    """Record the signals called `names` within the block, instead of ending the process.
 
-    Ranks that are threads of one process cannot take signals; there nothing is ever noted.
+    Ranks that are threads receive no signals, so their request stays false.
 
     Args:
         names: of the signals, such as ``TERM``.
@@ -35,7 +35,7 @@ def stop_request(names: Sequence[str]) -> Iterator[StopRequest]:
         yield request
         return
     numbers = [signal.Signals[f"SIG{name}"] for name in names]
-    before = {number: signal.signal(number, request.take) for number in numbers}
+    before = {number: signal.signal(number, request.record) for number in numbers}
     try:
         yield request
     finally:

@@ -1,26 +1,26 @@
-"""The time spent in training steps: what is done between them is left out."""
+"""Measures the time spent in training steps, without the pauses between them."""
 
 import time
 from collections.abc import Callable
 
 
 class Stopwatch:
-    """Adds up the time between each start and the next stop.
+    """The total time between each start and the next stop.
 
     Args:
-        now: returns seconds; must never go backwards.
+        now: a monotonic clock in seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.seconds = 0.0
-        """So far; may be set where a run goes on."""
+        """The total so far; set by a resumed run."""
         self._now = now
         self._began = 0.0
 
     def start(self) -> None:
-        """Go on now."""
+        """Start to measure."""
         self._began = self._now()
 
     def stop(self) -> None:
-        """Stand still until the next start."""
+        """Add the time since the last start."""
         self.seconds += self._now() - self._began

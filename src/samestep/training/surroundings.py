@@ -1,38 +1,38 @@
-"""What a training works with beside its model and data: where things go, and who may interrupt."""
+"""Bundles the objects that the training loop calls: sink, display, checkpoints, stop request, profiler."""
 
 from dataclasses import dataclass
 
-from samestep.training.conduct import Conduct
-from samestep.training.keeping import Keeper
+from samestep.training.conduct import RunOptions
+from samestep.training.keeping import CheckpointManager
 from samestep.training.profile import Profiler
-from samestep.training.progress import Display, Silent
-from samestep.training.run_folder import Nowhere, Sink
+from samestep.training.progress import Display, NullDisplay
+from samestep.training.run_folder import NullSink, Sink
 from samestep.training.stopping import StopRequest
 from samestep.world.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """One rank's."""
+class Callbacks:
+    """The objects that the training loop of one rank calls."""
 
     sink: Sink
-    """Takes rows and result."""
+    """Stores rows and the result."""
     display: Display
-    """Shows how it goes."""
-    keeper: Keeper
+    """Shows progress."""
+    checkpoints: CheckpointManager
     """Writes checkpoints."""
     stop: StopRequest
-    """Whether this process was asked to stop."""
+    """Whether this process has received a stop signal."""
     profiler: Profiler
     """Traces some of the steps."""
 
     @classmethod
-    def bare(cls, world: World, *, sink: Sink | None = None) -> "Surroundings":
-        """Return surroundings in which nothing is kept, shown or traced; `sink` may take the rows."""
+    def disabled(cls, world: World, *, sink: Sink | None = None) -> "Callbacks":
+        """Return callbacks that store, show and trace nothing, except that `sink` receives the rows."""
         return cls(
-            sink=Nowhere() if sink is None else sink,
-            display=Silent(),
-            keeper=Keeper(world, Conduct(), folder=None),
+            sink=NullSink() if sink is None else sink,
+            display=NullDisplay(),
+            checkpoints=CheckpointManager(world, RunOptions(), folder=None),
             stop=StopRequest(),
             profiler=Profiler.off(),
         )

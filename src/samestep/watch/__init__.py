@@ -1,1 +1,1 @@
-"""What a running script does, seen from beside it, without changing it."""
+"""Observes a running script without changing its results: step clock, hang detection, sanitizer, probe."""

@@ -1,7 +1,7 @@
-"""What torch's DistributedDataParallel does for its exchange within backward, on the thread of the script.
+"""Times the copies of gradients into buckets that DistributedDataParallel makes inside backward.
 
-A hook of its own on each parameter copies the gradient into a bucket, and starts the exchange of one that is
-full::
+DDP has a hook on each parameter, which copies the gradient into a bucket and starts the all-reduce of a full
+bucket, on the script's own thread::
 
     gradient accumulated | post-accumulate-grad hooks, ours the last | the node's hooks: DDP's, then ours |
                                                                      ^ begins                        ends ^
@@ -14,26 +14,26 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-LEAST_ELEMENTS = 65_536
-"""Of a parameter that is timed: two calls of Python cost less than 1 % of what its gradient takes."""
+MIN_ELEMENTS = 65_536
+"""Smallest parameter that is timed: below, two Python calls cost more than 1 % of its gradient's time."""
 
 
 def time_copies(
     model: DistributedDataParallel, begin: Callable[..., None], end: Callable[..., None]
 ) -> list[RemovableHandle]:
-    """Have `begin` and `end` called around what DDP does with each large gradient.
+    """Call `begin` and `end` around what DDP does with each large gradient.
 
     Args:
-        model: whose hooks are registered already, so that those of this function come after them.
-        begin: called before, with whatever such a hook is given.
+        model: a model whose own hooks are registered already, so that these hooks run after them.
+        begin: called before, with the arguments of such a hook.
         end: called after.
 
     Returns:
-        what takes that back.
+        the handles that remove the hooks.
     """
     handles: list[Any] = []
     for parameter in model.parameters():
-        if parameter.requires_grad and parameter.numel() >= LEAST_ELEMENTS:
+        if parameter.requires_grad and parameter.numel() >= MIN_ELEMENTS:
             handles += (
                 parameter.register_post_accumulate_grad_hook(begin),  # type: ignore[no-untyped-call]
                 get_gradient_edge(parameter).node.register_hook(end),

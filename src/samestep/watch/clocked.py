@@ -1,8 +1,8 @@
-"""The step clock of a script that somebody else wrote: how long each step took, and each phase of it.
+"""Measures how long each step of an unmodified script takes, and each phase of it: the step clock.
 
-It hangs on what every training loop passes (`samestep.watch.events`), and on all that ranks exchange
-(`samestep.watch.exchanges`), and notes of each that it was, and when; what that makes of a step is found out
-later (`samestep.watch.replay`). No rank waits for another because of it, and nothing waits for a device.
+The clock receives the events of the training loop (`samestep.watch.events`) and of all communication
+(`samestep.watch.exchanges`), and logs each event with its time. `samestep.watch.replay` computes the steps
+from that log later. The clock makes no rank wait for another, and waits for no device.
 """
 
 import threading
@@ -23,38 +23,38 @@ from torch.utils.data import DataLoader
 from samestep.base.phases import OPTIMIZER, OTHER
 from samestep.measure.clock_file import ClockFile, Clocking
 from samestep.measure.instants import DeviceInstants, HostInstants, Instants, is_captured
-from samestep.replicas.synchroniser import Synchroniser
-from samestep.watch.events import Listener, heard_by, redirected
-from samestep.watch.exchanges import COLLECTIVES, IN_MEMORY, exchanges_made_by
+from samestep.replicas.synchroniser import GradientSynchronizer
+from samestep.watch.events import Listener, subscribed, wrapped
+from samestep.watch.exchanges import COLLECTIVES, IN_MEMORY, communication_through
 from samestep.watch.graph_end import GraphEnd
-from samestep.watch.loaded import MOST_BATCHES, Batches
-from samestep.watch.models import Model, Models, Replica
-from samestep.watch.notes import Notes
-from samestep.watch.phases import Then
-from samestep.watch.replay import Did, Log, Replay, Told
+from samestep.watch.loaded import MAX_BATCHES, LoaderHook
+from samestep.watch.models import DdpInfo, ModelInfo, ModelRegistry
+from samestep.watch.notes import StepWriter
+from samestep.watch.phases import OnExit
+from samestep.watch.replay import CpuInstant, Event, Log, Replay
 from samestep.watch.samples import Size, size_of
-from samestep.watch.stolen import ProcessorClock, is_to_be_read, processor_clock
-from samestep.watch.turns import Turns
+from samestep.watch.stolen import ThreadCpuClock, is_sampled, thread_cpu_clock
+from samestep.watch.turns import OptimizerCycle
 from samestep.watch.uncompiled import uncompiled
 
 _BY_HAND = "by hand"
 _WITHOUT_QUEUE = ("cpu", "meta")
-"""Devices where a thing is over when its code is."""
+"""Devices without a queue of kernels: an operation has ended when its call returns."""
 
 
 class ScriptClock(Listener):
-    """Clocks what one rank of a script does: what one thread of it does, the one that trains.
+    """Clocks the steps of one rank of a script, in the one thread that trains.
 
-    The first step begins with the first call of a model: it tells the device. Where it is the processor, the
-    first that learns on an accelerator tells anew, as long as no step is taken down.
+    The first step begins with the first call of a model, whose device is the run's. If that is the CPU, the
+    first training call on an accelerator replaces the device, until a step has been recorded.
 
     Args:
-        file: takes it down.
-        clocking: what is wanted.
-        stop: ends this process, once as many steps as were wanted are taken down.
+        file: receives the steps.
+        clocking: how many steps are recorded.
+        stop: ends this process once that many steps have been recorded.
         own: returns how many of the samples that a model is called with are this rank's.
-        loaders: how many workers have a loader each for their own part of an epoch.
-        samples_per_epoch: where that is known; else it is what the loaders read.
+        loaders: number of workers that each load a shard of the epoch.
+        samples_per_epoch: None computes it from what the loaders read.
     """
 
     def __init__(
@@ -68,315 +68,325 @@ class ScriptClock(Listener):
         samples_per_epoch: int | None = None,
     ) -> None:
         self._file, self._clocking, self._stop = file, clocking, stop
-        self._own, self._loaders, self._samples_per_epoch = own, loaders, samples_per_epoch
-        self.place: tuple[int, int] = getpid(), get_ident()
+        self._own_samples, self._loaders, self._samples_per_epoch = own, loaders, samples_per_epoch
+        self.thread: tuple[int, int] = getpid(), get_ident()
         self._device = torch.device("cpu")
         self._instants: Instants[Any] = HostInstants()
         self._now: Callable[[], Any] = self._instants.now
-        self._processor: ProcessorClock | None = None
+        self._cpu_clock: ThreadCpuClock | None = None
         self._log: Log = []
         self._replay = Replay(self._log)
-        self._notes: Notes | None = None
-        """Begun with the first call of a model."""
-        self._turns, self._models = Turns(), Models(self._before_copy, self._after_copy)
-        self._batches = Batches(self._gave)
-        self._early: deque[tuple[int | None, int]] = deque(maxlen=MOST_BATCHES + 1)
-        """Batches that came before a step was under way; by one too many `Loaded` knows of more."""
+        self._writer: StepWriter | None = None
+        """Created by the first call of a model."""
+        self._cycle, self._models = OptimizerCycle(), ModelRegistry(self._note_copy, self._note_copy_end)
+        self._loader_hook = LoaderHook(self._note_batch)
+        self._early: deque[tuple[int | None, int]] = deque(maxlen=MAX_BATCHES + 1)
+        """Batches loaded before the first step; one above the maximum, so that `LoadedSamples` notices."""
         self._loader: DataLoader[Any] | None = None
-        self._learnt: DataLoader[Any] | None = None
-        """The loader that was begun last; and by the time that something was learnt last."""
-        self._last: ref[nn.Module] | None = None
-        self._model: Model | None = None
-        """What was called last to learn, and what is known of it."""
+        self._trained_loader: DataLoader[Any] | None = None
+        """The loader whose iteration began last, now and at the last training call."""
+        self._last_module: ref[nn.Module] | None = None
+        self._model: ModelInfo | None = None
+        """The model of the last training call."""
         self._steps = 0
-        self._is_begun = self._is_taking = self._is_over = False
-        """Whether a step is under way; whether one was taken down; whether no more are."""
-        self._has_learnt = self._has_optimizer = self._is_updating = False
-        self._is_in_backward = self._is_at_end_of_graph = self._is_exchanging = False
-        self._may_hide = False
-        """Whether a backward of this step exchanges; `Replay` says whether it hid that."""
-        self._hiding = 0
-        """Steps in which one did."""
+        self._is_started = self._is_recording = self._has_ended = False
+        """Whether the first step has begun, whether any step has been recorded, whether recording is over."""
+        self._has_trained = self._has_optimizer = self._is_updating = False
+        self._is_in_backward = self._is_graph_done = self._is_communicating = False
+        self._may_overlap = False
+        """Whether a backward of this step communicates; `Replay` decides whether that overlapped."""
+        self._overlapped_steps = 0
+        """Number of steps in which a backward communicated."""
         self._sync = self._backend = ""
-        self._is_in_memory = False
-        """Whether the last gradients that a synchroniser exchanged went through the memory of a host."""
-        self._graph_end = GraphEnd(self._only_exchange_is_left)
-        self._fetching, self._differentiating = Then(self._after_loading), Then(self._after_backward)
+        self._uses_shared_memory = False
+        """Whether the last gradient all-reduce of a synchronizer used the shared memory of one host."""
+        self._graph_end = GraphEnd(self._note_graph_end)
+        self._load_context, self._backward_context = (
+            OnExit(self._note_load_end),
+            OnExit(self._note_backward_end),
+        )
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Within, the script is clocked."""
+        """Clock the script for the duration of a block."""
         with ExitStack() as stack:
-            stack.callback(self._models.leave)
+            stack.callback(self._models.remove_hooks)
             stack.enter_context(uncompiled(ScriptClock))
-            stack.enter_context(heard_by(self))
-            stack.enter_context(self._batches.attached())
-            stack.enter_context(redirected(Optimizer, "__init__", self._make_optimizer))
-            stack.enter_context(redirected(DataLoader, "__iter__", self._iterate))
-            stack.enter_context(exchanges_made_by(self._exchange, self._sent))
+            stack.enter_context(subscribed(self))
+            stack.enter_context(self._loader_hook.attached())
+            stack.enter_context(wrapped(Optimizer, "__init__", self._note_optimizer))
+            stack.enter_context(wrapped(DataLoader, "__iter__", self._note_loader))
+            stack.enter_context(communication_through(self._communicate, self._note_gradients))
             if torch.accelerator.is_available():
-                stack.enter_context(redirected(Tensor, "to", self._move))
-                stack.enter_context(redirected(Tensor, "cuda", self._move))
+                stack.enter_context(wrapped(Tensor, "to", self._note_move))
+                stack.enter_context(wrapped(Tensor, "cuda", self._note_move))
             yield
 
     def end(self, ended: str, message: str = "") -> None:
-        """Take down how the script ended, unless it is known.
+        """Record how the script ended, unless that has been recorded.
 
         Args:
             ended: see `ClockFile.end`; after an ``error`` no device is waited for.
-            message: of the error.
+            message: the text of the error.
         """
-        if self._is_over or getpid() != self.place[0]:
+        if self._has_ended or getpid() != self.thread[0]:
             return
-        self._is_over = True
-        if self._notes is None:
+        self._has_ended = True
+        if self._writer is None:
             self._write_header()
         else:
-            self._notes.close(waits=not ended.startswith("error"))
+            self._writer.close(waits=not ended.startswith("error"))
         samples = self._samples_per_epoch
-        own = None if self._learnt is None else self._replay.samples_per_epoch(self._learnt)
+        own = None if self._trained_loader is None else self._replay.samples_per_epoch(self._trained_loader)
         if samples is None and own is not None:
             samples = own * self._loaders
         self._file.end(ended, message, device=self._device, made=self._steps, samples_per_epoch=samples)
 
-    def hears(self, *, learns: bool = False) -> bool:
-        """See `Listener.hears`: others load, or look, beside the one that trains, as forked processes do."""
-        if self.place == (getpid(), get_ident()):
+    def accepts(self, *, trains: bool = False) -> bool:
+        """See `Listener.accepts`; the events of threads and processes that do not train are not accepted."""
+        if self.thread == (getpid(), get_ident()):
             return True
-        if learns and not self._has_learnt and getpid() == self.place[0]:
-            # The script trains in a thread of its own.
-            self.place = getpid(), get_ident()
-            self._is_begun = self._is_exchanging = False
-            self._batches.follow()
+        if trains and not self._has_trained and getpid() == self.thread[0]:
+            # The script trains in another thread than its main one.
+            self.thread = getpid(), get_ident()
+            self._is_started = self._is_communicating = False
+            self._loader_hook.follow()
             self._early.clear()
-            self._log += Did.FOLLOW, None, ()
+            self._log += Event.NEW_THREAD, None, ()
             return True
-        return learns and self._is_within_backward()
+        return trains and self._is_backward_thread()
 
-    def _is_within_backward(self) -> bool:
-        """Return whether this thread does a part of it: accelerators have one of their own for backward."""
-        return self._is_in_backward and self._device.type != "cpu" and not _is_of_python()
+    def _is_backward_thread(self) -> bool:
+        """Return whether this is autograd's thread of an accelerator, inside a backward."""
+        return self._is_in_backward and self._device.type != "cpu" and not _is_python_thread()
 
     def call(
-        self, module: nn.Module, given: Sequence[Any], *, is_training: bool
+        self, module: nn.Module, inputs: Sequence[Any], *, is_training: bool
     ) -> AbstractContextManager[Any] | None:
         """See `Listener.call`."""
-        if not (self._is_begun and self._is_taking):
+        if not (self._is_started and self._is_recording):
             device = next(module.parameters()).device
             if is_captured(device):
                 return None
-            self._begin_on(device, learns=is_training)
+            self._start_on(device, trains=is_training)
         elif self._instants.of_device and is_captured(self._device):
             return None
-        if self._is_in_backward:  # it computes again what was not kept
+        if self._is_in_backward:  # activation checkpointing recomputes the forward
             return None
         if not is_training:
-            self._look(module, given)
+            self._note_other_call(module, inputs)
             return None
-        if self._last is None or self._last() is not module:
-            self._last, self._model = ref(module), self._models.of(module, on_host=self._device.type == "cpu")
+        if self._last_module is None or self._last_module() is not module:
+            self._last_module, self._model = (
+                ref(module),
+                self._models.of(module, on_host=self._device.type == "cpu"),
+            )
             if not self._sync or self._sync == _BY_HAND:
                 self._sync = self._model.sync or self._sync
         assert self._model is not None
-        self._learnt = self._loader
-        replicas: tuple[Replica, ...] = ()
-        for replica in self._model.replicas:
-            held = replica.model()
-            if held is not None and held.require_backward_grad_sync:
-                replicas += (replica,)
-                self._may_hide = True
-        rows, elements = size_of(given)
-        self._log += Did.CALL, self._now(), (self._model, self._own(rows), elements, replicas)
+        self._trained_loader = self._loader
+        ddps: tuple[DdpInfo, ...] = ()
+        for ddp in self._model.ddps:
+            wrapper = ddp.model()
+            if wrapper is not None and wrapper.require_backward_grad_sync:
+                ddps += (ddp,)
+                self._may_overlap = True
+        rows, elements = size_of(inputs)
+        self._log += Event.CALL, self._now(), (self._model, self._own_samples(rows), elements, ddps)
         return None
 
-    def _look(self, module: nn.Module, given: Sequence[Any]) -> None:
+    def _note_other_call(self, module: nn.Module, inputs: Sequence[Any]) -> None:
         if torch.is_grad_enabled():
-            rows, elements = size_of(given)
-            self._log += Did.LOOK, self._now(), (None, Size(self._own(rows), elements))
+            rows, elements = size_of(inputs)
+            self._log += Event.OTHER_CALL, self._now(), (None, Size(self._own_samples(rows), elements))
         else:
-            self._log += Did.LOOK, None, (None if module.training else id(module), None)
+            self._log += Event.OTHER_CALL, None, (None if module.training else id(module), None)
 
-    def _before_copy(self, *_: object) -> None:
+    def _note_copy(self, *_: object) -> None:
         if self._is_in_backward:
-            self._log += Did.COPY, self._now(), ()
+            self._log += Event.COPY, self._now(), ()
 
-    def _after_copy(self, *_: object) -> None:
+    def _note_copy_end(self, *_: object) -> None:
         if self._is_in_backward:
-            self._log += Did.COPIED, self._now(), ()
+            self._log += Event.COPY_END, self._now(), ()
 
     def backward(self, losses: Sequence[Tensor]) -> AbstractContextManager[Any] | None:
         """See `Listener.backward`."""
-        self._has_learnt = True
-        if not self._is_begun:
+        self._has_trained = True
+        if not self._is_started:
             return None
-        if losses and not self._is_taking:
-            self._begin_on(losses[0].device, learns=True)
+        if losses and not self._is_recording:
+            self._start_on(losses[0].device, trains=True)
         self._models.measure()
-        self._log += Did.DIFFERENTIATE, self._now(), ()
-        self._is_in_backward, self._is_at_end_of_graph = True, False
+        self._log += Event.BACKWARD, self._now(), ()
+        self._is_in_backward, self._is_graph_done = True, False
         if self._backend or c10d.is_initialized():
             self._graph_end.follow(losses)
-        return self._differentiating
+        return self._backward_context
 
-    def _after_backward(self) -> None:
+    def _note_backward_end(self) -> None:
         self._is_in_backward = False
-        self._graph_end.leave()
+        self._graph_end.remove_hook()
         now = self._now()
-        self._log += Did.DIFFERENTIATED, now, ()
+        self._log += Event.BACKWARD_END, now, ()
         if not self._has_optimizer:
             self._end_step(now)
 
     def loading(self) -> AbstractContextManager[Any] | None:
         """See `Listener.loading`."""
-        if not self._is_begun or self.place != (getpid(), get_ident()):
-            return None  # a loader may be read by another
-        is_within = self.is_in_call or self._is_in_backward
-        self._log += Did.LOAD_WITHIN if is_within else Did.LOAD, self._now(), ()
-        return self._fetching
+        if not self._is_started or self.thread != (getpid(), get_ident()):
+            return None  # another thread may read a loader
+        is_nested = self.is_in_call or self._is_in_backward
+        self._log += Event.LOAD_NESTED if is_nested else Event.LOAD, self._now(), ()
+        return self._load_context
 
-    def _after_loading(self) -> None:
-        # A thread may have begun to train meanwhile.
-        if self._is_begun and self.place == (getpid(), get_ident()):
-            self._log += Did.LOADED, self._now(), ()
+    def _note_load_end(self) -> None:
+        # Another thread may have begun to train while this one was loading.
+        if self._is_started and self.thread == (getpid(), get_ident()):
+            self._log += Event.LOAD_END, self._now(), ()
 
-    def _gave(self, samples: int | None, data: int) -> None:
-        if self.place[0] != getpid():
+    def _note_batch(self, samples: int | None, data: int) -> None:
+        if self.thread[0] != getpid():
             return
-        if self._is_begun:
-            self._log += Did.GET, None, (samples, data)
+        if self._is_started:
+            self._log += Event.BATCH, None, (samples, data)
         else:
             self._early.append((samples, data))
 
     def before_step(self, optimizer: Optimizer) -> None:
         """See `Listener.before_step`."""
         del optimizer
-        self._is_updating = self._has_learnt = True
-        if self._is_begun:
-            self._log += Did.UPDATE, self._now(), ()
+        self._is_updating = self._has_trained = True
+        if self._is_started:
+            self._log += Event.OPTIMIZER, self._now(), ()
 
     def after_step(self, optimizer: Optimizer) -> None:
         """See `Listener.after_step`."""
         self._is_updating = False
-        if not self._is_begun:
+        if not self._is_started:
             return
         now = self._now()
-        ends = self._turns.ends_with(optimizer)
-        if self._turns.begins_anew:
+        ends = self._cycle.ends_cycle(optimizer)
+        if self._cycle.restarts:
             self._steps = 0
-            self._log += Did.FORGET, None, ()
+            self._log += Event.RESTART, None, ()
         if ends:
             self._end_step(now)
-        self._log += Did.UPDATED, now, ()
+        self._log += Event.OPTIMIZER_END, now, ()
 
-    def _begin_on(self, device: torch.device, *, learns: bool) -> None:
-        """Begin, by the moments of a device that something was called on."""
+    def _start_on(self, device: torch.device, *, trains: bool) -> None:
+        """Begin the first step, with the instants of the device that a model was called on."""
         has_queue = device.type not in _WITHOUT_QUEUE
-        is_elsewhere = learns and has_queue and not self._instants.of_device and not self._is_taking
-        if self._is_begun and not is_elsewhere:
+        replaces_device = trains and has_queue and not self._instants.of_device and not self._is_recording
+        if self._is_started and not replaces_device:
             return
         if has_queue:
             self._device, self._instants = device, DeviceInstants(device)
-        self._processor = None if has_queue else processor_clock()
-        self._now, self._steps, self._is_begun = self._instants.now, 0, True
-        self._notes = self._notes or Notes(self._file, self._replay, self._write_header)
-        self._notes.of_device = has_queue
-        self._log += Did.BEGIN, self._now(), (self._instants, OPTIMIZER if self._is_updating else OTHER)
+        self._cpu_clock = None if has_queue else thread_cpu_clock()
+        self._now, self._steps, self._is_started = self._instants.now, 0, True
+        self._writer = self._writer or StepWriter(self._file, self._replay, self._write_header)
+        self._writer.of_device = has_queue
+        self._log += Event.BEGIN, self._now(), (self._instants, OPTIMIZER if self._is_updating else OTHER)
         while self._early:
-            self._log += Did.GET, None, self._early.popleft()
+            self._log += Event.BATCH, None, self._early.popleft()
 
-    def _told(self) -> Told:
-        assert self._processor is not None
-        return Told(self._instants.now(), self._processor())
+    def _instant_and_cpu(self) -> CpuInstant:
+        assert self._cpu_clock is not None
+        return CpuInstant(self._instants.now(), self._cpu_clock())
 
     def _end_step(self, now: Any) -> None:
         if self._instants.of_device and is_captured(self._device):
             return
         if not self._backend:
-            self._look_at_group()
+            self._read_backend()
         warm_up, wanted = self._clocking.warm_up, self._clocking.steps
         number = self._steps if self._steps >= warm_up else None
-        self._hiding += self._may_hide
-        self._may_hide = False
-        asks = self._processor is not None and self._hiding > 0 and is_to_be_read(self._hiding - warm_up)
-        self._log += Did.END_STEP, now, (number,)
-        self._now = self._told if asks else self._instants.now
-        if asks:
-            self._log += Did.TELL, self._now(), ()
+        self._overlapped_steps += self._may_overlap
+        self._may_overlap = False
+        reads_cpu = (
+            self._cpu_clock is not None
+            and self._overlapped_steps > 0
+            and is_sampled(self._overlapped_steps - warm_up)
+        )
+        self._log += Event.END_STEP, now, (number,)
+        self._now = self._instant_and_cpu if reads_cpu else self._instants.now
+        if reads_cpu:
+            self._log += Event.READ_CPU, self._now(), ()
         self._steps += 1
-        self._is_taking |= number is not None
+        self._is_recording |= number is not None
         if self._instants.of_device:
-            assert self._notes is not None
-            self._notes.read()
+            assert self._writer is not None
+            self._writer.read()
         if wanted is not None and self._steps == warm_up + wanted:
             self.end("steps")
             self._stop()
 
-    def _only_exchange_is_left(self) -> None:
+    def _note_graph_end(self) -> None:
         if self._is_in_backward:
-            self._is_at_end_of_graph = True
-            self._log += Did.END_GRAPH, self._now(), ()
+            self._is_graph_done = True
+            self._log += Event.GRAPH_END, self._now(), ()
 
-    def _exchange(self, what: str, make: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """See `Exchange`; one that is part of another is that one's."""
-        if not (self._is_begun and (self.place == (getpid(), get_ident()) or self._is_within_backward())):
-            return make(*args, **kwargs)
-        if what not in (COLLECTIVES, IN_MEMORY):
-            self._sync = what
+    def _communicate(self, kind: str, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """See `CommunicationWrapper`; communication inside other communication is not logged again."""
+        if not (self._is_started and (self.thread == (getpid(), get_ident()) or self._is_backward_thread())):
+            return call(*args, **kwargs)
+        if kind not in (COLLECTIVES, IN_MEMORY):
+            self._sync = kind
         elif not self._sync:
             self._sync = _BY_HAND
-        if self._is_exchanging:
-            return make(*args, **kwargs)
-        is_here = what == IN_MEMORY
-        self._may_hide |= self._is_in_backward and not (self._is_at_end_of_graph or is_here)
-        place, self._is_exchanging = self.place, True
-        self._log += Did.EXCHANGE_HERE if is_here else Did.EXCHANGE, self._now(), ()
+        if self._is_communicating:
+            return call(*args, **kwargs)
+        is_inline = kind == IN_MEMORY
+        self._may_overlap |= self._is_in_backward and not (self._is_graph_done or is_inline)
+        thread, self._is_communicating = self.thread, True
+        self._log += Event.COMMUNICATE_INLINE if is_inline else Event.COMMUNICATE, self._now(), ()
         try:
-            return make(*args, **kwargs)
+            return call(*args, **kwargs)
         finally:
-            if self.place is place:  # no other thread has begun to train meanwhile
-                self._is_exchanging = False
-                self._log += Did.EXCHANGED, self._now(), ()
+            if self.thread is thread:  # no other thread has begun to train during the call
+                self._is_communicating = False
+                self._log += Event.COMMUNICATE_END, self._now(), ()
 
-    def _sent(self, synchroniser: Synchroniser) -> None:
-        self._is_in_memory = synchroniser.is_in_memory
-        if self._is_begun and self.place[0] == getpid():
-            self._log += Did.SEND, None, (synchroniser.gradient_bytes,)
+    def _note_gradients(self, synchronizer: GradientSynchronizer) -> None:
+        self._uses_shared_memory = synchronizer.is_in_memory
+        if self._is_started and self.thread[0] == getpid():
+            self._log += Event.GRADIENTS, None, (synchronizer.gradient_bytes,)
 
-    def _move(self, original: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        is_seen = self._is_begun and tensor.is_cpu and not self.is_in_call
-        if not is_seen or self.place != (getpid(), get_ident()):
+    def _note_move(self, original: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        is_logged = self._is_started and tensor.is_cpu and not self.is_in_call
+        if not is_logged or self.thread != (getpid(), get_ident()):
             return original(tensor, *args, **kwargs)
-        self._log += Did.MOVE, self._now(), ()
+        self._log += Event.MOVE, self._now(), ()
         moved = original(tensor, *args, **kwargs)
         if not moved.is_cpu:
-            self._log += Did.MOVED, self._now(), ()
+            self._log += Event.MOVE_END, self._now(), ()
         return moved
 
-    def _iterate(self, original: Callable[..., Any], loader: DataLoader[Any]) -> Any:
+    def _note_loader(self, original: Callable[..., Any], loader: DataLoader[Any]) -> Any:
         self._loader = loader
         with self.loading() or nullcontext():
             return original(loader)
 
-    def _make_optimizer(
+    def _note_optimizer(
         self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any
     ) -> None:
         original(optimizer, *args, **kwargs)
         self._has_optimizer = True
 
-    def _look_at_group(self) -> None:
-        """Know what carries exchanges while it is there: a script may end it before anything is written."""
+    def _read_backend(self) -> None:
+        """Read the back end while there is a process group: a script may destroy it before the header."""
         if not self._backend and c10d.is_initialized():
             by_device = dict(one.split(":") for one in c10d.get_backend_config().split(","))
             self._backend = by_device.get(self._device.type, "")
 
     def _write_header(self) -> None:
-        self._look_at_group()
-        carrier = "shared memory" if self._is_in_memory else self._backend
-        self._file.header(device=self._device, backend=carrier, sync=self._sync)
+        self._read_backend()
+        backend = "shared memory" if self._uses_shared_memory else self._backend
+        self._file.header(device=self._device, backend=backend, sync=self._sync)
 
 
-def _is_of_python() -> bool:
-    """Return whether this thread was begun by Python: those of torch's autograd were not."""
+def _is_python_thread() -> bool:
+    """Return whether Python started this thread: torch's autograd starts its threads in C++."""
     this = get_ident()
-    dummy = threading._DummyThread  # noqa: SLF001 - what becomes of another's that asks who it is
+    dummy = threading._DummyThread  # noqa: SLF001 - the class of a foreign thread that calls current_thread()
     return any(one.ident == this and not isinstance(one, dummy) for one in threading.enumerate())

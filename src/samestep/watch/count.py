@@ -1,4 +1,4 @@
-"""Counts the steps and samples of a script, and where the time of a step goes, by the host's clock."""
+"""Counts the steps and samples of a script, and measures the phases of a step by the host's clock."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,15 +18,15 @@ _ASIDE = "evaluation"
 
 
 @dataclass(slots=True)
-class Count:
-    """What was counted, on one rank; times without the first step, which prepares much.
+class StepCounts:
+    """Counts and times of one rank; the first step, which includes one-time work, is not timed.
 
     Args:
-        steps: of optimizers; backwards, where there are none.
-        samples: that models were called with in training.
-        evaluated: and otherwise.
-        seconds: of each phase, and of evaluation.
-        total_s: from the end of the first step to that of the last.
+        steps: optimizer steps; backwards, in a script without optimizers.
+        samples: samples of training calls.
+        evaluated: samples of other calls.
+        seconds: seconds of each phase, and of evaluation.
+        total_s: seconds from the end of the first step to the end of the last.
     """
 
     steps: int = 0
@@ -35,14 +35,14 @@ class Count:
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PHASES, _ASIDE), 0.0))
     total_s: float = 0.0
 
-    def in_words(self, *, each: bool) -> str:
-        """Return it as one line.
+    def summary(self, *, is_sharded: bool) -> str:
+        """Return the counts as one line.
 
         Args:
-            each: whether it is one worker's share.
+            is_sharded: whether these are the counts of worker 0's shard.
         """
-        whose = " on worker 0" if each else ""
-        counted = f"{self.steps} steps, {self.samples} samples in training, {self.evaluated} otherwise{whose}"
+        where = " on worker 0" if is_sharded else ""
+        counted = f"{self.steps} steps, {self.samples} samples in training, {self.evaluated} otherwise{where}"
         in_steps = self.total_s - self.seconds[_ASIDE]
         if self.steps < 2 or in_steps <= 0:
             return counted
@@ -53,23 +53,23 @@ class Count:
 
 
 class Counter(Listener):
-    """Counts what one rank of a script does.
+    """Counts and times the steps of one rank.
 
     Args:
         now: returns the time in seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self.count = Count()
+        self.count = StepCounts()
         self._now = now
         self._first: float | None = None
         self._begun = 0.0
         self._optimizers = 0
 
-    def call(self, module: nn.Module, given: Sequence[Any], *, is_training: bool) -> Any:
+    def call(self, module: nn.Module, inputs: Sequence[Any], *, is_training: bool) -> Any:
         """See `Listener.call`."""
         del module
-        rows = next((one.size(0) for one in given if isinstance(one, Tensor) and one.dim()), 0)
+        rows = next((one.size(0) for one in inputs if isinstance(one, Tensor) and one.dim()), 0)
         if is_training:
             self.count.samples += rows
         else:
@@ -122,7 +122,7 @@ class Counter(Listener):
         self.count.total_s = now - self._first
 
     def _instant(self) -> float:
-        """Return the time once what a device was given is done: a phase ends with its work."""
+        """Return the time after an accelerator has finished its queue, so that a phase includes its work."""
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
         return self._now()

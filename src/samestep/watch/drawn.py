@@ -1,4 +1,4 @@
-"""Where the process's random generators stand: whether something draws from them, and taking that back."""
+"""Captures and restores the state of the process's random generators, and detects draws from them."""
 
 import ctypes
 import random
@@ -14,8 +14,8 @@ _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Drawn:
-    """Where the process's random generators stand."""
+class RngState:
+    """The state of the process's random generators."""
 
     cpu: Tensor
     device: tuple[Any, Tensor] | None
@@ -23,25 +23,25 @@ class Drawn:
     numpy: Any
 
     @classmethod
-    def now(cls, device: torch.device = _CPU) -> "Drawn":
-        """Return where they stand: the CPU's, and those of a device."""
+    def now(cls, device: torch.device = _CPU) -> "RngState":
+        """Return the current state: of the CPU generators, and of a device's."""
         own = None
         if device.type != "cpu":
             own = (device, torch.get_device_module(device).get_rng_state(device))
-        return cls(torch.get_rng_state(), own, random.getstate(), _numpys())
+        return cls(torch.get_rng_state(), own, random.getstate(), _numpy_state())
 
     def restore(self) -> None:
-        """Put them back there."""
+        """Set all generators to this state."""
         torch.set_rng_state(self.cpu)
         if self.device is not None:
-            where, state = self.device
-            torch.get_device_module(where).set_rng_state(state, where)
+            device, state = self.device
+            torch.get_device_module(device).set_rng_state(state, device)
         random.setstate(self.python)
         np.random.set_state(self.numpy)
-        _forget()
+        _clear_cache()
 
-    def same(self, other: "Drawn") -> bool:
-        """Return whether both are the same place in the same streams."""
+    def same(self, other: "RngState") -> bool:
+        """Return whether both states are equal."""
         mine, theirs = self.numpy, other.numpy
         devices = (self.device is None and other.device is None) or (
             self.device is not None
@@ -55,12 +55,12 @@ class Drawn:
             and (mine is theirs or (mine[2:] == theirs[2:] and bool((mine[1] == theirs[1]).all())))
         )
 
-    def digest_of_moved(self, other: "Drawn") -> int:
-        """Return a digest of the streams that stand elsewhere there; 0 where none does."""
-        pairs = zip(self.parts(), other.parts(), strict=True)
-        return zlib.crc32(b"".join(one for one, there in pairs if one != there))
+    def digest_of_changed(self, other: "RngState") -> int:
+        """Return a digest of the streams whose state differs in `other`; 0 if none does."""
+        pairs = zip(self.streams(), other.streams(), strict=True)
+        return zlib.crc32(b"".join(mine for mine, theirs in pairs if mine != theirs))
 
-    def parts(self) -> list[bytes]:
+    def streams(self) -> list[bytes]:
         """Return the state of each stream."""
         states = [self.cpu] if self.device is None else [self.cpu, self.device[1]]
         return [
@@ -70,8 +70,8 @@ class Drawn:
         ]
 
 
-def seed_at(seed: int, device: torch.device = _CPU) -> None:
-    """Seed the same generators, without the word to all devices that `torch.manual_seed` queues each time."""
+def seed_generators(seed: int, device: torch.device = _CPU) -> None:
+    """Seed the generators of `RngState`; `torch.manual_seed` would also queue a call for every device."""
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed(seed)
@@ -79,30 +79,30 @@ def seed_at(seed: int, device: torch.device = _CPU) -> None:
     np.random.seed(seed % 2**32)
 
 
-_told: tuple[bytes, Any] = b"", None
-"""Where numpy's generator stood when it was last asked, in its own form and as it told."""
+_cached: tuple[bytes, Any] = b"", None
+"""The last state of numpy's generator, as raw memory and as `np.random.get_state` returned it."""
 
 
-def _numpys() -> Any:
-    """Return where numpy's generator stands, which it takes 60 us to tell: only if it has moved.
+def _numpy_state() -> Any:
+    """Return the state of numpy's generator; `get_state` takes 60 us, so it is called only after a change.
 
-    Each draw moves it, but for a normal number that an earlier one has left over.
+    Each draw changes the raw memory, except one that returns the cached second number of a normal pair.
     """
-    global _told  # noqa: PLW0603 - there is one generator for the process
+    global _cached  # noqa: PLW0603 - there is one generator for the process
     twister = np.random.mtrand._rand._bit_generator  # noqa: SLF001 - the process's
-    stands = ctypes.string_at(twister.ctypes.state_address, _TWISTER_BYTES)
-    before, state = _told
-    if stands != before or state[3]:
+    memory = ctypes.string_at(twister.ctypes.state_address, _TWISTER_BYTES)
+    before, state = _cached
+    if memory != before or state[3]:
         state = np.random.get_state(legacy=True)
-        _told = stands, state
+        _cached = memory, state
     return state
 
 
-def _forget() -> None:
-    """Ask again, since a number left over may have been put back."""
-    global _told  # noqa: PLW0603
-    _told = b"", None
+def _clear_cache() -> None:
+    """Clear the cache, since a restore may have set the second number of a normal pair."""
+    global _cached  # noqa: PLW0603
+    _cached = b"", None
 
 
 _TWISTER_BYTES = 4 * 625
-"""Of the state in memory: 624 words, and the place among them."""
+"""Size of the raw state: 624 words and a position."""

@@ -1,4 +1,4 @@
-"""What every training loop passes, made known: calls of modules, backwards, optimizer steps, batches."""
+"""Reports the events of a training loop to a listener: module calls, backwards, optimizer steps, batches."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -20,90 +20,93 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 
 
 class Listener:
-    """Is told of what happens in a script; each method here does nothing."""
+    """Receives the events of a script; each method here does nothing."""
 
-    place: tuple[int, int] | None = None
-    """The process and the thread of which it wants to be told all; `hears` is asked of others alone."""
+    thread: tuple[int, int] | None = None
+    """Ids of the process and thread whose events are all received; `accepts` is called for any other."""
     is_in_call = False
-    """Whether an outermost call is under way: whoever tells it says so."""
+    """Whether a top-level forward is running; the source of the events sets it."""
 
-    def hears(self, *, learns: bool = False) -> bool:
-        """Return whether it wants to be told of what this thread does.
+    def accepts(self, *, trains: bool = False) -> bool:
+        """Return whether events of the calling thread are received.
 
         Args:
-            learns: whether that is a backward or an optimizer's step.
+            trains: whether the event is a backward or an optimizer step.
         """
-        del learns
+        del trains
         return True
 
     def call(
-        self, module: nn.Module, given: Sequence[Any], *, is_training: bool
+        self, module: nn.Module, inputs: Sequence[Any], *, is_training: bool
     ) -> AbstractContextManager[Any] | None:
-        """Return what an outermost call of a module with parameters is made within; None for nothing.
+        """Return a context for the top-level forward of a module with parameters; None for no context.
 
         Args:
-            module: what is called.
-            given: its arguments.
-            is_training: whether it is in training mode and with gradients.
+            module: the module.
+            inputs: its arguments.
+            is_training: whether it is in training mode with gradients enabled.
         """
-        del module, given, is_training
+        del module, inputs, is_training
         return None
 
     def returned(self, outputs: Any) -> None:
-        """Be told, within what `call` returned, what the module returns."""
+        """Receive the outputs of a module, inside the context that `call` returned."""
 
     def backward(self, losses: Sequence[Tensor]) -> AbstractContextManager[Any] | None:
-        """Return what an outermost backward from `losses` is made within; None for nothing."""
+        """Return a context for a top-level backward from `losses`; None for no context."""
         del losses
         return None
 
     def loading(self) -> AbstractContextManager[Any] | None:
-        """Return what the next batch of a DataLoader is asked for within; None for nothing."""
+        """Return a context for the request of the next batch of a DataLoader; None for no context."""
         return None
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Be told that an optimizer is about to step."""
+        """Receive that an optimizer is about to step."""
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """Be told that it has."""
+        """Receive that an optimizer has stepped."""
 
 
 @contextmanager
-def heard_by(listener: Listener) -> Iterator[None]:
-    """Within, `listener` is told of what happens in this process."""
-    heard = _Heard(listener)
+def subscribed(listener: Listener) -> Iterator[None]:
+    """Report the events of this process to `listener` for the duration of a block."""
+    source = _EventSource(listener)
     with ExitStack() as stack:
         for owner, name, make in (
-            (nn.Module, "__call__", heard.calling),
-            # Outside of whatever exchanges gradients at the end of torch.autograd.backward.
-            (Tensor, "backward", heard.differentiating),
-            (torch.autograd, "backward", heard.differentiating),
-            (LoaderIterator, "__next__", heard.loading),
+            (nn.Module, "__call__", source.wrap_call),
+            # Outside of the gradient all-reduce, which ends torch.autograd.backward.
+            (Tensor, "backward", source.wrap_backward),
+            (torch.autograd, "backward", source.wrap_backward),
+            (LoaderIterator, "__next__", source.wrap_next),
         ):
-            stack.enter_context(remade(owner, name, make))
+            stack.enter_context(replaced(owner, name, make))
         for hook in (
-            register_optimizer_step_pre_hook(heard.before_step),
-            register_optimizer_step_post_hook(heard.after_step),
+            register_optimizer_step_pre_hook(source.before_step),
+            register_optimizer_step_post_hook(source.after_step),
         ):
             stack.callback(hook.remove)
         yield
 
 
-def remade(
+def replaced(
     owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> AbstractContextManager[Any]:
-    """Return what has a function be what `make` makes of it: one call more, where `redirected` has two."""
+    """Return a context manager that replaces `owner.name` with `make(original)`."""
     original: Callable[..., Any] = getattr(owner, name)
     return patch.object(owner, name, functools.wraps(original)(make(original)))
 
 
-def redirected(owner: Any, name: str, wrap: Callable[..., Any]) -> AbstractContextManager[Any]:
-    """Return what has a function go through `wrap`, which is given it before its arguments."""
+def wrapped(owner: Any, name: str, wrap: Callable[..., Any]) -> AbstractContextManager[Any]:
+    """Return a context manager in which `owner.name` calls `wrap(original, ...)`.
 
-    def through(original: Callable[..., Any]) -> Callable[..., Any]:
+    Each call costs one more Python function than with `replaced`.
+    """
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **kwargs: wrap(original, *args, **kwargs)
 
-    return remade(owner, name, through)
+    return replaced(owner, name, make)
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
@@ -111,14 +114,14 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [one for group in optimizer.param_groups for one in group["params"]]
 
 
-class _Heard:
-    """Tells a listener of the outermost of each kind.
+class _EventSource:
+    """Reports top-level calls, backwards and optimizer steps to a listener.
 
-    What it makes is called in every step, after a model's work has put everything else into the caches: each
-    function that is called is then paid for some ten times over, and there are no more than need be.
+    Its wrappers run in every step, after the model's work has evicted everything else from the caches, where
+    a Python call costs about ten times as much. So they call as few functions as possible.
 
     Args:
-        listener: is told.
+        listener: receives the events.
     """
 
     def __init__(self, listener: Listener) -> None:
@@ -126,10 +129,10 @@ class _Heard:
         self._is_in_backward = False
         self._stepping: Optimizer | None = None
         self._last: ref[nn.Module] | None = None
-        """What was called last, and has parameters."""
+        """The module with parameters that was called last."""
 
-    def calling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what a module is called by."""
+    def wrap_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a replacement of `nn.Module.__call__`."""
         listener = self._listener
 
         def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
@@ -139,15 +142,15 @@ class _Heard:
                 if not _has_parameters(module):
                     return original(module, *args, **kwargs)
                 self._last = ref(module)
-            if not ((listener.place and listener.place == (getpid(), get_ident())) or listener.hears()):
+            if not ((listener.thread and listener.thread == (getpid(), get_ident())) or listener.accepts()):
                 return original(module, *args, **kwargs)
             is_training = module.training and torch.is_grad_enabled()
             listener.is_in_call = True
             try:
-                within = listener.call(module, (*args, *kwargs.values()), is_training=is_training)
-                if within is None:
+                context = listener.call(module, (*args, *kwargs.values()), is_training=is_training)
+                if context is None:
                     return original(module, *args, **kwargs)
-                with within:
+                with context:
                     outputs = original(module, *args, **kwargs)
                     listener.returned(outputs)
                     return outputs
@@ -156,49 +159,50 @@ class _Heard:
 
         return call
 
-    def differentiating(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what a backward is begun by."""
+    def wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a replacement of `torch.autograd.backward` and `Tensor.backward`."""
         listener = self._listener
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            is_heard = not self._is_in_backward and (
-                (listener.place and listener.place == (getpid(), get_ident())) or listener.hears(learns=True)
+            is_reported = not self._is_in_backward and (
+                (listener.thread and listener.thread == (getpid(), get_ident()))
+                or listener.accepts(trains=True)
             )
-            if not is_heard:
+            if not is_reported:
                 original(tensors, *args, **kwargs)
                 return
             losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
             self._is_in_backward = True
             try:
-                within = listener.backward(losses)
-                if within is None:
+                context = listener.backward(losses)
+                if context is None:
                     original(tensors, *args, **kwargs)
                     return
-                with within:
+                with context:
                     original(tensors, *args, **kwargs)
             finally:
                 self._is_in_backward = False
 
         return backward
 
-    def loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what the next batch is asked for by."""
+    def wrap_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a replacement of `__next__` of a DataLoader's iterator."""
         listener = self._listener
 
         def next_batch(iterator: Any) -> Any:
-            within = listener.loading()
-            if within is None:
+            context = listener.loading()
+            if context is None:
                 return original(iterator)
-            with within:
+            with context:
                 return original(iterator)
 
         return next_batch
 
     def before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        # One may step others within, as ZeroRedundancyOptimizer does; and again, if its step has failed.
+        # An optimizer may step others, as ZeroRedundancyOptimizer does, or step again after an error.
         listener = self._listener
         if self._stepping in (None, optimizer) and (
-            (listener.place and listener.place == (getpid(), get_ident())) or listener.hears(learns=True)
+            (listener.thread and listener.thread == (getpid(), get_ident())) or listener.accepts(trains=True)
         ):
             self._stepping = optimizer
             listener.before_step(optimizer)
@@ -211,11 +215,11 @@ class _Heard:
 
 def _has_parameters(module: nn.Module) -> bool:
     kind = type(module)
-    tells_itself = (kind.parameters, kind.named_parameters) != (
+    overrides = (kind.parameters, kind.named_parameters) != (
         nn.Module.parameters,
         nn.Module.named_parameters,
     )
-    # Most losses have neither, and are called in each step.
-    if not (tells_itself or module._parameters or module._modules):  # noqa: SLF001
+    # Most losses have neither parameters nor parts, and are called in each step.
+    if not (overrides or module._parameters or module._modules):  # noqa: SLF001
         return False
     return next(module.parameters(), None) is not None

@@ -1,4 +1,4 @@
-"""Whatever a rank waits for others in, told of: collectives, messages, what samestep itself exchanges."""
+"""Wraps all communication of this process: collectives, messages and gradient synchronization."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,26 +10,26 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from samestep.collectives.shared_memory import SharedMemory
-from samestep.replicas.synchroniser import Synchroniser
-from samestep.watch.events import remade
+from samestep.replicas.synchroniser import GradientSynchronizer
+from samestep.watch.events import replaced
 
 COLLECTIVES = "collectives"
-"""What exchanges where it is torch.distributed."""
+"""Communication by torch.distributed."""
 IN_MEMORY = "in memory"
-"""What exchanges where ranks of one host do it themselves, in memory that they share."""
+"""Communication through the shared memory of one host, by the ranks' own threads."""
 
 
-class Exchange(Protocol):
-    """Makes an exchange."""
+class CommunicationWrapper(Protocol):
+    """A function that performs a communication call."""
 
-    def __call__(self, what: str, make: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Return what `make` returns for the arguments.
+    def __call__(self, kind: str, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Return ``call(*args, **kwargs)``.
 
         Args:
-            what: exchanges: one of the two above, or a synchroniser, by its name.
-            make: makes the exchange.
-            args: are given to it.
-            kwargs: as well.
+            kind: `COLLECTIVES`, `IN_MEMORY`, or the name of a gradient synchronizer.
+            call: the communication call.
+            args: its arguments.
+            kwargs: its keyword arguments.
         """
 
 
@@ -61,38 +61,40 @@ _FUNCTIONS = (
     "send",
     "send_object_list",
 )
-_BY_THEMSELVES = ("agree", "all_gather", "all_reduce", "average", "barrier", "broadcast", "fold")
+_SHARED_MEMORY_METHODS = ("agree", "all_gather", "all_reduce", "average", "barrier", "broadcast", "fold")
 
 
 @contextmanager
-def exchanges_made_by(exchange: Exchange, finished: Callable[[Synchroniser], None]) -> Iterator[None]:
-    """Within, all exchanges of this process are made by `exchange`.
+def communication_through(
+    wrapper: CommunicationWrapper, finished: Callable[[GradientSynchronizer], None]
+) -> Iterator[None]:
+    """Perform all communication of this process through `wrapper` for the duration of a block.
 
     Args:
-        exchange: see `Exchange`.
-        finished: told of each synchroniser that has exchanged gradients.
+        wrapper: see `CommunicationWrapper`.
+        finished: called with each gradient synchronizer that has averaged gradients.
     """
 
-    def by_what(what: str, make: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: exchange(what, make, *args, **kwargs)
+    def by_kind(kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: wrapper(kind, call, *args, **kwargs)
 
     def of_gradients(finish: Callable[..., Any]) -> Callable[..., None]:
-        def call(synchroniser: Synchroniser) -> None:
-            exchange(type(synchroniser).__name__.lower(), finish, synchroniser)
-            finished(synchroniser)
+        def call(synchronizer: GradientSynchronizer) -> None:
+            wrapper(type(synchronizer).__name__.lower(), finish, synchronizer)
+            finished(synchronizer)
 
         return call
 
-    collective, in_memory = partial(by_what, COLLECTIVES), partial(by_what, IN_MEMORY)
+    collective, in_memory = partial(by_kind, COLLECTIVES), partial(by_kind, IN_MEMORY)
     with ExitStack() as stack:
         for name in _FUNCTIONS:
             if hasattr(dist, name):
-                stack.enter_context(remade(dist, name, collective))
-        # DistributedDataParallel's buffers.
-        stack.enter_context(remade(dist, "_broadcast_coalesced", collective))
-        stack.enter_context(remade(c10d.Work, "wait", collective))
-        stack.enter_context(remade(torch.futures.Future, "wait", collective))
-        for name in _BY_THEMSELVES:
-            stack.enter_context(remade(SharedMemory, name, in_memory))
-        stack.enter_context(remade(Synchroniser, "finish", of_gradients))
+                stack.enter_context(replaced(dist, name, collective))
+        # DistributedDataParallel broadcasts its buffers by this function.
+        stack.enter_context(replaced(dist, "_broadcast_coalesced", collective))
+        stack.enter_context(replaced(c10d.Work, "wait", collective))
+        stack.enter_context(replaced(torch.futures.Future, "wait", collective))
+        for name in _SHARED_MEMORY_METHODS:
+            stack.enter_context(replaced(SharedMemory, name, in_memory))
+        stack.enter_context(replaced(GradientSynchronizer, "finish", of_gradients))
         yield

@@ -1,4 +1,4 @@
-"""What a model is called with, and the random numbers it draws, as numbers that can be compared."""
+"""Computes digests of a model's inputs and of the random state, to compare them between ranks."""
 
 import zlib
 from collections.abc import Iterable
@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from samestep.replicas.fingerprint import fingerprint
+from samestep.replicas.fingerprint import checksum
 from samestep.watch.tree import parts_of
 
 _ROWS = 1024
-"""Samples of a call that are looked at."""
+"""Maximum samples of a call that are hashed."""
 
 
 def rows_of(values: Iterable[Any]) -> tuple[int, ...]:
-    """Return a hash of each sample in the first tensor among `values`; nothing where there is none."""
+    """Return a hash of each sample in the first tensor among `values`; empty without a tensor."""
     for value in values:
         if isinstance(value, Tensor) and value.dim() and value.numel():
-            return tuple(int(fingerprint(row)) for row in value.detach()[:_ROWS])
+            return tuple(int(checksum(row)) for row in value.detach()[:_ROWS])
     return ()
 
 
@@ -32,9 +32,9 @@ def random_digest(device: torch.device) -> int:
 
 
 def data_in(value: Any) -> list[Tensor]:
-    """Return the tensors in `value` whose rows are samples: the first not computed from parameters.
+    """Return the first tensor in `value` that is not computed from parameters: its rows are samples.
 
-    Of a list it is all such tensors: they may be one image each.
+    In a list, return all such tensors: they may be one image each.
     """
     if isinstance(value, PackedSequence):
         value = value.data

@@ -1,7 +1,7 @@
-"""The samples that a script's loaders give: its batches, whatever models are then called with.
+"""Counts the samples of the batches that a script loads, whatever models are then called with.
 
-How many there are is counted where a loader draws the indices of a batch. The batch itself need not tell: its
-first dimension may be time, and of graphs it is all their nodes.
+The count is taken where a loader draws the indices of a batch. The batch itself does not show it: its first
+dimension may be time, or all nodes of several graphs.
 """
 
 from collections import deque
@@ -16,60 +16,60 @@ from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 from torch.utils.data.dataloader import _DatasetKind
 
-from samestep.watch.events import redirected, remade
+from samestep.watch.events import replaced, wrapped
 from samestep.watch.tree import leaves
 
-MOST_BATCHES = 1 << 14
-"""Of a step: of one that has more samples are not told. It has no end, as that of a graph's replay."""
+MAX_BATCHES = 1 << 14
+"""Maximum batches tracked per step; beyond it the sample count is unknown. Graph replays never end a step."""
 
 
 @dataclass(slots=True)
-class _Reading:
-    """What one iterator has asked for and not given yet."""
+class _Pending:
+    """The batches that an iterator has requested and not returned yet."""
 
     sizes: deque[int | None] = field(default_factory=deque)
-    """Samples of each batch; None where one index stands for the whole of it."""
+    """Samples of each batch; None where one index stands for the whole batch."""
     has_rows: bool | None = None
-    """Whether a batch has a row for each sample; None as long as there was none."""
+    """Whether a batch has a row for each sample; None before the first batch."""
 
 
-class Loaded:
-    """Counts the samples of the batches that a script gets."""
+class LoadedSamples:
+    """The samples of the batches that a script has loaded."""
 
     def __init__(self) -> None:
         self._batches: list[tuple[int | None, int]] = []
-        """Of this step: samples, and the data set they come from, by id."""
+        """Samples and id of the data set, for each batch of this step."""
         self._used = 0
-        """How many of them had come when something was learnt last."""
+        """How many of these batches were loaded before the last training call."""
         self._samples_seen = self._batches_seen = 0
         self._has_several = False
-        """Whether a step reads several data sets, which may have epochs of their own."""
+        """Whether a step reads several data sets, whose epochs may differ."""
 
-    def gave(self, samples: int | None, data: int) -> None:
-        """Note a batch.
+    def add(self, samples: int | None, data: int) -> None:
+        """Record a batch.
 
         Args:
-            samples: in it; None where nobody can tell.
-            data: the id of the data set that it comes from.
+            samples: number of its samples; None if unknown.
+            data: id of the data set.
         """
-        if len(self._batches) == MOST_BATCHES:
+        if len(self._batches) == MAX_BATCHES:
             self._batches, self._used = [(None, data)], min(self._used, 1)
         self._batches.append((samples, data))
 
-    def forget(self) -> None:
-        """Forget the batches of this step: another thread had them."""
+    def clear(self) -> None:
+        """Drop the batches of this step: another thread loaded them."""
         self._batches, self._used = [], 0
 
-    def learns(self) -> None:
-        """Note a call of training."""
+    def trained(self) -> None:
+        """Record a training call."""
         self._used = len(self._batches)
 
-    def evaluates(self) -> None:
-        """Note that what has come since something was learnt was for an evaluation."""
+    def drop_evaluation(self) -> None:
+        """Drop the batches since the last training call: they were for an evaluation."""
         del self._batches[self._used :]
 
     def next_step(self) -> int | None:
-        """Return the samples of the step that ends; None where nobody can tell."""
+        """Return the samples of the step that ends; None if unknown."""
         batches, self._batches, self._used = self._batches, [], 0
         known = [size for size, _ in batches if size is not None]
         self._samples_seen += sum(known)
@@ -78,7 +78,7 @@ class Loaded:
         return sum(known) if len(known) == len(batches) else None
 
     def samples_per_epoch(self, loader: DataLoader[Any]) -> int | None:
-        """Return the samples of an epoch of the loader that is learnt from; None where that is not known."""
+        """Return the samples of an epoch of the training loader; None if unknown."""
         batches = self._batches_seen
         if self._has_several:
             return None
@@ -86,84 +86,84 @@ class Loaded:
             if type(loader.batch_sampler) is BatchSampler:
                 own = len(loader.sampler)  # type: ignore[arg-type]
                 return own - own % (loader.batch_size or 1) if loader.drop_last else own
-            # One that somebody wrote may give each rank its part; its `sampler` knows nothing of that.
+            # A user-defined batch sampler may give each rank its shard, which `sampler` does not show.
             return round(len(loader) * self._samples_seen / batches) if batches else None
-        except TypeError:  # it has no length, as that of an iterable data set
+        except TypeError:  # no length, as with an iterable data set
             return None
 
 
-class Batches:
-    """Tells of the batches that a thread gets from loaders: its maker, until `follow`.
+class LoaderHook:
+    """Reports the batches that one thread gets from loaders: the thread that created it, until `follow`.
 
     Args:
-        gave: is told of each, see `Loaded.gave`.
+        on_batch: called with each batch, see `LoadedSamples.add`.
     """
 
-    def __init__(self, gave: Callable[[int | None, int], None]) -> None:
-        self._gave = gave
+    def __init__(self, on_batch: Callable[[int | None, int], None]) -> None:
+        self._on_batch = on_batch
         self._thread = get_ident()
-        self._readings: WeakKeyDictionary[Any, _Reading] = WeakKeyDictionary()
+        self._pending: WeakKeyDictionary[Any, _Pending] = WeakKeyDictionary()
         self._is_loading = False
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Within, it tells."""
+        """Report batches for the duration of a block."""
         with ExitStack() as stack:
-            stack.enter_context(remade(LoaderIterator, "_next_index", self._asking))
-            stack.enter_context(redirected(LoaderIterator, "_reset", self._begin_again))
-            stack.enter_context(remade(LoaderIterator, "__next__", self._giving))
+            stack.enter_context(replaced(LoaderIterator, "_next_index", self._wrap_next_index))
+            stack.enter_context(wrapped(LoaderIterator, "_reset", self._reset))
+            stack.enter_context(replaced(LoaderIterator, "__next__", self._wrap_next))
             yield
 
     def follow(self) -> None:
-        """Tell of those that the calling thread gets from now on."""
+        """Report the batches of the calling thread from now on."""
         self._thread = get_ident()
         self._is_loading = False
 
-    def _begin_again(self, original: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> Any:
-        self._readings.pop(iterator, None)
+    def _reset(self, original: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> Any:
+        self._pending.pop(iterator, None)
         return original(iterator, *args, **kwargs)
 
-    def _asking(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        readings = self._readings
+    def _wrap_next_index(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        pending = self._pending
 
         def next_index(iterator: Any) -> Any:
             index = original(iterator)
-            reading = readings.get(iterator)
-            if reading is None:
-                reading = readings[iterator] = _Reading()
-            reading.sizes.append(len(index) if type(index) is list else _size(iterator, index))
+            entry = pending.get(iterator)
+            if entry is None:
+                entry = pending[iterator] = _Pending()
+            entry.sizes.append(len(index) if type(index) is list else _size(iterator, index))
             return index
 
         return next_index
 
-    def _giving(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        readings, gave = self._readings, self._gave
+    def _wrap_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        pending, on_batch = self._pending, self._on_batch
 
         def next_batch(iterator: Any) -> Any:
-            # Neither what another loader reads, nor what is read ahead of the script.
+            # Not the batches that another loader reads, nor those prefetched for the script.
             counts = get_ident() == self._thread and not self._is_loading
             self._is_loading |= counts
             try:
                 batch = original(iterator)
             finally:
-                counts &= get_ident() == self._thread  # no other has begun to train meanwhile
+                counts &= get_ident() == self._thread  # no other thread has begun to train during the call
                 self._is_loading &= not counts
-            reading = readings.get(iterator)
-            given = None
-            if reading is not None and reading.sizes:
-                given = reading.sizes.popleft()
+            entry = pending.get(iterator)
+            samples = None
+            if entry is not None and entry.sizes:
+                samples = entry.sizes.popleft()
                 # No public spelling, here and below.
-                if given is not None and iterator._dataset_kind == _DatasetKind.Iterable:  # noqa: SLF001
-                    given = _given(reading, given, batch)
+                if samples is not None and iterator._dataset_kind == _DatasetKind.Iterable:  # noqa: SLF001
+                    samples = _samples_in(entry, samples, batch)
             if counts:
-                gave(given, id(iterator._dataset))  # noqa: SLF001
+                on_batch(samples, id(iterator._dataset))  # noqa: SLF001
             return batch
 
         return next_batch
 
 
 def _size(iterator: Any, index: Any) -> int | None:
-    """Return how many samples an index stands for."""
+    """Return how many samples an index selects; None if unknown."""
     if not (iterator._auto_collation or isinstance(index, list)):  # noqa: SLF001
         return None
     try:
@@ -172,9 +172,9 @@ def _size(iterator: Any, index: Any) -> int | None:
         return None
 
 
-def _given(reading: _Reading, asked: int, batch: Any) -> int:
-    """Return the samples of a batch of an iterable data set: as many as were asked for, or less."""
+def _samples_in(entry: _Pending, asked: int, batch: Any) -> int:
+    """Return the samples of a batch of an iterable data set: the requested number, or fewer."""
     rows = next((len(one) for _, one in leaves(batch) if one.dim()), 0)
-    if reading.has_rows is None:
-        reading.has_rows = rows == asked
-    return rows if reading.has_rows else asked
+    if entry.has_rows is None:
+        entry.has_rows = rows == asked
+    return rows if entry.has_rows else asked

@@ -1,7 +1,7 @@
-"""Takes down the steps of a script beside it, in a thread: the script waits for no disk and no device.
+"""Writes the clocked steps of a script from a thread, so that the script waits for no disk and no device.
 
-What a device says of its moments is read on the script's own thread, once it has passed: another's question
-would spoil a CUDA graph that is captured meanwhile.
+The instants of a device are read on the script's own thread, once they have passed: a query from another
+thread would invalidate a CUDA graph that is being captured.
 """
 
 import threading
@@ -11,71 +11,71 @@ from contextlib import suppress
 from typing import Any
 
 from samestep.measure.clock_file import ClockFile
-from samestep.watch.phases import Clocked
+from samestep.watch.phases import ClockedStep
 from samestep.watch.replay import Replay
-from samestep.watch.stolen import Stolen
+from samestep.watch.stolen import ContentionEstimator
 
 INTERVAL_S = 2.0
-"""Between two looks at what the script did meanwhile, each of which may hold it up for some ms."""
+"""Seconds between two passes over the event log; a pass can hold the script up for some ms."""
 
 
-class Notes:
-    """The steps that are to be written.
+class StepWriter:
+    """Writes steps to the clock file.
 
     Args:
-        file: where to.
-        replay: finds them.
-        begin: writes what goes before the first.
+        file: the clock file.
+        replay: computes the steps.
+        begin: writes the header before the first step.
     """
 
     def __init__(self, file: ClockFile, replay: Replay, begin: Callable[[], None]) -> None:
         self._file, self._replay, self._begin = file, replay, begin
-        self._steps: deque[Clocked[Any]] = deque()
+        self._steps: deque[ClockedStep[Any]] = deque()
         self._lines: deque[dict[str, Any]] = deque()
-        """Of the steps that were read."""
-        self._stolen = Stolen()
+        """Lines of the steps whose instants have been read."""
+        self._contention = ContentionEstimator()
         self._has_begun = False
         self.of_device = False
-        """Whether the script's own thread calls `read`, as nobody else may ask what steps took."""
+        """Whether the script's own thread calls `read`, because only it may read the device's instants."""
         self._error: Exception | None = None
-        """Of the thread."""
+        """The first error in the thread."""
         self._reading, self._writing = threading.Lock(), threading.Lock()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._write_on, name="samestep-clock", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="samestep-clock", daemon=True)
         self._thread.start()
 
-    def add(self, step: Clocked[Any]) -> None:
-        """Have a step written."""
+    def add(self, step: ClockedStep[Any]) -> None:
+        """Add a step to those that will be written."""
         self._steps.append(step)
 
     def read(self) -> None:
-        """Go on, and ask what the steps took that have passed; not while a graph is captured."""
+        """Compute new steps, and read the instants that have passed; never during a graph capture."""
         with self._reading:
-            self._go_on()
-            self._read()
+            self._replay_log()
+            self._read_instants()
 
     def close(self, *, waits: bool) -> None:
-        """Return once all of them are.
+        """Write all remaining steps.
 
         Args:
-            waits: for a device to come to their ends. After an error it may never do so, or refuse whatever
-                it is asked: the steps that it has not told of are left out.
+            waits: whether to wait for the device to reach the end of the steps. After an error it may never
+                do so, or refuse every call; steps whose instants have not passed are then left out.
 
         Raises:
-            Exception: that of the thread, if it had one.
+            Exception: the thread had this error.
         """
         self._over.set()
         self._thread.join()
         if self._error is not None:
             raise self._error
-        self._go_on()
+        self._replay_log()
         with suppress(RuntimeError):
             if waits and self._steps:
                 self._replay.instants.wait(self._steps[-1].end)
-            self._read()
+            self._read_instants()
         self._write()
 
-    def _go_on(self) -> None:
+    def _replay_log(self) -> None:
         for step in self._replay.read():
             if step is not None:
                 self.add(step)
@@ -85,24 +85,24 @@ class Notes:
                 self._lines.clear()
                 self._file.forget_steps()
 
-    def _read(self) -> None:
+    def _read_instants(self) -> None:
         instants = self._replay.instants
         while self._steps and instants.has_passed(self._steps[0].end):
-            self._lines.append(self._steps.popleft().line(instants, self._stolen))
+            self._lines.append(self._steps.popleft().line(instants, self._contention))
 
-    def _write_on(self) -> None:
+    def _run(self) -> None:
         while not self._over.wait(INTERVAL_S):
-            self._look()
+            self._process_log()
 
-    def _look(self) -> None:
+    def _process_log(self) -> None:
         try:
             with self._reading:
-                self._go_on()
+                self._replay_log()
                 if not self.of_device:
-                    self._read()
+                    self._read_instants()
             if self._lines:
                 self._write()
-        except Exception as error:  # noqa: BLE001 - told at the end: until then the log must not grow
+        except Exception as error:  # noqa: BLE001 - raised by `close`: until then the log must not grow
             self._error = self._error or error
 
     def _write(self) -> None:

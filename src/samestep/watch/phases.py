@@ -1,4 +1,4 @@
-"""Which phase of a step a script is in: a list of moments at which that changed, so that all phases add up.
+"""Records the instants at which a step changes its phase, so that the phases add up to the step.
 
 ::
 
@@ -14,32 +14,32 @@ from typing import Any, Generic
 from samestep.base.phases import BACKWARD, EXCHANGE, OTHER
 from samestep.measure.clock_file import STEP_PHASES
 from samestep.measure.instants import Instant, Instants
-from samestep.watch.stolen import COMPUTING, Processor, Readings, Stolen, had
+from samestep.watch.stolen import COMPUTING, ContentionEstimator, CpuUse, Readings, cpu_use
 
-MOST_MARKS = 1 << 16
-"""Of a step: changes of phase and their moments. One that has more has no end, as a graph's replay has."""
+MAX_MARKS = 1 << 16
+"""Maximum length of a step's list of marks; only a step that never ends exceeds it, as with graph replays."""
 
 
 class Phases(Generic[Instant]):
-    """The phase that a script is in now, and those of the step under way.
+    """The current phase of a script, and the phases of its current step.
 
-    Marks lie one behind the other in one list. Where they become `MOST_MARKS` their time is told as `OTHER`.
+    Marks are a flat list. Once it has `MAX_MARKS` items, the time so far becomes `OTHER`.
 
     Args:
-        now: returns the moment.
-        processor: returns what the script's thread has had of its processor by then.
+        now: returns the current instant.
+        cpu: returns the CPU time that the script's thread has had until that instant.
     """
 
-    def __init__(self, now: Callable[[], Instant], processor: Callable[[], Processor]) -> None:
-        self._now, self._processor = now, processor
+    def __init__(self, now: Callable[[], Instant], cpu: Callable[[], CpuUse]) -> None:
+        self._now, self._cpu = now, cpu
         self._readings: Readings | None = None
-        """Of the processor, in this step; None where it is not asked for."""
+        """CPU readings of this step; None if it is not sampled."""
         self.phase = OTHER
         self._marks: list[Any] = [OTHER, now()]
-        """Each phase that has ended, and when; the first is the end of the step before."""
+        """Each phase that has ended and its end; the first mark is the end of the step before."""
 
     def switch(self, phase: str) -> str:
-        """Be in `phase` from now on; return the one that this ends."""
+        """Begin `phase`; return the phase that this ends."""
         before = self.phase
         if phase != before:
             self.mark(before)
@@ -50,100 +50,100 @@ class Phases(Generic[Instant]):
 
     def _read(self, before: str) -> None:
         assert self._readings is not None
-        self._readings += before, self._processor()
-        if len(self._readings) >= MOST_MARKS:
+        self._readings += before, self._cpu()
+        if len(self._readings) >= MAX_MARKS:
             del self._readings[:-2]
 
     def mark(self, phase: str) -> None:
-        """Note that the script has been in `phase` since the last mark."""
+        """Record that the script has been in `phase` since the last mark."""
         marks = self._marks
         marks += phase, self._now()
-        if len(marks) >= MOST_MARKS:
+        if len(marks) >= MAX_MARKS:
             marks[2:] = OTHER, marks[-1]
 
     def cut(self) -> list[Any]:
-        """End the step now, and begin the next with what is none of its phases; return the marks."""
+        """End the step, begin the next in phase `OTHER`, and return the marks."""
         marks = self._marks
         marks += self.phase, self._now()
         self._marks, self.phase = marks[-2:], OTHER
         return marks
 
     def begin_readings(self) -> None:
-        """Read the processor from now on."""
+        """Record CPU readings from now on."""
         self._readings = []
 
     def take_readings(self) -> Readings | None:
-        """Read it no more, and return what was read; None where it was not."""
+        """Stop recording CPU readings and return them; None if they were not recorded."""
         found, self._readings = self._readings, None
         return found
 
 
-class Then:
-    """A context that does something at its end, and keeps nothing: it may be entered again within itself.
+class OnExit:
+    """A reentrant context manager without state that calls a function at its exit.
 
     Args:
-        then: does it.
+        callback: the function.
     """
 
-    def __init__(self, then: Callable[[], None]) -> None:
-        self._then = then
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback = callback
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *_: object) -> None:
-        self._then()
+        self._callback()
 
 
 @dataclass(slots=True)
-class Clocked(Generic[Instant]):
-    """One step as it was clocked.
+class ClockedStep(Generic[Instant]):
+    """One step with its measurements.
 
     Args:
-        number: which one of the run, from 0.
+        number: the step's number in the run, from 0.
         marks: see `Phases.cut`.
-        samples: rows that models were called with to learn from, this worker's own.
-        evaluated: whether there was an evaluation in it.
-        sent: bytes of gradients that this worker gave to the exchange; None where nobody can say.
-        hides: whether its backward hid an exchange.
-        readings: of the processor, which such an exchange needs too; None where it was not read.
-        loaded: samples of the batches that loaders gave; None where nobody can tell.
-        elements: numbers in the tensors that models were called with to learn from.
+        samples: rows of this rank in training calls.
+        evaluated: whether the step contains an evaluation.
+        gradient_bytes: bytes of gradients that this rank sent; None if unknown.
+        overlaps: whether communication overlapped with backward.
+        readings: CPU readings, by which overlapped communication is estimated; None if not sampled.
+        loaded: samples of the batches that were loaded; None if unknown.
+        elements: elements of the input tensors of training calls.
     """
 
     number: int
     marks: list[Any]
     samples: int
     evaluated: bool
-    sent: int | None = None
-    hides: bool = False
+    gradient_bytes: int | None = None
+    overlaps: bool = False
     readings: Readings | None = None
     loaded: int | None = None
     elements: int = 0
 
     @property
     def end(self) -> Instant:
-        """When it ended."""
+        """The instant at which the step ended."""
         instant: Instant = self.marks[-1]
         return instant
 
-    def line(self, instants: Instants[Instant], stolen: Stolen) -> dict[str, Any]:
-        """Return what is written of it, once its last moment has passed."""
+    def line(self, instants: Instants[Instant], contention: ContentionEstimator) -> dict[str, Any]:
+        """Return the step as one line of the clock file; its last instant must have passed."""
         seconds = dict.fromkeys(STEP_PHASES, 0.0)
         for phase, (before, after) in zip(self.marks[2::2], pairwise(self.marks[1::2]), strict=True):
             seconds[phase] += instants.between(before, after)
-        if self.hides:
-            exchange = stolen.of(seconds, None if self.readings is None else had(self.readings))
-            seconds[BACKWARD] -= exchange
-            seconds[EXCHANGE] += exchange
-        said: dict[str, Any] = {
+        if self.overlaps:
+            exposed = contention.of(seconds, None if self.readings is None else cpu_use(self.readings))
+            seconds[BACKWARD] -= exposed
+            seconds[EXCHANGE] += exposed
+        line: dict[str, Any] = {
             "step": self.number,
             "at": instants.epoch_s(self.marks[1]),
             "seconds": sum(seconds.values()),
             "samples": self.samples,
             "loaded": self.loaded,
             "elements": self.elements,
-            "exchange_bytes": self.sent,
+            "exchange_bytes": self.gradient_bytes,
             **seconds,
         }
-        return {**said, "evaluated": True} if self.evaluated else said
+        return {**line, "evaluated": True} if self.evaluated else line

@@ -1,7 +1,7 @@
-"""Counts what a script does: its steps, samples and losses, whether it knows of other workers or not.
+"""Records the steps, samples, losses and parameters of a script, distributed or not.
 
-The probe hangs on what every training loop passes: calls of modules, `backward`, optimizer steps, fetches
-of samples. It looks, and changes nothing (unless it is told to disturb gradients by their rounding).
+The probe receives the events of the training loop: module calls, `backward`, optimizer steps, fetches of
+samples. It changes nothing, unless `disturb` adds rounding noise to the gradients.
 """
 
 import mmap
@@ -21,36 +21,36 @@ from torch.utils.data._utils.fetch import _BaseDatasetFetcher as Fetcher
 from torch.utils.hooks import RemovableHandle
 
 from samestep.replicas.batch_norm import uses_batch_statistics
-from samestep.watch.drawn import Drawn
-from samestep.watch.events import Listener, heard_by, parameters_of, redirected
+from samestep.watch.drawn import RngState
+from samestep.watch.events import Listener, parameters_of, subscribed, wrapped
 from samestep.watch.inputs import data_in
 from samestep.watch.sketch import norm, row_keys, sketch
-from samestep.watch.trace import Facts, Held, Step, Writer
+from samestep.watch.trace import Facts, OptimizerParameter, Step, Writer
 from samestep.watch.tree import leaves
 from samestep.world.process_group import adopt
 
-Within: TypeAlias = Callable[[], AbstractContextManager[Any]]
+Context: TypeAlias = Callable[[], AbstractContextManager[Any]]
 ROUNDING = 16
-"""How many times the rounding of a gradient's size a disturbed one is off."""
+"""Size of the disturbance, in units of the rounding of the gradient's root mean square."""
 ROUNDING_OF_HALF = 2
-"""And of types whose unit in the last place is larger than `_HALF`: more would be no rounding any more."""
+"""The same for dtypes whose machine epsilon is above `_HALF`, where more noise is no rounding any more."""
 _HALF = 1e-4
 _CPU = torch.device("cpu")
 _WRAPPERS = ("module", "_orig_mod")
-"""Names that wrappers put before those of a model's parameters."""
+"""Prefixes that wrappers add to the names of a model's parameters."""
 
 
 class Probe(Listener):
-    """Sees what one rank of a script does.
+    """Records the training of one rank of a script.
 
     Args:
-        writer: takes it down.
-        rank: whose it is.
-        limit: after how many steps of each optimizer the script is stopped.
-        stop: stops it.
-        printed: returns what has been printed.
-        disturb: whether gradients are changed as much as rounding may, to see what comes of it.
-        within: what outermost calls of modules are made within.
+        writer: receives the steps.
+        rank: the rank.
+        limit: number of steps of each optimizer after which the script is stopped.
+        stop: stops the script.
+        printed: returns the output so far.
+        disturb: whether to add noise of the size of rounding errors to the gradients.
+        within: returns a context for each top-level forward.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Probe(Listener):
         stop: Callable[[], None],
         printed: Callable[[], str],
         disturb: bool = False,
-        within: Within = nullcontext,
+        within: Context = nullcontext,
     ) -> None:
         self.facts = Facts(rank=rank)
         self._writer, self._limit, self._stop, self._printed = writer, limit, stop, printed
@@ -70,36 +70,36 @@ class Probe(Listener):
         self._within = within
         self._step = Step(index=0)
         self._optimizers: list[Optimizer] = []
-        """Those that have stepped."""
+        """The optimizers that have stepped."""
         self._made: list[Optimizer] = []
         self._before = 0
-        """Backwards before the step that is being made."""
+        """Number of backwards before the current optimizer step."""
         self._modules: dict[int, nn.Module] = {}
         self._has_begun = False
-        self._in_doubt: tuple[nn.Module, list[float]] | None = None
-        """The call in evaluation mode that is being made, and the keys of its samples."""
+        self._eval_call: tuple[nn.Module, list[float]] | None = None
+        """The module and sample keys of the current call in evaluation mode."""
         self._device = _CPU
-        """Of the last model called."""
-        self._fetched: Drawn | None = None
-        """Where the generators stood once the last batch was fetched; None from a backward on."""
+        """Device of the last model called."""
+        self._fetched: RngState | None = None
+        """Random state after the last batch was fetched; None after a backward."""
         self._epochs: dict[int, set[int]] = {}
-        """That each sampler has shuffled for training."""
+        """Epochs that each sampler has shuffled for training."""
         self._fetches_drew = mmap.mmap(-1, 1)
-        """Shared with the loaders' workers, which are forked."""
+        """A flag shared with the loaders' forked workers."""
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Within, the script is seen."""
+        """Record the script for the duration of a block."""
         with ExitStack() as stack:
-            stack.enter_context(heard_by(self))
-            stack.enter_context(redirected(Optimizer, "__init__", self._make))
-            stack.enter_context(redirected(DistributedSampler, "__iter__", self._shuffle))
+            stack.enter_context(subscribed(self))
+            stack.enter_context(wrapped(Optimizer, "__init__", self._note_optimizer))
+            stack.enter_context(wrapped(DistributedSampler, "__iter__", self._shuffle))
             for kind in Fetcher.__subclasses__():
-                stack.enter_context(redirected(kind, "fetch", self._fetch))
+                stack.enter_context(wrapped(kind, "fetch", self._fetch))
             yield
 
     def end(self, ended: str, message: str = "") -> None:
-        """Write down how the script ended."""
+        """Write how the script ended."""
         facts = self.facts
         facts.ended, facts.message = ended, message
         facts.evaluated, facts.printed = self._step.evaluated, self._printed()
@@ -108,24 +108,24 @@ class Probe(Listener):
         self._writer.end(facts)
 
     @contextmanager
-    def call(self, module: nn.Module, given: Sequence[Any], *, is_training: bool) -> Iterator[None]:
+    def call(self, module: nn.Module, inputs: Sequence[Any], *, is_training: bool) -> Iterator[None]:
         """See `Listener.call`."""
-        keys = self._look_at(given)
+        keys = self._sample_keys(inputs)
         if is_training:
-            self._learn_from(module, keys)
+            self._add_training_call(module, keys)
         else:
             self._step.evaluated += keys
-        self._in_doubt = None if is_training else (module, keys)
+        self._eval_call = None if is_training else (module, keys)
         self._device = next(module.parameters()).device
-        before = Drawn.now(self._device)
+        before = RngState.now(self._device)
         with self._within():
             yield
         self._note_draws(before)
 
-    def _look_at(self, given: Sequence[Any]) -> list[float]:
-        """Return the keys of the samples that a module is given."""
+    def _sample_keys(self, inputs: Sequence[Any]) -> list[float]:
+        """Return the keys of the samples in a module's inputs."""
         keys: list[float] = []
-        for data in data_in(tuple(given)):
+        for data in data_in(tuple(inputs)):
             keys += row_keys(data)
             device = data.device.type
             self._note_precision(
@@ -133,8 +133,7 @@ class Probe(Listener):
             )
         return keys
 
-    def _learn_from(self, module: nn.Module, keys: Sequence[float]) -> None:
-        """Take a call down as one of training."""
+    def _add_training_call(self, module: nn.Module, keys: Sequence[float]) -> None:
         if not self._has_begun:
             self._writer.begin(self._step.index)
             self._has_begun = True
@@ -147,21 +146,21 @@ class Probe(Listener):
             )
 
     def returned(self, outputs: Any) -> None:
-        """See `Listener.returned`: a call in evaluation mode is one of training once it is differentiated."""
-        if self._in_doubt is None:
+        """See `Listener.returned`; a call in evaluation mode is a training call if a backward follows."""
+        if self._eval_call is None:
             return
-        (module, keys), self._in_doubt = self._in_doubt, None
+        (module, keys), self._eval_call = self._eval_call, None
         hooks: list[RemovableHandle] = []
 
-        def differentiated(_: Tensor) -> None:
+        def on_gradient(_: Tensor) -> None:
             while hooks:
                 hooks.pop().remove()
             self._step.evaluated = list((Counter(self._step.evaluated) - Counter(keys)).elements())
-            self._learn_from(module, keys)
+            self._add_training_call(module, keys)
 
         for _, one in leaves(outputs):
             if one.requires_grad:
-                hooks.append(one.register_hook(differentiated))  # type: ignore[no-untyped-call]
+                hooks.append(one.register_hook(on_gradient))  # type: ignore[no-untyped-call]
 
     @contextmanager
     def backward(self, losses: Sequence[Tensor]) -> Iterator[None]:
@@ -170,7 +169,7 @@ class Probe(Listener):
             self._note_draws(self._fetched)
         yield
         self._fetched = None
-        # Read now: with a steered script the loss is the global one only once it has been differentiated.
+        # Read after backward: only then the loss of a replicated script is that of the global batch.
         self._step.losses += [float(one.detach()) for one in losses if one.numel() == 1]
         self._step.backwards += 1
         if self._noise is not None:
@@ -182,12 +181,12 @@ class Probe(Listener):
     def loading(self) -> Iterator[None]:
         """See `Listener.loading`."""
         yield
-        self._fetched = Drawn.now(self._device)
+        self._fetched = RngState.now(self._device)
 
     def _backward_as_step(self) -> None:
-        """Take a backward for the step of a script that updates its parameters itself."""
+        """Record a backward as a step, for a script that updates its parameters without an optimizer."""
         parameters = self._of_modules()
-        self._take_down(parameters)
+        self._record_gradients(parameters)
         self._step.before = self._step.after = sketch(parameters)
         self._finish_step()
 
@@ -195,13 +194,15 @@ class Probe(Listener):
         return [one for module in self._modules.values() for one in module.parameters()]
 
     def _disturb(self, noise: torch.Generator) -> None:
-        """Change all gradients by as much as rounding may."""
+        """Add noise of the size of rounding errors to all gradients."""
         found = self._of_modules() + [one for optimizer in self._made for one in parameters_of(optimizer)]
         for parameter in {id(one): one for one in found}.values():
             if parameter.grad is not None:
                 _disturb(parameter.grad, noise, max(self.facts.epsilon, _epsilon(parameter.grad.dtype)))
 
-    def _make(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+    def _note_optimizer(
+        self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any
+    ) -> None:
         original(optimizer, *args, **kwargs)
         self._made.append(optimizer)
 
@@ -213,10 +214,10 @@ class Probe(Listener):
         self._step.learning_rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
         self._before = self._step.backwards
         parameters = parameters_of(optimizer)
-        self._take_down(parameters)
+        self._record_gradients(parameters)
         self._step.before = sketch(parameters)
 
-    def _take_down(self, parameters: Sequence[Tensor]) -> None:
+    def _record_gradients(self, parameters: Sequence[Tensor]) -> None:
         for parameter in parameters:
             self._note_precision(parameter.dtype)
             self.facts.parameter_epsilon = max(self.facts.parameter_epsilon, _epsilon(parameter.dtype))
@@ -226,14 +227,14 @@ class Probe(Listener):
     def after_step(self, optimizer: Optimizer) -> None:
         """See `Listener.after_step`."""
         parameters = parameters_of(optimizer)
-        if self._step.backwards > self._before:  # by a closure, within the step
-            self._take_down(parameters)
+        if self._step.backwards > self._before:  # a closure ran backward inside the step
+            self._record_gradients(parameters)
         self._step.after = sketch(parameters)
         self._note_parameters(optimizer)
         self._finish_step()
 
     def _note_parameters(self, optimizer: Optimizer) -> None:
-        """Note what an optimizer holds, once the models of its first step are known."""
+        """Record an optimizer's parameters after its first step, when the models are known."""
         lists, index = self.facts.parameters, self._optimizers.index(optimizer)
         if index < len(lists):
             return
@@ -244,7 +245,7 @@ class Probe(Listener):
         }
         groups = enumerate(optimizer.param_groups)
         held = [
-            Held(names.get(id(one), ""), tuple(one.shape), k)
+            OptimizerParameter(names.get(id(one), ""), tuple(one.shape), k)
             for k, group in groups
             for one in group["params"]
         ]
@@ -265,9 +266,9 @@ class Probe(Listener):
         return self._followed(indices, sampler) if sampler.shuffle else indices
 
     def _followed(self, indices: Iterable[int], sampler: Any) -> Iterator[int]:
-        """Yield the indices of an epoch, which counts as one only once a step was made meanwhile.
+        """Yield the indices of an epoch, and count the epoch once a step was made in it.
 
-        A look at the first batch and an evaluation may well repeat an order.
+        Reading only the first batch, or evaluating, may repeat an order.
         """
         epoch, begun, is_new = sampler.epoch, self._step.index, True
         known = self._epochs.setdefault(id(sampler), set())
@@ -280,32 +281,32 @@ class Probe(Listener):
                 yield index
 
     def _fetch(self, original: Callable[..., Any], fetcher: Any, indices: Any) -> Any:
-        before = Drawn.now()
+        before = RngState.now()
         fetched = original(fetcher, indices)
-        if not before.same(Drawn.now()):
+        if not before.same(RngState.now()):
             self._fetches_drew[0] = 1
         return fetched
 
-    def _note_draws(self, before: Drawn) -> None:
-        after = Drawn.now(before.device[0] if before.device else _CPU)
+    def _note_draws(self, before: RngState) -> None:
+        after = RngState.now(before.device[0] if before.device else _CPU)
         if not (self.facts.drew or before.same(after)):
-            self.facts.drew, self.facts.stream = True, before.digest_of_moved(after)
+            self.facts.drew, self.facts.stream = True, before.digest_of_changed(after)
 
     def _note_precision(self, dtype: torch.dtype) -> None:
         self.facts.epsilon = max(self.facts.epsilon, _epsilon(dtype))
 
     def _note_group(self) -> None:
         if dist.is_available() and dist.is_initialized():
-            self.facts.met = max(self.facts.met, adopt().place.size)
+            self.facts.group_size = max(self.facts.group_size, adopt().place.size)
 
 
 def _epsilon(dtype: torch.dtype) -> float:
-    """Return the unit in the last place of a type; none of whole numbers."""
+    """Return the machine epsilon of a dtype; 0 for integers."""
     return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
 
 
 def _disturb(gradient: Tensor, noise: torch.Generator, epsilon: float) -> None:
-    """Add what rounding in a type with this unit in the last place may."""
+    """Add noise of the size of rounding errors at this machine epsilon."""
     rounding = epsilon * (ROUNDING_OF_HALF if epsilon > _HALF else ROUNDING)
     if gradient.is_sparse:
         gradient = gradient._values()  # noqa: SLF001 - itself, and also where indices repeat

@@ -1,9 +1,8 @@
-"""The collectives of this process, from torch's flight recorder; those in shared memory count themselves.
+"""Reads which collectives this process has entered, from torch's flight recorder and `PROGRESS`.
 
-The recorder can be read from any thread while the main one waits in a collective. Its counts are read every
-time, some hundred bytes; its entries, some hundred kilobytes, only for a group not seen before and where no
-count has changed for a while. Operations between two ranks are not in it, nor is anything in a torch without
-it.
+Any thread can read the recorder while the main thread waits in a collective. Its counts, some hundred bytes,
+are read every time. Its entries, some hundred kilobytes, are read only for a new group, or when no count has
+changed for a while. The recorder has no operations between two ranks, and older versions of torch have none.
 """
 
 import pickle
@@ -15,15 +14,14 @@ from samestep.collectives.progress import PROGRESS
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
-    """Collectives of one group: how many this process has come to, and which of them ended last.
+class CollectiveCount:
+    """Numbers of the collectives of one group that this process entered last and that ended last.
 
-    They may end in another order than they began in, so that two unequal numbers need not mean that one is
-    under way.
+    Collectives may end in another order than they began, so unequal numbers do not imply that one is running.
     """
 
     entered: int
-    ended_last: int
+    last_ended: int
 
 
 class Recorder:
@@ -31,24 +29,24 @@ class Recorder:
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
-        """Of groups, by the number that the recorder has for them."""
+        """Names of groups, by the recorder's id."""
 
-    def counts(self) -> dict[str, Count]:
+    def counts(self) -> dict[str, CollectiveCount]:
         """Return the counts of each group that has had a collective."""
         found = {}
         status = _dump(entries=False)["pg_status"]
         if status.keys() - self._names.keys():
-            self._learn_names()
-        for number, said in status.items():
+            self._read_names()
+        for number, last in status.items():
             name = self._names.get(str(number), str(number))
-            found[name] = Count(said["last_enqueued_collective"], said["last_completed_collective"])
-        for group, one in list(PROGRESS.items()):  # the script may add to them meanwhile
+            found[name] = CollectiveCount(last["last_enqueued_collective"], last["last_completed_collective"])
+        for group, one in list(PROGRESS.items()):  # a copy: the script's thread may add a group
             if one.entered:
-                found[group] = Count(one.entered, one.ended)
+                found[group] = CollectiveCount(one.entered, one.ended)
         return found
 
     def under_way(self, group: str) -> tuple[str, int] | None:
-        """Return name and number of the first collective of a group that has not ended; None without one."""
+        """Return name and number of the first running collective of a group; None without one."""
         if group in PROGRESS:
             one = PROGRESS[group]
             return (one.op, one.entered) if one.entered != one.ended else None
@@ -65,13 +63,13 @@ class Recorder:
             (_name(entry) for entry in _collectives(group) if entry["collective_seq_id"] == seq), "collective"
         )
 
-    def _learn_names(self) -> None:
+    def _read_names(self) -> None:
         for entry in _dump(entries=True)["entries"]:
             self._names[str(entry["pg_id"])] = _group(entry)
 
 
 def ranks_of(group: str) -> tuple[int, ...]:
-    """Return the ranks of a group by its name; none where it is not known here."""
+    """Return the ranks of a group by its name; empty for an unknown group."""
     if group in PROGRESS:
         return PROGRESS[group].ranks
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
@@ -84,7 +82,7 @@ def ranks_of(group: str) -> tuple[int, ...]:
 
 
 def has_group() -> bool:
-    """Return whether this process has a process group, whatever its script is told."""
+    """Return whether this process has a process group, whatever its script sees of it."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     return c10d is not None and bool(c10d.is_initialized())
 
@@ -99,20 +97,20 @@ def _name(entry: dict[str, Any]) -> str:
 
 
 def _group(entry: dict[str, Any]) -> str:
-    """Return the name of its group, and what it is for where that was said."""
+    """Return the name of an entry's group, with its description if it has one."""
     name, purpose = entry["process_group"]
     return str(name) if purpose in ("", "undefined", "default_pg") else f"{name} ({purpose})"
 
 
 def _dump(*, entries: bool) -> dict[str, Any]:
-    """Return what the recorders of Gloo's and of NCCL's groups hold."""
+    """Return the merged dumps of the recorders of Gloo and NCCL groups."""
     c10d: Any = sys.modules.get("torch._C._distributed_c10d")
     found: dict[str, Any] = {"pg_status": {}, "entries": []}
     for name in ("_dump_fr_trace", "_dump_nccl_trace"):
         dump = getattr(c10d, name, None)
         if dump is not None:
-            # Frames are not asked for: making text of them can take seconds.
-            held = pickle.loads(dump(includeCollectives=entries, includeStackTraces=False))  # noqa: S301
-            found["pg_status"] |= held.get("pg_status", {})
-            found["entries"] += held.get("entries", [])
+            # Without stack traces: symbolizing them can take seconds.
+            content = pickle.loads(dump(includeCollectives=entries, includeStackTraces=False))  # noqa: S301
+            found["pg_status"] |= content.get("pg_status", {})
+            found["entries"] += content.get("entries", [])
     return found

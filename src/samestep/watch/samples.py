@@ -1,4 +1,4 @@
-"""The samples of each step: what models were called with to learn from, and what they were shown besides."""
+"""Counts the samples of each step by the calls of models, and detects evaluations."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -6,74 +6,74 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from samestep.watch.inputs import data_in
-from samestep.watch.models import Model
+from samestep.watch.models import ModelInfo
 from samestep.watch.tree import leaves
 
 
 class Size(NamedTuple):
-    """How much a model is called with."""
+    """Size of a model's inputs."""
 
     rows: int
     elements: int
-    """Numbers in the tensors whose rows are counted, of all ranks' rows or of this one's."""
+    """Elements of the input tensors, whether `rows` are those of all ranks or of this one."""
 
 
 _NOTHING = Size(0, 0)
 
 
-class Samples:
-    """Counts the samples of the step under way.
+class SampleCounter:
+    """Counts the samples of the current step.
 
-    A call without gradients need not be an evaluation: a GAN's discriminator and a student learn from what
-    another model makes of the same batch. It is one where the model is in evaluation mode and was trained
-    before, or where nothing was learnt from the batch by the time the next one is asked for.
+    A call without gradients is not always an evaluation: a GAN's discriminator and a distilled student are
+    trained on the output of another model. A call is an evaluation if the model is in evaluation mode and was
+    trained before, or if nothing was trained on the batch before the next one is requested.
     """
 
     def __init__(self) -> None:
         self._trained: set[int] = set()
-        """Models that were trained, by id."""
+        """Ids of the models that were trained."""
         self.count, self.elements = _NOTHING
         self.evaluated = False
-        self._in_doubt = _NOTHING
-        """Of the last call in evaluation mode with gradients, which may be differentiated."""
-        self.learns = self._has_learnt = self._has_looked = False
-        """Whether a call of training was made since the last backward; and one, or another, of this batch."""
+        self._eval_call = _NOTHING
+        """Size of the last call in evaluation mode with gradients, which a backward may follow."""
+        self.has_trained = self._batch_trained = self._batch_evaluated = False
+        """Whether a training call was made since the last backward, or with this batch; or any other call."""
 
-    def learns_from(self, model: Model, size: Size) -> None:
-        """Note an outermost call of training."""
+    def trained(self, model: ModelInfo, size: Size) -> None:
+        """Record a training call."""
         self._add(size)
-        self.learns = self._has_learnt = True
+        self.has_trained = self._batch_trained = True
         self._trained |= model.ids
 
-    def looked(self, evaluated: int | None, size: Size | None) -> None:
-        """Note any other.
+    def called_otherwise(self, evaluated: int | None, size: Size | None) -> None:
+        """Record any other call.
 
         Args:
-            evaluated: the id of a model in evaluation mode, where it is called without gradients.
-            size: where it is called with them.
+            evaluated: id of the model, if it is in evaluation mode and called without gradients.
+            size: size of the inputs, if it is called with gradients.
         """
-        self._has_looked = True
+        self._batch_evaluated = True
         if size is not None:
-            self._in_doubt = size
+            self._eval_call = size
         elif evaluated in self._trained:
             self.evaluated = True
 
-    def differentiated(self) -> None:
-        """Note that a backward begins."""
-        if not self.learns:
-            self._add(self._in_doubt)
-        self.learns, self._in_doubt, self._has_learnt = False, _NOTHING, True
+    def began_backward(self) -> None:
+        """Record that a backward begins."""
+        if not self.has_trained:
+            self._add(self._eval_call)
+        self.has_trained, self._eval_call, self._batch_trained = False, _NOTHING, True
 
     def loading(self) -> bool:
-        """Note that the next batch is asked for; return whether the last was for an evaluation alone."""
-        was_evaluation = self._has_looked and not self._has_learnt
+        """Record that the next batch is requested; return whether the last one was only evaluated."""
+        was_evaluation = self._batch_evaluated and not self._batch_trained
         self.evaluated |= was_evaluation
-        self._has_learnt = self._has_looked = False
-        self._in_doubt = _NOTHING
+        self._batch_trained = self._batch_evaluated = False
+        self._eval_call = _NOTHING
         return was_evaluation
 
     def next_step(self) -> None:
-        """Begin to count anew."""
+        """Reset the counts for the next step."""
         self.count, self.elements = _NOTHING
         self.evaluated = False
 
@@ -82,15 +82,15 @@ class Samples:
         self.elements += size.elements
 
 
-def size_of(given: Sequence[Any]) -> tuple[int, int]:
-    """Return how many rows a model is called with, and how many numbers are in them; see `Size`."""
-    first = given[0] if given else None
+def size_of(inputs: Sequence[Any]) -> tuple[int, int]:
+    """Return the rows and elements of a model's inputs; see `Size`."""
+    first = inputs[0] if inputs else None
     if isinstance(first, Tensor) and first.dim() and not first.requires_grad:  # as in most scripts
         return first.size(0), first.numel()
-    found = data_in(tuple(given))
+    found = data_in(tuple(inputs))
     if len(found) > 1 and all(one.dim() == 3 for one in found):  # a list of images
         return len(found), sum(one.numel() for one in found)
     if found:
         return len(found[0]), found[0].numel()
-    inputs = (one for _, one in leaves(tuple(given)) if isinstance(one, Tensor) and one.dim() and one.is_leaf)
-    return next(((len(one), one.numel()) for one in inputs), _NOTHING)
+    leafs = (one for _, one in leaves(tuple(inputs)) if isinstance(one, Tensor) and one.dim() and one.is_leaf)
+    return next(((len(one), one.numel()) for one in leafs), _NOTHING)

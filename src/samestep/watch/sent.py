@@ -1,40 +1,40 @@
-"""How many bytes of gradients a worker gives to the exchange in a step: what its cost is told by."""
+"""Counts the bytes of gradients that this rank sends in a step."""
 
 from collections.abc import Iterable
 
-from samestep.watch.models import Replica
+from samestep.watch.models import DdpInfo
 
 
-class Sent:
-    """Counts the gradients of the step under way, as large as they travel.
+class GradientBytes:
+    """The bytes of gradients of the current step, as large as they are sent.
 
-    Those of a replica are exchanged in the first backward after it was called, once however often it was;
-    those of a synchroniser when it says so.
+    DDP sends the gradients of a model in the first backward after it was called, once however often it was
+    called; a `GradientSynchronizer` reports its own.
     """
 
     def __init__(self) -> None:
         self._bytes: int | None = None
         self._is_known = True
-        self._called: set[Replica] = set()
-        """Those whose gradients the next backward exchanges."""
+        self._called: set[DdpInfo] = set()
+        """Models whose gradients the next backward synchronizes."""
 
-    def called(self, replicas: Iterable[Replica]) -> None:
-        """Note a call of training."""
-        self._called.update(replicas)
+    def called(self, ddps: Iterable[DdpInfo]) -> None:
+        """Record a training call of these models."""
+        self._called.update(ddps)
 
-    def differentiated(self) -> None:
-        """Note that a backward begins."""
-        for replica in self._called:
-            self.finished(replica.gradient_bytes)
+    def began_backward(self) -> None:
+        """Record that a backward begins."""
+        for ddp in self._called:
+            self.add(ddp.gradient_bytes)
         self._called.clear()
 
-    def finished(self, size: int | None) -> None:
-        """Note an exchange of so many bytes; None where nobody can say."""
+    def add(self, size: int | None) -> None:
+        """Record that this many bytes were sent; None if unknown."""
         self._is_known &= size is not None
         self._bytes = (self._bytes or 0) + (size or 0)
 
     def take(self) -> int | None:
-        """Return the bytes of the step that ends; None where there were none, or nobody can say."""
+        """Return the bytes of the step that ends; None without gradients, or if unknown."""
         found, is_known = self._bytes, self._is_known
         self._bytes, self._is_known = None, True
         return found if is_known else None

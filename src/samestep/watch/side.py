@@ -1,4 +1,4 @@
-"""A process group beside the script's own, over which its ranks are compared without disturbing it."""
+"""Creates a second process group, over which a script's ranks are compared without disturbing the script."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,20 +13,20 @@ T = TypeVar("T")
 NAME = "samestep --sanitize"
 
 
-class Side:
-    """The group beside the default one, as long as there is one."""
+class SideGroup:
+    """A second group with the ranks of the default group."""
 
     def __init__(self) -> None:
         self._group: Any = None
 
     @property
     def size(self) -> int:
-        """Ranks that can be compared; 1 while there is no group."""
+        """Number of ranks in the group; 1 while there is no group."""
         return int(c10d.get_world_size(self._group)) if self._is_up else 1
 
     @property
     def rank(self) -> int:
-        """Of this process."""
+        """Rank of this process."""
         return int(c10d.get_rank(self._group)) if self._is_up else 0
 
     def gather(self, value: T) -> list[T]:
@@ -38,13 +38,13 @@ class Side:
         return values
 
     def open(self) -> None:
-        """Make the group; called by all ranks when the default one is up."""
+        """Create the group; all ranks call this after creating the default group."""
         self._group = c10d.new_group(backend="gloo", group_desc=NAME)
 
     def close(self) -> None:
-        """Compare no more."""
+        """Destroy the group."""
         if self._is_up:
-            with suppress(Exception):  # another rank may have gone
+            with suppress(Exception):  # another rank may have ended
                 c10d.destroy_process_group(self._group)
         self._group = None
 
@@ -54,8 +54,8 @@ class Side:
 
 
 @contextmanager
-def beside(side: Side) -> Iterator[None]:
-    """Within, `side` is opened with the default group, and closed at the end."""
+def opened_with_default(side: SideGroup) -> Iterator[None]:
+    """Open `side` when the default group is created inside the block, and close it at the end."""
     if c10d.is_initialized():
         side.open()
     began = c10d.init_process_group
@@ -65,7 +65,7 @@ def beside(side: Side) -> Iterator[None]:
         began(*args, **kwargs)
         side.open()
 
-    with _in_both(begin):
+    with _replaced(begin):
         try:
             yield
         finally:
@@ -73,6 +73,6 @@ def beside(side: Side) -> Iterator[None]:
 
 
 @contextmanager
-def _in_both(begin: Callable[..., None]) -> Iterator[None]:
+def _replaced(begin: Callable[..., None]) -> Iterator[None]:
     with patch.object(c10d, "init_process_group", begin), patch.object(dist, "init_process_group", begin):
         yield

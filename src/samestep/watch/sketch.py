@@ -1,9 +1,9 @@
-"""A few numbers that stand for many: enough to tell whether two tensors are equal, and by how much not.
+"""Summarizes tensors by a few numbers, from which the distance of two tensors can be estimated.
 
 A sketch adds the elements of a tensor, with random signs, into a few buckets. It is linear, so the sketch of
 a difference is the difference of sketches, and its expected squared norm is that of the tensor (Charikar,
 Chen and Farach-Colton, "Finding frequent items in data streams", 2002). A sample's key is the sum of its
-elements with random weights: equal samples have equal keys, and others almost surely have not.
+elements with random weights: equal samples have equal keys, and different samples almost surely do not.
 """
 
 from collections.abc import Iterable
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 BUCKETS = 16
-"""Of each tensor; the norm of a difference is known to about a third of itself, times fewer for many."""
+"""Numbers per tensor; they give the norm of a difference to about a third, better for many tensors."""
 _SEED = 20_021
 
 
 def sketch(tensors: Iterable[Tensor | None]) -> list[float]:
-    """Return `BUCKETS` numbers of each tensor, in order; zeros for one that is not there."""
+    """Return `BUCKETS` numbers for each tensor, in order; zeros for None."""
     parts = [_one(tensor) for tensor in tensors]
     return torch.cat(parts).tolist() if parts else []
 
@@ -30,7 +30,7 @@ def norm(tensors: Iterable[Tensor | None]) -> float:
 
 
 def row_keys(tensor: Tensor) -> list[float]:
-    """Return a key of each sample: of each index of the first dimension."""
+    """Return a key for each sample: for each index of the first dimension."""
     rows = _plain(tensor).reshape(tensor.size(0), -1)
     return torch.mv(rows, _weights(rows.size(1))).tolist()
 
@@ -63,5 +63,5 @@ def _weights(count: int) -> Tensor:
 
 
 def _generator() -> torch.Generator:
-    """Return a generator of our own: the script's stays as it is."""
+    """Return a separate generator, so that the state of the script's generator does not change."""
     return torch.Generator().manual_seed(_SEED)

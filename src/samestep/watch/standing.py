@@ -1,23 +1,23 @@
-"""What one rank tells the others about where it stands."""
+"""Defines the status that each rank posts for the others."""
 
 import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 State: TypeAlias = Literal["running", "left", "ended", "failed"]
-"""Left: the script runs, but has destroyed its process group."""
+"""State of a rank's script; ``left``: it runs, but has destroyed its process group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Something that a rank waits in for others.
+    """A call in which a rank waits for others.
 
     Args:
-        op: its name, as torch has it.
-        seq: the number of the collective in its group, from 1; None where nobody counts.
-        group: the name of the process group.
-        ranks: those who are to come, this one among them.
-        age_s: for how long.
+        op: name of the operation in torch.
+        seq: number of the collective in its group, from 1; None for an operation without a number.
+        group: name of the process group.
+        ranks: the ranks of the operation, this one included.
+        age_s: seconds since the wait was first sampled.
     """
 
     op: str
@@ -28,50 +28,50 @@ class Wait:
 
     def __str__(self) -> str:
         number = "" if self.seq is None else f" #{self.seq}"
-        where = "" if self.group in ("", "0") else f" of group {self.group}"
-        return f"{self.op}{number}{where}"
+        group = "" if self.group in ("", "0") else f" of group {self.group}"
+        return f"{self.op}{number}{group}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """Where a rank stands.
+class RankStatus:
+    """The status of one rank.
 
     Args:
-        start: how often the workers had been started before.
-        beat: grows with every word of this rank.
-        state: of its script.
-        at: the line of the script that it is in, as ``file:line: text``.
-        entered: collectives it has come to, by group.
-        met: whether it has, or had, a process group.
-        wait: what it has waited in for longest.
-        host: of its process.
-        pid: of its process.
+        generation: number of restarts of the workers before.
+        beat: number that increases with every status of this rank.
+        state: state of the script.
+        line: current line of the script, as ``file:line: text``.
+        entered: number of collectives entered, by group.
+        has_joined: whether the rank has, or had, a process group.
+        wait: the longest current wait.
+        host: host name of the process.
+        pid: id of the process.
     """
 
-    start: int
+    generation: int
     beat: int
     state: State = "running"
-    at: str = ""
+    line: str = ""
     entered: dict[str, int] = field(default_factory=dict)
-    met: bool = False
+    has_joined: bool = False
     wait: Wait | None = None
     host: str = ""
     pid: int = 0
 
     @property
     def collectives(self) -> int:
-        """Collectives it has come to, in all groups."""
+        """Number of collectives entered in all groups."""
         return sum(self.entered.values())
 
-    def packed(self) -> bytes:
-        """Return this as bytes."""
+    def to_bytes(self) -> bytes:
+        """Return the status as bytes."""
         return json.dumps(asdict(self)).encode()
 
 
-def unpacked(said: bytes) -> Standing:
-    """Return what `Standing.packed` has made bytes of."""
-    values: dict[str, Any] = json.loads(said)
+def parse_status(message: bytes) -> RankStatus:
+    """Return the status from the bytes of `RankStatus.to_bytes`."""
+    values: dict[str, Any] = json.loads(message)
     wait = values.pop("wait")
     if wait is not None:
         wait = Wait(**{**wait, "ranks": tuple(wait["ranks"])})
-    return Standing(**values, wait=wait)
+    return RankStatus(**values, wait=wait)

@@ -1,18 +1,18 @@
-"""What an exchange costs that backward hides: the processor, where both need one.
+"""Estimates how much of backward is communication that competes with it for the cores.
 
-On processors those who carry gradients (threads of the back end, the system's network) compute while backward
-does, and where there are no more processors than ranks, backward stands still meanwhile::
+On CPUs, communication (threads of the back end, the system's network) computes while backward does. Where
+there are no more cores than ranks, backward's thread waits for a core meanwhile::
 
     backward's thread    layer 4 . layer 3 .......... layer 2 .......... layer 1 |
-    carries gradients                      bucket 0            bucket 1          | bucket 2 waited for
+    communication                          bucket 0            bucket 1          | bucket 2 waited for
 
-That is seen in the time for which the thread could have run and waited for a processor; what it sleeps, or
-waits for a disk, is not in it. How much of it others take is told by forward, which hides no exchange; by
-chance they take more of it than of backward, and then less than nothing is left for the exchange. That is
-taken off what the steps after have, and never off what one demonstrably waited for.
+The estimate is the time in which backward's thread was runnable and had no core, less what other processes
+account for; time asleep or waiting for a disk does not count. The share of other processes is measured in
+forward, which overlaps with no communication. By chance they take more of forward than of backward, and the
+estimate of a step is negative: that is subtracted from the following steps, never from measured waits.
 
-The system is asked in the first steps and then in some: after a model's work each question takes some 10 us,
-and what a step may be clocked by is 1 % of it. Steps between have the share of backward that those had.
+The counters are read in the first steps and then in one of 16: each read takes some 10 us after a model's
+work, and the clock may take 1 % of a step. Steps between have the same share of backward as those.
 """
 
 import os
@@ -26,103 +26,103 @@ from typing import Any, NamedTuple, TypeAlias
 from samestep.base.phases import BACKWARD, FORWARD
 
 COMPUTING = (FORWARD, BACKWARD)
-"""The phases of which it is known what the thread had of its processor."""
-_KEPT = 0.9
-"""How much of what was known counts after another step that tells."""
+"""The phases in which the thread's CPU time is measured."""
+_DECAY = 0.9
+"""Weight of the sums so far when a step is added to them."""
 _ALL, _EVERY = 8, 16
-"""The first steps are all asked for; then one of so many."""
+"""The first steps are all sampled; then one of so many."""
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
-class Processor(NamedTuple):
-    """What a thread has had of its processor, in seconds."""
+class CpuUse(NamedTuple):
+    """CPU time of a thread, in seconds."""
 
     ran: float = 0.0
     delayed: float = 0.0
-    """Could have run, and waited for a processor."""
+    """Time in which the thread was runnable and waited for a core."""
 
 
 Readings: TypeAlias = list[Any]
-"""Of a thread's processor: before each, the phase that ended with it."""
+"""CPU readings of a thread, each preceded by the phase that ended with it."""
 
 
-def had(readings: Readings) -> dict[str, Processor]:
-    """Return what a thread had of its processor in each of `COMPUTING`."""
-    found = dict.fromkeys(COMPUTING, Processor())
+def cpu_use(readings: Readings) -> dict[str, CpuUse]:
+    """Return the CPU time of a thread in each phase of `COMPUTING`."""
+    found = dict.fromkeys(COMPUTING, CpuUse())
     for phase, (before, after) in zip(readings[2::2], pairwise(readings[1::2]), strict=False):
         if phase in COMPUTING:
             sofar = found[phase]
-            found[phase] = Processor(
+            found[phase] = CpuUse(
                 sofar.ran + after.ran - before.ran, sofar.delayed + after.delayed - before.delayed
             )
     return found
 
 
-def is_to_be_read(step: int) -> bool:
-    """Return whether the system is asked in a step that hides an exchange, by its number among those.
+def is_sampled(step: int) -> bool:
+    """Return whether the counters are read in a step.
 
     Args:
-        step: that number; less than 0 before the steps that are taken down.
+        step: its number among the recorded steps with overlapped communication; negative during warm-up.
     """
     return step < _ALL or step % _EVERY == 0
 
 
-class ProcessorClock:
-    """Tells how long the thread that made it has run and waited for a processor; Linux counts both.
+class ThreadCpuClock:
+    """Reads how long the thread that created it has run and waited for a core.
 
     Raises:
-        OSError: the system does not tell (Linux without ``CONFIG_SCHED_INFO``, other systems).
+        OSError: the system does not count this (Linux without ``CONFIG_SCHED_INFO``, other systems).
     """
 
     def __init__(self) -> None:
         self._file = os.open(_SCHEDSTAT, os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
 
-    def __call__(self) -> Processor:
-        """Return both so far."""
+    def __call__(self) -> CpuUse:
+        """Return both times so far."""
         try:
             delayed = int(os.pread(self._file, 64, 0).split()[1]) / 1e9
-        except OSError:  # in a fork of the script, and the thread is gone
+        except OSError:  # in a fork of the script, where the thread does not exist
             delayed = 0.0
-        return Processor(time.thread_time(), delayed)
+        return CpuUse(time.thread_time(), delayed)
 
 
-def processor_clock() -> ProcessorClock | None:
-    """Return the clock of this thread; None where the system does not tell."""
+def thread_cpu_clock() -> ThreadCpuClock | None:
+    """Return the clock of this thread; None where the system does not count."""
     try:
-        return ProcessorClock()
+        return ThreadCpuClock()
     except OSError:
         return None
 
 
-class Stolen:
-    """Tells it of each step, in their order."""
+class ContentionEstimator:
+    """Estimates the communication within backward, from the steps in their order."""
 
     def __init__(self) -> None:
         self._ran = self._delayed = 0.0
-        self._owed = 0.0
-        """What was less than nothing in the steps before; no more than that."""
-        self._taken = self._backward = 0.0
-        """Of the steps that told, seconds of backward that were exchange; and all of it."""
+        self._deficit = 0.0
+        """Sum of the negative estimates that no later step has made up for; at most 0."""
+        self._overlapped = self._backward = 0.0
+        """Of the sampled steps: seconds of backward that were communication, and seconds of backward."""
 
-    def of(self, seconds: Mapping[str, float], processor: Mapping[str, Processor] | None) -> float:
-        """Return the seconds of a step's backward that are exchange.
+    def of(self, seconds: Mapping[str, float], cpu: Mapping[str, CpuUse] | None) -> float:
+        """Return the seconds of a step's backward that are communication.
 
         Args:
-            seconds: of its phases.
-            processor: what the thread had of it in its forward and its backward; None where nobody asked.
+            seconds: the step's phases.
+            cpu: the thread's CPU time in forward and backward; None if the step was not sampled.
         """
-        if processor is None:
-            return self._taken / self._backward * seconds[BACKWARD] if self._backward else 0.0
-        forward, backward = processor[FORWARD], processor[BACKWARD]
-        self._ran = _KEPT * self._ran + forward.ran
-        self._delayed = _KEPT * self._delayed + forward.delayed
+        if cpu is None:
+            return self._overlapped / self._backward * seconds[BACKWARD] if self._backward else 0.0
+        forward, backward = cpu[FORWARD], cpu[BACKWARD]
+        self._ran = _DECAY * self._ran + forward.ran
+        self._delayed = _DECAY * self._delayed + forward.delayed
         by_others = self._delayed / self._ran * backward.ran if self._ran else 0.0
-        found = self._owed + backward.delayed - by_others
-        self._owed = min(0.0, found)
-        # DDP's copies are no backward, and what they waited is in its delay: never more than its part of it.
+        found = self._deficit + backward.delayed - by_others
+        self._deficit = min(0.0, found)
+        # The delay includes that of DDP's copies, which backward's seconds do not: take its share at most.
         most = seconds[BACKWARD] * backward.delayed / (backward.ran + backward.delayed or 1.0)
-        taken = max(0.0, min(most, found))
-        self._taken = _KEPT * self._taken + taken
-        self._backward = _KEPT * self._backward + seconds[BACKWARD]
-        return taken
+        overlapped = max(0.0, min(most, found))
+        self._overlapped = _DECAY * self._overlapped + overlapped
+        self._backward = _DECAY * self._backward + seconds[BACKWARD]
+        return overlapped

@@ -1,4 +1,4 @@
-"""What one rank of a script was seen to do, as data: written line by line, so that a crash loses nothing."""
+"""Reads and writes the trace of one rank of a script, line by line, so that a crash loses nothing."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -9,21 +9,21 @@ from typing import Any, NamedTuple
 
 @dataclass(slots=True, kw_only=True)
 class Step:
-    """One optimizer step; of a script without optimizers, one backward.
+    """One optimizer step; in a script without optimizers, one backward.
 
     Args:
-        index: which one, from 0, of all optimizers' together.
-        optimizer: which one stepped, in the order of their first steps.
-        samples: a key of each sample that models were called with in training since the step before.
-        evaluated: a key of each sample that they were called with otherwise since then.
-        losses: the values that were differentiated since then.
+        index: number of the step, from 0, over all optimizers.
+        optimizer: index of the optimizer, in the order of first steps.
+        samples: a key for each sample of training calls since the previous step.
+        evaluated: a key for each sample of other calls since then.
+        losses: the losses of the backwards since then.
         learning_rates: of the parameter groups.
-        gradient_norm: before the step, over all parameters of the optimizer.
-        gradient: their sketch.
+        gradient_norm: 2-norm of the gradients before the step, over all parameters of the optimizer.
+        gradient: sketch of these gradients.
         before: sketch of the parameters before the step.
-        after: and after it.
-        backwards: backwards since the step before.
-        printed: how many characters had been printed.
+        after: sketch of the parameters after the step.
+        backwards: number of backwards since the previous step.
+        printed: number of characters printed so far.
     """
 
     index: int
@@ -40,40 +40,40 @@ class Step:
     printed: int = 0
 
 
-class Held(NamedTuple):
-    """A parameter that an optimizer holds."""
+class OptimizerParameter(NamedTuple):
+    """A parameter of an optimizer."""
 
     name: str
-    """In the models called, and which of them; empty where it is in none."""
+    """Index of the model and name in it; empty if no called model has the parameter."""
     shape: tuple[int, ...]
     group: int
 
 
 @dataclass(slots=True, kw_only=True)
 class Facts:
-    """What else was seen, once for the whole run.
+    """Properties of the whole run of one rank.
 
     Args:
-        rank: whose trace this is.
-        met: ranks of the largest process group there was; 1 where there was none.
-        epsilon: of the coarsest type that anything was computed in.
-        parameter_epsilon: of the coarsest type of a parameter that was trained.
-        batch_norm: whether batch norms took statistics in training.
-        drew: whether models drew random numbers when called, or the loop between a batch and its backward.
-        stream: a digest of where the first of these draws began.
-        augmented: whether data sets drew random numbers when asked for a sample.
-        repeated_epochs: how many epochs of training a `DistributedSampler` shuffled as one before.
+        rank: the rank.
+        group_size: ranks of the largest process group; 1 without a group.
+        epsilon: machine epsilon of the coarsest dtype that anything was computed in.
+        parameter_epsilon: machine epsilon of the coarsest dtype of a trained parameter.
+        batch_norm: whether batch norms used batch statistics in training.
+        drew: whether random numbers were drawn in calls of models, or between a batch and its backward.
+        stream: a digest of the random state at the first of these draws.
+        augmented: whether data sets drew random numbers in fetching a sample.
+        repeated_epochs: number of training epochs that a `DistributedSampler` shuffled like an earlier one.
         wrapped: whether models were called through DistributedDataParallel.
-        parameters: what each optimizer holds, in the order of their first steps.
-        evaluated: a key of each sample of evaluations after the last step.
+        parameters: parameters of each optimizer, in the order of first steps.
+        evaluated: a key for each sample of evaluations after the last step.
         printed: stdout.
-        ended: "steps" where as many were made as were asked for, "end" where the script ended before,
-            otherwise the name of the error.
-        message: its text.
+        ended: "steps" if the requested number of steps was made, "end" if the script ended before, otherwise
+            the name of the error.
+        message: text of the error.
     """
 
     rank: int
-    met: int = 1
+    group_size: int = 1
     epsilon: float = 0.0
     parameter_epsilon: float = 0.0
     batch_norm: bool = False
@@ -82,7 +82,7 @@ class Facts:
     augmented: bool = False
     repeated_epochs: int = 0
     wrapped: bool = False
-    parameters: list[list[Held]] = field(default_factory=list)
+    parameters: list[list[OptimizerParameter]] = field(default_factory=list)
     evaluated: list[float] = field(default_factory=list)
     printed: str = ""
     ended: str = "killed"
@@ -91,34 +91,34 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Everything that one rank was seen to do."""
+    """The trace of one rank."""
 
     facts: Facts
     steps: Sequence[Step]
     begun: int
-    """How many steps it began."""
+    """Number of steps that the rank began."""
 
 
 class Writer:
     """Appends to the trace of one rank.
 
     Args:
-        path: its file.
+        path: the trace file.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", encoding="utf-8")
 
     def step(self, step: Step) -> None:
-        """Write a step down."""
+        """Write a step."""
         self._write({"step": asdict(step)})
 
     def begin(self, step: int) -> None:
-        """Write down that a step has begun."""
+        """Write that a step has begun."""
         self._write({"begun": step})
 
     def end(self, facts: Facts) -> None:
-        """Write down how it ended."""
+        """Write the facts at the end."""
         self._write({"facts": asdict(facts)})
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -127,7 +127,7 @@ class Writer:
 
 
 def read(path: Path, *, rank: int) -> Trace:
-    """Return the trace of a rank; an empty one if it left none."""
+    """Return the trace of a rank; an empty trace if the file is missing."""
     facts, steps, begun = Facts(rank=rank), [], 0
     for line in _lines(path):
         if "step" in line:
@@ -137,14 +137,15 @@ def read(path: Path, *, rank: int) -> Trace:
         else:
             facts = Facts(**line["facts"])
             facts.parameters = [
-                [Held(name, tuple(shape), group) for name, shape, group in held] for held in facts.parameters
+                [OptimizerParameter(name, tuple(shape), group) for name, shape, group in parameters]
+                for parameters in facts.parameters
             ]
     return Trace(facts, steps, begun)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield what was written whole."""
+    """Yield the lines that were written completely."""
     if not path.exists():
         return
-    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
-    yield from map(json.loads, whole.splitlines())
+    complete = path.read_text(encoding="utf-8").rpartition("\n")[0]
+    yield from map(json.loads, complete.splitlines())

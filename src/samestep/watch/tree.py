@@ -1,4 +1,4 @@
-"""The tensors in what modules take and give: in tuples, dicts, dataclasses, output objects."""
+"""Finds and replaces the tensors in a module's inputs and outputs: in tuples, dicts, dataclasses, objects."""
 
 from collections import UserDict
 from collections.abc import Callable, Iterator
@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 Path: TypeAlias = tuple[str | int, ...]
-"""Where in a structure something is: keys, indices and names from the outside in."""
+"""Path of a part in a structure: keys, indices and names from the outside in."""
 Change: TypeAlias = Callable[[Path, Tensor], Any]
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
-    """Yield the tensors in `value`, each with its place, in order.
+    """Yield the tensors in `value` with their paths, in order.
 
-    A packed sequence counts as none: its rows are time steps, not samples.
+    Packed sequences are skipped: their rows are time steps, not samples.
     """
     if isinstance(value, Tensor):
         yield path, value
@@ -48,7 +48,7 @@ def mapped(value: Any, change: Change, path: Path = ()) -> Any:
 
 
 def parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield what a container holds, each part with its key; nothing where `value` is none."""
+    """Yield the parts of a container with their keys; nothing for any other value."""
     if isinstance(value, PackedSequence):
         return
     if isinstance(value, list | tuple):
@@ -62,5 +62,5 @@ def parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def text(path: Path) -> str:
-    """Return a place as one would write it: ``[0]['mask']``."""
+    """Return a path as Python source: ``[0]['mask']``."""
     return "".join(f"[{key!r}]" for key in path)

@@ -1,82 +1,82 @@
-"""Which of a script's optimizers ends a step: with several, the whole turn of them is one."""
+"""Detects which optimizer step ends a training step: with several optimizers, the last of each cycle."""
 
 from collections import Counter
 from weakref import WeakSet, ref
 
 from torch.optim.optimizer import Optimizer
 
-LONGEST = 100
-"""Steps of one optimizer in a turn, at most: what comes after more is in turns with nothing."""
+MAX_CYCLE = 100
+"""Maximum steps of one optimizer in a cycle; another that steps later is in no cycle with it."""
 
 
-class Turns:
-    """Learns in which order optimizers step, from their steps; and again where that changes.
+class OptimizerCycle:
+    """Infers the order in which optimizers step, and infers it again when that changes.
 
     ::
 
-        A A A A          each is a turn
-        D G D G D G      G ends a turn, once D has come again
-        D D D G D D D G  so it does here
-        A A A B B B A A  B is a new one in the place of A, once it has come twice; then A in that of B
-        D G D G D D D D  D is alone, once it has come more than twice as often as in any turn with G
+        A A A A          each step is a cycle
+        D G D G D G      G ends a cycle, once D has stepped again
+        D D D G D D D G  the same
+        A A A B B B A A  B replaces A, once it has stepped twice; then A replaces B
+        D G D G D D D D  D is alone, once it has stepped more than twice as often as in any cycle with G
     """
 
     def __init__(self) -> None:
         self._known: WeakSet[Optimizer] = WeakSet()
-        """Those that step in turns at this time."""
-        self._turn: Counter[int] = Counter()
-        """How often each has stepped in the turn under way, by id; one that is alone, since it is."""
+        """The optimizers of the current cycle order."""
+        self._steps: Counter[int] = Counter()
+        """Steps of each optimizer in the current cycle, by id; of a single optimizer, since it is single."""
         self._most: Counter[int] = Counter()
-        """How often in any turn of several."""
+        """Maximum steps of each optimizer in any cycle of several."""
         self._before: int | None = None
         self._last: int | None = None
-        """The optimizer that ends a turn, by its id; None as long as that is not known."""
+        """Id of the optimizer that ends a cycle; None while unknown."""
         self._ended = 0
-        self._alone: ref[Optimizer] | None = None
-        """The one that each turn is, where the last step was its own too."""
-        self.begins_anew = False
-        """Whether it is known since the last step that all before were but parts of turns."""
+        self._single: ref[Optimizer] | None = None
+        """The optimizer whose every step is a cycle, if the last step was its own."""
+        self.restarts = False
+        """Whether the last step showed that all cycles so far were only parts of cycles."""
 
-    def ends_with(self, optimizer: Optimizer) -> bool:
-        """Take down that an optimizer has stepped; return whether a turn ends with it."""
+    def ends_cycle(self, optimizer: Optimizer) -> bool:
+        """Record that an optimizer has stepped; return whether this ends a cycle."""
         this = id(optimizer)
-        if self._alone is not None and self._alone() is optimizer:  # as in most scripts, in each step
-            self._turn[this] += 1
+        if self._single is not None and self._single() is optimizer:  # as in most scripts, in each step
+            self._steps[this] += 1
             self._ended += 1
-            self.begins_anew = False
+            self.restarts = False
             return True
-        self._alone, self.begins_anew = None, False
+        self._single, self.restarts = None, False
         if optimizer not in self._known:
             self._last = None if self._known else this
             self._known.add(optimizer)
         elif self._last is None:
-            self._learn(optimizer)
-        elif this != self._last and self._turn[this] >= min(2 * self._most[this], LONGEST):
+            self._infer_last(optimizer)
+        elif this != self._last and self._steps[this] >= min(2 * self._most[this], MAX_CYCLE):
             self._last = self._before
-            self._leave({*self._turn})
-        self._turn[this] += 1
+            self._keep({*self._steps})
+        self._steps[this] += 1
         self._before = this
         if this != self._last:
             return False
         self._ended += 1
         if len(self._known) > 1:
-            self._most |= self._turn
-            self._turn.clear()
+            self._most |= self._steps
+            self._steps.clear()
         else:
-            self._alone = ref(optimizer)
+            self._single = ref(optimizer)
         return True
 
-    def _learn(self, optimizer: Optimizer) -> None:
-        """Know who ends a turn, as after a new one has come this one comes, which is known."""
+    def _infer_last(self, optimizer: Optimizer) -> None:
+        """Set which optimizer ends a cycle: after a new one, a known one steps again."""
         self._last = self._before
         if self._before == id(optimizer):
-            self._leave({id(optimizer)})
+            self._keep({id(optimizer)})
         else:
-            self._most |= self._turn
-            self._turn.clear()
-            self.begins_anew = self._ended <= LONGEST
+            self._most |= self._steps
+            self._steps.clear()
+            self.restarts = self._ended <= MAX_CYCLE
 
-    def _leave(self, ids: set[int]) -> None:
-        """Go on with these alone: the others come no more, or as new ones."""
+    def _keep(self, ids: set[int]) -> None:
+        """Remove all other optimizers from the order; they do not step again, or count as new."""
         self._known = WeakSet(one for one in self._known if id(one) in ids)
-        self._turn.clear()
+        self._steps.clear()

@@ -1,7 +1,7 @@
-"""Methods that torch's compiler leaves alone, though what it compiles calls them.
+"""Excludes methods from torch.compile although compiled code calls them.
 
-It would compile each with guards on all that the method reads, and anew where that has changed: in each
-step, for what notes steps.
+Dynamo would compile each method with guards on all that it reads, and recompile when that changes: in every
+step, for the hooks that log events.
 """
 
 import sys
@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from samestep.watch.events import remade
+from samestep.watch.events import replaced
 
 
 @contextmanager
 def uncompiled(owner: type) -> Iterator[None]:
-    """Have the methods of a class, and what they call, left alone by whatever is compiled within."""
+    """Exclude a class's methods, and the functions they call, from compilation inside a block."""
     methods = [one for one in vars(owner).values() if isinstance(one, FunctionType)]
 
     def marking(compiling: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,7 +29,7 @@ def uncompiled(owner: type) -> Iterator[None]:
 
     if "torch._dynamo" in sys.modules:  # importing it takes more than a second
         _mark(methods)
-    with remade(torch, "compile", marking):
+    with replaced(torch, "compile", marking):
         yield
 
 
@@ -40,6 +40,6 @@ def _mark(methods: list[FunctionType]) -> None:
     dynamo: Any = eval_frame
     for one in methods:
         decorators.skip(one)
-        if hasattr(dynamo, "FrameExecStrategy"):  # else what these call is compiled
+        if hasattr(dynamo, "FrameExecStrategy"):  # older versions compile the functions that these call
             skip = dynamo.FrameAction.SKIP
             dynamo.set_code_exec_strategy(one.__code__, dynamo.FrameExecStrategy(skip, skip))

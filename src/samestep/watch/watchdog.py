@@ -1,7 +1,7 @@
-"""A thread beside the script that tells the other ranks where this one stands, and notices a hang.
+"""Runs a thread beside the script that posts the status of this rank and detects hangs.
 
-The first of the ranks that wait in vain says who is missing, and ends the run. Time counts only as far as
-this thread is awake: a job that was suspended (Ctrl-Z) does not hang.
+One of the waiting ranks, the first that responds, reports the hang and ends the run. Only time in which this
+thread runs counts, so a suspended job (Ctrl-Z) does not hang.
 """
 
 import sys
@@ -14,25 +14,25 @@ from dataclasses import replace
 import psutil
 
 from samestep.base.place import Place
-from samestep.watch.board import Board
-from samestep.watch.hang import Advice, Hang, describe, find_hang, ran_out
-from samestep.watch.look import Lookout
-from samestep.watch.standing import Standing, State, Wait, unpacked
+from samestep.watch.board import StatusStore
+from samestep.watch.hang import Advice, Hang, describe, ended_before, find_hang
+from samestep.watch.look import StatusSampler
+from samestep.watch.standing import RankStatus, State, Wait, parse_status
 from samestep.watch.where import with_text
 
 INTERVAL_S = 0.5
-"""Between two looks; a sixth of the time to wait where that is less."""
+"""Seconds between two samples; a sixth of the hang timeout if that is less."""
 _GONE_S = 2.0
-"""How long a rank waits for one whose script has ended: long enough to be sure of both."""
-_LAST_WORDS_S = 5.0
-"""How long a broken connection waits to hear that the other end had no more to do."""
+"""Seconds after which a wait for a rank whose script has ended is a hang; both statuses are current then."""
+_LAST_STATUS_S = 5.0
+"""Seconds to wait, after a connection was lost, for the status of the rank that closed it."""
 _WAITING_S = 1.0
-"""How long a rank waits in a collective before another that leaves takes it to wait in vain."""
-_QUIET_BEATS = 6
-"""After how many looks without a word a rank is called quiet."""
+"""Seconds in a collective after which a rank counts as waiting for a rank that leaves."""
+_QUIET_SAMPLES = 6
+"""Number of samples without a new status after which a rank counts as not responding."""
 
 
-_at_end = threading.Event()
+_is_waiting_at_end = threading.Event()
 """Set while this process waits for the other ranks at the end of its script."""
 
 
@@ -41,22 +41,22 @@ _watching: "list[Watchdog]" = []
 
 
 def is_waiting(rank: int) -> bool:
-    """Return whether another rank has waited in a collective for a while, as far as that is known here."""
+    """Return whether another rank is known to have waited in a collective for `_WAITING_S`."""
     return any(watchdog.has_seen_waiting(rank) for watchdog in _watching)
 
 
 @contextmanager
-def at_the_end() -> Iterator[None]:
-    """Within, the script has ended, and the process waits for the other ranks to end theirs."""
-    _at_end.set()
+def waiting_at_end() -> Iterator[None]:
+    """Mark, for the duration of a block, that this rank's script has ended and waits for the other ranks."""
+    _is_waiting_at_end.set()
     try:
         yield
     finally:
-        _at_end.clear()
+        _is_waiting_at_end.clear()
 
 
 def interval_of(limit_s: float) -> float:
-    """Return the time between two looks where ranks may wait for `limit_s`."""
+    """Return the seconds between two samples for a hang timeout of `limit_s`."""
     return min(INTERVAL_S, limit_s / 6)
 
 
@@ -64,86 +64,86 @@ class Watchdog:
     """Watches one rank.
 
     Args:
-        place: of this rank.
-        board: where the ranks leave word.
-        limit_s: how long a rank may wait for another.
-        start: how often the workers had been started before.
-        give_up: told of a hang, where this rank is to tell it; ends the process.
-        follow: called where another rank has ended the run; ends the process.
-        advice: what helps where ranks take different ways.
+        place: this rank's place.
+        store: holds the statuses of all ranks.
+        limit_s: the hang timeout, in seconds.
+        generation: number of restarts of the workers before.
+        on_hang: called with the message of a hang that this rank reports; ends the process.
+        on_abort: called when another rank has aborted the run; ends the process.
+        advice: what to do if ranks execute different calls.
     """
 
     def __init__(
         self,
         place: Place,
-        board: Board,
+        store: StatusStore,
         *,
         limit_s: float,
-        start: int,
-        give_up: Callable[[str], None],
-        follow: Callable[[], None],
+        generation: int,
+        on_hang: Callable[[str], None],
+        on_abort: Callable[[], None],
         advice: str,
     ) -> None:
-        self._place, self._board, self._limit_s, self._start = place, board, limit_s, start
-        self._give_up, self._follow = give_up, follow
+        self._place, self._store, self._limit_s, self._generation = place, store, limit_s, generation
+        self._on_hang, self._on_abort = on_hang, on_abort
         self._advice = Advice(
-            apart=advice,
-            late=f"What rightly takes longer needs a larger --hang-timeout than {limit_s:g} s (0 is no end).",
+            diverged=advice,
+            slow=f"If this is expected, raise --hang-timeout (now {limit_s:g} s; 0 disables the check).",
         )
         self._interval_s = interval_of(limit_s)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="samestep-watchdog", daemon=True)
-        self._lookout = Lookout(start)
+        self._sampler = StatusSampler(generation)
         self._beats: dict[int, tuple[int, int]] = {}
-        """Of each rank: its last beat, and for how many looks it has been the last."""
+        """The last beat of each rank, and the number of samples since it changed."""
         self._last = time.monotonic()
 
     def begin(self) -> None:
-        """Begin to watch."""
+        """Start the thread."""
         self._thread.start()
         _watching.append(self)
 
     def has_seen_waiting(self, rank: int) -> bool:
-        """Return whether a rank has reported that it waits in a collective, for some time."""
+        """Return whether the status of a rank shows a wait in a collective of at least `_WAITING_S`."""
         with suppress(Exception):  # the script may have broken anything
-            status = self._heard().get(rank)
+            status = self._statuses().get(rank)
             return status is not None and status.wait is not None and status.wait.age_s >= _WAITING_S
         return False
 
     def end(self, state: State) -> None:
-        """Watch no longer, and tell the others how the script has ended."""
+        """Stop the thread, and post how the script has ended."""
         if self in _watching:
             _watching.remove(self)
         self._over.set()
         self._thread.join()
         with suppress(Exception):  # the script may have broken anything
-            self._board.post(self._lookout.look(0.0, state).packed())
+            self._store.post(self._sampler.sample(0.0, state).to_bytes())
             if state == "ended":
-                self._board.linger(self._nobody_runs)
+                self._store.linger(self._all_ended)
 
-    def bereaved(self, line: str) -> str:
-        """Return, after a connection broke, that another rank's script had come to its end; else nothing.
+    def explain_lost_connection(self, line: str) -> str:
+        """Return a message, after a connection was lost, if another rank's script had ended; else empty.
 
         Args:
-            line: of the script, where it broke.
+            line: the line of the script that raised.
         """
-        last = self._lookout.last_collective()
+        last = self._sampler.last_collective()
         if last is None:
             return ""
-        deadline = time.monotonic() + _LAST_WORDS_S
-        standings = self._heard()
+        deadline = time.monotonic() + _LAST_STATUS_S
+        statuses = self._statuses()
         while (
-            not (gone := ran_out(standings, last))
-            and self._may_speak(standings)
+            not (gone := ended_before(statuses, last))
+            and self._is_any_running(statuses)
             and time.monotonic() < deadline
         ):
             time.sleep(0.02)
-            standings = self._heard()
+            statuses = self._statuses()
         if not gone:
             return ""
         rank = self._place.rank
-        standings[rank] = replace(self._lookout.seen, state="running", at=with_text(line), wait=last)
-        return self._described(Hang(wait=last, waiting=(rank,), missing=gone), standings)
+        statuses[rank] = replace(self._sampler.last, state="running", line=with_text(line), wait=last)
+        return self._describe(Hang(wait=last, waiting=(rank,), missing=gone), statuses)
 
     def _watch(self) -> None:
         try:
@@ -155,70 +155,70 @@ class Watchdog:
 
     def _tick(self) -> None:
         now = time.monotonic()
-        state: State = "ended" if _at_end.is_set() else "running"
-        own = self._lookout.look(min(now - self._last, 2 * self._interval_s), state)
+        state: State = "ended" if _is_waiting_at_end.is_set() else "running"
+        own = self._sampler.sample(min(now - self._last, 2 * self._interval_s), state)
         self._last = now
-        self._board.post(own.packed())
-        if self._board.called_off:
-            self._follow()
+        self._store.post(own.to_bytes())
+        if self._store.is_aborted:
+            self._on_abort()
         if own.wait is None:
             self._beats.clear()
             return
         if own.wait.age_s >= _WAITING_S / 2:
             with suppress(Exception):  # the script may have closed it
-                sys.stdout.flush()  # a rank that is stopped in a collective could not
-        standings = self._heard()
-        self._listen(standings)
+                sys.stdout.flush()  # a rank that is terminated inside a collective cannot flush
+        statuses = self._statuses()
+        self._count_silence(statuses)
         hang = find_hang(
-            standings, self._place.size, limit_s=self._limit_s, gone_s=min(_GONE_S, self._limit_s)
+            statuses, self._place.size, limit_s=self._limit_s, gone_s=min(_GONE_S, self._limit_s)
         )
-        if hang is not None and self._is_mine_to_tell(hang, own.wait):
-            text = self._described(hang, standings)
-            self._board.call_off()
-            self._give_up(text)
+        if hang is not None and self._is_reporter(hang, own.wait):
+            text = self._describe(hang, statuses)
+            self._store.abort()
+            self._on_hang(text)
 
-    def _heard(self) -> dict[int, Standing]:
-        """Return where the ranks stand, as far as they say."""
-        words = {rank: unpacked(word) for rank, word in self._board.read().items()}
-        standings = {rank: one for rank, one in words.items() if one.start == self._start}
-        return {**standings, self._place.rank: self._lookout.seen}
+    def _statuses(self) -> dict[int, RankStatus]:
+        """Return the known statuses of this generation, by rank."""
+        statuses = {rank: parse_status(message) for rank, message in self._store.read().items()}
+        current = {rank: one for rank, one in statuses.items() if one.generation == self._generation}
+        return {**current, self._place.rank: self._sampler.last}
 
-    def _listen(self, standings: dict[int, Standing]) -> None:
-        for rank, standing in standings.items():
+    def _count_silence(self, statuses: dict[int, RankStatus]) -> None:
+        for rank, status in statuses.items():
             beat, count = self._beats.get(rank, (-1, 0))
-            self._beats[rank] = (standing.beat, count + 1 if beat == standing.beat else 0)
+            self._beats[rank] = (status.beat, count + 1 if beat == status.beat else 0)
 
-    def _is_mine_to_tell(self, hang: Hang, wait: Wait) -> bool:
-        able = [rank for rank in hang.waiting if self._beats.get(rank, (0, 0))[1] < _QUIET_BEATS]
+    def _is_reporter(self, hang: Hang, wait: Wait) -> bool:
+        able = [rank for rank in hang.waiting if self._beats.get(rank, (0, 0))[1] < _QUIET_SAMPLES]
         return self._place.rank in able[:1] or wait.age_s > 1.5 * self._limit_s + _GONE_S
 
-    def _described(self, hang: Hang, standings: dict[int, Standing]) -> str:
-        own, quiet = standings[self._place.rank], {}
+    def _describe(self, hang: Hang, statuses: dict[int, RankStatus]) -> str:
+        own, quiet = statuses[self._place.rank], {}
         for rank, (_, count) in self._beats.items():
-            why = _stopped(standings[rank], own.host) or ("not answering" if count >= _QUIET_BEATS else "")
-            if why and standings[rank].state == "running":
+            why = _stopped(statuses[rank], own.host) or ("not responding" if count >= _QUIET_SAMPLES else "")
+            if why and statuses[rank].state == "running":
                 quiet[rank] = why
-        return describe(hang, standings, self._place.size, quiet=quiet, advice=self._advice)
+        return describe(hang, statuses, self._place.size, quiet=quiet, advice=self._advice)
 
-    def _may_speak(self, standings: dict[int, Standing]) -> bool:
-        """Return whether some other rank may yet say that its script has ended."""
-        others = [one for rank, one in standings.items() if rank != self._place.rank]
+    def _is_any_running(self, statuses: dict[int, RankStatus]) -> bool:
+        """Return whether another rank's script may still run."""
+        others = [one for rank, one in statuses.items() if rank != self._place.rank]
         return len(others) < self._place.size - 1 or any(one.state == "running" for one in others)
 
-    def _nobody_runs(self) -> bool:
-        """Return whether no other rank's script runs that still gives word, or may come to give some."""
-        silent = Standing(start=self._start, beat=-1)
-        standings = {**dict.fromkeys(range(self._place.size), silent), **self._heard()}
-        self._listen(standings)
+    def _all_ended(self) -> bool:
+        """Return whether every other rank's script has ended, or has not responded for a long time."""
+        silent = RankStatus(generation=self._generation, beat=-1)
+        statuses = {**dict.fromkeys(range(self._place.size), silent), **self._statuses()}
+        self._count_silence(statuses)
         return not any(
-            one.state in ("running", "left") and self._beats[rank][1] < 10 * _QUIET_BEATS
-            for rank, one in standings.items()
+            one.state in ("running", "left") and self._beats[rank][1] < 10 * _QUIET_SAMPLES
+            for rank, one in statuses.items()
             if rank != self._place.rank
         )
 
 
-def _stopped(standing: Standing, host: str) -> str:
+def _stopped(status: RankStatus, host: str) -> str:
     with suppress(psutil.Error):
-        if standing.host == host and psutil.Process(standing.pid).status() == psutil.STATUS_STOPPED:
-            return f"stopped (process {standing.pid} was sent SIGSTOP, or the like)"
+        if status.host == host and psutil.Process(status.pid).status() == psutil.STATUS_STOPPED:
+            return f"stopped (process {status.pid} was sent SIGSTOP, or the like)"
     return ""

@@ -1,4 +1,4 @@
-"""Which line of the script a thread is in."""
+"""Finds the line of the script, and the blocking call, that a thread executes."""
 
 import linecache
 import sys
@@ -18,7 +18,7 @@ _LIBRARIES = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {_OURS, _TORCH}
 )
 _TEXT = 80
-"""Characters of a line that are told."""
+"""Maximum characters of a source line in messages."""
 _PEER = {"recv": ("src", "group_src"), "send": ("dst", "group_dst")}
 _COLLECTIVES = {
     "all_gather",
@@ -42,55 +42,55 @@ _COLLECTIVES = {
 
 
 def is_script(file: str) -> bool:
-    """Return whether a file is the user's own: no library, nor the interpreter's."""
+    """Return whether a file is user code: no library, and no file of the interpreter."""
     return not file.startswith((*_LIBRARIES, "<"))
 
 
 def main_frames() -> list[FrameType]:
-    """Return what the main thread is in, innermost first; nothing where there is no such thread any more."""
+    """Return the frames of the main thread, innermost first; empty if the thread has ended."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - documented so
-    return list(_outwards(frame))
+    return list(_callers(frame))
 
 
 def line_of(frames: Iterable[FrameType]) -> str:
-    """Return the script's line in `frames`, as ``file:line``; empty where the script is not in them."""
+    """Return the innermost line of the script in `frames`, as ``file:line``; empty without one."""
     for frame in frames:
         if is_script(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
     return ""
 
 
-def line_here() -> str:
-    """Return the script's line that the calling thread is in, as ``file:line``."""
-    frames = _outwards(sys._getframe(1))  # noqa: SLF001 - the public way copies the whole stack
+def current_line() -> str:
+    """Return the line of the script that the calling thread executes, as ``file:line``."""
+    frames = _callers(sys._getframe(1))  # noqa: SLF001 - the public way copies the whole stack
     return line_of(frames) or "outside of the script"
 
 
 def with_text(line: str) -> str:
-    """Return a ``file:line`` with the text of the line."""
+    """Return a ``file:line`` with the source of the line."""
     file, _, number = line.rpartition(":")
-    return _told(file, int(number)) if number.isdigit() else line
+    return _with_source(file, int(number)) if number.isdigit() else line
 
 
 @dataclass(frozen=True, slots=True)
-class Blocked:
+class BlockedCall:
     """A call in which a thread waits for other ranks.
 
-    It does not keep the call's frame, which would keep what all the callers have in hand once they return:
-    batches, loaders and their worker processes.
+    It has no reference to the call's frame, which would keep the local variables of all callers alive after
+    they return: batches, loaders and their worker processes.
     """
 
     op: str
     call: int
-    """Equal for all looks at one call, and maybe for a later call."""
+    """Id of the frame: equal for all samples of one call, and possibly for a later call."""
     ranks: tuple[int, ...] = ()
-    """Those waited for; none where it is all of them."""
+    """The ranks that are waited for; empty for all ranks."""
     is_new: bool = field(default=True, compare=False)
-    """Whether the call had not been looked at before."""
+    """Whether the call is sampled for the first time."""
 
 
-def blocked_in(frames: list[FrameType]) -> Blocked | None:
-    """Return what a thread waits in for others, by its frames: for what the flight recorder does not have."""
+def blocked_in(frames: list[FrameType]) -> BlockedCall | None:
+    """Return the call in which a thread waits for other ranks, for calls that the flight recorder lacks."""
     for frame in frames:
         name, file = frame.f_code.co_name, frame.f_code.co_filename
         if name == "_joined" and file.startswith(_OURS):
@@ -108,24 +108,24 @@ def blocked_in(frames: list[FrameType]) -> Blocked | None:
     return None
 
 
-def _blocked(op: str, frame: FrameType, *peers: Any) -> Blocked:
-    """Return what is waited in, and mark its frame as looked at.
+def _blocked(op: str, frame: FrameType, *peers: Any) -> BlockedCall:
+    """Return the blocked call, and mark its frame as sampled.
 
-    Nothing can refer to a frame weakly, and its address is soon another's. The mark makes a debugger pass
-    over the rest of the call, which is not the script's.
+    Frames have no weak references, and their addresses are reused. The mark, `f_trace_lines`, makes a
+    debugger skip the rest of the call, which is not in the script.
     """
     is_new, frame.f_trace_lines = frame.f_trace_lines, False
     ranks = tuple(peer for peer in peers if isinstance(peer, int))[:1]
-    return Blocked(op, id(frame), ranks, is_new)
+    return BlockedCall(op, id(frame), ranks, is_new)
 
 
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
-def _told(file: str, line: int) -> str:
+def _with_source(file: str, line: int) -> str:
     text = linecache.getline(file, line).strip()
     text = text if len(text) <= _TEXT else f"{text[: _TEXT - 3]}..."
     return f"{file}:{line}" + (f": {text}" if text else "")

@@ -88,7 +88,7 @@ def test_a_training_goes_on_after_a_warning_a_preemption_and_the_loss_of_its_fir
     assert done.code == 0, done.err
     stopped = re.findall(r"samestep: stopped by (\w+) after step (\d+) of 300, with a checkpoint\.", done.out)
     assert [name for name, _ in stopped] == ["SIGUSR1", "SIGTERM"]
-    assert [f"goes on from step-{step}, step {step} of 300" in done.out for _, step in stopped] == [
+    assert [f"resumes from step-{step}, step {step} of 300" in done.out for _, step in stopped] == [
         True,
         True,
     ]

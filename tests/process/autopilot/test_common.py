@@ -10,13 +10,13 @@ from samestep.autopilot.common import common_folder
 from samestep.autopilot.file_calls import unredirected
 from samestep.autopilot.kept_originals import LARGE as LARGE_BYTES
 from samestep.autopilot.sibling_ranks import SiblingRanks
-from samestep.autopilot.steering import steering
+from samestep.autopilot.steering import replicated_script
 from support.hosted import as_found, run_script
 
 
 def slower_than_rank_0(world, folder):
     """Return whether a copy that is behind sees what rank 0, which has left, has written."""
-    with as_found(), steering(world):
+    with as_found(), replicated_script(world):
         world.barrier()
         if world.place.is_main:
             (folder / "result").write_text("x")

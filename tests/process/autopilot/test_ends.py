@@ -6,7 +6,7 @@ from unittest.mock import patch
 from torch.distributed.distributed_c10d import _get_default_store
 
 from samestep.autopilot import steering
-from samestep.autopilot.steering import _let_main_write
+from samestep.autopilot.steering import _await_main_flush
 
 
 def leave(world, folder, late):
@@ -18,7 +18,7 @@ def leave(world, folder, late):
                 time.sleep(0.001)
         written.touch()
     with patch.object(steering, "_PATIENCE_S", 0.05 if late else 60.0):
-        _let_main_write(world, waits=not world.place.is_main)
+        _await_main_flush(world, waits=not world.place.is_main)
     has_written = written.exists()
     left.touch()
     world.barrier()
@@ -32,7 +32,7 @@ def leave_while_main_waits(world):
     began = time.monotonic()
     with patch.object(steering, "is_waiting", lambda rank: rank == 0):
         if not world.place.is_main:
-            _let_main_write(world, waits=True)
+            _await_main_flush(world, waits=True)
     took = time.monotonic() - began
     world.barrier()
     return took

@@ -16,10 +16,10 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from samestep.autopilot import loading as loading_module
 from samestep.autopilot.account import Account
-from samestep.autopilot.loaders import loaders_in_shares, reading_in_shares
-from samestep.autopilot.loading import Loading
+from samestep.autopilot.loaders import intercepted_loaders, sharded_loading
+from samestep.autopilot.loading import ScriptLoaders
 from samestep.base.errors import UsageError
-from samestep.replicas.fingerprint import check_alike
+from samestep.replicas.fingerprint import check_equal
 
 
 class Rows(Dataset):
@@ -85,11 +85,11 @@ def read(world, make, load="shared", epochs=2):
         loader = make()
         batches = [batch for _ in range(epochs) for batch in loader]
     else:
-        with loaders_in_shares(), reading_in_shares(Loading(world, account, load)):
+        with intercepted_loaders(), sharded_loading(ScriptLoaders(world, account, load)):
             loader = make()
             batches = [batch for _ in range(epochs) for batch in loader]
     drawn = torch.rand(1).item(), random.random(), np.random.rand()
-    check_alike(world, {"state": torch.get_rng_state().to(torch.float64)})
+    check_equal(world, {"state": torch.get_rng_state().to(torch.float64)})
     return batches, drawn, account.lines(), account.exceptions
 
 
@@ -162,9 +162,9 @@ def _with_own_noise():
 WHOLE = {
     "reads a stream": partial(DataLoader, Stream(), 5),
     "data set makes the batches": partial(DataLoader, Rows(), None),
-    "something else of a part": partial(DataLoader, Rows(), 5, collate_fn=centred),
+    "another result for a part": partial(DataLoader, Rows(), 5, collate_fn=centred),
     "collate function draws": partial(DataLoader, Rows(), 5, collate_fn=mixed),
-    "a row for each sample": partial(DataLoader, [(1, "name")] * 20, 5),
+    "one row per sample": partial(DataLoader, [(1, "name")] * 20, 5),
     "changes the data set": _with_own_noise,
     "a later batch": partial(DataLoader, DrawsLate(), 5),
 }
@@ -212,8 +212,8 @@ class Noting(Rows):
 
 def _loaded(world):
     printed = io.StringIO()
-    loading = Loading(world, Account(), "shared")
-    with loaders_in_shares(), reading_in_shares(loading), redirect_stdout(printed):
+    loading = ScriptLoaders(world, Account(), "shared")
+    with intercepted_loaders(), sharded_loading(loading), redirect_stdout(printed):
         list(DataLoader(Noting(20), 5))
     return [int(line) for line in printed.getvalue().split()]
 
@@ -225,7 +225,7 @@ def test_a_sample_that_cannot_be_loaded_is_an_error_on_all_ranks(processes, work
 
 def _broken(world, workers):
     batches = []
-    with loaders_in_shares(), reading_in_shares(Loading(world, Account(), "shared")):
+    with intercepted_loaders(), sharded_loading(ScriptLoaders(world, Account(), "shared")):
         more = {"num_workers": 1, "prefetch_factor": 1, **FORKED} if workers else {}
         try:
             batches.extend(len(batch[0]) for batch in DataLoader(Breaks(40), 4, **more))
@@ -247,7 +247,7 @@ def _left(world, stay):
     """Leave an iterator early; return whether it is gone, and the exit codes of its processes."""
     gc.disable()
     try:
-        with loaders_in_shares(), reading_in_shares(Loading(world, Account(), "shared")):
+        with intercepted_loaders(), sharded_loading(ScriptLoaders(world, Account(), "shared")):
             iterator = iter(DataLoader(Rows(90), 4, num_workers=2, persistent_workers=stay, **FORKED))
             next(iterator)
             workers, gone = iterator._workers, weakref.ref(iterator)
@@ -266,7 +266,7 @@ def _processes(world):
     share = loading_module.processors_of_rank
     loading_module.processors_of_rank = lambda local_size: 2 // local_size
     try:
-        with loaders_in_shares(), reading_in_shares(Loading(world, Account(), "shared")):
+        with intercepted_loaders(), sharded_loading(ScriptLoaders(world, Account(), "shared")):
             loader = DataLoader(Rows(60), 4, num_workers=2, **FORKED)
             for _ in range(2):
                 iterator = iter(loader)

@@ -108,11 +108,11 @@ def _gallery(processes, tmp_path, name):
 
 REFUSED = {
     "ended without a backward": "for a, b in loader: model(a)",
-    "what it is over all of them": "for a, b in loader: model(a).logsumexp((0, 1)).backward()",
+    "reduced over the samples": "for a, b in loader: model(a).logsumexp((0, 1)).backward()",
     "draws random numbers for its slice": "for a, b in loader: model(torch.randn_like(a)).sum().backward()",
-    "gradients of its own": "for a, b in loader: model(a).mean().backward(torch.tensor(2.0))",
+    "gradient argument": "for a, b in loader: model(a).mean().backward(torch.tensor(2.0))",
     "torch.autograd.grad": "for a, b in loader: torch.autograd.grad(model(a).mean(), model[0].weight)",
-    "tensors with a row for each sample": "for a in DataLoader([(1, 'a')] * 8, 4): model(x)",
+    "one row per sample": "for a in DataLoader([(1, 'a')] * 8, 4): model(x)",
 }
 
 

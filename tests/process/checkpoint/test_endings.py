@@ -8,7 +8,7 @@ import torch
 
 from samestep.checkpoint.background import Writer
 from samestep.checkpoint.choose import newest_valid
-from samestep.checkpoint.retain import Keep
+from samestep.checkpoint.retain import Retention
 from support.snapshots import names
 from support.systems import small_file_system
 
@@ -46,7 +46,7 @@ def small_disk(tmp_path):
 
 @pytest.mark.parametrize("part", ["model", "optimizer"])
 def test_a_full_disk_is_told_by_name_and_loses_nothing(small_disk, part):
-    with Writer(small_disk, Keep(last=1)) as writer:
+    with Writer(small_disk, Retention(last=1)) as writer:
         save(writer, 1, kilobytes=1200)
         save(writer, 2, kilobytes=1200, part=part)
         assert writer.failure == (

@@ -14,7 +14,7 @@ from samestep.checkpoint.background import Writer
 from samestep.checkpoint.choose import folder_of, newest_valid, steps_in
 from samestep.checkpoint.layout import FILES
 from samestep.checkpoint.read import read
-from samestep.checkpoint.retain import Keep
+from samestep.checkpoint.retain import Retention
 from samestep.checkpoint.save import write
 from samestep.checkpoint.sealed import SealedFile
 from samestep.checkpoint.snapshot import Snapshot
@@ -69,7 +69,7 @@ class Doom:
 
 
 def replace_one_and_write_one(folder, at):
-    with Writer(folder, Keep(last=1, best=False)) as writer:
+    with Writer(folder, Retention(last=1, best=False)) as writer:
         Doom(folder, at)
         for step, seed in ((2, 20), (3, 3)):
             save(writer, step, seed)

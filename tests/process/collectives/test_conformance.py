@@ -20,8 +20,8 @@ from samestep.collectives.one_host import OneHostWorld, on_one_host
 from samestep.collectives.shared_memory import PIECE
 from samestep.collectives.subgroup import Subgroup
 from samestep.testing import judge
-from samestep.testing.cases import Case, drawn
-from samestep.testing.judge import Seen
+from samestep.testing.cases import Case, random_tensor
+from samestep.testing.judge import Result
 from samestep.world.operation import OPS
 
 ALL = 8
@@ -59,7 +59,7 @@ class Call:
     def case(self):
         size = len(self.ranks)
         shape = (size, *self.shape) if self.collective in ROWS else self.shape
-        inputs = tuple(drawn(rank, shape, self.dtype) for rank in range(size))
+        inputs = tuple(random_tensor(rank, shape, self.dtype) for rank in range(size))
         return Case(inputs=inputs, root=self.root, op=self.op, strided=self.strided)
 
 
@@ -94,7 +94,7 @@ def performed(world, call):
     case, (_, algorithms, arguments) = call.case(), KIT[call.collective]
     tensor = case.input(group.place.rank)
     returned = algorithms[call.name](group, tensor, *(getattr(call, name) for name in arguments))
-    return Seen(tensor=tensor, returned=returned, sent=0)
+    return Result(tensor=tensor, returned=returned, sent=0)
 
 
 def problems(processes, call, size=ALL):

@@ -7,7 +7,7 @@ from samestep.base.errors import OutOfStep
 from samestep.collectives.one_host import on_one_host
 from samestep.collectives.progress import GROUP, PROGRESS
 from samestep.collectives.subgroup import Subgroup
-from samestep.watch.recorder import Count, Recorder, ranks_of
+from samestep.watch.recorder import CollectiveCount, Recorder, ranks_of
 
 NAMES = f"{GROUP} of ranks 0, 1", f"{GROUP} of ranks 1, 2"
 
@@ -28,12 +28,12 @@ def in_several_groups(world):
 
 
 def test_ranks_are_compared_within_the_groups_that_they_share(processes):
-    whole = {GROUP: Count(1, 1)}
+    whole = {GROUP: CollectiveCount(1, 1)}
 
     assert processes.run(in_several_groups, 3) == [
-        {NAMES[0]: Count(2, 2), **whole},
-        {NAMES[0]: Count(2, 2), NAMES[1]: Count(1, 1), **whole},
-        {NAMES[1]: Count(1, 1), **whole},
+        {NAMES[0]: CollectiveCount(2, 2), **whole},
+        {NAMES[0]: CollectiveCount(2, 2), NAMES[1]: CollectiveCount(1, 1), **whole},
+        {NAMES[1]: CollectiveCount(1, 1), **whole},
     ]
 
 
@@ -59,4 +59,4 @@ def refused(world):
 
 
 def test_a_call_that_was_refused_is_over(processes):
-    assert processes.run(refused, 2) == [(Count(1, 1), None, "all_reduce")] * 2
+    assert processes.run(refused, 2) == [(CollectiveCount(1, 1), None, "all_reduce")] * 2

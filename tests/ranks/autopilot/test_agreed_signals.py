@@ -1,11 +1,11 @@
-"""A handler that a script has set is called on all of its copies at once, for a signal at any of them."""
+"""All ranks call a script's signal handler at the same point, for a signal that any rank receives."""
 
 import os
 import signal
 
 import pytest
 
-from samestep.autopilot.agreed_signals import Handlers
+from samestep.autopilot.agreed_signals import SignalHandlers
 from samestep.world.threads import run_ranks
 
 USR1, TERM = signal.SIGUSR1, signal.SIGTERM
@@ -14,21 +14,21 @@ USR1, TERM = signal.SIGUSR1, signal.SIGTERM
 def handlers_of(world):
     """Return handlers that stand for those of a process, which ranks that are threads share."""
     set_here = {}
-    return Handlers(
+    return SignalHandlers(
         world, set_here.__setitem__, lambda number: set_here.get(number, signal.SIG_DFL)
     ), set_here
 
 
-def test_a_signal_at_any_copy_is_handled_once_by_all_at_their_next_call():
+def test_all_ranks_handle_a_signal_once_at_their_next_call():
     def copies(world):
         seen, steps = [], []
         handlers, _ = handlers_of(world)
         handlers.set(USR1, lambda number, frame: seen.append((number, frame is not None)))
         for step in range(5):
             if step == 1 + world.place.rank:  # the same signal arrives a step later at rank 1
-                handlers.note(USR1, None)
+                handlers.record(USR1, None)
             if step == 3 and world.place.is_main:  # and another one at rank 0 alone
-                handlers.note(USR1, None)
+                handlers.record(USR1, None)
             handlers.agree()
             steps.append(len(seen))
         return seen, steps
@@ -41,7 +41,7 @@ def test_a_handler_may_end_the_script_everywhere():
         handlers, _ = handlers_of(world)
         handlers.set(TERM, lambda number, frame: exec("raise KeyError(number)"))
         if not world.place.is_main:
-            handlers.note(TERM, None)
+            handlers.record(TERM, None)
         with pytest.raises(KeyError):
             handlers.agree()
         return True
@@ -49,26 +49,26 @@ def test_a_handler_may_end_the_script_everywhere():
     assert run_ranks(copies, 3) == [True] * 3
 
 
-def test_handlers_are_set_asked_for_taken_away_and_given_back():
+def test_handlers_are_set_read_removed_and_restored():
     def copies(world):
         handlers, set_here = handlers_of(world)
         one, other = lambda *_: None, lambda *_: None
         before = [handlers.set(USR1, one), handlers.set(USR1, other), handlers.get(USR1)]
         assert before == [signal.SIG_DFL, one, other]
-        assert set_here[USR1] == handlers.note
+        assert set_here[USR1] == handlers.record
         handlers.set(signal.SIGALRM, one)  # none that asks to stop
         handlers.set(signal.SIGINT, signal.default_int_handler)
         assert set_here[signal.SIGALRM] is one
         assert set_here[signal.SIGINT] is signal.default_int_handler
         handlers.set(TERM, one)
         handlers.set(TERM, signal.SIG_IGN)
-        handlers.give_back()
+        handlers.restore()
         return set_here[USR1] is other and set_here[TERM] is signal.SIG_IGN
 
     assert run_ranks(copies, 1) == [True]
 
 
-def test_a_signal_that_a_copy_sends_to_itself_is_handled_at_once():
+def test_a_signal_that_a_rank_sends_to_itself_is_handled_at_once():
     def copies(world):
         seen = []
         handlers, _ = handlers_of(world)

@@ -1,10 +1,10 @@
-"""Slices and gathers: the serial result and its derivatives, once and twice, at any number of ranks."""
+"""Slicing and gathering give the serial result, and its first and second derivatives."""
 
 import pytest
 import torch
 from torch.autograd import grad
 
-from samestep.autopilot.cut import Cut
+from samestep.autopilot.cut import BatchSplit
 from samestep.world.threads import run_ranks
 
 
@@ -15,25 +15,25 @@ def drawn(*shape, seed=0):
 @pytest.mark.parametrize("total", [3, 7, 8])
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
-def test_slices_put_together_are_the_whole(total, dim, dtype):
+def test_gathered_slices_equal_the_batch(total, dim, dtype):
     whole = (drawn(*((total, 2) if dim == 0 else (2, total))) * 5).to(dtype)
 
     def there_and_back(world):
-        cut = Cut(world, total)
-        part = cut.sliced(whole, dim)
-        assert part.size(dim) == cut.local
-        return cut.gathered(part, dim)
+        split = BatchSplit(world, total)
+        part = split.sliced(whole, dim)
+        assert part.size(dim) == split.local
+        return split.gathered(part, dim)
 
     for found in run_ranks(there_and_back, 3):
         assert torch.equal(found, whole)
 
 
-def test_a_rank_without_samples_takes_part():
+def test_a_rank_without_samples():
     whole = drawn(2, 3)
 
     def there_and_back(world):
-        cut = Cut(world, 2)
-        return cut.gathered(cut.sliced(whole, 0), 0)
+        split = BatchSplit(world, 2)
+        return split.gathered(split.sliced(whole, 0), 0)
 
     assert all(torch.equal(found, whole) for found in run_ranks(there_and_back, 3))
 
@@ -43,7 +43,7 @@ def function(weight, x):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_first_and_second_derivatives_are_the_serial_ones(size):
+def test_first_and_second_derivatives_equal_the_serial_ones(size):
     weight, x = drawn(4, 2).requires_grad_(), drawn(7, 4, seed=1).requires_grad_()
 
     def losses(y, x):
@@ -53,9 +53,9 @@ def test_first_and_second_derivatives_are_the_serial_ones(size):
     expected = grad(losses(function(weight, x), x), (weight, x))
 
     def on_each_rank(world):
-        cut = Cut(world, 7)
+        split = BatchSplit(world, 7)
         own_weight, own_x = weight.detach().clone().requires_grad_(), x.detach().clone().requires_grad_()
-        y = cut.gathered(function(own_weight, cut.sliced(own_x, 0)), 0)
+        y = split.gathered(function(own_weight, split.sliced(own_x, 0)), 0)
         by_weight, by_x = grad(losses(y, own_x), (own_weight, own_x))
         world.all_reduce(by_weight)
         return by_weight / size, by_x
@@ -65,13 +65,13 @@ def test_first_and_second_derivatives_are_the_serial_ones(size):
         torch.testing.assert_close(by_x, expected[1], rtol=1e-12, atol=1e-12)
 
 
-def test_parts_add_up_with_their_weights_and_one_of_weight_0_may_be_nan():
+def test_weighted_sums_ignore_parts_of_weight_0():
     def on_each_rank(world):
         rank = world.place.rank
         part = torch.tensor(
             float("nan") if rank == 2 else rank + 1.0, dtype=torch.float64, requires_grad=True
         )
-        total = Cut(world, 3).added(part, [0.25, 0.75, 0.0][rank])
+        total = BatchSplit(world, 3).summed(part, [0.25, 0.75, 0.0][rank])
         total.backward()
         return total.item(), part.grad.item()
 

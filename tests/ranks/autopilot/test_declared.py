@@ -1,4 +1,4 @@
-"""Scripts that say which dimension of a model's inputs counts samples."""
+"""Scripts that declare the sample dimension of a model's inputs."""
 
 from contextlib import contextmanager
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import samestep
 from samestep.autopilot.account import Account
-from samestep.autopilot.calls import Calls, outermost_calls, sharing_out
+from samestep.autopilot.calls import CallSplitter, intercepted_calls, splitting_calls
 from samestep.autopilot.gradients import Gradients
 from samestep.base.errors import UsageError
 from samestep.world.threads import run_ranks
@@ -47,14 +47,14 @@ def batch(number, time=6, samples=6):
 
 @pytest.fixture(autouse=True, scope="module")
 def patched():
-    with outermost_calls():
+    with intercepted_calls():
         yield
 
 
 @contextmanager
 def shared(world):
     account, gradients = Account(), Gradients(world)
-    with sharing_out(Calls(world, gradients, account)):
+    with splitting_calls(CallSplitter(world, gradients, account)):
         yield account
     gradients.detach()
 
@@ -97,7 +97,7 @@ def found(size, call, declare):
         (with_a_mask, {"x": 1, "targets": 1}),
     ],
 )
-def test_what_could_not_be_told_is_shared_out_once_it_is_said(size, call, dim):
+def test_a_declared_dimension_lets_calls_be_split(size, call, dim):
     losses = trained(made(), call)
 
     for own, account in found(size, call, lambda model: model):
@@ -109,7 +109,7 @@ def test_what_could_not_be_told_is_shared_out_once_it_is_said(size, call, dim):
 
 
 @pytest.mark.parametrize(("call", "dim"), [(as_many_times_as_samples, 0), (with_a_mask, 1)])
-def test_what_is_said_wrongly_does_not_prove_right_and_stays_whole(call, dim):
+def test_a_wrong_declaration_keeps_calls_unsplit(call, dim):
     losses = trained(made(), call)
 
     for own, account in found(2, call, lambda model: samestep.split(model, dim=dim)):
@@ -117,7 +117,7 @@ def test_what_is_said_wrongly_does_not_prove_right_and_stays_whole(call, dim):
         assert not account.split
 
 
-def test_a_wrapper_is_called_as_what_it_wraps():
+def test_a_declaration_holds_for_a_wrapper():
     def wrapped(model):
         return nn.DataParallel(samestep.split(model, dim=1))
 
@@ -125,14 +125,12 @@ def test_a_wrapper_is_called_as_what_it_wraps():
         assert account.split.total() == 3
 
 
-def test_an_argument_that_forward_does_not_have_is_refused():
-    with pytest.raises(
-        UsageError, match=r"Tagger.forward has no argument 'y'. Name some of x, targets, mask"
-    ):
+def test_an_unknown_argument_is_refused_with_its_name():
+    with pytest.raises(UsageError, match=r"Tagger.*'y'.* x, targets, mask"):
         samestep.split(made(), dim={"y": 0})
 
 
-def test_alone_it_changes_nothing():
+def test_on_one_worker_it_has_no_effect():
     assert trained(samestep.split(made(), dim=1), as_many_times_as_samples) == trained(
         made(), as_many_times_as_samples
     )

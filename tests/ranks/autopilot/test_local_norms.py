@@ -1,4 +1,4 @@
-"""Batch norm over each worker's slice, for who prefers speed to the serial result."""
+"""Batch norm over each worker's slice (--batch-norm local)."""
 
 from contextlib import contextmanager
 
@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from samestep.autopilot.account import Account
-from samestep.autopilot.calls import Calls, outermost_calls, sharing_out
+from samestep.autopilot.calls import SMALL_SLICE, CallSplitter, intercepted_calls, splitting_calls
 from samestep.autopilot.gradients import Gradients
 from samestep.autopilot.norms import batch_norm_of_slices
 from samestep.autopilot.options import Options
@@ -34,14 +34,14 @@ def made(momentum=0.1):
 
 @pytest.fixture(autouse=True, scope="module")
 def patched():
-    with outermost_calls(), batch_norm_of_slices():
+    with intercepted_calls(), batch_norm_of_slices():
         yield
 
 
 @contextmanager
 def shared(world, options=LOCAL):
     account, gradients = Account(), Gradients(world, check_every=1)
-    with sharing_out(Calls(world, gradients, account, options)):
+    with splitting_calls(CallSplitter(world, gradients, account, options)):
         yield account, gradients
     gradients.detach()
 
@@ -73,7 +73,7 @@ def by_hand(model, x, size=2):
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_each_slice_is_normalised_by_itself_and_all_ranks_keep_the_same_statistics(momentum):
+def test_each_slice_is_normalized_separately_and_running_statistics_are_averaged(momentum):
     totals = [7, 7, 8, 5]
 
     def on_each_rank(world):
@@ -89,10 +89,10 @@ def test_each_slice_is_normalised_by_itself_and_all_ranks_keep_the_same_statisti
             torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-12)
             assert torch.equal(weights[name], found[0][1][name])
         assert account.lines()[-1] == EXCEPTION
-        assert not account.whole
+        assert not account.unsplit
 
 
-def test_slices_of_one_sample_are_not_normalised_by_themselves():
+def test_slices_of_one_sample_are_unsplit():
     def on_each_rank(world):
         model = made()
         with shared(world) as (account, _):
@@ -104,10 +104,10 @@ def test_slices_of_one_sample_are_not_normalised_by_themselves():
     losses, _ = trained(forward, made(), [7, 3, 7])
     for own, _, account in run_ranks(on_each_rank, 2):
         assert own == pytest.approx(losses, rel=0, abs=1e-12)
-        assert list(account.reasons.values()) == ["batch norm over a slice of one sample"]
+        assert [list(counts) for counts in account.counts.values()] == [[SMALL_SLICE]]
 
 
-def test_without_statistics_of_slices_there_is_no_exception_to_name():
+def test_evaluation_records_no_exception():
     def on_each_rank(world):
         with shared(world) as (account, _), torch.no_grad():
             return made().eval()(drawn(6, 5)), account.exceptions
@@ -124,7 +124,7 @@ class Compares(nn.Sequential):
         return super().forward(x - x.mean(0))
 
 
-def test_a_call_that_cannot_be_shared_out_stays_whole_and_serial():
+def test_an_unsplit_call_is_serial():
     def model():
         return Compares(*made())
 
@@ -140,10 +140,10 @@ def test_a_call_that_cannot_be_shared_out_stays_whole_and_serial():
 
 
 @pytest.mark.parametrize(("options", "early"), [(Options(), [False]), (LOCAL, [True])])
-def test_gradients_may_leave_early_where_backward_exchanges_nothing(options, early):
+def test_all_reduces_overlap_backward_if_it_does_not_communicate(options, early):
     def on_each_rank(world):
         with shared(world, options) as (_, gradients):
             F.mse_loss(made()(drawn(6, 5)), drawn(6, 3)).backward()
-            return [one._job.may_overlap for one in gradients._synchronisers]
+            return [one._job.may_overlap for one in gradients._synchronizers]
 
     assert run_ranks(on_each_rank, 2) == [early, early]

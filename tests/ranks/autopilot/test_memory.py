@@ -1,11 +1,11 @@
-"""A script that retries when memory runs out would retry on one worker alone: it ends instead."""
+"""A worker that runs out of memory ends the run, even if the script retries."""
 
 import pytest
 import torch
 from torch import nn
 
 from samestep.autopilot.account import Account
-from samestep.autopilot.calls import Calls, outermost_calls, sharing_out
+from samestep.autopilot.calls import CallSplitter, intercepted_calls, splitting_calls
 from samestep.autopilot.gradients import Gradients
 from samestep.base.errors import UsageError
 from samestep.world.threads import run_ranks
@@ -24,7 +24,7 @@ def retried(world):
     nn.init.ones_(model.weight)
     nn.init.ones_(model.bias)
     try:
-        with sharing_out(Calls(world, gradients, Account())):
+        with splitting_calls(CallSplitter(world, gradients, Account())):
             model(torch.ones(4, 3))
             try:
                 model(torch.ones(16, 3))
@@ -34,9 +34,9 @@ def retried(world):
         gradients.detach()
 
 
-def test_a_retry_is_refused_in_plain_words():
+def test_a_retry_is_refused_with_the_call_and_the_size():
     with (
-        outermost_calls(),
-        pytest.raises(UsageError, match=r"ran out of memory in a call of Hungry\..*Tried to allocate 2 GiB"),
+        intercepted_calls(),
+        pytest.raises(UsageError, match=r"call of Hungry .*Tried to allocate 2 GiB"),
     ):
         run_ranks(retried, 2)

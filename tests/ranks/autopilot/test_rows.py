@@ -1,4 +1,4 @@
-"""Shares of a batch are put together to its bits, whatever it is made of."""
+"""Gathered shares equal the batch bit for bit, for all supported structures."""
 
 from collections import namedtuple
 
@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samestep.autopilot.rows import FAILED, GOOD, exchange, put_together, rows_of, same_rows, statuses
+from samestep.autopilot.rows import FAILED, GOOD, batch_of_rows, gather_rows, rows_of, same_rows, statuses
 from samestep.sharding.share import share
 from samestep.watch.tree import leaves, mapped
 from samestep.world.threads import run_ranks
@@ -30,7 +30,7 @@ def batches(draw):
 
 @settings(deadline=None, max_examples=60)
 @given(batches(), st.integers(1, 4))
-def test_parts_make_the_whole(made, size):
+def test_gathered_shares_equal_the_batch(made, size):
     total, batch = made
     if total < size:
         return
@@ -42,9 +42,9 @@ def test_parts_make_the_whole(made, size):
         part = mapped(batch, lambda _, tensor: tensor[own.start : own.stop])
         assert rows_of(part, len(own)) == rows
         assert same_rows(batch, own, part)
-        messages = exchange(world, rows, total, part, GOOD)
+        messages = gather_rows(world, rows, total, part, GOOD)
         assert statuses(messages) == [GOOD] * size
-        return put_together(messages, rows, total, part)
+        return batch_of_rows(messages, rows, total, part)
 
     for whole in run_ranks(rank, size):
         assert type(whole) is type(batch)
@@ -54,12 +54,12 @@ def test_parts_make_the_whole(made, size):
             assert torch.equal(one.flatten().view(torch.uint8), two.flatten().view(torch.uint8))
 
 
-def test_a_rank_that_has_nothing_says_so_in_the_same_message():
+def test_a_failed_share_is_a_status_in_the_same_message():
     rows = rows_of(torch.zeros(3, 2), 3)
 
     def rank(world):
         part = torch.ones(share(3, world.place.rank, 2).stop, 2) if world.place.is_main else None
-        return statuses(exchange(world, rows, 3, part, FAILED if part is None else GOOD))
+        return statuses(gather_rows(world, rows, 3, part, FAILED if part is None else GOOD))
 
     assert run_ranks(rank, 2) == [[GOOD, FAILED]] * 2
 
@@ -78,5 +78,5 @@ def test_a_rank_that_has_nothing_says_so_in_the_same_message():
     ],
     ids=lambda batch: str(type(batch)),
 )
-def test_what_has_more_than_rows_of_samples_is_not_taken(batch):
+def test_batches_that_are_no_rows_of_samples_have_no_form(batch):
     assert rows_of(batch, 4) is None

@@ -116,7 +116,7 @@ def test_another_number_of_ranks_is_told_that_draws_differ(tmp_path):
 
 def test_ranks_in_different_steps_are_out_of_step_and_nothing_is_written(tmp_path):
     def saving(world):
-        with pytest.raises(OutOfStep, match="rank 0 comes to a checkpoint at step 5, rank 1 at step 6"):
+        with pytest.raises(OutOfStep, match=r"rank 0 .* step 5, rank 1 at step 6"):
             samestep.save(tmp_path, step=5 + world.place.rank, world=world, model=network())
 
     run_ranks(saving, 2)
@@ -141,7 +141,7 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error_on_every_rank(tmp_path)
     def saving(world):
         with pytest.raises(CheckpointError, match="Not a directory"):
             samestep.save(tmp_path / "file", step=1, world=world, model=network())
-        with pytest.raises(CheckpointError, match=r"'best': tensor.*JSON does not hold it"):
+        with pytest.raises(CheckpointError, match=r"'best': tensor.*JSON"):
             samestep.save(tmp_path, step=1, world=world, model=network(), best=torch.ones(1))
 
     run_ranks(saving, 2)
@@ -155,7 +155,7 @@ def test_a_damaged_one_is_told_on_rank_0_and_the_one_before_is_loaded_on_every_r
     def loading(world):
         return samestep.load(here_only(world, tmp_path), world=world, **Script(world).parts)
 
-    with pytest.warns(UserWarning, match=r"step-2 is not used: .*model\.safetensors was damaged") as told:
+    with pytest.warns(UserWarning, match=r"step-2 is not used: .*model\.safetensors is damaged") as told:
         assert run_ranks(loading, 2) == [{"step": 1}] * 2
     assert len(told) == 1
 
@@ -175,7 +175,7 @@ def test_old_ones_go_once_the_new_one_is_there(tmp_path):
         samestep.save(tmp_path, step=step, world=SoloWorld(), model=network(), keep=2)
     assert steps_in(tmp_path) == [3, 2]
 
-    with pytest.raises(UsageError, match="last 0 cannot be kept"):
+    with pytest.raises(UsageError, match="keep is 0"):
         samestep.save(tmp_path, step=4, world=SoloWorld(), model=network(), keep=0)
     assert steps_in(tmp_path) == [3, 2]
 
@@ -206,7 +206,7 @@ def test_the_first_checkpoint_after_an_earlier_one_sets_later_ones_aside(tmp_pat
     samestep.load(tmp_path / "step-1", world=SoloWorld(), model=model)
     assert names(tmp_path) == ["step-1", "step-2", "step-4"]  # it may only want to look
 
-    with pytest.warns(UserWarning, match=r"had a checkpoint after step 1: it is left-step-\d now") as told:
+    with pytest.warns(UserWarning, match=r"it is now left-step-\d") as told:
         save_at(tmp_path, 3, model=torch.compile(model, backend="eager"))
 
     assert [warning.filename for warning in told] == [__file__] * 2
@@ -223,7 +223,7 @@ def test_a_damaged_one_of_the_same_step_is_set_aside_too_and_only_then(tmp_path)
     with pytest.warns(UserWarning, match="step-2 is not used"):
         samestep.load(tmp_path, world=SoloWorld(), model=model)
 
-    with pytest.warns(UserWarning, match="it is left-step-2 now"):
+    with pytest.warns(UserWarning, match="it is now left-step-2"):
         save_at(tmp_path, 2, model=model)
     save_at(tmp_path, 2, 3, model=model)
 
@@ -252,7 +252,7 @@ def test_a_model_without_parameters_is_saved_and_loaded_as_any(tmp_path):
 def test_a_training_that_begins_anew_sets_aside_what_is_later(tmp_path):
     save_at(tmp_path, 2, 3)
 
-    with pytest.warns(UserWarning, match="had a checkpoint after step 2: it is left-step-3 now"):
+    with pytest.warns(UserWarning, match="it is now left-step-3"):
         save_at(tmp_path, 2)
 
     assert names(tmp_path) == ["left-step-3", "step-2"]
@@ -261,7 +261,7 @@ def test_a_training_that_begins_anew_sets_aside_what_is_later(tmp_path):
 def test_what_cannot_be_saved_moves_nothing(tmp_path):
     samestep.save(tmp_path, step=4, world=SoloWorld(), model=network())
 
-    with pytest.raises(CheckpointError, match="JSON does not hold it"):
+    with pytest.raises(CheckpointError, match="JSON"):
         samestep.save(tmp_path, step=1, world=SoloWorld(), model=network(), best={1: 2.0})
 
     assert names(tmp_path) == ["step-4"]
@@ -320,7 +320,7 @@ def other_order_of_parameters(script):
     ("change", "told"),
     [
         (other_model, r"step-1 belongs to another model: missing: weight, bias; unexpected: "),
-        (other_optimizer, r"step-1 belongs to another optimizer: groups of \[4\] parameters, .* of \[1\]"),
+        (other_optimizer, r"step-1 belongs to another optimizer: groups of \[4\] .* \[1\]"),
         (other_kind_of_optimizer, r"another optimizer: it has no amsgrad, betas, .* which Adam needs"),
         (other_order_of_parameters, r"another optimizer: of another shape: momentum_buffer of parameter 0 "),
     ],
@@ -354,7 +354,7 @@ def test_what_a_part_refuses_while_it_is_loaded_changes_nothing_either(tmp_path)
     script.schedule = Refusing(script.optimizer, step_size=5, gamma=0.5)
     before = copy.deepcopy((script.weights, script.optimizer.state_dict(), script.schedule.state_dict()))
 
-    with pytest.raises(CheckpointError, match=r"step-1 does not fit .*: ValueError: another step_size\."):
+    with pytest.raises(CheckpointError, match=r"step-1 .*: ValueError: another step_size\."):
         samestep.load(tmp_path, world=SoloWorld(), **script.parts)
 
     assert same((script.weights, script.optimizer.state_dict(), script.schedule.state_dict()), before)
@@ -364,9 +364,7 @@ def test_what_a_part_refuses_while_it_is_loaded_changes_nothing_either(tmp_path)
 def test_what_was_not_saved_cannot_be_loaded(tmp_path):
     samestep.save(tmp_path, step=1, world=SoloWorld(), model=network())
 
-    with pytest.raises(
-        CheckpointError, match=r"step-1 was saved without optimizer, schedule, loader\. Leave"
-    ):
+    with pytest.raises(CheckpointError, match=r"step-1 was saved without optimizer, schedule, loader\."):
         samestep.load(tmp_path, world=SoloWorld(), **Script().parts)
 
 

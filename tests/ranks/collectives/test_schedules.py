@@ -1,4 +1,4 @@
-"""Every schedule, for any number of ranks, type, shape and operation, against float64."""
+"""Every schedule equals float64 arithmetic, for any number of ranks, type, shape and operation."""
 
 import re
 
@@ -29,7 +29,7 @@ SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 0, 4), (4, 4, 3)]
 
 
 def tensor_of(rank, shape, dtype):
-    """Return numbers of a few bits: sums and products of eight are exact in all types but the small ones."""
+    """Return numbers of a few bits, whose sums and products over eight ranks are exact in most types."""
     drawn = torch.randint(1, 3, shape, generator=torch.Generator().manual_seed(rank))
     return drawn.to(dtype)
 
@@ -103,7 +103,7 @@ def test_broadcast(size, shape, dtype, root, name, make):
     root=st.integers(0, 7),
 )
 @settings(max_examples=100)
-def test_to_and_from_one_rank(size, shape, dtype, root):
+def test_rooted_collectives(size, shape, dtype, root):
     root %= size
     every = [tensor_of(rank, (size, *shape), dtype) for rank in range(size)]
 
@@ -128,10 +128,10 @@ def test_to_and_from_one_rank(size, shape, dtype, root):
 
 @pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize("name", ["naive", "tree", "ring", "halving_doubling"])
-def test_what_is_longer_than_a_message_goes_in_pieces(name, early, monkeypatch):
+def test_large_tensors_are_sent_in_pieces(name, early, monkeypatch):
     monkeypatch.setattr(walk, "PIECE", 32)
     for module in (walk, agree):
-        monkeypatch.setattr(module, "may_begin_early", lambda tensor: early)
+        monkeypatch.setattr(module, "may_post_receives_early", lambda tensor: early)
     every = [torch.randn(101, generator=torch.Generator().manual_seed(rank)) for rank in range(3)]
 
     def fn(world):
@@ -145,7 +145,7 @@ def test_what_is_longer_than_a_message_goes_in_pieces(name, early, monkeypatch):
     assert all(torch.equal(first, other) for other in others)
 
 
-def test_a_root_sums_half_precision_in_single():
+def test_half_precision_is_summed_in_single_precision():
     values = [1.0, 2**-9, 2**-9, 2**-9, 2**-9]
 
     def fn(world):
@@ -157,7 +157,7 @@ def test_a_root_sums_half_precision_in_single():
 
 
 @pytest.mark.parametrize("size", [6, 8])
-def test_a_mean_in_half_precision_does_not_overflow_where_it_fits(size):
+def test_a_half_precision_mean_does_not_overflow(size):
     def fn(world):
         every = torch.full((size, 3), 16384.0, dtype=torch.float16)
         found = [REDUCE_SCATTER["ring"](world, every, "mean")]
@@ -187,7 +187,7 @@ def test_complex_numbers(name, op):
 
 
 @pytest.mark.parametrize("name", SUMMED)
-def test_a_conjugate_is_reduced_as_what_it_stands_for(name):
+def test_lazy_conjugates(name):
     every = [torch.tensor([1 + 2j, 3.0, 1j]) * (rank + 1) for rank in range(3)]
 
     def fn(world):
@@ -212,14 +212,14 @@ ROOTED = {
 
 @pytest.mark.parametrize("root", [-1, 3])
 @pytest.mark.parametrize("name", ROOTED)
-def test_a_rank_that_is_not_there_is_refused(name, root):
-    with pytest.raises(UsageError, match=f"there is no rank {root} among 3: they are 0 .. 2"):
+def test_an_invalid_root_is_refused_with_its_value(name, root):
+    with pytest.raises(UsageError, match=rf"\brank {root}\b.*\b3\b"):
         run_ranks(lambda world: ROOTED[name](world, root), 3)
 
 
 @pytest.mark.parametrize("name", SUMMED)
-def test_the_mean_of_integers_is_refused_in_words(name):
-    with pytest.raises(UsageError, match=r"the mean of torch\.int64 is no torch\.int64"):
+def test_the_mean_of_integers_is_refused_with_the_type(name):
+    with pytest.raises(UsageError, match=r"mean of torch\.int64"):
         run_ranks(lambda world: ALL_REDUCE[name](world, torch.ones(3, dtype=torch.int64), "mean"), 2)
 
 
@@ -259,14 +259,14 @@ DIFFERENT = {
 
 @pytest.mark.parametrize("what", DIFFERENT)
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_ranks_that_call_differently_are_all_told_both_calls(what, size):
+def test_different_calls_are_reported_on_all_ranks(what, size):
     call, words = DIFFERENT[what]
 
     def fn(world):
         odd = world.place.rank == size - 1
-        with pytest.raises(OutOfStep) as told:
+        with pytest.raises(OutOfStep) as raised:
             call(world, odd)
-        return str(told.value)
+        return str(raised.value)
 
     *most, last = run_ranks(fn, size)
 
@@ -276,6 +276,6 @@ def test_ranks_that_call_differently_are_all_told_both_calls(what, size):
 
 
 @pytest.mark.parametrize(("collective", "last"), [(SCATTER["tree"], 0), (REDUCE_SCATTER["ring"], "sum")])
-def test_there_is_one_row_for_each_rank(collective, last):
-    with pytest.raises(UsageError, match=r"\[4, 2\] has not one row for each of 3 ranks"):
+def test_a_tensor_without_one_row_per_rank_is_refused_with_its_shape(collective, last):
+    with pytest.raises(UsageError, match=r"\[4, 2\].*\b3 ranks"):
         run_ranks(lambda world: collective(world, torch.ones(4, 2), last), 3)

@@ -1,4 +1,4 @@
-"""Some ranks of a world are a world."""
+"""A subgroup is a world of some ranks."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from samestep.world.operation import OPS
 from samestep.world.threads import run_ranks
 
 
-def test_two_groups_do_different_things_at_once():
+def test_two_groups_run_different_collectives_at_once():
     def fn(world):
         me = world.place.rank
         if me == 4:
@@ -72,6 +72,6 @@ def test_each_algorithm_takes_a_subgroup(name):
 
 
 @pytest.mark.parametrize("ranks", [[1], [0, 0], [0, 2]])
-def test_what_is_no_subgroup_is_refused(ranks):
-    with pytest.raises(UsageError, match=r"cannot be made by rank 0 of 2"):
+def test_an_invalid_subgroup_is_refused_with_its_ranks(ranks):
+    with pytest.raises(UsageError, match=rf"rank 0 of 2 .*\[{', '.join(map(str, ranks))}\]"):
         run_ranks(lambda world: Subgroup(world, ranks) if world.place.rank == 0 else None, 2)

@@ -137,7 +137,7 @@ def test_a_batch_of_none_that_cannot_be_made_is_refused_before_the_first_step():
     def first(world):
         loader = samestep.shard(numbers(4), batch_size=3, collate_fn=Graphs, world=world)
         if world.place.rank > 0:
-            with pytest.raises(UsageError, match=r"gives a .*Graphs.* drop_last=True"):
+            with pytest.raises(UsageError, match=r"returns a .*Graphs.* drop_last=True"):
                 next(iter(loader))
         else:
             assert len(next(iter(loader)).samples) == 1
@@ -288,10 +288,10 @@ OWN_BATCHES = BatchSampler(SequentialSampler(range(8)), 2, drop_last=False)
     [
         (numbers(8), {}, "needs batch_size="),
         (numbers(8), {"batch_size": 2}, r"global batch of 2 .* 3 workers"),
-        (numbers(8), {"batch_size": 4, "in_order": False}, "in_order=False gives batches as"),
+        (numbers(8), {"batch_size": 4, "in_order": False}, "in_order=False"),
         (Endless(), {"batch_size": 4}, "Endless has no length"),
-        (DataLoader(numbers(8), batch_size=4, sampler=OWN_ORDER), {}, "through a WeightedRandomSampler"),
-        (DataLoader(numbers(8), batch_sampler=OWN_BATCHES), {}, "batch_sampler of its own"),
+        (DataLoader(numbers(8), batch_size=4, sampler=OWN_ORDER), {}, "WeightedRandomSampler"),
+        (DataLoader(numbers(8), batch_sampler=OWN_BATCHES), {}, "batch_sampler"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(data, options, says):
@@ -340,7 +340,7 @@ def test_the_length_of_a_sampler_is_told_without_walking_the_steps(monkeypatch):
 
 def test_a_sampler_that_would_leave_ranks_out_of_step_is_refused():
     world = run_ranks(lambda world: world, 3)[0]
-    with pytest.raises(UsageError, match=r"holds 2 of 20 samples, too few for 3 workers"):
+    with pytest.raises(UsageError, match=r"2 of 20 samples, .* 3 workers"):
         samestep.UnpaddedSampler(numbers(20), batch_size=6, world=world)
     assert len(samestep.UnpaddedSampler(numbers(20), batch_size=6, drop_last=True, world=world)) == 6
 

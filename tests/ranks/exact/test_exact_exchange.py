@@ -1,11 +1,11 @@
-"""The sums of shards are exchanged by slices, and have the bits that whole nodes had."""
+"""The sums of shards are reduced in slices, with the bits of sums over whole nodes."""
 
 import pytest
 import torch
 
 from samestep.collectives.agree import MESSAGE, steps
 from samestep.collectives.fold import fold
-from samestep.exact.exchange import Exchange
+from samestep.exact.exchange import ShardReduction
 from samestep.exact.tree import TreeSum
 from samestep.sharding.share import share
 from samestep.testing.counting import CountingWorld
@@ -13,7 +13,7 @@ from samestep.world.solo import SoloWorld
 from samestep.world.threads import run_ranks
 from support.hand_made_shards import DIGESTS, digest_of
 
-ELEMENTS = 840  # which 2, 3, 4, 7 and 8 ranks can share out evenly
+ELEMENTS = 840  # divisible by 2, 3, 4, 7 and 8 ranks
 
 
 @pytest.mark.parametrize("shards", DIGESTS)
@@ -24,12 +24,12 @@ def test_the_bits_are_those_of_whole_nodes(shards):
 
 
 def sent(world, shards):
-    """Return this rank's nodes, and the bytes and messages that it sends to have them summed."""
+    """Return the number of this rank's nodes, and the bytes and messages that it sends to sum them."""
     counting, tree = CountingWorld(world), TreeSum(shards)
     for leaf in share(shards, world.place.rank, world.place.size):
         tree.add((leaf, leaf + 1), [torch.ones(ELEMENTS - 40), torch.ones(40)])
     nodes = len(tree.nodes)
-    row = Exchange(counting, shards).total(tree)
+    row = ShardReduction(counting, shards).total(tree)
     assert all((part == shards).all() for part in row)
     return nodes, counting.sent, counting.messages
 
@@ -43,7 +43,7 @@ def test_each_rank_sends_its_slices_and_one_slice_to_each_other_rank(size, shard
 
 
 def folded(world, count):
-    """Write down the order in which elements of ranks with unequal numbers of parts are seen."""
+    """Return numbers that encode the order in which parts of ranks with unequal numbers are passed."""
     rank, counts = world.place.rank, [2, 1, 3][: world.place.size]
     parts = [torch.full((count,), 10.0 * rank + row, dtype=torch.float64) for row in range(counts[rank])]
 
@@ -59,5 +59,5 @@ def folded(world, count):
 
 @pytest.mark.parametrize(("size", "expected"), [(1, 1), (2, 110), (3, 110202122)])
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
-def test_all_parts_are_seen_in_order(size, expected, count):
+def test_all_parts_are_passed_in_order(size, expected, count):
     assert run_ranks(folded, size, count) == [[expected] * count] * size

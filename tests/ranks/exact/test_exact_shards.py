@@ -17,7 +17,7 @@ from samestep.world.threads import run_ranks
 
 
 class Branches(nn.Module):
-    """Batch norm, dropout, a layer that nobody uses, and one that a rank's samples may not reach."""
+    """A model with batch norm, dropout, an unused layer, and a layer that only some samples reach."""
 
     def __init__(self, dtype=torch.float32):
         super().__init__()
@@ -85,7 +85,7 @@ def test_any_number_of_workers_ends_with_the_bits_of_one(shards, micro_batches, 
 
 @settings(max_examples=15)
 @given(st.integers(1, 9), st.lists(st.integers(1, 40), min_size=1, max_size=4), st.data())
-def test_short_batches_and_shards_without_samples_make_no_difference(shards, counts, data):
+def test_short_batches_and_empty_shards_have_the_same_bits_too(shards, counts, data):
     size = data.draw(st.integers(1, shards))
     alone = trained(SoloWorld(), counts, shards)
 
@@ -94,7 +94,7 @@ def test_short_batches_and_shards_without_samples_make_no_difference(shards, cou
 
 
 def test_one_shard_is_plain_training():
-    """Of the whole batch at once: the gradients, and the buffers, of the plain loop."""
+    """Its gradients and buffers are those of the plain loop."""
     made, plain = model(torch.float64), model(torch.float64)
     for one in (made, plain):
         one.drop.p = 0.0
@@ -122,7 +122,7 @@ def test_batch_norm_averages_the_statistics_of_shards_and_counts_steps():
     assert made.num_batches_tracked == 2
 
 
-def test_draws_outside_are_as_if_no_shard_had_drawn():
+def test_random_numbers_outside_do_not_depend_on_shards():
     made = model()
     torch.manual_seed(5)
     expected = torch.rand(3)
@@ -132,7 +132,7 @@ def test_draws_outside_are_as_if_no_shard_had_drawn():
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_steps_draw_anew_and_shards_apart():
+def test_each_step_and_shard_has_its_own_random_numbers():
     made = nn.Dropout(0.5)
     exact = Exact(made, shards=2, world=SoloWorld())
     kept = [[made(torch.ones(64)).tolist() for _ in exact.shards(step)] for step in (0, 1, 0)]
@@ -142,7 +142,7 @@ def test_steps_draw_anew_and_shards_apart():
 
 
 class Draws(nn.Module):
-    """Leaves its layer out at random, by the generators that are not torch's."""
+    """A layer that is skipped at random, by numpy's and Python's generators."""
 
     def __init__(self):
         super().__init__()
@@ -161,7 +161,7 @@ def left_out(world):
     return made.layer.weight.grad, made.layer.bias.grad
 
 
-def test_numpy_and_python_draw_for_the_shard_as_well():
+def test_numpy_and_python_generators_are_seeded_for_each_shard_too():
     drawn = random.random(), np.random.random()
     random.seed(1), np.random.seed(1)
     alone = left_out(SoloWorld())
@@ -175,7 +175,7 @@ def test_numpy_and_python_draw_for_the_shard_as_well():
 
 
 def scaled(world):
-    """Train with a loss scale that overflows at first, and with clipping, as a loop of one's own does."""
+    """Train in a user-defined loop with clipping and a loss scale that overflows at first."""
     made = model()
     exact = Exact(made, shards=8, seed=3, world=world)
     optimizer = torch.optim.SGD(made.parameters(), lr=0.5, momentum=0.9)
@@ -196,7 +196,7 @@ def scaled(world):
     return {name: value.clone() for name, value in made.state_dict().items()}, scales
 
 
-def test_a_loss_scaler_and_clipping_see_the_same_everywhere():
+def test_a_loss_scaler_and_clipping_have_equal_inputs_on_all_workers():
     alone = scaled(SoloWorld())
     assert set(alone[1]) == {2.0**11, 2.0**12}  # it overflowed, and came back
     assert all(value.isfinite().all() for name, value in alone[0].items() if name != "mask")
@@ -206,7 +206,7 @@ def test_a_loss_scaler_and_clipping_see_the_same_everywhere():
             assert_same_bits(rank, alone)
 
 
-def test_gradients_that_autograd_keeps_in_one_memory_are_summed_apart():
+def test_gradients_that_share_memory_are_summed_separately():
     made = nn.Module()
     made.one, made.other = (nn.Parameter(torch.zeros(2, 3)) for _ in range(2))
     for shard in Exact(made, shards=3, world=SoloWorld()).shards(0):
@@ -216,7 +216,7 @@ def test_gradients_that_autograd_keeps_in_one_memory_are_summed_apart():
     assert made.one.grad.untyped_storage().data_ptr() != made.other.grad.untyped_storage().data_ptr()
 
 
-def test_gradients_of_a_step_stay_when_the_next_one_is_computed():
+def test_gradients_of_a_step_do_not_change_in_the_next_step():
     made = nn.Linear(3, 2, bias=False)
     exact = Exact(made, shards=2, world=SoloWorld())
     kept = []
@@ -230,7 +230,7 @@ def test_gradients_of_a_step_stay_when_the_next_one_is_computed():
 
 
 def twice(world, dtype):
-    """Go through the shards twice, and clear no gradients; return what they are after each time."""
+    """Run two loops over shards without clearing gradients; return the gradients after each loop."""
     made = nn.Module()
     made.one = nn.Parameter(torch.full((4,), 1 / 3, dtype=dtype))
     made.rare = nn.Parameter(torch.full((2,), 1 / 7, dtype=dtype))
@@ -279,21 +279,21 @@ def test_an_optimizer_that_steps_within_a_shard_is_refused():
     next(shards)
     made(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    with pytest.raises(UsageError, match=r"weight changed while a shard .* after the loop over shards"):
+    with pytest.raises(UsageError, match=r"^weight .* after the loop over shards"):
         next(shards)
 
 
 def test_shards_of_two_models_at_once_are_refused():
     one, other = (Exact(model(), shards=2, world=SoloWorld()) for _ in range(2))
 
-    with pytest.raises(UsageError, match="shards of another step or another model are under way"):
+    with pytest.raises(UsageError):
         for _ in zip(one.shards(0), other.shards(0), strict=True):
             pass
-    assert len(list(one.shards(0))) == 2  # nothing is left behind
+    assert len(list(one.shards(0))) == 2  # the generators are free again
 
 
 def more_ranks_than_shards(world):
-    with pytest.raises(UsageError, match="2 logical shards cannot keep 3 workers busy"):
+    with pytest.raises(UsageError, match=r"^2 logical shards .* 3 workers"):
         Exact(model(), shards=2, world=world)
 
 
@@ -301,7 +301,7 @@ def test_more_ranks_than_shards_are_refused():
     run_ranks(more_ranks_than_shards, 3)
 
 
-def test_batch_norm_over_workers_is_refused():
+def test_sync_batch_norm_is_refused():
     with pytest.raises(UsageError, match="SyncBatchNorm"):
         Exact(nn.SyncBatchNorm(3), shards=2, world=SoloWorld())
 
@@ -317,7 +317,7 @@ def counted(world):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_of_whole_numbers_that_grow_the_largest_is_kept(size):
+def test_increasing_integer_buffers_become_the_maximum(size):
     assert run_ranks(counted, size) == [(3, [True] * 3)] * size
 
 
@@ -332,14 +332,14 @@ def agreed(world):
         for shard in exact.shards(step):
             made.pointer.copy_((made.pointer + 1) % 4)
             made.small.copy_(torch.tensor([2**63 - 1, -5 - step]))
-            if shard.index == 2:  # one shard alone
+            if shard.index == 2:  # only one shard
                 made.mask[step] = False
         seen.append((made.pointer.item(), made.mask.tolist(), made.small.tolist()))
     return seen
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_whole_numbers_that_all_shards_agree_on_may_fall(size):
+def test_integer_buffers_on_which_all_shards_agree_may_decrease(size):
     falls = [[False, True, True], [False, False, True], [False] * 3]
     expected = [([3, 0, 1][step], falls[step], [2**63 - 1, -5 - step]) for step in range(3)]
     assert run_ranks(agreed, size) == [expected] * size
@@ -353,10 +353,10 @@ def differing(world):
         for shard in Exact(made, shards=3, world=world).shards(0):
             made.queue[0] += 1 - shard.index
 
-    with pytest.raises(UsageError, match=r"the buffer queue .* different numbers, some smaller than before"):
+    with pytest.raises(UsageError, match=r"buffer queue "):
         step()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_whole_numbers_of_which_some_fall_and_not_all_alike_are_refused_by_name(size):
+def test_integer_buffers_that_decrease_to_different_values_are_refused_by_name(size):
     run_ranks(differing, size)

@@ -1,4 +1,4 @@
-"""Calls are attributed to the user's lines, whatever libraries they come through, and each has its reason."""
+"""Calls are attributed to lines of user code, also through libraries, with their reasons."""
 
 import sys
 import sysconfig
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import samestep
-from samestep.autopilot.account import Account, calling_site, is_passed_by, is_users, library_of
+from samestep.autopilot.account import Account, calling_site, is_internal_code, is_user_code, library_of
 
 STANDARD = sysconfig.get_path("stdlib")
 VENV = "/home/ada/project/.venv/lib/python3.11/site-packages"
@@ -42,7 +42,7 @@ def through(*files):
         ((f"{Path(samestep.__file__).parent}_gallery/train.py",), "train.py:3"),
     ],
 )
-def test_a_call_is_attributed_to_the_nearest_line_of_the_users(files, site):
+def test_a_call_is_attributed_to_the_nearest_line_of_user_code(files, site):
     assert str(through(*files)) == site
 
 
@@ -70,39 +70,39 @@ def in_thread(files):
         ((f"{VENV}/timm.py", torch.__file__), "timm"),
     ],
 )
-def test_without_a_line_of_the_users_the_library_is_named(files, library):
+def test_without_user_code_the_library_is_named(files, library):
     assert str(in_thread(files)).split()[0] == library
 
 
-def test_a_program_that_is_installed_is_the_users(monkeypatch):
+def test_an_installed_program_is_user_code(monkeypatch):
     program = ModuleType("__main__")
     program.__file__ = f"{VENV}/own/train.py"
     monkeypatch.setitem(sys.modules, "__main__", program)
 
-    assert is_users(f"{VENV}/own/train.py")
-    assert is_users(f"{VENV}/own/models/net.py")
-    assert not is_users(f"{VENV}/timm/vit.py")
+    assert is_user_code(f"{VENV}/own/train.py")
+    assert is_user_code(f"{VENV}/own/models/net.py")
+    assert not is_user_code(f"{VENV}/timm/vit.py")
 
 
-def test_a_program_of_one_file_does_not_make_its_neighbours_the_users(monkeypatch):
+def test_files_beside_an_installed_program_are_not_user_code(monkeypatch):
     program = ModuleType("__main__")
     program.__file__ = f"{VENV}/train.py"
     monkeypatch.setitem(sys.modules, "__main__", program)
 
-    assert is_users(f"{VENV}/train.py")
+    assert is_user_code(f"{VENV}/train.py")
     assert library_of(f"{VENV}/timm/vit.py") == "timm"
 
 
-def test_data_sets_of_libraries_are_looked_into_and_those_of_torch_are_not():
-    assert not is_passed_by(f"{VENV}/timm/data.py")
-    assert not is_passed_by(f"{Path(torch.__file__).parent}vision/datasets/mnist.py")
-    assert is_passed_by(torch.__file__)
+def test_code_of_torch_is_internal_and_that_of_other_libraries_is_not():
+    assert not is_internal_code(f"{VENV}/timm/data.py")
+    assert not is_internal_code(f"{Path(torch.__file__).parent}vision/datasets/mnist.py")
+    assert is_internal_code(torch.__file__)
 
 
-def test_each_reason_has_its_line():
+def test_the_report_has_a_line_for_each_reason():
     account = Account()
     for why in ("few", "few", "a hook"):
-        account.note_whole("Net at train.py:3", why)
+        account.note_unsplit("Net at train.py:3", why)
 
     assert [line.split(": ", 1)[1] for line in account.lines()] == [
         "2 calls unsplit (few)",

@@ -1,4 +1,4 @@
-"""Scripts that change files which existed before the run: all ranks read what a serial run reads."""
+"""Scripts that change files from before the run: all ranks read the same as a serial run."""
 
 import bz2
 import csv
@@ -53,7 +53,7 @@ def script(function):
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 @pytest.mark.parametrize("leads", [0, 1])
-def test_a_rank_reads_what_a_serial_run_reads(switch, tmp_path, monkeypatch, script, leads):
+def test_a_rank_reads_the_same_as_a_serial_run(switch, tmp_path, monkeypatch, script, leads):
     if leads and "listed" in script.__name__:
         return  # it waits for rank 0
     results = {}
@@ -411,7 +411,7 @@ def listed_folders_have_one_order():
     return [sorted(one) for one in seen]
 
 
-def test_modules_that_keep_functions_get_them_back():
+def test_functions_in_modules_are_restored():
     before = bz2._builtin_open, tarfile.bltn_open, open, io.FileIO, os.stat, sqlite3.connect
     groups = set(os.supports_dir_fd), set(os.supports_follow_symlinks)
     other = Switch()
@@ -431,7 +431,7 @@ class Handler:
 
 @pytest.mark.parametrize("folder", [None, "/dev/shm"])
 @pytest.mark.parametrize("opens", [lambda path: open(path, "a"), lambda path: io.FileIO(path, "a")])  # noqa: SIM115 - each closes it
-def test_a_file_that_a_comparison_would_change_is_refused(folder, opens):
+def test_a_comparison_that_changes_a_file_is_refused(folder, opens):
     with tempfile.TemporaryDirectory(dir=folder) as base, redirected(Handler()):
         path = os.path.join(base, "log")
         with changing_no_files(), pytest.raises(WritesFileError):

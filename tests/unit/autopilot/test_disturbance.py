@@ -1,4 +1,4 @@
-"""Disturbed calls have other numbers of the same kinds, and leave the model as it was."""
+"""Disturbed calls have other valid values, and the model is restored."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from samestep.autopilot.disturbance import (
     emptying,
     set_counters,
 )
-from samestep.autopilot.plans import Given
+from samestep.autopilot.plans import CallArguments
 
 X, TOKENS = (0, 0), (0, 1)
 LENGTHS, MASK, LABELS = (0, 2), (0, 3), (0, 4)
@@ -22,7 +22,7 @@ DIMS = {X: 0, TOKENS: 0, LENGTHS: 0, MASK: 0, LABELS: 0}
 
 def given():
     generator = torch.Generator().manual_seed(0)
-    return Given(
+    return CallArguments(
         (
             torch.rand(8, 3, generator=generator),
             torch.randint(0, 9, (8, 5), generator=generator),
@@ -34,7 +34,7 @@ def given():
 
 
 @pytest.mark.parametrize("how", disturbances(2, 8), ids=str)
-def test_inputs_stay_within_what_the_model_may_take(how):
+def test_disturbed_inputs_are_valid(how):
     x, tokens, lengths, mask, labels = disturbed_inputs(given(), DIMS, 8, how).args
     count = how.samples or 8
     assert {len(one) for one in (x, tokens, lengths, mask, labels)} == {count}
@@ -47,12 +47,12 @@ def test_inputs_stay_within_what_the_model_may_take(how):
     assert 0 <= int(labels.min()) <= int(labels.max()) < 3
 
 
-def test_all_ranks_disturb_alike():
+def test_all_ranks_apply_the_same_disturbance():
     one, other = (disturbed_inputs(given(), DIMS, 8, Disturbance(2, 5)) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(one.args, other.args, strict=True))
 
 
-def test_a_lopsided_batch_has_one_sample_for_each_slice():
+def test_a_lopsided_batch_repeats_one_sample_per_slice():
     how = Disturbance(2, 4, inputs=False, lopsided=True)
     x = disturbed_inputs(given(), DIMS, 8, how).args[0]
     assert torch.equal(x[0], x[1])
@@ -71,7 +71,7 @@ def test_masks_labels_and_values_can_be_emptied():
     assert labels[-2:].tolist() == [-100, -100]
 
 
-def test_weights_are_disturbed_in_double_precision_and_come_back_bit_by_bit():
+def test_weights_are_disturbed_in_double_precision_and_restored_bit_by_bit():
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     nn.init.zeros_(module[0].weight)
     before = {name: (one.data_ptr(), one.clone()) for name, one in module.state_dict().items()}
@@ -85,13 +85,13 @@ def test_weights_are_disturbed_in_double_precision_and_come_back_bit_by_bit():
         assert torch.equal(one, before[name][1])
 
 
-def test_what_is_made_or_cast_in_single_precision_is_double():
+def test_new_and_cast_tensors_are_in_double_precision():
     with DoublePrecision():
         made = [torch.zeros(2), torch.tensor([1.0]), torch.ones(2).float(), torch.rand(2).to(torch.bfloat16)]
     assert {one.dtype for one in made} == {torch.float64}
 
 
-def test_counters_are_set_where_they_are():
+def test_counters_are_set():
     module = nn.Sequential(nn.Linear(1, 1))
     module[0].calls = 3
     steps = torch.zeros((), dtype=torch.long)

@@ -1,4 +1,4 @@
-"""What a slice draws is its part of what the whole batch draws."""
+"""The draws of a slice are its part of the draws of the whole batch."""
 
 from types import SimpleNamespace
 
@@ -7,7 +7,7 @@ import torch
 from samestep.autopilot.draws import GlobalDraws
 
 
-def test_normal_numbers_of_a_size_are_those_of_the_whole_batch():
+def test_normal_with_a_size_draws_for_the_whole_batch():
     with torch.random.fork_rng():
         torch.manual_seed(3)
         whole = torch.normal(2.0, 0.5, size=(5, 3))

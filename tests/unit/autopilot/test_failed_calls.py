@@ -1,4 +1,4 @@
-"""A script that goes on after a call that has raised on one rank alone is ended; on all, it goes on."""
+"""A script that continues after an error in a call ends, unless the call has raised on all ranks."""
 
 import pytest
 from torch.distributed import HashStore
@@ -12,35 +12,35 @@ def ranks():
     return [FailedCalls(0.05, lambda: store) for _ in range(2)]
 
 
-def test_a_script_goes_on_where_all_slices_have_raised():
+def test_a_script_continues_if_all_slices_have_raised():
     one, other = ranks()
-    one.note("Net", 7, ValueError("bad"))
-    other.note("Net", 7, ValueError("bad"))
+    one.record("Net", 7, ValueError("bad"))
+    other.record("Net", 7, ValueError("bad"))
     one.check(2)
     other.check(2)
     one.check(2)
 
 
-def test_it_ends_where_another_slice_has_not():
+def test_a_script_ends_if_another_slice_has_not_raised():
     one, other = ranks()
-    one.note("Net", 7, ValueError("bad"))
+    one.record("Net", 7, ValueError("bad"))
     other.check(2)
     for _ in range(2):
         with pytest.raises(OutOfStep, match="Net raised ValueError"):
             one.check(2)
 
 
-def test_other_calls_are_no_answer():
+def test_errors_of_other_calls_do_not_count():
     one, other = ranks()
-    one.note("Net", 7, ValueError("bad"))
-    other.note("Net", 8, ValueError("bad"))
+    one.record("Net", 7, ValueError("bad"))
+    other.record("Net", 8, ValueError("bad"))
     with pytest.raises(OutOfStep):
         one.check(2)
 
 
 def test_an_error_of_samestep_ends_the_run_on_all_ranks():
     for one in ranks():
-        one.note("Net", 7, OutOfStep("its slices differ"))
+        one.record("Net", 7, OutOfStep("its slices differ"))
         with pytest.raises(OutOfStep):
             one.check(2)
 
@@ -50,6 +50,6 @@ def test_without_a_store_the_run_ends():
         raise ValueError
 
     alone = FailedCalls(0.0, none)
-    alone.note("Net", 1, KeyError("x"))
+    alone.record("Net", 1, KeyError("x"))
     with pytest.raises(OutOfStep):
         alone.check(2)

@@ -1,4 +1,4 @@
-"""Sequences of file operations: all ranks read what a serial run reads, and rank 0 leaves what it leaves."""
+"""Sequences of file operations: all ranks read, and rank 0 writes, the same as a serial run."""
 
 import os
 import shutil
@@ -81,7 +81,7 @@ def switch():
     st.lists(st.booleans(), max_size=60),
     st.lists(st.booleans(), max_size=60),
 )
-def test_all_ranks_see_what_a_serial_run_sees(switch, items, sequence, turns, interruptions):
+def test_all_ranks_read_the_same_as_a_serial_run(switch, items, sequence, turns, interruptions):
     base = Path(tempfile.mkdtemp(prefix="sequence-"))
     try:
         first = [("d", "folder", ""), ("e", "folder", "")]
@@ -96,7 +96,7 @@ def test_all_ranks_see_what_a_serial_run_sees(switch, items, sequence, turns, in
         shutil.rmtree(base)
 
 
-def test_files_in_shared_memory_are_files_like_others(switch):
+def test_files_in_shared_memory(switch):
     with tempfile.TemporaryDirectory(dir="/dev/shm") as base:
         items, sequence = [("a", "file", "64")], [("rewrite", "a"), ("append", "log", "1"), *LOOK_AT_ALL]
 

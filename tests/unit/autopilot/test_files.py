@@ -1,4 +1,4 @@
-"""A copy of a script sees its own files and those of before, and nothing that rank 0 has made since."""
+"""A rank other than 0 reads its own files and those from before the run, and not those of rank 0."""
 
 import bz2
 import json
@@ -35,7 +35,7 @@ def real_files():
     return sorted(str(path) for path in Path().rglob("*"))
 
 
-def test_what_a_copy_writes_is_its_own_and_it_reads_it_back(world):
+def test_a_rank_reads_its_own_files(world):
     with overlaid(world[1]):
         os.makedirs("out/deep")
         Path("out/deep/a.txt").write_text("1")
@@ -65,7 +65,7 @@ def test_what_a_copy_writes_is_its_own_and_it_reads_it_back(world):
     assert real_files() == ["before.txt"]
 
 
-def test_a_descriptor_is_what_it_is(world):
+def test_descriptors(world):
     with overlaid(world[1]):
         read, write = os.pipe()
         with open(write, "w") as file:
@@ -74,7 +74,7 @@ def test_a_descriptor_is_what_it_is(world):
             assert file.read() == "1"
 
 
-def test_what_there_was_before_is_read_and_changed_in_a_copy(world):
+def test_files_from_before_the_run_are_changed_in_a_copy(world):
     with overlaid(world[1]):
         assert Path("before.txt").read_text() == "before"
         with open("before.txt", "r+") as file:
@@ -95,7 +95,7 @@ def test_what_there_was_before_is_read_and_changed_in_a_copy(world):
     assert Path("before.txt").read_text() == "before"
 
 
-def test_a_folder_that_was_removed_is_empty_when_it_is_made_again(world):
+def test_a_folder_that_is_created_again_is_empty(world):
     Path("old").mkdir()
     Path("old/x").write_text("x")
     with overlaid(world[1]):
@@ -107,7 +107,7 @@ def test_a_folder_that_was_removed_is_empty_when_it_is_made_again(world):
     assert real_files() == ["before.txt", "old", "old/x"]
 
 
-def test_a_copy_does_not_see_what_rank_0_has_made_since(world, tmp_path):
+def test_files_of_rank_0_are_hidden(world, tmp_path):
     journal, shadow = world
     with originals_kept(OriginalKeeper(journal, tmp_path / "common")):
         os.makedirs("out")
@@ -131,7 +131,7 @@ def test_a_copy_does_not_see_what_rank_0_has_made_since(world, tmp_path):
     assert Path("out/model.pt").read_text() == "rank 0"
 
 
-def test_temporary_files_and_devices_work_as_ever(world):
+def test_temporary_files_and_devices(world):
     with overlaid(world[1]):
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "q").write_text("t")
@@ -145,7 +145,7 @@ def test_temporary_files_and_devices_work_as_ever(world):
             file.write("x")
 
 
-def test_everything_is_put_back(world):
+def test_all_functions_are_restored(world):
     before = open, os.stat, os.mkdir, torch.save, shutil.rmtree
     with overlaid(world[1]):
         assert os.stat is not before[1]
@@ -178,7 +178,7 @@ class Racing(Journal):
         lambda: os.access("out", os.R_OK),
     ],
 )
-def test_what_rank_0_makes_while_a_copy_looks_for_it_is_not_there(world, tmp_path, look):
+def test_a_file_that_rank_0_creates_during_a_lookup_is_hidden(world, tmp_path, look):
     shadow = Overlay(tmp_path / "scratch", Racing(tmp_path / "journal", Path("out")))
     with overlaid(shadow):
         assert not look()
@@ -186,13 +186,13 @@ def test_what_rank_0_makes_while_a_copy_looks_for_it_is_not_there(world, tmp_pat
         assert os.listdir("out") == []
 
 
-def test_what_rank_0_makes_while_a_copy_opens_it_is_not_there(world, tmp_path):
+def test_a_file_that_rank_0_creates_during_an_open_is_hidden(world, tmp_path):
     shadow = Overlay(tmp_path / "scratch", Racing(tmp_path / "journal", Path("out")))
     with overlaid(shadow), pytest.raises(FileNotFoundError):
         Path("out/model.pt").read_text()
 
 
-def test_sockets_of_multiprocessing_are_bound_where_they_are_looked_for(world):
+def test_sockets_of_multiprocessing_are_shared(world):
     with overlaid(world[1]):
         folder = tempfile.mkdtemp(prefix="pymp-")
         try:

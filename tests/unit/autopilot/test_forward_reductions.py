@@ -1,4 +1,4 @@
-"""What a scalar was reduced by is read alike from its graph and from the operations that computed it."""
+"""The reduction of a scalar is the same from its graph and from its operations."""
 
 import pytest
 import torch
@@ -72,6 +72,6 @@ def test_counts_are_sums_and_accuracies_are_means():
     assert read(lambda: (X.argmax(1) == Y).double().mean(), PLAIN, grad=False) == ("mean", 6.0)
 
 
-def test_what_is_not_watched_is_not_known():
+def test_without_observation_the_reduction_is_unknown():
     with torch.no_grad():
         assert read_reduction(F.cross_entropy(X, Y), PLAIN) is None

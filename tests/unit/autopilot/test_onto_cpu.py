@@ -1,4 +1,4 @@
-"""A script that names CUDA devices everywhere, on the CPU."""
+"""A script that names CUDA devices runs on the CPU."""
 
 import pytest
 import torch
@@ -61,14 +61,14 @@ def evaluated(text, **names):
 
 
 @pytest.mark.parametrize("text", ON_CPU)
-def test_what_is_made_on_a_cuda_device_is_made_on_the_cpu(text, tmp_path):
+def test_tensors_on_a_cuda_device_are_on_the_cpu(text, tmp_path):
     torch.save(torch.ones(2), tmp_path / "saved.pt")
     with onto_cpu():
         assert evaluated(text, saved=tmp_path / "saved.pt").device.type == "cpu"
 
 
 @pytest.mark.parametrize(("text", "value"), FACTS)
-def test_a_script_is_told_of_one_device(text, value):
+def test_one_device_is_reported_to_a_script(text, value):
     with onto_cpu():
         assert evaluated(text) == value
 
@@ -90,7 +90,7 @@ def test_mixed_precision_computes_in_full_precision():
     torch.testing.assert_close(model.weight, before - 0.3)
 
 
-def test_events_tell_the_time_and_streams_take_work():
+def test_events_and_streams():
     with onto_cpu():
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -101,7 +101,7 @@ def test_events_tell_the_time_and_streams_take_work():
         assert start.elapsed_time(end) > 0
 
 
-def test_libraries_are_told_the_truth_and_so_is_a_script_afterwards():
+def test_libraries_get_the_actual_devices_and_so_does_a_script_afterwards():
     library = compile("torch.cuda.is_available()", "/env/lib/site-packages/library/use.py", "eval")
     before = torch.cuda.is_available(), torch.cuda.device_count()
     with onto_cpu():
@@ -110,6 +110,6 @@ def test_libraries_are_told_the_truth_and_so_is_a_script_afterwards():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the error is that of a machine without GPUs")
-def test_without_it_such_a_script_fails():
+def test_without_this_mode_such_a_script_fails():
     with pytest.raises((AssertionError, RuntimeError), match=r"CUDA|NVIDIA"):
         evaluated("torch.ones(2).cuda()")

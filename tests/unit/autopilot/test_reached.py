@@ -1,4 +1,4 @@
-"""What forward may read beside its arguments is a guard, and what it may change is taken back."""
+"""State that forward reads beside its arguments is a guard, and state that it changes is restored."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from samestep.autopilot.guards import changed, counters, plain_attributes, python_state
-from samestep.autopilot.state import Changeable
+from samestep.autopilot.state import SavedState
 
 FLAG = 0
 LOG = {"rows": []}
@@ -76,7 +76,7 @@ def net():
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_forward_may_read_is_a_guard(net, change):
+def test_reachable_state_is_a_guard(net, change):
     before = plain_attributes(net)
     CHANGES[change](net)
     assert changed(before, plain_attributes(net))
@@ -92,8 +92,8 @@ LEFT = {
 
 
 @pytest.mark.parametrize("change", LEFT)
-def test_what_a_call_leaves_is_seen_and_taken_back(net, change):
-    before, state = python_state(net), Changeable(net)
+def test_changed_state_is_found_and_restored(net, change):
+    before, state = python_state(net), SavedState(net)
     LEFT[change](net)
     assert changed(before, python_state(net))
     state.restore()
@@ -101,9 +101,9 @@ def test_what_a_call_leaves_is_seen_and_taken_back(net, change):
 
 
 @pytest.mark.parametrize("tensor", ["plain", "global"])
-def test_tensors_that_are_no_buffers_are_taken_back(net, tensor):
+def test_tensors_that_are_no_buffers_are_restored(net, tensor):
     one = net.plain if tensor == "plain" else TENSOR
-    state = Changeable(net)
+    state = SavedState(net)
     one.add_(1)
     assert any(torch.equal(value, torch.ones(2)) for value in state.buffers().values())
     state.restore()
@@ -119,7 +119,7 @@ def test_counters_are_numbers_that_changed_by_an_integer(net):
 
 def test_a_buffer_that_is_written_to_without_a_change_is_named():
     module = nn.BatchNorm1d(2)
-    state = Changeable(module)
+    state = SavedState(module)
     versions = state.versions()
     assert state.rewritten(versions) is None
     module.running_mean.copy_(torch.zeros(2))

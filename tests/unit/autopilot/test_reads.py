@@ -1,4 +1,4 @@
-"""What a data set may change as it is read is found, wherever it keeps it."""
+"""The state that reading a data set changes is found."""
 
 import random
 from functools import partial
@@ -87,7 +87,7 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("name", CHANGED)
-def test_what_changes_is_found(name):
+def test_changed_state_is_found(name):
     data = CHANGED[name]
     before = state_of(data)
     assert state_of(data) == before
@@ -96,13 +96,13 @@ def test_what_changes_is_found(name):
 
 
 @pytest.mark.parametrize("data", [Pure(), Transforms(lambda index: index), [1, 2, 3]], ids=str)
-def test_what_does_not_change_is_left_alone(data):
+def test_unchanged_state_is_equal(data):
     before = state_of(data)
     data[1]
     assert state_of(data) == before
 
 
-def test_a_large_data_set_is_looked_at_in_part():
+def test_a_large_data_set_is_inspected_in_part():
     data = Pure()
     data.rows = [[number] for number in range(100_000)]
     assert len(state_of(data)) < 5_000

@@ -1,4 +1,4 @@
-"""What a loss was divided by is read from its graph."""
+"""The divisor of a loss is read from its graph."""
 
 import pytest
 import torch
@@ -37,6 +37,6 @@ def mean(weight):
         (lambda: SCORES.detach().mean(), None),
     ],
 )
-def test_it_is_told_where_all_that_is_added_up_was_divided_by_the_same(loss, found):
+def test_the_divisor_is_known_if_all_terms_have_the_same(loss, found):
     read = reduction_of(loss())
     assert (read and (read.kind, read.weight)) == (found and (found.kind, found.weight))

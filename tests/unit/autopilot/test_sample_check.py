@@ -1,4 +1,4 @@
-"""Sample checks become rarer; a number of calls between them can be asked for."""
+"""Sample checks become rarer, or come at the requested interval."""
 
 import pytest
 from torch import nn
@@ -18,7 +18,7 @@ def test_checks_become_rarer():
 
 
 @pytest.mark.parametrize(("every", "expected"), [(0, []), (1, [1, 2, 3, 4, 5]), (2, [2, 4])])
-def test_checks_come_as_asked_for(every, expected):
+def test_checks_come_at_the_requested_interval(every, expected):
     assert due(CheckSchedule(2, every), 5) == expected
 
 

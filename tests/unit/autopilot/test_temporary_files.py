@@ -1,4 +1,4 @@
-"""Temporary files of a copy: where the programs that it starts find them."""
+"""Temporary files of a rank are accessible to the programs that it starts."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ def lines_of(path):
     ).stdout
 
 
-def test_a_program_finds_the_temporary_files_that_it_is_started_on(overlay, temporary):
+def test_a_started_program_finds_temporary_files(overlay, temporary):
     with overlaid(overlay), tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "deep" / "source.c"
         source.parent.mkdir()
@@ -54,7 +54,7 @@ def test_a_program_finds_the_temporary_files_that_it_is_started_on(overlay, temp
     assert not list(temporary.iterdir())
 
 
-def test_what_is_made_elsewhere_or_moved_elsewhere_stays_in_the_shadow(overlay, temporary, tmp_path):
+def test_other_and_moved_files_stay_in_the_overlay(overlay, temporary, tmp_path):
     with overlaid(overlay):
         made = Path(tempfile.mkdtemp(dir=tmp_path))
         with tempfile.NamedTemporaryFile("w", dir=tmp_path, delete=False) as file:

@@ -12,7 +12,7 @@ from samestep.checkpoint import background
 from samestep.checkpoint.background import Writer
 from samestep.checkpoint.choose import newest_valid, steps_in
 from samestep.checkpoint.read import read
-from samestep.checkpoint.retain import Keep
+from samestep.checkpoint.retain import Retention
 from samestep.checkpoint.stage import Stage
 from support.snapshots import in_hand, names, network, same, snapshot, stepped
 
@@ -125,7 +125,7 @@ def test_step_and_score_are_part_of_the_state(tmp_path):
 def test_the_last_and_the_best_are_kept_also_by_another_writer(tmp_path):
     scores = {1: 0.3, 2: 0.9, 3: 0.5, 4: 0.4}
     for step, score in scores.items():
-        with Writer(tmp_path, Keep(last=2)) as writer:  # as of a run that was resumed each time
+        with Writer(tmp_path, Retention(last=2)) as writer:  # as of a run that was resumed each time
             save(writer, step, score=score)
 
     assert steps_in(tmp_path) == [4, 3, 2]
@@ -193,7 +193,7 @@ def test_an_old_one_that_cannot_be_deleted_does_not_undo_the_new_one(tmp_path, m
     def refused(_):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    writer = Writer(tmp_path, Keep(last=1))
+    writer = Writer(tmp_path, Retention(last=1))
     save(writer, 1)
     writer.wait()
     with monkeypatch.context() as patch:
@@ -220,7 +220,7 @@ def test_whatever_goes_wrong_in_clearing_up_is_told_and_not_raised(tmp_path, mon
         save(writer, 1)
 
     assert (writer.newest, writer.failure) == (tmp_path / "step-1", None)
-    assert writer.warning == f"old checkpoints in {tmp_path} cannot be looked through: no more."
+    assert writer.warning == f"old checkpoints in {tmp_path} cannot be listed: no more."
 
 
 def test_what_cannot_be_saved_is_an_error_of_the_call(tmp_path):

@@ -35,7 +35,7 @@ def test_damaged_ones_are_told_newest_first_and_the_one_before_is_used(checkpoin
 
     assert chosen.path.name == "step-5"
     assert [path.name for path, _ in chosen.refused] == ["step-100", "step-90"]
-    assert "model.safetensors was damaged" in chosen.refused[0][1]
+    assert "model.safetensors is damaged" in chosen.refused[0][1]
     assert "no manifest.json" in chosen.refused[1][1]
 
 
@@ -45,7 +45,7 @@ def test_a_renamed_checkpoint_does_not_pass_for_a_newer_one(checkpoints):
     chosen = newest_valid(checkpoints)
 
     assert chosen.path.name == "step-100"
-    assert "holds step 5: it was renamed" in chosen.refused[0][1]
+    assert "step-500 contains step 5" in chosen.refused[0][1]
 
 
 def test_drafts_and_other_names_are_no_checkpoints(checkpoints):
@@ -78,7 +78,7 @@ def test_a_single_checkpoint_is_taken_under_any_name(checkpoints):
 def test_a_single_damaged_checkpoint_is_not_replaced_by_another(checkpoints):
     (checkpoints / "step-100" / "manifest.json").unlink()
 
-    with pytest.raises(CheckpointError, match=r"step-100 is no checkpoint: it has no manifest\.json"):
+    with pytest.raises(CheckpointError, match=r"step-100 .* manifest\.json"):
         newest_valid(checkpoints / "step-100")
 
 
@@ -95,7 +95,7 @@ def test_a_single_damaged_checkpoint_is_not_a_beginning_without_one(checkpoints,
     folder = (checkpoints / "step-100").rename(checkpoints / name)
     (folder / "manifest.json").unlink()
 
-    with pytest.raises(CheckpointError, match=rf"{name} is no checkpoint: it has no manifest\.json"):
+    with pytest.raises(CheckpointError, match=rf"{name} .* manifest\.json"):
         choose_on_all(SoloWorld(), folder, missing_ok=True)
 
 

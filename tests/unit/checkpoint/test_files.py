@@ -12,13 +12,13 @@ import torch
 from samestep.base.own_names import IDENTITY_FILE, hidden_name
 from samestep.checkpoint.files import delete, make, restore, tidy, whole_or_absent
 from samestep.checkpoint.layout import MARK, STATE
-from samestep.checkpoint.own import OwnFolders
+from samestep.checkpoint.own import OwnedFolders
 from samestep.checkpoint.sealed import SealedFile
 
 
 def folder_with(path, text):
     """Make a folder of the run that writes to `path`'s parent."""
-    own = OwnFolders.claim(path.parent)
+    own = OwnedFolders.claim(path.parent)
     draft = own.begin("new")
     (draft / STATE).write_text(text)
     draft.rename(path)
@@ -26,7 +26,7 @@ def folder_with(path, text):
 
 def in_hand(parent, kind, name):
     """Return a name of this run's for a folder that is being written, replaced or deleted."""
-    return parent / hidden_name(kind, name, OwnFolders.claim(parent).identity)
+    return parent / hidden_name(kind, name, OwnedFolders.claim(parent).identity)
 
 
 class FullDisk:
@@ -205,7 +205,7 @@ def test_deleting_takes_the_name_first(tmp_path, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(OwnFolders, "remove", killed)
+    monkeypatch.setattr(OwnedFolders, "remove", killed)
     with pytest.raises(KeyboardInterrupt):
         delete(tmp_path / "c")
 
@@ -222,7 +222,7 @@ def test_the_next_writer_clears_away_what_was_in_hand_and_nothing_else(tmp_path)
     in_hand(tmp_path, "draft", "step-5").mkdir()  # killed before the mark was written
     half = in_hand(tmp_path, "draft", "step-6")
     half.mkdir()
-    (half / MARK).write_bytes(OwnFolders.claim(tmp_path).mark[:20])
+    (half / MARK).write_bytes(OwnedFolders.claim(tmp_path).mark[:20])
 
     assert tidy(tmp_path) is None
 
@@ -273,8 +273,8 @@ def foreign(tmp_path):
     marked = in_hand(parent, "draft", "with-a-foreign-file")
     folder_with(marked, "ours")
     (marked / "mine").write_text("mine")
-    other = OwnFolders(parent, "0" * 32)
-    (parent / hidden_name("draft", "another-run", OwnFolders.claim(parent).identity)).mkdir()
+    other = OwnedFolders(parent, "0" * 32)
+    (parent / hidden_name("draft", "another-run", OwnedFolders.claim(parent).identity)).mkdir()
     (next(parent.glob("*.another-run")) / MARK).write_bytes(other.mark)
     other.begin("another-run")
     in_hand(parent, "gone", "file").write_text("a file where a folder is expected")
@@ -307,7 +307,7 @@ def test_a_name_that_is_taken_is_not_taken_over(tmp_path, put):
         (tmp_path / "elsewhere").mkdir()
         path.symlink_to(tmp_path / "elsewhere")
     elif put == "another run's":
-        OwnFolders(tmp_path, "0" * 32).begin("c").rename(path)
+        OwnedFolders(tmp_path, "0" * 32).begin("c").rename(path)
     else:
         path.mkdir()
         if put == "unmarked":
@@ -321,7 +321,7 @@ def test_a_name_that_is_taken_is_not_taken_over(tmp_path, put):
 
 
 def test_a_link_put_in_the_place_of_a_folder_is_not_followed(tmp_path):
-    own = OwnFolders.claim(tmp_path)
+    own = OwnedFolders.claim(tmp_path)
     draft = own.begin("c")
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / STATE).write_text("mine")
@@ -346,4 +346,4 @@ def test_an_identity_of_something_else_is_not_overwritten(tmp_path):
 def test_an_identity_that_a_kill_left_empty_is_drawn(tmp_path):
     (tmp_path / IDENTITY_FILE).touch()
 
-    assert OwnFolders.claim(tmp_path) == OwnFolders.find(tmp_path)
+    assert OwnedFolders.claim(tmp_path) == OwnedFolders.find(tmp_path)

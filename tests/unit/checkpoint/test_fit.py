@@ -8,7 +8,7 @@ from torch import nn
 
 from samestep.base.errors import CheckpointError
 from samestep.checkpoint import fit, foreign, retain
-from samestep.checkpoint.fit import optimizer_misfit
+from samestep.checkpoint.fit import optimizer_mismatch
 from support.snapshots import network, snapshot, stepped
 
 
@@ -35,13 +35,12 @@ def test_groups_of_an_optimizer_are_compared():
     one = stepped(model)
     two = torch.optim.SGD([{"params": [p]} for p in model.parameters()], lr=1)
 
-    assert optimizer_misfit(one.state_dict(), one) is None
+    assert optimizer_mismatch(one.state_dict(), one) is None
     assert (
-        optimizer_misfit(one.state_dict(), two)
-        == "groups of [4] parameters, in the optimizer of [1, 1, 1, 1]"
+        optimizer_mismatch(one.state_dict(), two) == "groups of [4] parameters, in the optimizer [1, 1, 1, 1]"
     )
-    assert optimizer_misfit(nn.Linear(1, 1).state_dict(), one) == (
-        "it is no optimizer's state: it has weight, bias"
+    assert optimizer_mismatch(nn.Linear(1, 1).state_dict(), one) == (
+        "it is not the state of an optimizer: it has weight, bias"
     )
 
 
@@ -67,13 +66,13 @@ def made(kind):
 def test_of_another_kind_of_optimizer_nothing_is_taken_that_a_step_could_fail_on(kind, given):
     saved, optimizer = made(kind), made(given)
     saved.step()
-    misfit = optimizer_misfit(saved.state_dict(), optimizer)
+    mismatch = optimizer_mismatch(saved.state_dict(), optimizer)
 
     if kind is given:
-        assert misfit is None
+        assert mismatch is None
     elif {kind, given} != {torch.optim.Adam, torch.optim.AdamW}:  # the state of one is that of the other
-        assert misfit is not None
-    if misfit is None:
+        assert mismatch is not None
+    if mismatch is None:
         optimizer.load_state_dict(saved.state_dict())
         optimizer.step()
 
@@ -82,11 +81,11 @@ def test_what_tells_kinds_of_optimizers_apart_is_told():
     adam, adamax = (made(kind).state_dict() for kind in (torch.optim.Adam, torch.optim.Adamax))
 
     assert (
-        optimizer_misfit(adam, made(torch.optim.SGD))
+        optimizer_mismatch(adam, made(torch.optim.SGD))
         == "it has no dampening, momentum, nesterov, which SGD needs"
     )
-    assert optimizer_misfit(adam, made(torch.optim.Adamax)).startswith("it has amsgrad, ")
-    assert optimizer_misfit(adamax, made(torch.optim.Adam)).startswith("it has no amsgrad")
+    assert optimizer_mismatch(adam, made(torch.optim.Adamax)).startswith("it has amsgrad, ")
+    assert optimizer_mismatch(adamax, made(torch.optim.Adam)).startswith("it has no amsgrad")
 
 
 def test_hyperparameters_that_come_and_go_between_torchs_and_scripts_are_no_difference():
@@ -96,10 +95,10 @@ def test_hyperparameters_that_come_and_go_between_torchs_and_scripts_are_no_diff
     for name in ("decoupled_weight_decay", "foreach", "fused"):
         group.pop(name, None)  # of an earlier torch
 
-    assert optimizer_misfit(saved, optimizer) is None
+    assert optimizer_mismatch(saved, optimizer) is None
     group |= {"initial_lr": 0.1, "mine": 3, "decoupled_weight_decay": False}
     del optimizer.param_groups[0]["decoupled_weight_decay"]
-    assert optimizer_misfit(saved, optimizer) is None
+    assert optimizer_mismatch(saved, optimizer) is None
 
 
 @pytest.mark.parametrize("has_stepped", [True, False])
@@ -112,7 +111,7 @@ def test_shapes_of_what_an_optimizer_keeps_are_compared(kind, has_stepped):
     state = saved.state_dict()
     state["param_groups"][0]["params"].reverse()  # as of a model that lists its parameters in another order
 
-    told = optimizer_misfit(state, optimizer)
+    told = optimizer_mismatch(state, optimizer)
 
     assert told.startswith("of another shape: ")
     assert "of parameter 0 (3, 2), in the optimizer (2, 3)" in told
@@ -128,11 +127,11 @@ def test_of_another_kind_than_torchs_only_what_it_shows_is_compared():
     saved.state[first] = {"exp_avg": torch.ones(2), "step": 1}
     other.state[other.param_groups[0]["params"][0]] = {"exp_avg": torch.ones(4)}
 
-    assert optimizer_misfit(saved.state_dict(), fresh) is None
-    assert optimizer_misfit(saved.state_dict(), other) == (
+    assert optimizer_mismatch(saved.state_dict(), fresh) is None
+    assert optimizer_mismatch(saved.state_dict(), other) == (
         "of another shape: exp_avg of parameter 0 (2,), in the optimizer (4,)"
     )
-    assert optimizer_misfit({"step": 1}, nn.Linear(1, 1)) is None
+    assert optimizer_mismatch({"step": 1}, nn.Linear(1, 1)) is None
 
 
 @pytest.mark.parametrize("module", [fit, foreign, retain], ids=lambda module: module.__name__)

@@ -173,7 +173,7 @@ def test_our_own_are_read_and_verified(tmp_path):
 def test_a_pickle_that_needs_its_code_is_refused_with_its_name(tmp_path):
     torch.save({"model": weights(), "args": argparse.Namespace(lr=0.1)}, tmp_path / "w.pt")
 
-    with pytest.raises(CheckpointError, match=r"it holds a argparse\.Namespace, and more than tensors"):
+    with pytest.raises(CheckpointError, match=r"w\.pt .* argparse\.Namespace"):
         load_state(tmp_path / "w.pt")
 
 
@@ -191,10 +191,9 @@ def test_a_file_that_torch_did_not_save_is_not_one_to_trust(tmp_path, contents):
     with pytest.raises(CheckpointError) as caught:
         load_state(tmp_path / "w.pth")
 
-    assert str(caught.value) == (
-        f"{tmp_path / 'w.pth'} is no file of torch.save: it begins with {contents[:20]!r}. "
-        "Get it again, or convert it."
-    )
+    assert str(tmp_path / "w.pth") in str(caught.value)
+    assert repr(contents[:20]) in str(caught.value)
+    assert "weights_only" not in str(caught.value)
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
@@ -202,9 +201,7 @@ def test_a_file_that_torch_did_not_save_is_not_one_to_trust(tmp_path, contents):
 def test_a_pickle_that_torch_cannot_follow_is_no_matter_of_trust(tmp_path, zipped):
     torch.save(weights(), tmp_path / "w.pt", pickle_protocol=4, _use_new_zipfile_serialization=zipped)
 
-    with pytest.raises(
-        CheckpointError, match=r"tensors and plain values alone: Unsupported operand 149\. Save it anew"
-    ) as caught:
+    with pytest.raises(CheckpointError, match=r"w\.pt .* Unsupported operand 149") as caught:
         load_state(tmp_path / "w.pt")
     assert "weights_only" not in str(caught.value)
 
@@ -222,9 +219,9 @@ def test_what_is_not_there_or_holds_no_weights_is_said(tmp_path):
 
     with pytest.raises(CheckpointError, match=r"there is no .*none\.pt"):
         load_state(tmp_path / "none.pt")
-    with pytest.raises(CheckpointError, match="holds a list, not a state dict"):
+    with pytest.raises(CheckpointError, match="a list, not a state dict"):
         load_state(tmp_path / "list.pt")
-    with pytest.raises(CheckpointError, match=r"holds no state dict, .*; it has 'epoch', 'generator'"):
+    with pytest.raises(CheckpointError, match=r"no state dict, .*'epoch', 'generator'"):
         load_state({"epoch": 1, "generator": weights()})
-    with pytest.raises(CheckpointError, match="the mapping under 'model' holds no state dict"):
+    with pytest.raises(CheckpointError, match="the mapping under 'model' has no state dict"):
         samestep.load_state({"model": {}})

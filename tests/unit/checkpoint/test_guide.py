@@ -15,7 +15,7 @@ def test_every_file_of_a_checkpoint_is_described_and_no_other():
 
 
 def test_every_usual_wrapping_is_named():
-    (told,) = re.findall(r"in its usual wrappings: ([^;]+);", GUIDE)
+    (told,) = re.findall(r"under its usual keys: ([^;]+);", GUIDE)
 
     assert tuple(re.findall(r"`(\w+)`", told)) == WRAPPINGS
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from samestep.base.errors import UsageError
 from samestep.checkpoint.choose import newest_valid, steps_in
 from samestep.checkpoint.read import read
-from samestep.checkpoint.retain import Keep, doomed, prune, set_aside_later
+from samestep.checkpoint.retain import Retention, expired, prune, set_aside_later
 from samestep.checkpoint.save import write
 from support.snapshots import names, snapshot
 
@@ -22,7 +22,7 @@ def test_the_newest_the_last_and_the_best_stay_and_later_ones_are_not_touched(sc
     newest = data.draw(st.sampled_from(sorted(scores)))
     upto = {step: score for step, score in scores.items() if step <= newest}
 
-    gone = doomed(scores, Keep(last=last, best=best), newest=newest)
+    gone = expired(scores, Retention(last=last, best=best), newest=newest)
     stay = sorted(set(upto) - set(gone))
 
     assert set(gone) <= set(upto)
@@ -34,12 +34,12 @@ def test_the_newest_the_last_and_the_best_stay_and_later_ones_are_not_touched(sc
 
 
 def test_of_equal_scores_the_newest_stays():
-    assert doomed({1: 0.5, 2: 0.5, 3: None}, Keep(last=1), newest=3) == [1]
+    assert expired({1: 0.5, 2: 0.5, 3: None}, Retention(last=1), newest=3) == [1]
 
 
 def test_none_to_keep_is_refused():
-    with pytest.raises(UsageError, match="last 0 cannot be kept"):
-        Keep(last=0)
+    with pytest.raises(UsageError, match="keep is 0"):
+        Retention(last=0)
 
 
 def test_pruning_counts_and_deletes_whole_checkpoints_only(tmp_path):
@@ -51,7 +51,7 @@ def test_pruning_counts_and_deletes_whole_checkpoints_only(tmp_path):
     elsewhere = write(snapshot(0), tmp_path / "elsewhere")
     (tmp_path / "step-0").symlink_to(elsewhere)
 
-    told = prune(tmp_path, Keep(last=2), newest=6)
+    told = prune(tmp_path, Retention(last=2), newest=6)
 
     assert [name for name in ("step-0", "step-1", "step-7") if name in told] == ["step-0", "step-1", "step-7"]
     assert steps_in(tmp_path) == [7, 6, 5, 4, 2, 1, 0]
@@ -71,7 +71,7 @@ def test_one_that_cannot_be_deleted_is_told_and_the_others_are(tmp_path, monkeyp
 
     monkeypatch.setattr(os, "rename", held)
 
-    told = prune(tmp_path, Keep(last=1), newest=4)
+    told = prune(tmp_path, Retention(last=1), newest=4)
 
     assert told == (
         f"old checkpoints in {tmp_path} cannot be deleted: step-1 (Permission denied), "

@@ -170,14 +170,14 @@ def test_state_that_is_no_tensor_is_named():
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (torch.ones(1), "a Tensor is no number, string"),
-        ({1: 2.0}, "the key 1 is no string"),
-        ([({"a": {None: 1}},)], "the key None is no string"),
-        (np.complex64(1), "a complex64 is no number"),
+        (torch.ones(1), "a Tensor"),
+        ({1: 2.0}, "the key 1"),
+        ([({"a": {None: 1}},)], "the key None"),
+        (np.complex64(1), "a complex64"),
     ],
 )
 def test_state_that_json_does_not_give_back_is_named(value, why):
-    with pytest.raises(CheckpointError, match=rf"best=.*JSON does not hold it \({why}"):
+    with pytest.raises(CheckpointError, match=rf"best=.*JSON \({why}"):
         Stage().take(snapshot(state={"step": 1, "best": value}))
 
 
@@ -199,9 +199,7 @@ def test_a_dtype_that_could_not_be_read_back_is_named_before_anything_is_copied(
     stage = Stage()
     copy = stage.take(snapshot(model={"z": torch.zeros(1)}))
 
-    with pytest.raises(
-        CheckpointError, match=rf"{part}\.y is a torch\.complex128, for which safetensors has no"
-    ):
+    with pytest.raises(CheckpointError, match=rf"{part}\.y is a torch\.complex128"):
         stage.take(snapshot(**{part: {"z": torch.ones(1), "y": torch.zeros(1, dtype=torch.complex128)}}))
     monkeypatch.setattr(tensors, "_is_read_back", lambda dtype: dtype != torch.uint16)  # as safetensors 0.4
     with pytest.raises(

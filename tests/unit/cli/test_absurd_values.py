@@ -7,7 +7,7 @@ from samestep.bench.request import Request as BenchRequest
 from samestep.bench.ways import Problem
 from samestep.cli.main import run_command
 from samestep.launch.job import Job, Nodes, Program
-from samestep.training.conduct import Conduct
+from samestep.training.conduct import RunOptions
 from samestep.trials.plan import Request
 from samestep.world.compressed import MOST, hosts, tasks_per_node
 from samestep.world.detect import detect
@@ -24,7 +24,7 @@ PROGRAM = Program(target="a", kind="module")
         lambda: Job(program=PROGRAM, per_node=HUGE),
         lambda: Job(program=PROGRAM, monitor_interval_s=1e50),
         lambda: Nodes(count=HUGE),
-        lambda: Conduct(keep=HUGE),
+        lambda: RunOptions(keep=HUGE),
         lambda: BenchRequest(collective="all_reduce", sizes=(4,), seconds=1e50),
         lambda: BenchRequest(collective="all_reduce", sizes=(4,), timeout_s=1e50),
         lambda: Problem(batch_per_worker=HUGE),

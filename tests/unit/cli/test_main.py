@@ -24,7 +24,7 @@ def test_an_interrupted_training_logs_the_signal(capsys, monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(env, "snapshot", dict)
-    monkeypatch.setattr(cook, "cook", interrupted)
+    monkeypatch.setattr(cook, "run_recipe", interrupted)
     arguments = ["train", "digits", "--threads", str(torch.get_num_threads()), "--out", str(tmp_path / "run")]
 
     assert run_command(arguments) == 130

@@ -190,7 +190,7 @@ def test_compared_threads_are_not_given_twice(script, capsys):
         (["train.py", "--bind=foo"], "--bind 'foo'"),
         (["train.py", "--split=foo"], "--split 'foo' .*call, loader"),
         (["digits", "--compare", "sync=ddp,bogus"], "--sync 'bogus'"),
-        (["digits", "-n", "1,4", "--batch-size=3"], "4 workers"),
+        (["digits", "-n", "1,4", "--batch-size=3"], "--batch-size 3"),
         (["train.py", "--scaling=up"], "--scaling 'up' .*auto, strong, weak, both"),
         (["train.py", "-n", "1,3", "--b={64/n}"], "64 .*n = 3"),
         (["--repeat=3", "train.py"], "--repeat\\b"),

@@ -8,11 +8,11 @@ from typing import get_args
 import pytest
 
 from samestep.cli.train import train
-from samestep.training.conduct import Conduct
+from samestep.training.conduct import RunOptions
 from samestep.training.settings import Settings
 
 
-@pytest.mark.parametrize("kind", [Settings, Conduct])
+@pytest.mark.parametrize("kind", [Settings, RunOptions])
 def test_help_names_every_choice_of_a_setting(kind):
     flags = inspect.signature(train).parameters
     for one in fields(kind):

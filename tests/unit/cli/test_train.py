@@ -9,14 +9,14 @@ import tomli_w
 
 from samestep.base.errors import UsageError
 from samestep.cli import train as verb
-from samestep.recipes.order import settled_by_first, take_order
+from samestep.recipes.order import broadcast_resolved, resolve
 from samestep.recipes.request import Request, after_failure
 from samestep.training.result import Result
 from samestep.world.solo import SoloWorld
 
 
 def order(workers=1, **asked):
-    return take_order(Request(**{"changes": {}, **asked}), workers=workers)
+    return resolve(Request(**{"changes": {}, **asked}), workers=workers)
 
 
 def refused(**asked):
@@ -43,7 +43,7 @@ def test_one_command_begins_a_run_and_goes_on_with_it(begun, tmp_path):
 
     assert (first.resume, first.out) == (False, tmp_path / "new")
     assert (later.resume, later.out) == (True, begun)
-    assert (later.settings.lr, later.settings.precision, later.conduct.keep) == (0.5, "fp32", 5)
+    assert (later.settings.lr, later.settings.precision, later.options.keep) == (0.5, "fp32", 5)
 
 
 def test_a_configuration_file_begins_a_run_and_goes_on_with_it(begun, tmp_path):
@@ -60,26 +60,23 @@ def test_an_exact_run_of_an_earlier_version_that_wrote_down_batch_norm_goes_on(t
     (tmp_path / "config.toml").write_text(tomli_w.dumps({**config, "batch_norm": "global"}))
 
     assert order(resume=tmp_path).config() == config
-    assert "leave out --batch-norm" in refused(recipe="digits", changes={"exact": 4, "batch_norm": "local"})
+    assert "--batch-norm" in refused(recipe="digits", changes={"exact": 4, "batch_norm": "local"})
 
 
 def test_nothing_begins_in_a_folder_that_holds_no_run_unless_a_recipe_is_named(tmp_path):
-    assert "so it is no run folder" in refused(resume=tmp_path, changes={"lr": 0.5})
+    assert "config.toml" in refused(resume=tmp_path, changes={"lr": 0.5})
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (
-            {"changes": {"lr": 0.1}},
-            "there --lr is 0.5, not 0.1. Leave it out, or begin another run: --config",
-        ),
-        ({"changes": {"clip_norm": 1.0}}, "there --clip-norm is not set, not 1.0"),
-        ({"recipe": "mnist"}, "there the recipe is digits, not mnist"),
-        ({"recipe": "digits", "subset": 64}, "there --subset is 640, not 64"),
-        ({"fast": True}, "there --fast is False, not True"),
-        ({"batch_per_worker": 8}, "--batch-per-worker does not go with --resume"),
-        ({"lr_scale": "none"}, "--lr-scale does not go with --resume"),
+        ({"changes": {"lr": 0.1}}, "--lr is 0.5 there, not 0.1"),
+        ({"changes": {"clip_norm": 1.0}}, "--clip-norm is not set there, not 1.0"),
+        ({"recipe": "mnist"}, "the recipe is digits there, not mnist"),
+        ({"recipe": "digits", "subset": 64}, "--subset is 640 there, not 64"),
+        ({"fast": True}, "--fast is False there, not True"),
+        ({"batch_per_worker": 8}, "--batch-per-worker cannot be used with --resume"),
+        ({"lr_scale": "none"}, "--lr-scale cannot be used with --resume"),
     ],
 )
 def test_a_run_does_not_go_on_as_another(begun, asked, message):
@@ -90,7 +87,7 @@ def test_a_run_goes_on_kept_and_watched_as_its_start_says(begun):
     watched = {"keep": 3, "checkpoint_minutes": 1.0, "profile": "5:6", "per_rank": True}
     found = order(resume=begun, changes=watched)
 
-    assert {name: getattr(found.conduct, name) for name in watched} == watched
+    assert {name: getattr(found.options, name) for name in watched} == watched
     assert found.settings == order(resume=begun).settings
 
 
@@ -104,33 +101,30 @@ def test_a_run_goes_on_with_its_data_in_another_folder(begun, tmp_path):
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"subset": 0}, "a subset of 0 samples: digits train holds 3823. Use 1 .. 3823."),
-        ({"data_dir": Path("x")}, "--data-dir means nothing with digits, which needs no files: leave it out"),
+        ({"subset": 0}, "a subset of 0 samples: digits train has 3823"),
+        ({"data_dir": Path("x")}, "--data-dir has no effect with digits"),
         (
             {"recipe": "synthetic", "data": "synthetic:1x8x8,2,8", "data_dir": Path("x")},
-            "--data-dir means nothing with synthetic:1x8x8,2,8",
+            "--data-dir has no effect with synthetic:1x8x8,2,8",
         ),
-        ({"changes": {"loader_workers": 2}}, "--loader-workers means nothing with digits, which lies in mem"),
-        (
-            {"changes": {"schedule": "step"}},
-            "every 30 epochs (--step-epochs), and the training ends after 10: it would never drop",
-        ),
-        ({"changes": {"schedule": "step", "step_epochs": 10.0}}, "it would never drop"),
+        ({"changes": {"loader_workers": 2}}, "--loader-workers has no effect with digits"),
+        ({"changes": {"schedule": "step"}}, "--step-epochs is 30"),
+        ({"changes": {"schedule": "step", "step_epochs": 10.0}}, "--step-epochs is 10"),
         (
             {"changes": {"schedule": "multistep", "milestones": (3.0, 10.0)}},
-            "--milestones 10: the training ends after 10 epochs, before the rate would drop",
+            "--milestones 10",
         ),
-        ({"changes": {"optimizer": "adamw", "momentum": 0.5}}, "--momentum means nothing with --optimizer"),
-        ({"changes": {"gamma": 0.5}}, "--gamma means nothing with --schedule one-cycle"),
-        ({"weights": Path("x"), "out": Path("y")}, "--out means nothing with --eval-only, which trains not"),
-        ({"weights": Path("x"), "subset": 4}, "--subset means nothing with --eval-only"),
-        ({"weights": Path("x"), "resume": Path("y")}, "--resume means nothing with --eval-only"),
-        ({"weights": Path("x"), "changes": {"lr": 0.5}}, "--lr means nothing with --eval-only"),
+        ({"changes": {"optimizer": "adamw", "momentum": 0.5}}, "--momentum has no effect with --optimizer"),
+        ({"changes": {"gamma": 0.5}}, "--gamma has no effect with --schedule one-cycle"),
+        ({"weights": Path("x"), "out": Path("y")}, "--out has no effect with --eval-only"),
+        ({"weights": Path("x"), "subset": 4}, "--subset has no effect with --eval-only"),
+        ({"weights": Path("x"), "resume": Path("y")}, "--resume has no effect with --eval-only"),
+        ({"weights": Path("x"), "changes": {"lr": 0.5}}, "--lr has no effect with --eval-only"),
         (
             {"weights": Path("x"), "changes": {"logger": ("wandb",)}},
-            "--logger means nothing with --eval-only",
+            "--logger has no effect with --eval-only",
         ),
-        ({"weights": Path("x"), "changes": {"checkpoint_steps": 5}}, "--checkpoint-steps means nothing with"),
+        ({"weights": Path("x"), "changes": {"checkpoint_steps": 5}}, "--checkpoint-steps has no effect with"),
     ],
 )
 def test_a_flag_that_would_change_nothing_is_refused(asked, message):
@@ -144,8 +138,9 @@ def test_a_flag_that_would_change_nothing_is_refused(asked, message):
 def test_a_recipe_with_nesterovs_momentum_says_how_to_do_without(changes, chosen):
     message = refused(recipe="cifar10", fast=True, changes=changes)
 
-    assert message.endswith(f"does not go with {chosen}: add --no-nesterov.")
-    assert "--nesterov is a form of SGD's" in refused(changes={**changes, "nesterov": True})
+    assert chosen in message
+    assert "--no-nesterov" in message
+    assert "--nesterov " in refused(changes={**changes, "nesterov": True})
 
 
 def test_what_a_recipe_or_a_file_says_beyond_need_is_no_flag(tmp_path):
@@ -153,7 +148,7 @@ def test_what_a_recipe_or_a_file_says_beyond_need_is_no_flag(tmp_path):
     file.write_text("schedule = 'step'\nstep_epochs = 20\nloader_workers = 1\ndata_dir = 'nowhere'\n")
 
     assert order(config=file, changes={"epochs": 3}).settings.step_epochs == 20
-    assert order(config=file, weights=Path("x"), changes={"precision": "bf16"}).conduct.loader_workers == 1
+    assert order(config=file, weights=Path("x"), changes={"precision": "bf16"}).options.loader_workers == 1
 
 
 @pytest.fixture
@@ -170,7 +165,7 @@ def test_a_rate_that_was_scaled_is_not_scaled_again(scaled):
     other = order(workers=2, config=scaled, batch_per_worker=16, lr_scale="linear", changes={"lr": 0.1})
 
     message = refused(workers=2, config=scaled, batch_per_worker=16, lr_scale="linear")
-    assert f"--lr-scale linear would scale the rate 0.4 of {scaled}" in message
+    assert f"--lr-scale linear cannot scale the rate 0.4 of {scaled}" in message
     assert (again.settings.lr, other.settings.lr) == (0.4, 0.2)
 
 
@@ -197,7 +192,7 @@ def test_the_folder_of_a_run_is_the_one_that_rank_0_has_named(begun, tmp_path):
     ours = order(recipe="digits", subset=640, changes={"lr": 0.5}, resume=tmp_path / "seen here only")
     first = order(resume=begun)
 
-    found = settled_by_first(ours, Heard(first))
+    found = broadcast_resolved(ours, Heard(first))
 
     assert (found.out, found.resume) == (begun, True)
     assert found.config() == first.config()
@@ -206,7 +201,7 @@ def test_the_folder_of_a_run_is_the_one_that_rank_0_has_named(begun, tmp_path):
 def test_workers_that_start_afresh_go_on_with_the_run_that_they_have_begun(begun):
     asked = Request(recipe="digits", changes={"lr": 0.5}, batch_per_worker=16, out=begun)
 
-    again = take_order(after_failure(asked), workers=2)
+    again = resolve(after_failure(asked), workers=2)
 
     assert again.resume
     assert again.out == begun

@@ -1,4 +1,4 @@
-"""The cost models say what one finds by walking the schedules: steps, bytes on the way, bytes sent."""
+"""The cost models equal the steps and volumes counted in the schedules."""
 
 import re
 from collections import defaultdict, deque
@@ -9,7 +9,7 @@ import pytest
 from samestep.collectives import all_gather, broadcast, gather, naive, reduce, reduce_scatter, scatter
 from samestep.collectives.algorithms import COSTS
 from samestep.collectives.halving_doubling import HALVING_DOUBLING, largest_power
-from samestep.collectives.hop import seen_from
+from samestep.collectives.hop import rerooted
 from samestep.collectives.naive import NAIVE
 from samestep.collectives.ring import RING
 from samestep.collectives.tree import TREE
@@ -45,9 +45,9 @@ CASES = [(*names, size) for names in SCHEDULES for size in range(1, 17)]
 
 
 def finished(hops, *, alpha, beta):
-    """Return when the last rank is through, if a message takes alpha and beta for each chunk.
+    """Return the end time of the last rank, if a message takes `alpha`, and `beta` for each chunk.
 
-    A hop begins when its rank is there; what it receives is there `alpha + beta` after both are.
+    A hop begins when its rank is ready; its message arrives `alpha + beta` after both ranks are ready.
     """
     clocks, queues = [0.0] * len(hops), [deque(each) for each in hops]
     begun, sent = set(), defaultdict(deque)
@@ -71,13 +71,13 @@ def finished(hops, *, alpha, beta):
             clocks[rank] = max(ends)
             queue.popleft()
             moved = True
-        assert moved, "the schedule waits for itself"
-    assert not any(sent.values()), "what was sent was not received"
+        assert moved, "the schedule deadlocks"
+    assert not any(sent.values()), "a message was not received"
     return max(clocks)
 
 
 @pytest.mark.parametrize(("collective", "name", "size"), CASES)
-def test_costs_are_those_of_the_schedules(collective, name, size):
+def test_cost_models_equal_the_schedules(collective, name, size):
     schedule, chunks = SCHEDULES[collective, name]
     hops = [schedule(rank, size) for rank in range(size)]
     cost = COSTS[collective][name](size)
@@ -88,19 +88,19 @@ def test_costs_are_those_of_the_schedules(collective, name, size):
     assert sent / chunks(size) == pytest.approx(cost.sent)
 
 
-def test_no_schedule_is_without_a_cost_and_no_cost_without_a_schedule():
+def test_every_schedule_has_a_cost_model():
     assert {(collective, name) for collective in COSTS for name in COSTS[collective]} == set(SCHEDULES)
 
 
 @pytest.mark.parametrize("size", range(1, 17))
-def test_all_reduces_together_send_no_more_than_twice_the_tensor_for_each_rank_but_one(size):
+def test_all_ranks_of_an_all_reduce_together_send_the_minimum(size):
     for (collective, _), (schedule, chunks) in SCHEDULES.items():
         if collective == "all_reduce":
             total = sum(len(hop.send) for rank in range(size) for hop in schedule(rank, size))
             assert total == 2 * (size - 1) * chunks(size)
 
 
-def test_the_ring_is_the_one_of_its_picture():
+def test_the_ring_equals_its_picture():
     sent = [[hop.send[0] for hop in both(RING)(rank, 4)] for rank in range(4)]
 
     assert list(zip(*sent, strict=True)) == [
@@ -113,17 +113,17 @@ def test_the_ring_is_the_one_of_its_picture():
     ]
 
 
-def test_time_is_a_part_for_each_message_and_a_part_for_each_byte():
+def test_time_has_a_latency_and_a_time_per_byte():
     assert RING.cost(4).time(1000, alpha=2.0, beta=0.01) == pytest.approx(6 * 2.0 + 1.5 * 10)
 
 
-def test_a_schedule_from_another_root_is_the_same_with_other_numbers():
-    hops = seen_from(2, 3, scatter.schedule(0, 3), chunks_too=True)
+def test_a_schedule_for_another_root_is_renumbered():
+    hops = rerooted(2, 3, scatter.schedule(0, 3), chunks_too=True)
 
     assert [(hop.to, hop.send) for hop in hops] == [(1, (1,)), (0, (0,))]
 
 
-def test_the_documentation_lists_all_algorithms_and_no_other():
+def test_the_page_lists_exactly_the_algorithms():
     page = (Path(__file__).parents[3] / "docs" / "collectives" / "index.md").read_text()
     rows = re.findall(r"^\| ([a-z-]+) \| \[?`(\w+)`", page, re.MULTILINE)
 

@@ -122,10 +122,10 @@ def test_an_empty_setting_changes_nothing():
     "spec", ["crop", "crop:0", "crop:x", "crop:2:wrap", "flip:2", "cutout", "blur", "crop:2,,flip"]
 )
 def test_what_is_no_augmentation_is_refused_by_name(spec):
-    with pytest.raises(UsageError, match=r"--augment .* is none of crop:PIXELS"):
+    with pytest.raises(UsageError, match=r"--augment .* crop:PIXELS"):
         parse_augment(spec)
 
 
 def test_more_mirror_than_image_is_refused():
-    with pytest.raises(UsageError, match="--augment crop:6:reflect mirrors 6 pixels of images of 6 x 6"):
+    with pytest.raises(UsageError, match=r"--augment crop:6:reflect .* 6 pixels .* 6 x 6"):
         parse_augment("crop:6:reflect")(random_images(4).images, IDS[:4])

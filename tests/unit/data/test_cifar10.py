@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from samestep.base.errors import DataError
-from samestep.data.decoded import remembered
+from samestep.data.decoded import cached_content
 from samestep.data.plain_pickle import load_arrays
 from samestep.data.sets import cifar10
 from samestep.data.sets.cifar10 import CIFAR10, RECORD, from_pickle, members
@@ -136,9 +136,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_nothing_runs(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     hostile = pickle.dumps({b"data": Hostile(), b"labels": []}, protocol=2)
 
-    with pytest.raises(
-        DataError, match=r"batch is refused: .*it asks for (io|_io|__builtin__|builtins).open"
-    ):
+    with pytest.raises(DataError, match=r"batch is refused: .* (io|_io|__builtin__|builtins).open"):
         from_pickle(hostile, "batch")
     assert list(tmp_path.iterdir()) == []
 
@@ -163,7 +161,7 @@ def test_arrays_and_plain_values_are_what_a_pickle_may_hold():
 )
 def test_what_is_no_archive_is_named(content, tmp_path):
     (tmp_path / "it.tar").write_bytes(content)
-    with pytest.raises(DataError, match=r"it\.tar is damaged, or no tar archive"):
+    with pytest.raises(DataError, match=r"it\.tar is damaged"):
         members(tmp_path / "it.tar")
 
 
@@ -172,13 +170,13 @@ def test_a_damaged_memory_of_a_content_is_not_believed(tmp_path):
 
     sha256 = hashlib.sha256(b"right").hexdigest()
     (tmp_path / sha256).write_bytes(b"wrong")
-    assert remembered(sha256, lambda: b"right", tmp_path, most=100) == b"right"
+    assert cached_content(sha256, lambda: b"right", tmp_path, most=100) == b"right"
     assert (tmp_path / sha256).read_bytes() == b"right"
 
 
 def test_a_content_that_cannot_be_kept_is_returned_all_the_same(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    assert remembered("0" * 64, lambda: b"content", tmp_path / "file" / "deeper", most=100) == b"content"
+    assert cached_content("0" * 64, lambda: b"content", tmp_path / "file" / "deeper", most=100) == b"content"
 
 
 def test_the_published_test_batch_is_read(tmp_path):

@@ -83,7 +83,7 @@ def test_a_subset_is_the_first_samples_with_the_same_statistics():
 
 @pytest.mark.parametrize("count", [0, 1798])
 def test_a_subset_that_cannot_be_is_refused(count):
-    with pytest.raises(UsageError, match=f"subset of {count} samples: digits test holds 1797"):
+    with pytest.raises(UsageError, match=f"subset of {count} samples: .* 1797"):
         load("digits", "test").subset(count)
 
 

@@ -108,9 +108,9 @@ def total(samples):
     ("collate", "says"),
     [
         (as_graph, r"test_empty\.Graph"),
-        (by_place, "gives a dict"),
+        (by_place, "returns a dict"),
         (torch.nested.nested_tensor, "nested"),
-        (total, "dict that is as long for 2 samples as for 4"),
+        (total, "returns a dict of equal length"),
         (lambda samples: samples if len(samples) > 2 else samples[0], "a torch.Tensor of 2 .* a list of 4"),
     ],
 )

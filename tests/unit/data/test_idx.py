@@ -90,7 +90,7 @@ def test_a_plain_file_cut_short_is_refused_with_its_count(tmp_path):
     tiny.write(tmp_path, "")
     path = tmp_path / IMAGES
     path.write_bytes(path.read_bytes()[:-4])
-    assert "promises 5 x 3 x 2 = 30 values but holds 26" in refused(tiny, tmp_path)
+    assert "5 x 3 x 2 = 30 values, and it has 26" in refused(tiny, tmp_path)
 
 
 def test_exchanged_files_are_recognised(tmp_path):

@@ -82,7 +82,7 @@ def test_a_broken_image_is_named(folder):
 
 def test_splits_of_different_classes_are_refused(folder):
     (folder / "val" / "cow").mkdir()
-    with pytest.raises(DataError, match="hold different classes: only one has cow"):
+    with pytest.raises(DataError, match=r"train .* cow"):
         load("folder@8", "test", data_dir=folder)
 
 
@@ -90,9 +90,9 @@ def test_splits_of_different_classes_are_refused(folder):
     ("spec", "given", "message"),
     [
         ("folder", None, "needs --data-dir DIR"),
-        ("folder@0", ".", "is not spelled like folder@224"),
-        ("folder@big", ".", "is not spelled like folder@224"),
-        ("folder", "empty", "there is no .*/train: images lie in"),
+        ("folder@0", ".", "folder@224"),
+        ("folder@big", ".", "folder@224"),
+        ("folder", "empty", "there is no .*/train"),
     ],
 )
 def test_what_is_no_folder_of_images_is_refused(spec, given, message, tmp_path):
@@ -101,9 +101,7 @@ def test_what_is_no_folder_of_images_is_refused(spec, given, message, tmp_path):
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
-    with pytest.raises(
-        UsageError, match=r"no data set is called 'imagenet'.* digits, mnist, fashion-mnist, cifar10"
-    ):
+    with pytest.raises(UsageError, match=r"no data set 'imagenet'.* digits, mnist, fashion-mnist, cifar10"):
         load("imagenet", "train")
 
 
@@ -132,10 +130,10 @@ def test_torchvisions_data_sets_are_those_that_it_has(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("torchvision:NoSuchSet", "torchvision has no data set called NoSuchSet"),
+        ("torchvision:NoSuchSet", "torchvision has no data set NoSuchSet"),
         ("torchvision:MNIST", "torchvision cannot open MNIST in"),
         ("torchvision:CocoDetection", "has no training and test split"),
-        ("torchvision:", "is not spelled like"),
+        ("torchvision:", "is invalid"),
     ],
 )
 def test_what_torchvision_does_not_have_is_said(spec, message, tmp_path):

@@ -1,4 +1,4 @@
-"""The order of a sum is the tree's, whoever makes which part of it."""
+"""The order of a sum is that of the tree, whichever worker computes which part."""
 
 import pytest
 import torch
@@ -9,22 +9,22 @@ from samestep.exact.tree import TreeSum, siblings, whole_nodes
 from samestep.sharding.share import share
 
 
-class Spoken:
-    """A number that knows how it was summed."""
+class Symbol:
+    """A number whose text is the expression that summed it."""
 
     def __init__(self, text):
         self.text = text
 
 
-def spoken_sum(first, stop):
+def expression(first, stop):
     if stop - first == 1:
         return str(first)
     middle = first + (1 << (stop - first - 1).bit_length() - 1)
-    return f"({spoken_sum(first, middle)}+{spoken_sum(middle, stop)})"
+    return f"({expression(first, middle)}+{expression(middle, stop)})"
 
 
 @pytest.fixture
-def spoken(monkeypatch):
+def symbolic(monkeypatch):
     def add(into, row):
         for one, other in zip(into, row, strict=True):
             one.text = f"({one.text}+{other.text})"
@@ -33,19 +33,19 @@ def spoken(monkeypatch):
 
 
 @pytest.mark.parametrize("leaves", range(1, 18))
-def test_any_number_of_workers_makes_the_sum_of_one(spoken, leaves):
+def test_any_number_of_workers_makes_the_sum_of_one(symbolic, leaves):
     for size in range(1, leaves + 1):
         whole = TreeSum(leaves)
         for rank in range(size):
             own, part = share(leaves, rank, size), TreeSum(leaves)
             for leaf in own:
-                part.add((leaf, leaf + 1), [Spoken(str(leaf))])
+                part.add((leaf, leaf + 1), [Symbol(str(leaf))])
             assert [node for node, _ in part.nodes] == whole_nodes(own, leaves)
             for node, row in part.nodes:
                 whole.add(node, row)
 
         ((_, (number,)),) = whole.nodes
-        assert number.text == spoken_sum(0, leaves)
+        assert number.text == expression(0, leaves)
         assert whole.total()[0] is number
 
 

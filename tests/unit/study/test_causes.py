@@ -55,7 +55,7 @@ def run(size=1, *, change=None, facts=None, share=None, jitter=0.0, steps=STEPS,
         made = [step_of(k, share(rank, keys_of(k)), jitter=jitter) for k in range(steps)]
         made = [one if change is None else change(rank, one) for one in made]
         kept = [one for one in made if one is not None]
-        known = Facts(rank=rank, met=size, epsilon=1e-16, ended="end", printed="accuracy 0.50\n")
+        known = Facts(rank=rank, group_size=size, epsilon=1e-16, ended="end", printed="accuracy 0.50\n")
         traces.append(Trace(replace(known, **(facts(rank) if facts else {})), kept, len(kept)))
     return Seen(traces, is_replicated=False, failure=failure)
 
@@ -236,7 +236,7 @@ def test_ranks_that_all_use_whole_batches_are_named_though_nothing_else_differs(
 
 
 def test_workers_that_never_met_are_copies():
-    assert found(run(2, facts=lambda _: {"met": 1})) == ["silent-copies"]
+    assert found(run(2, facts=lambda _: {"group_size": 1})) == ["silent-copies"]
 
 
 def test_a_sampler_that_repeats_its_order_is_named_before_the_order_is():

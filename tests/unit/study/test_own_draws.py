@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from samestep.study.own_draws import draws_of_samples
-from samestep.watch.drawn import Drawn
+from samestep.watch.drawn import RngState
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(2))
 DRAWS = {
@@ -27,7 +27,7 @@ DRAWS = {
 
 @pytest.fixture(autouse=True)
 def _as_before():
-    before = Drawn.now()
+    before = RngState.now()
     yield
     before.restore()
 
@@ -83,13 +83,13 @@ def test_what_belongs_to_no_sample_is_drawn_alike_within_a_call():
 
 
 def test_the_scripts_streams_stay_where_they_are():
-    before = Drawn.now()
+    before = RngState.now()
     with draws_of_samples():
         model = Drawing(lambda x: torch.randn_like(x) + torch.rand(()))
         for (x,) in DataLoader(TensorDataset(X), batch_size=4, generator=torch.Generator()):
             model(x)
             torch.randn_like(x)
-    assert before.same(Drawn.now())
+    assert before.same(RngState.now())
 
 
 def test_an_order_of_samples_and_a_generator_of_the_scripts_own_are_left_alone():

@@ -212,12 +212,12 @@ def test_no_metric_is_none():
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ("F2Score", r"--metric F2Score: torchmetrics has no metric .*Use one of .*Accuracy.*F1Score"),
-        ("BinaryF1Score", r"no metric of that name for several classes"),
-        ("F1Score:macro", r"'macro' is no parameter such as average=macro"),
+        ("F2Score", r"--metric F2Score: torchmetrics has no .*metric .*Accuracy.*F1Score"),
+        ("BinaryF1Score", r"no multi-class metric"),
+        ("F1Score:macro", r"'macro' is no parameter"),
         ("F1Score:avrage=macro", r"avrage.* Its parameters are .*average"),
         ("F1Score:average=media", r"--metric F1Score:average=media: .*average"),
-        ("F1Score:num_classes=3", r"num_classes follows from the data set"),
+        ("F1Score:num_classes=3", r"F1Score:num_classes=3: num_classes"),
         ("FBetaScore:beta=x", r"--metric FBetaScore:beta=x: .*beta"),
     ],
 )
@@ -229,8 +229,8 @@ def test_what_cannot_be_made_is_refused_before_work(asked, message):
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ("ConfusionMatrix", r"gives a table of \(4, 4\): only a number"),
-        ("ROC", r"the metric ROC gives a tuple"),
+        ("ConfusionMatrix", r"ConfusionMatrix returns a table of \(4, 4\)"),
+        ("ROC", r"the metric ROC returns a tuple"),
         ("Accuracy:top_k=9", r"--metric Accuracy:top_k=9: .*"),
     ],
 )

@@ -46,7 +46,7 @@ def test_it_is_said_to_be_a_different_training():
 @pytest.mark.parametrize(
     ("batch", "scale", "message"),
     [
-        (0, "none", "--batch-per-worker 0"),
+        (0, "none", "--batch-per-worker is 0"),
         (8, "cubic", "--lr-scale 'cubic' is not one of none, linear, sqrt"),
     ],
 )

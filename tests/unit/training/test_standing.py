@@ -3,10 +3,10 @@
 import pytest
 
 from samestep.base.errors import CheckpointError
-from samestep.training.standing import Extent, check_standing
+from samestep.training.standing import TrainingSize, check_progress
 from support.training import settings
 
-EXTENT = Extent(settings(epochs=3, batch_size=32, seed=7), num_samples=100)  # 4 steps an epoch
+EXTENT = TrainingSize(settings(epochs=3, batch_size=32, seed=7), num_samples=100)  # 4 steps an epoch
 
 
 def state(**changes):
@@ -35,7 +35,7 @@ def state(**changes):
     ],
 )
 def test_a_position_that_a_training_has_is_taken(changes):
-    check_standing(state(**changes), EXTENT)
+    check_progress(state(**changes), EXTENT)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_a_position_that_a_training_has_is_taken(changes):
 )
 def test_a_forged_value_is_named(name, value):
     with pytest.raises(CheckpointError, match=f"the checkpoint has {name} "):
-        check_standing(state(**{name: value}), EXTENT)
+        check_progress(state(**{name: value}), EXTENT)
 
 
 def test_another_data_set_is_refused():
     with pytest.raises(CheckpointError, match="data set"):
-        check_standing(state(), Extent(EXTENT.settings, num_samples=101))
+        check_progress(state(), TrainingSize(EXTENT.settings, num_samples=101))

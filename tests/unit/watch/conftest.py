@@ -1,4 +1,4 @@
-"""A clock for scripts that are made up, whose time goes by the changes of phase."""
+"""A step clock for tests, whose time advances by one second at each change of phase."""
 
 import json
 
@@ -12,12 +12,12 @@ from samestep.watch.phases import Phases
 
 
 class Stopped(BaseException):
-    """Ends a script here as the end of its process does elsewhere."""
+    """Ends a script in place of the end of its process."""
 
 
 @pytest.fixture
 def clock(tmp_path, monkeypatch):
-    """Runs a script with a clock that is a second later at each change of phase; returns what is written."""
+    """Return a function that runs a script with such a clock and returns the lines of the file."""
 
     def run(script, *, steps=None, warm_up=0, folder="clock", **how):
         ticks = iter(range(10_000))

@@ -1,28 +1,28 @@
-"""Words left in shared memory."""
+"""Messages in a status store in shared memory."""
 
-from samestep.watch.board import SharedMemory
-
-
-def test_a_word_is_read_until_the_next_one():
-    board = SharedMemory(2)
-    board.rank = 1
-    board.post(b"a long word")
-    board.post(b"a word")
-
-    assert board.read() == {1: b"a word"}
+from samestep.watch.board import SharedMemoryStore
 
 
-def test_a_word_that_is_being_written_is_left_out():
-    board = SharedMemory(2)
-    board.post(b"whole")
-    board._memory[10] ^= 1
+def test_a_message_is_replaced_by_the_next_one():
+    store = SharedMemoryStore(2)
+    store.rank = 1
+    store.post(b"a long message")
+    store.post(b"a message")
 
-    assert board.read() == {}
+    assert store.read() == {1: b"a message"}
 
 
-def test_a_word_that_is_too_long_leaves_the_one_before():
-    board = SharedMemory(1)
-    board.post(b"short")
-    board.post(b"x" * 5000)
+def test_a_message_that_is_being_written_is_left_out():
+    store = SharedMemoryStore(2)
+    store.post(b"complete")
+    store._memory[10] ^= 1
 
-    assert board.read() == {0: b"short"}
+    assert store.read() == {}
+
+
+def test_a_message_that_is_too_long_does_not_replace_the_last_one():
+    store = SharedMemoryStore(1)
+    store.post(b"short")
+    store.post(b"x" * 5000)
+
+    assert store.read() == {0: b"short"}

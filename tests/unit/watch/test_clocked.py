@@ -1,4 +1,4 @@
-"""The step clock splits each step of a script into phases that add up, whatever the script is made of."""
+"""The step clock splits each step of any script into phases that add up."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from samestep.measure.clock_file import ClockFile, Clocking
 from support.clocked_scripts import loader, plain, spent, train
 
 
-def test_each_phase_of_a_plain_loop_is_seen_once(clock):
+def test_each_phase_of_a_plain_loop_occurs_once(clock):
     def script():
         train(*plain(), loader())
 
@@ -36,7 +36,7 @@ def test_each_phase_of_a_plain_loop_is_seen_once(clock):
     assert last["peak_memory_bytes"] > 1 << 20
 
 
-def test_what_a_loader_does_with_another_is_loading_too(clock):
+def test_a_loader_inside_another_is_loading_too(clock):
     class Pairs(IterableDataset):
         def __iter__(self):
             return zip(loader(), loader(), strict=True)
@@ -49,7 +49,7 @@ def test_what_a_loader_does_with_another_is_loading_too(clock):
     assert [spent(line) for line in lines] == [phases, phases]
 
 
-def test_what_is_loaded_while_a_loader_is_asked_is_loading_before_and_after_a_model_is_called(clock):
+def test_loading_inside_a_loader_is_loading_before_and_after_the_first_model_call(clock):
     class Looked(IterableDataset):
         def __iter__(self):
             for _ in range(3):
@@ -65,7 +65,7 @@ def test_what_is_loaded_while_a_loader_is_asked_is_loading_before_and_after_a_mo
     assert [spent(line) for line in lines] == [phases, phases]
 
 
-def test_a_loader_that_the_script_lets_go_is_not_kept(clock):
+def test_a_loader_that_the_script_releases_is_freed(clock):
     gone = []
 
     def script():
@@ -79,13 +79,13 @@ def test_a_loader_that_the_script_lets_go_is_not_kept(clock):
     assert [one() is None for one in gone] == [True, True, True, False]
 
 
-def test_whoever_knows_the_samples_of_an_epoch_says_so(clock):
+def test_the_samples_of_an_epoch_can_be_given(clock):
     _, _, last = clock(lambda: train(*plain(), loader()), samples_per_epoch=100)
 
     assert last["samples_per_epoch"] == 100
 
 
-def test_the_run_is_stopped_after_the_wanted_steps(clock):
+def test_the_run_is_stopped_after_the_requested_steps(clock):
     def script():
         train(*plain(), loader(samples=400))
 
@@ -94,7 +94,7 @@ def test_the_run_is_stopped_after_the_wanted_steps(clock):
     assert (last["ended"], last["made"]) == ("steps", 7)
 
 
-def test_an_evaluation_marks_the_step_that_it_is_followed_by(clock):
+def test_an_evaluation_marks_the_step_that_follows(clock):
     def script():
         model, optimizer = plain()
         for _ in range(2):
@@ -110,7 +110,7 @@ def test_an_evaluation_marks_the_step_that_it_is_followed_by(clock):
     assert [line["samples"] for line in lines] == [4] * 6
 
 
-def test_batches_of_an_evaluation_are_not_learnt_from(clock):
+def test_batches_of_an_evaluation_are_not_counted(clock):
     def script():
         model, optimizer = plain()
         for _ in range(3):
@@ -127,7 +127,7 @@ def test_batches_of_an_evaluation_are_not_learnt_from(clock):
     assert last["samples_per_epoch"] == 4
 
 
-def test_a_teacher_and_a_generator_without_gradients_are_no_evaluation(clock):
+def test_calls_of_a_teacher_without_gradients_are_no_evaluation(clock):
     def script():
         teacher = nn.Linear(3, 1).eval()
         student, optimizer = plain()
@@ -141,7 +141,7 @@ def test_a_teacher_and_a_generator_without_gradients_are_no_evaluation(clock):
     assert [(line["samples"], line.get("evaluated")) for line in lines] == [(4, None)] * 3
 
 
-def test_a_model_in_evaluation_mode_that_is_differentiated_learns(clock):
+def test_a_call_in_evaluation_mode_with_a_backward_is_training(clock):
     def script():
         model, optimizer = plain()
         train(model.eval(), optimizer, loader())
@@ -151,7 +151,7 @@ def test_a_model_in_evaluation_mode_that_is_differentiated_learns(clock):
 
 
 class Summing(nn.Module):
-    """Sums whatever it is given."""
+    """A model that sums its first input."""
 
     def __init__(self):
         super().__init__()
@@ -171,7 +171,7 @@ class Summing(nn.Module):
     ids=["of several lengths", "without rows"],
 )
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_the_first_tensor_tells_how_many_samples_there_are(clock, given, samples, is_training):
+def test_samples_are_the_rows_of_the_first_tensor(clock, given, samples, is_training):
     def script():
         model = Summing().train(is_training)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -182,8 +182,8 @@ def test_the_first_tensor_tells_how_many_samples_there_are(clock, given, samples
     assert line["samples"] == samples
 
 
-def test_what_was_loaded_is_told_beside_what_models_were_called_with(clock):
-    """Time first, twice a step: neither the rows nor the calls are the batch."""
+def test_loaded_samples_are_recorded_beside_the_rows_of_calls(clock):
+    """The first dimension is time, and the model is called twice: neither is the batch size."""
 
     def script():
         model = nn.LSTM(3, 2)
@@ -199,7 +199,7 @@ def test_what_was_loaded_is_told_beside_what_models_were_called_with(clock):
     assert last["samples_per_epoch"] == 10
 
 
-def test_a_batch_that_is_fetched_before_backward_leaves_the_loss_in_forward(clock):
+def test_fetching_a_batch_before_backward_does_not_end_forward(clock):
     def script():
         model, optimizer = plain()
         batches = iter(loader(samples=20))
@@ -216,7 +216,7 @@ def test_a_batch_that_is_fetched_before_backward_leaves_the_loss_in_forward(cloc
     ] * 3
 
 
-def test_only_this_ranks_part_of_a_batch_is_counted(clock):
+def test_only_this_ranks_shard_of_a_batch_is_counted(clock):
     def script():
         train(*plain(), loader())
 
@@ -225,13 +225,13 @@ def test_only_this_ranks_part_of_a_batch_is_counted(clock):
     assert last["samples_per_epoch"] == 24
 
 
-def test_a_script_without_a_step_leaves_a_file_that_says_so(clock):
+def test_a_script_without_a_step_has_a_file_without_steps(clock):
     header, lines, last = clock(lambda: None)
     assert (header["format"], lines, last["ended"], last["samples_per_epoch"]) == (1, [], "end", None)
 
 
 @pytest.mark.parametrize("asked", ["gloo", None, "cpu:gloo"])
-def test_what_carries_exchanges_is_told_though_the_script_ends_its_group_at_once(clock, asked):
+def test_the_back_end_is_recorded_though_the_script_destroys_its_group(clock, asked):
     def script():
         dist.init_process_group(asked, store=dist.HashStore(), rank=0, world_size=1)
         try:
@@ -247,7 +247,7 @@ def test_what_carries_exchanges_is_told_though_the_script_ends_its_group_at_once
     assert (header["backend"], header["sync"], len(lines)) == ("gloo", "by hand", 3)
 
 
-def test_files_of_another_run_are_not_written_over(tmp_path):
+def test_files_of_another_run_are_not_overwritten(tmp_path):
     clocking = Clocking(folder=tmp_path / "clock")
     ClockFile(clocking, Place(), "serial")
     with pytest.raises(UsageError, match=r"rank-0\.jsonl is there already, from another run"):
@@ -255,7 +255,7 @@ def test_files_of_another_run_are_not_written_over(tmp_path):
     ClockFile(clocking, Place(), "serial", again=True)
 
 
-def test_a_disk_that_takes_a_part_is_given_the_rest(tmp_path, monkeypatch):
+def test_a_partial_write_is_continued(tmp_path, monkeypatch):
     file = ClockFile(Clocking(folder=tmp_path), Place(), "serial")
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
@@ -263,7 +263,7 @@ def test_a_disk_that_takes_a_part_is_given_the_rest(tmp_path, monkeypatch):
     assert json.loads(file.path.read_text()) == {"step": 1, "seconds": 0.5}
 
 
-def test_steps_that_are_written_can_be_taken_back(tmp_path):
+def test_written_steps_can_be_removed(tmp_path):
     file = ClockFile(Clocking(folder=tmp_path), Place(), "serial")
     file.forget_steps()
     file.header(device=torch.device("cpu"), backend="", sync="")

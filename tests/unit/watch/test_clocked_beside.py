@@ -1,4 +1,4 @@
-"""What threads and processes do beside the thread that trains is not clocked."""
+"""Threads and processes beside the thread that trains are not clocked."""
 
 import os
 from threading import Thread
@@ -18,7 +18,7 @@ def in_a_thread(do):
     thread.join()
 
 
-def test_what_other_threads_do_is_in_no_phase_and_is_no_sample(clock):
+def test_work_of_other_threads_is_in_no_phase_and_not_counted(clock):
     def script():
         (model, optimizer), (other, others) = plain(), plain()
         batches = iter(loader(samples=100))
@@ -44,7 +44,7 @@ def test_what_other_threads_do_is_in_no_phase_and_is_no_sample(clock):
     assert [(line["samples"], line.get("evaluated")) for line in lines] == [(4, None)] * 2
 
 
-def test_a_script_may_train_in_a_thread_of_its_own(clock):
+def test_a_script_may_train_in_another_thread(clock):
     def script():
         model, optimizer = plain()
         model(torch.ones(4, 3))
@@ -58,7 +58,7 @@ def test_a_script_may_train_in_a_thread_of_its_own(clock):
 
 
 def test_a_thread_may_begin_to_train_while_the_script_waits_for_data(clock):
-    """As a learner does beside an actor that has called the model before."""
+    """As with a learner beside an actor that has called the model before."""
 
     def script():
         model, optimizer = plain()
@@ -75,7 +75,7 @@ def test_a_thread_may_begin_to_train_while_the_script_waits_for_data(clock):
     assert last["ended"] == "end"
 
 
-def test_a_fork_that_goes_to_the_end_of_the_script_writes_nothing(clock):
+def test_a_fork_that_runs_to_the_end_of_the_script_writes_nothing(clock):
     process = os.getpid()
 
     def script():
@@ -95,7 +95,7 @@ def test_a_fork_that_goes_to_the_end_of_the_script_writes_nothing(clock):
     assert last["made"] == 6
 
 
-def test_what_a_fork_loads_is_noted_nowhere(tmp_path):
+def test_batches_of_a_fork_are_not_logged(tmp_path):
     clocking = Clocking(folder=tmp_path)
     clock = ScriptClock(ClockFile(clocking, Place(), "serial"), clocking, stop=lambda: None)
     with clock.attached():

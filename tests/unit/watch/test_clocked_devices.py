@@ -1,4 +1,4 @@
-"""The step clock goes by the device that is trained on, and lets it capture its graphs."""
+"""The step clock uses the instants of the training device, and does not disturb graph captures."""
 
 import _thread
 import json
@@ -21,11 +21,11 @@ from samestep.watch.clocked import ScriptClock
 from support.clocked_scripts import loader
 
 DEVICE = "meta"
-"""Stands for an accelerator here: models can be trained on it."""
+"""Stands for an accelerator: models can be trained on it."""
 
 
 def run(folder, script):
-    """Return the first line and the steps that are written of a script."""
+    """Return the first line and the steps of a script's clock file."""
     clocking = Clocking(folder=Path(folder), warm_up=0)
     file = ClockFile(clocking, Place(), "serial")
     clock = ScriptClock(file, clocking, stop=lambda: None)
@@ -45,7 +45,7 @@ def train(model, *, device="cpu", before=lambda step: None):
 
 
 class Queue(HostInstants):
-    """Moments of an accelerator that is not there."""
+    """Instants of a simulated accelerator."""
 
     of_device = True
 
@@ -67,7 +67,7 @@ def of_python(wait):
 
 
 def of_autograd(wait):
-    """Do it in a thread of which Python does not know, as those of an accelerator's backward are."""
+    """Call `wait` in a thread that Python did not start, like autograd's for an accelerator."""
     over = _thread.allocate_lock()
     over.acquire()
 
@@ -81,7 +81,7 @@ def of_autograd(wait):
 
 @pytest.mark.usefixtures("accelerator")
 @pytest.mark.parametrize(("in_a_thread", "counts"), [(of_python, False), (of_autograd, True)])
-def test_what_is_exchanged_beside_backward_is_no_part_of_it(tmp_path, in_a_thread, counts):
+def test_waits_in_backward_count_only_on_autograds_threads(tmp_path, in_a_thread, counts):
     done = torch.futures.Future()
     done.set_result(None)
     model = nn.Linear(3, 1, device=DEVICE)
@@ -93,7 +93,7 @@ def test_what_is_exchanged_beside_backward_is_no_part_of_it(tmp_path, in_a_threa
 
 @pytest.mark.usefixtures("accelerator")
 @pytest.mark.parametrize("mode", [nn.Module.train, nn.Module.eval])
-def test_a_model_on_the_processor_that_is_called_first_does_not_decide_the_device(tmp_path, mode):
+def test_a_model_on_the_cpu_that_is_called_first_does_not_decide_the_device(tmp_path, mode):
     def script():
         encoder = nn.Linear(3, 3)
         with torch.no_grad():
@@ -105,7 +105,7 @@ def test_a_model_on_the_processor_that_is_called_first_does_not_decide_the_devic
     assert [line["samples"] for line in lines] == [4] * 3
 
 
-def test_a_model_without_memory_that_is_called_first_does_not_either(tmp_path):
+def test_a_meta_model_that_is_called_first_does_not_decide_the_device(tmp_path):
     def script():
         nn.Linear(3, 3, device="meta")(torch.ones(2, 3, device="meta"))
         train(nn.Linear(3, 1))
@@ -116,7 +116,7 @@ def test_a_model_without_memory_that_is_called_first_does_not_either(tmp_path):
 
 
 @pytest.mark.usefixtures("accelerator")
-def test_what_is_called_while_a_graph_is_captured_is_no_step(tmp_path, monkeypatch):
+def test_calls_during_a_graph_capture_are_no_step(tmp_path, monkeypatch):
     captured = False
     monkeypatch.setattr(clocked, "is_captured", lambda device: device.type == DEVICE and captured)
 
@@ -129,7 +129,7 @@ def test_what_is_called_while_a_graph_is_captured_is_no_step(tmp_path, monkeypat
 
 
 @pytest.mark.usefixtures("accelerator")
-def test_what_a_device_says_is_asked_on_the_scripts_own_thread(tmp_path, monkeypatch):
+def test_device_instants_are_read_on_the_scripts_own_thread(tmp_path, monkeypatch):
     asked = set()
 
     class Asked(Queue):
@@ -149,8 +149,8 @@ def test_what_a_device_says_is_asked_on_the_scripts_own_thread(tmp_path, monkeyp
 
 
 @pytest.mark.usefixtures("accelerator")
-def test_a_step_that_has_no_end_takes_no_more_room_than_others(tmp_path, monkeypatch):
-    """As where a graph's replay is the step, which nobody sees."""
+def test_a_step_that_never_ends_has_bounded_memory(tmp_path, monkeypatch):
+    """As when each step is the replay of a graph."""
     monkeypatch.setattr(notes, "INTERVAL_S", 0.001)
     file = ClockFile(Clocking(folder=tmp_path), Place(), "serial")
     clock = ScriptClock(file, Clocking(folder=tmp_path), stop=lambda: None)
@@ -167,8 +167,8 @@ def test_a_step_that_has_no_end_takes_no_more_room_than_others(tmp_path, monkeyp
     clock.end("end")
 
 
-class Standing(Queue):
-    """Stands still after the first step: whoever waited for it would wait for ever."""
+class Stuck(Queue):
+    """A device that stops after the first step, so that a wait for it never returns."""
 
     def __init__(self, device):
         super().__init__(device)
@@ -183,8 +183,8 @@ class Standing(Queue):
         raise AssertionError(f"waited for {instant}")
 
 
-class Refusing(Standing):
-    """Refuses whatever it is asked after an error, as CUDA does."""
+class Refusing(Stuck):
+    """A device that refuses every call after an error, like CUDA."""
 
     is_broken = False
 
@@ -194,8 +194,8 @@ class Refusing(Standing):
         return super().has_passed(instant)
 
 
-@pytest.mark.parametrize("kind", [Standing, Refusing])
-def test_after_an_error_only_what_the_device_has_told_is_written(tmp_path, monkeypatch, kind):
+@pytest.mark.parametrize("kind", [Stuck, Refusing])
+def test_after_an_error_only_steps_with_known_instants_are_written(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(clocked, "_WITHOUT_QUEUE", ("cpu",))
     monkeypatch.setattr(clocked, "DeviceInstants", kind)
     clocking = Clocking(folder=Path(tmp_path), warm_up=0)
@@ -211,7 +211,7 @@ def test_after_an_error_only_what_the_device_has_told_is_written(tmp_path, monke
 
 
 class Event:
-    """An event of an accelerator that is not there."""
+    """An event of a simulated accelerator."""
 
     def __init__(self, device, *, enable_timing):
         assert enable_timing
@@ -224,7 +224,7 @@ class Event:
         pass
 
 
-def test_a_moment_is_one_of_the_models_device_whatever_device_is_current(monkeypatch):
+def test_an_instant_is_on_the_models_device_whatever_device_is_current(monkeypatch):
     monkeypatch.setattr(torch, "Event", Event)
     monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: f"stream of {device}")
     instants = DeviceInstants(torch.device("xpu:1"))
@@ -235,7 +235,7 @@ def test_no_step_waits_for_its_device(tmp_path, monkeypatch):
     waited = []
 
     class Late(Event):
-        """Passes when it is waited for."""
+        """An event that passes when it is waited for."""
 
         has_passed = False
 
@@ -265,7 +265,7 @@ def test_no_step_waits_for_its_device(tmp_path, monkeypatch):
     assert len(lines) == 3
 
 
-def test_no_moment_is_taken_while_a_graph_is_captured(monkeypatch):
+def test_no_instant_is_recorded_during_a_graph_capture(monkeypatch):
     monkeypatch.setattr(torch, "Event", Event)
     monkeypatch.setattr(torch.accelerator, "current_stream", str)
     monkeypatch.setattr(measured, "is_captured", lambda device: captured)
@@ -278,7 +278,7 @@ def test_no_moment_is_taken_while_a_graph_is_captured(monkeypatch):
     assert instants.now() is not before
 
 
-def test_an_accelerator_is_told_by_what_no_other_has(tmp_path, monkeypatch):
+def test_an_accelerator_has_a_unique_id(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H200")
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=device.index)
@@ -291,7 +291,7 @@ def test_an_accelerator_is_told_by_what_no_other_has(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_graph_is_captured_under_the_clock_and_what_follows_is_clocked(tmp_path):
+def test_a_graph_is_captured_under_the_clock_and_later_steps_are_clocked(tmp_path):
     seen: dict[str, Any] = {}
 
     def script():

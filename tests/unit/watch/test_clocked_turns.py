@@ -1,4 +1,4 @@
-"""What ends a step: an optimizer, the last of several, or a backward where there is none."""
+"""An optimizer ends a step, the last of several, or a backward without an optimizer."""
 
 import torch
 from torch import nn
@@ -6,7 +6,7 @@ from torch import nn
 from support.clocked_scripts import loader, plain, spent, train
 
 
-def test_a_turn_of_several_optimizers_is_one_step(clock):
+def test_a_cycle_of_several_optimizers_is_one_step(clock):
     def script():
         (one, its), (other, others) = plain(), plain()
         for number, (batch,) in enumerate(loader(samples=60)):
@@ -22,7 +22,7 @@ def test_a_turn_of_several_optimizers_is_one_step(clock):
     assert lines[0]["optimizer"] == 4
 
 
-def test_what_was_taken_for_steps_before_a_turn_was_known_is_taken_back(clock):
+def test_steps_that_were_parts_of_a_cycle_are_removed(clock):
     def script():
         (one, its), (other, others) = plain(), plain()
         for _ in range(4):
@@ -34,7 +34,7 @@ def test_what_was_taken_for_steps_before_a_turn_was_known_is_taken_back(clock):
     assert last["made"] == 3
 
 
-def test_the_run_is_stopped_though_the_optimizer_that_ended_turns_steps_no_more(clock):
+def test_the_run_is_stopped_after_the_optimizer_that_ended_cycles_has_stopped(clock):
     def script():
         (one, its), (other, others) = plain(), plain()
         for _ in range(4):
@@ -47,7 +47,7 @@ def test_the_run_is_stopped_though_the_optimizer_that_ended_turns_steps_no_more(
     assert last["ended"] == "steps"
 
 
-def test_a_second_optimizer_in_the_place_of_the_first_goes_on(clock):
+def test_a_second_optimizer_may_replace_the_first(clock):
     def script():
         model, optimizer = plain()
         train(model, optimizer, loader())
@@ -57,7 +57,7 @@ def test_a_second_optimizer_in_the_place_of_the_first_goes_on(clock):
     assert sum(line["samples"] for line in lines) == 24
 
 
-def test_a_step_of_an_optimizer_within_backward_is_followed_by_the_rest_of_it(clock):
+def test_backward_continues_after_an_optimizer_step_inside_it(clock):
     def script():
         model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
         optimizers = {one: torch.optim.SGD([one], lr=0.1) for one in model.parameters()}
@@ -105,7 +105,7 @@ def test_without_an_optimizer_each_backward_ends_a_step(clock):
     assert [spent(line) for line in lines][1:] == [{"data": 1, "forward": 1, "backward": 1, "other": 3}] * 2
 
 
-def test_what_accumulates_over_several_batches_is_one_step(clock):
+def test_accumulation_over_several_batches_is_one_step(clock):
     def script():
         train(*plain(), loader(samples=24), accumulate=3)
 

@@ -1,4 +1,4 @@
-"""Steps, samples and times of a script are counted, by whatever it steps with."""
+"""Steps, samples and times of a script are counted with any kind of step."""
 
 import pytest
 import torch
@@ -6,11 +6,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from samestep.watch.count import Counter
-from samestep.watch.events import heard_by
+from samestep.watch.events import subscribed
 
 
 class Ticking:
-    """A clock that is a second later each time it is asked."""
+    """A clock that advances by a second at each call."""
 
     def __init__(self):
         self.seconds = 0.0
@@ -23,7 +23,7 @@ class Ticking:
 @pytest.fixture
 def counter():
     counter = Counter(now=Ticking())
-    with heard_by(counter):
+    with subscribed(counter):
         yield counter
 
 
@@ -61,7 +61,7 @@ def test_steps_and_samples_are_counted(counter, step, accumulate, steps):
     assert (count.steps, count.samples, count.evaluated) == (steps, 20, 7)
 
 
-def test_a_closures_backwards_belong_to_its_step(counter):
+def test_backwards_of_a_closure_are_part_of_its_step(counter):
     model = nn.Linear(2, 1)
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
 
@@ -82,13 +82,13 @@ def test_times_begin_with_the_end_of_the_first_step(counter):
     # Two steps of four phases, each from one tick to the next, and one more tick at the end of each.
     assert count.seconds == {"loading": 3, "forward": 2, "backward": 2, "optimizer": 2, "evaluation": 1}
     assert count.total_s == 18
-    words = count.in_words(each=False)
+    words = count.summary(is_sharded=False)
     assert words.startswith("3 steps, 20 samples in training, 7 otherwise; ")
     assert "forward 12%" in words
 
 
-def test_what_a_module_calls_itself_is_not_counted_again(counter):
+def test_calls_inside_a_module_are_not_counted_again(counter):
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model(torch.ones(4, 3))
     assert counter.count.samples == 4
-    assert counter.count.in_words(each=True) == "0 steps, 4 samples in training, 0 otherwise on worker 0"
+    assert counter.count.summary(is_sharded=True) == "0 steps, 4 samples in training, 0 otherwise on worker 0"

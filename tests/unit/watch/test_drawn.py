@@ -1,4 +1,4 @@
-"""Where the generators stand is told exactly, also where numpy's need not be asked."""
+"""The state of the generators is exact, also if numpy's state comes from the cache."""
 
 import random
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from samestep.watch.drawn import Drawn
+from samestep.watch.drawn import RngState
 
 CPU = torch.device("cpu")
 DRAWS = {
@@ -23,28 +23,28 @@ DRAWS = {
 
 @pytest.fixture(autouse=True)
 def _as_before():
-    before = Drawn.now(CPU)
+    before = RngState.now(CPU)
     yield
     before.restore()
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_every_draw_is_seen_and_can_be_taken_back(name):
+def test_every_draw_is_detected_and_can_be_undone(name):
     np.random.seed(1)
     if "left over" in name:
         np.random.randn()
-    before = Drawn.now(CPU)
-    assert before.same(Drawn.now(CPU))
+    before = RngState.now(CPU)
+    assert before.same(RngState.now(CPU))
     first = DRAWS[name]()
-    assert not before.same(Drawn.now(CPU))
+    assert not before.same(RngState.now(CPU))
     before.restore()
-    assert before.same(Drawn.now(CPU))
+    assert before.same(RngState.now(CPU))
     assert np.array_equal(DRAWS[name](), first)
 
 
-def test_as_many_draws_as_the_twister_has_words_are_seen():
+def test_as_many_draws_as_the_twister_has_words_are_detected():
     np.random.seed(1)
     np.random.rand(312)
-    before = Drawn.now(CPU)
+    before = RngState.now(CPU)
     np.random.rand(312)
-    assert not before.same(Drawn.now(CPU))
+    assert not before.same(RngState.now(CPU))

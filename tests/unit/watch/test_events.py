@@ -1,4 +1,4 @@
-"""Which calls of modules are heard of."""
+"""Calls of modules with parameters are reported."""
 
 from contextlib import nullcontext
 
@@ -7,22 +7,22 @@ import torch
 from torch import nn
 
 from samestep.watch import events
-from samestep.watch.events import Listener, heard_by
+from samestep.watch.events import Listener, subscribed
 
 
 class Calls(Listener):
-    """Keeps what is called."""
+    """A listener that records the called modules."""
 
     def __init__(self):
         self.modules = []
 
-    def call(self, module, given, *, is_training):
+    def call(self, module, inputs, *, is_training):
         self.modules.append(module)
         return nullcontext()
 
 
 class Empty(nn.Module):
-    """Has parameters, and a length that has nothing to do with them."""
+    """A module with parameters and a length of 0."""
 
     def __init__(self):
         super().__init__()
@@ -36,7 +36,7 @@ class Empty(nn.Module):
 
 
 class Holding(nn.Module):
-    """Has a part that has this module as a part, and maybe one with parameters."""
+    """A module with a cycle of parts, and possibly a part with parameters."""
 
     def __init__(self, part):
         super().__init__()
@@ -48,8 +48,8 @@ class Holding(nn.Module):
         return inputs if self.part is None else self.part(inputs)
 
 
-class Telling(nn.Module):
-    """Keeps its parts where torch does not look, and tells of their parameters itself."""
+class Overriding(nn.Module):
+    """A module with parts in a list, which overrides `parameters`."""
 
     def __init__(self):
         super().__init__()
@@ -64,35 +64,35 @@ class Telling(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("module", "heard"),
+    ("module", "is_reported"),
     [
         (Empty(), True),
         (nn.Sequential(Empty()), True),
         (Holding(Empty()), True),
         (Holding(None), False),
-        (Telling(), True),
+        (Overriding(), True),
         (nn.ReLU(), False),
     ],
 )
-def test_a_call_is_heard_of_where_some_part_has_a_parameter(module, heard):
+def test_a_call_is_reported_if_some_part_has_a_parameter(module, is_reported):
     calls = Calls()
-    with heard_by(calls):
+    with subscribed(calls):
         module(torch.ones(1, 2))
-    assert calls.modules == ([module] if heard else [])
+    assert calls.modules == ([module] if is_reported else [])
 
 
 def test_an_argument_may_have_any_name():
-    with heard_by(Listener()):
+    with subscribed(Listener()):
         assert Empty()(torch.ones(1, 2), module="any").shape == (1, 1)
 
 
-def test_what_a_compiler_cannot_follow_is_called_only_for_a_listener_with_a_place(monkeypatch):
+def test_thread_ids_are_read_only_for_a_listener_with_a_thread(monkeypatch):
     def refused():
         raise AssertionError
 
     monkeypatch.setattr(events, "getpid", refused)
     monkeypatch.setattr(events, "get_ident", refused)
     model = Empty()
-    with heard_by(Listener()):
+    with subscribed(Listener()):
         model(torch.ones(1, 2)).backward()
         torch.optim.SGD(model.parameters(), lr=0.1).step()

@@ -1,4 +1,4 @@
-"""A batch has as many samples as its loader drew, whatever it was collated to and whoever reads it."""
+"""A batch has as many samples as its loader drew, with any collate function."""
 
 from threading import Thread
 
@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 from samestep.watch import loaded as module
-from samestep.watch.loaded import Batches, Loaded
+from samestep.watch.loaded import LoadedSamples, LoaderHook
 
 
 class Numbers(IterableDataset):
@@ -16,12 +16,12 @@ class Numbers(IterableDataset):
 
 
 def columns(samples):
-    """Collate as torch's language models do: time first."""
+    """Collate with time first, as torch's language models do."""
     return torch.stack([one for (one,) in samples], dim=1)
 
 
 def graphs(samples):
-    """Collate as graphs are: all nodes one below the other."""
+    """Collate as graph libraries do: concatenate all nodes."""
     return torch.cat([one for (one,) in samples])
 
 
@@ -31,14 +31,14 @@ def loader(**how):
 
 @pytest.fixture
 def read():
-    """Reads a loader with a step for each batch; returns the samples of each, and of an epoch."""
+    """Return a function that reads a loader with a step per batch, and returns the samples of each step."""
 
     def read(loader, *others):
-        loaded = Loaded()
-        with Batches(loaded.gave).attached():
+        loaded = LoadedSamples()
+        with LoaderHook(loaded.add).attached():
             steps = []
             for _ in zip(loader, *others, strict=True):
-                loaded.learns()
+                loaded.trained()
                 steps.append(loaded.next_step())
         return steps, loaded.samples_per_epoch(loader)
 
@@ -50,11 +50,11 @@ def test_a_batch_has_as_many_samples_as_were_drawn(read, how):
     assert read(loader(**how)) == ([4, 4, 2], 10)
 
 
-def test_what_is_dropped_is_no_part_of_an_epoch(read):
+def test_dropped_samples_are_not_part_of_an_epoch(read):
     assert read(loader(drop_last=True)) == ([4, 4], 8)
 
 
-def test_of_a_sampler_that_shares_batches_out_an_epoch_is_what_it_gives(read):
+def test_an_epoch_of_a_sharding_batch_sampler_is_its_shard(read):
     class Own(BatchSampler):
         def __iter__(self):
             return iter(list(super().__iter__())[::2])
@@ -67,7 +67,7 @@ def test_of_a_sampler_that_shares_batches_out_an_epoch_is_what_it_gives(read):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_worker_processes_ask_ahead(read, workers):
+def test_batches_of_prefetching_workers_are_counted(read, workers):
     assert read(loader(num_workers=workers)) == ([4, 4, 2], 10)
 
 
@@ -75,16 +75,16 @@ def test_an_iterable_data_set_may_end_within_a_batch(read):
     assert read(DataLoader(Numbers(), batch_size=4)) == ([4, 4, 2], None)
 
 
-def test_of_batches_that_come_whole_from_the_data_set_nobody_can_tell(read):
+def test_samples_are_unknown_if_the_data_set_returns_whole_batches(read):
     steps, samples = read(loader(batch_size=None))
     assert (set(steps), samples) == ({None}, None)
 
 
-def test_a_step_that_reads_two_data_sets_has_both_and_no_epoch(read):
+def test_a_step_with_two_data_sets_counts_both_and_has_no_epoch(read):
     assert read(loader(), loader()) == ([8, 8, 4], None)
 
 
-def test_what_is_read_for_another_loader_counts_once(read):
+def test_batches_of_a_nested_loader_count_once(read):
     class Batches(IterableDataset):
         def __iter__(self):
             return iter(loader())
@@ -93,18 +93,18 @@ def test_what_is_read_for_another_loader_counts_once(read):
     assert steps == [2, 1]
 
 
-def test_what_another_thread_reads_is_not_of_the_step():
-    loaded = Loaded()
-    with Batches(loaded.gave).attached():
+def test_batches_of_another_thread_do_not_count():
+    loaded = LoadedSamples()
+    with LoaderHook(loaded.add).attached():
         thread = Thread(target=list, args=(loader(),))
         thread.start()
         thread.join()
     assert loaded.next_step() == 0
 
 
-def test_a_thread_that_begins_to_train_goes_on_with_what_it_reads():
-    loaded, steps = Loaded(), []
-    batches = Batches(loaded.gave)
+def test_batches_of_a_thread_that_begins_to_train_count():
+    loaded, steps = LoadedSamples(), []
+    batches = LoaderHook(loaded.add)
     with batches.attached():
         mine = iter(loader())
         next(mine)
@@ -113,9 +113,9 @@ def test_a_thread_that_begins_to_train_goes_on_with_what_it_reads():
             others = iter(loader())
             next(others)
             batches.follow()
-            loaded.forget()
+            loaded.clear()
             for _ in others:
-                loaded.learns()
+                loaded.trained()
                 steps.append(loaded.next_step())
 
         thread = Thread(target=train)
@@ -125,28 +125,28 @@ def test_a_thread_that_begins_to_train_goes_on_with_what_it_reads():
 
 
 @pytest.mark.parametrize("uses", [False, True])
-def test_batches_that_no_step_takes_are_dropped(monkeypatch, uses):
-    """As where a graph's replay is the step, which nobody sees."""
-    monkeypatch.setattr(module, "MOST_BATCHES", 2)
-    loaded, batches = Loaded(), loader()
-    with Batches(loaded.gave).attached():
+def test_batches_beyond_the_maximum_are_dropped(monkeypatch, uses):
+    """As when each step is the replay of a graph."""
+    monkeypatch.setattr(module, "MAX_BATCHES", 2)
+    loaded, batches = LoadedSamples(), loader()
+    with LoaderHook(loaded.add).attached():
         list(batches)
         if uses:
-            loaded.learns()
+            loaded.trained()
         list(batches)
         assert len(loaded._batches) <= 3
-        loaded.evaluates()
+        loaded.drop_evaluation()
         assert loaded.next_step() == (None if uses else 0)
 
 
-def test_batches_of_an_evaluation_are_of_no_step_and_no_epoch():
-    loaded = Loaded()
-    with Batches(loaded.gave).attached():
+def test_batches_of_an_evaluation_count_for_no_step_and_no_epoch():
+    loaded = LoadedSamples()
+    with LoaderHook(loaded.add).attached():
         train = loader()
         for _ in train:
-            loaded.learns()
+            loaded.trained()
             loaded.next_step()
         list(loader(batch_size=2))
-        loaded.evaluates()
+        loaded.drop_evaluation()
         assert loaded.next_step() == 0
     assert loaded.samples_per_epoch(train) == 10

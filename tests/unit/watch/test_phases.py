@@ -1,21 +1,21 @@
-"""The phases of a step that has no end take no more room than others."""
+"""The phases of a step that never ends have bounded memory."""
 
 from itertools import count
 
 from samestep.base.phases import BACKWARD, DATA, OTHER, TO_DEVICE
 from samestep.measure.instants import HostInstants
 from samestep.watch import phases
-from samestep.watch.phases import Clocked, Phases
-from samestep.watch.stolen import Processor, Stolen
+from samestep.watch.phases import ClockedStep, Phases
+from samestep.watch.stolen import ContentionEstimator, CpuUse
 
 
 def line(marks):
-    return Clocked(0, marks, 4, evaluated=False).line(HostInstants(), Stolen())
+    return ClockedStep(0, marks, 4, evaluated=False).line(HostInstants(), ContentionEstimator())
 
 
-def test_marks_of_a_step_without_an_end_are_dropped_and_its_time_is_not(monkeypatch):
-    monkeypatch.setattr(phases, "MOST_MARKS", 20)
-    seen = Phases(map(float, count()).__next__, Processor)
+def test_marks_of_a_step_that_never_ends_are_dropped_but_not_its_time(monkeypatch):
+    monkeypatch.setattr(phases, "MAX_MARKS", 20)
+    seen = Phases(map(float, count()).__next__, CpuUse)
     for _ in range(100):
         seen.switch(DATA)
         seen.mark(TO_DEVICE)

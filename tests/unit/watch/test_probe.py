@@ -1,4 +1,4 @@
-"""The probe takes down what a training does, and what it does not do is not counted as training."""
+"""The probe records the steps of a training, and separates evaluation from training."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ X = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
 
 @pytest.fixture
 def watch(tmp_path):
-    """Returns the trace of what a function does."""
+    """Return a function that runs a script under the probe and returns its trace."""
 
     def run(script):
         path = tmp_path / "trace.jsonl"
@@ -30,7 +30,7 @@ def watch(tmp_path):
 
 
 class Training:
-    """A model and a loader whose sampler shuffles by the epoch it is told."""
+    """A model and a loader whose sampler shuffles by `set_epoch`."""
 
     def __init__(self, *, batch_size=4):
         self.model = nn.Linear(3, 1)
@@ -51,7 +51,7 @@ class Training:
                 self.model(x)
 
 
-def test_samples_of_training_and_of_evaluation_are_told_apart(watch):
+def test_samples_of_training_and_of_evaluation_are_separate(watch):
     def script():
         training = Training()
         training.epoch()
@@ -87,7 +87,7 @@ def test_epochs_of_training_that_repeat_an_order_are_counted(watch, batch_size):
     assert watch(script).facts.repeated_epochs == 2
 
 
-def test_a_look_at_the_first_batch_and_an_evaluation_repeat_no_epoch(watch):
+def test_reading_the_first_batch_and_evaluating_repeat_no_epoch(watch):
     def script():
         training = Training()
         for epoch in range(3):
@@ -100,7 +100,7 @@ def test_a_look_at_the_first_batch_and_an_evaluation_repeat_no_epoch(watch):
 
 
 class Wrapped(nn.Module):
-    """A model that is called with whatever `unpack` makes a batch of."""
+    """A model whose inputs `unpack` converts to a batch."""
 
     def __init__(self, unpack):
         super().__init__()
@@ -121,7 +121,7 @@ class Wrapped(nn.Module):
     ],
     ids=["tensor", "dict", "nested", "list of images", "packed"],
 )
-def test_samples_are_found_in_whatever_holds_them(watch, given, unpack):
+def test_samples_are_found_in_any_container(watch, given, unpack):
     def script():
         Wrapped(unpack)(*given).mean().backward()
 
@@ -130,7 +130,7 @@ def test_samples_are_found_in_whatever_holds_them(watch, given, unpack):
 
 
 class Outer(torch.optim.Optimizer):
-    """An optimizer that leaves part of its parameters to another, as ZeroRedundancyOptimizer does."""
+    """An optimizer that delegates part of its parameters to another, like ZeroRedundancyOptimizer."""
 
     def __init__(self, parameters):
         self.inner = torch.optim.SGD(parameters[:1], lr=0.1)
@@ -140,7 +140,7 @@ class Outer(torch.optim.Optimizer):
         self.inner.step()
 
 
-def test_an_optimizer_that_steps_another_within_makes_one_step(watch):
+def test_an_optimizer_that_steps_another_makes_one_step(watch):
     def script():
         model = nn.Linear(3, 1)
         optimizer = Outer(list(model.parameters()))
@@ -167,7 +167,7 @@ def test_a_sparse_gradient_is_disturbed_as_little_as_others(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["nowhere", "loop", "call"])
-def test_draws_for_samples_are_seen_in_the_loop_and_in_calls(watch, where):
+def test_draws_for_samples_are_detected_in_the_loop_and_in_calls(watch, where):
     def script():
         training = Training()
         if where == "call":

@@ -1,4 +1,4 @@
-"""What a clock noted is gone through later, in pieces as they come, and gives the same steps."""
+"""The log of the clock gives the same steps, in whatever parts it is processed."""
 
 import json
 import time
@@ -12,84 +12,85 @@ from samestep.measure.clock_file import ClockFile, Clocking
 from samestep.measure.instants import HostInstants
 from samestep.watch import clocked, loaded, notes
 from samestep.watch.clocked import ScriptClock
-from samestep.watch.models import Model, Replica
-from samestep.watch.phases import Clocked
-from samestep.watch.replay import Did, Replay, Told
-from samestep.watch.stolen import Processor
+from samestep.watch.models import DdpInfo, ModelInfo
+from samestep.watch.phases import ClockedStep
+from samestep.watch.replay import CpuInstant, Event, Replay
+from samestep.watch.stolen import CpuUse
 from support.clocked_scripts import loader, plain, train
 
-MODEL = Model(frozenset({1}), "", ())
+MODEL = ModelInfo(frozenset({1}), "", ())
 STEP = (
-    (Did.LOAD, ()),
-    (Did.GET, (4, 7)),
-    (Did.LOADED, ()),
-    (Did.CALL, (MODEL, 4, 12, (Replica(lambda: None, 16),))),
-    (Did.DIFFERENTIATE, ()),
-    (Did.EXCHANGE, ()),
-    (Did.EXCHANGED, ()),
-    (Did.DIFFERENTIATED, ()),
-    (Did.UPDATE, ()),
-    (Did.END_STEP, (None,)),
-    (Did.UPDATED, ()),
+    (Event.LOAD, ()),
+    (Event.BATCH, (4, 7)),
+    (Event.LOAD_END, ()),
+    (Event.CALL, (MODEL, 4, 12, (DdpInfo(lambda: None, 16),))),
+    (Event.BACKWARD, ()),
+    (Event.COMMUNICATE, ()),
+    (Event.COMMUNICATE_END, ()),
+    (Event.BACKWARD_END, ()),
+    (Event.OPTIMIZER, ()),
+    (Event.END_STEP, (None,)),
+    (Event.OPTIMIZER_END, ()),
 )
 
 
-def noted(steps):
-    """Return what is noted of steps, a second between each two entries."""
-    entries = [(Did.BEGIN, 0.0, (HostInstants(), "other"))]
+def entries_of(steps):
+    """Return log entries of steps, one second apart."""
+    entries = [(Event.BEGIN, 0.0, (HostInstants(), "other"))]
     for number in range(steps):
         for what, details in STEP:
             now = float(len(entries))
-            entries.append((what, now, (number,) if what == Did.END_STEP else details))
+            entries.append((what, now, (number,) if what == Event.END_STEP else details))
     return entries
 
 
-def told(steps):
+def values(steps):
     return [
-        (one.number, one.marks, one.samples, one.loaded, one.elements, one.sent, one.hides) for one in steps
+        (one.number, one.marks, one.samples, one.loaded, one.elements, one.gradient_bytes, one.overlaps)
+        for one in steps
     ]
 
 
 @given(st.lists(st.integers(1, 20), max_size=8))
-def test_it_does_not_matter_when_it_is_gone_through(pieces):
-    whole = noted(4)
+def test_the_steps_do_not_depend_on_when_the_log_is_processed(pieces):
+    whole = entries_of(4)
     log = [one for entry in whole for one in entry]
-    expected = told(Replay(log).read())
+    expected = values(Replay(log).read())
     assert (log, [number for number, *_ in expected]) == ([], [0, 1, 2, 3])
     replay, found = Replay(log), []
     for piece in (*pieces, len(whole)):
         for entry in whole[:piece]:
             log += entry
         del whole[:piece]
-        found += told(replay.read())
+        found += values(replay.read())
     assert found == expected
 
 
-def test_of_a_step_that_is_told_of_each_moment_has_the_processor():
-    log = [one for entry in noted(1) for one in entry]
-    log += Did.END_STEP, 20.0, (1,)
-    log += Did.TELL, Told(20.5, Processor(2.0, 0.5)), ()
-    for now, what in enumerate((Did.CALL, Did.DIFFERENTIATE, Did.DIFFERENTIATED), start=21):
-        details = (MODEL, 4, 12, ()) if what == Did.CALL else ()
-        log += what, Told(float(now), Processor(now / 10, 0.5)), details
-    log += Did.END_STEP, Told(24.0, Processor(2.4, 0.5)), (2,)
+def test_a_sampled_step_has_cpu_readings_at_each_instant():
+    log = [one for entry in entries_of(1) for one in entry]
+    log += Event.END_STEP, 20.0, (1,)
+    log += Event.READ_CPU, CpuInstant(20.5, CpuUse(2.0, 0.5)), ()
+    for now, what in enumerate((Event.CALL, Event.BACKWARD, Event.BACKWARD_END), start=21):
+        details = (MODEL, 4, 12, ()) if what == Event.CALL else ()
+        log += what, CpuInstant(float(now), CpuUse(now / 10, 0.5)), details
+    log += Event.END_STEP, CpuInstant(24.0, CpuUse(2.4, 0.5)), (2,)
     *_, last = Replay(log).read()
-    assert isinstance(last, Clocked)
+    assert isinstance(last, ClockedStep)
     assert last.marks == ["other", 20.0, "other", 21.0, "forward", 22.0, "backward", 23.0, "other", 24.0]
     assert last.readings is not None
     assert [one.ran for one in last.readings[1::2]] == [2.1, 2.2, 2.3]
 
 
-def test_what_ends_and_began_before_anything_was_noted_is_nothing():
-    log = [Did.BEGIN, 0.0, (HostInstants(), "other"), Did.EXCHANGED, 1.0, ()]
-    log += Did.END_STEP, 2.0, (0,)
+def test_the_end_of_communication_that_began_before_the_log_is_ignored():
+    log = [Event.BEGIN, 0.0, (HostInstants(), "other"), Event.COMMUNICATE_END, 1.0, ()]
+    log += Event.END_STEP, 2.0, (0,)
     (step,) = Replay(log).read()
     assert step is not None
     assert step.marks == ["other", 0.0, "other", 2.0]
 
 
 @pytest.mark.parametrize("interval", [0.0005, 600.0])
-def test_the_thread_that_goes_through_it_takes_nothing_away_from_the_script(tmp_path, monkeypatch, interval):
+def test_the_writing_thread_loses_no_steps(tmp_path, monkeypatch, interval):
     monkeypatch.setattr(notes, "INTERVAL_S", interval)
     file = ClockFile(Clocking(folder=tmp_path), Place(), "serial")
     clock = ScriptClock(file, Clocking(folder=tmp_path, warm_up=2), stop=lambda: None)
@@ -105,9 +106,9 @@ def test_the_thread_that_goes_through_it_takes_nothing_away_from_the_script(tmp_
     assert (last["made"], last["samples_per_epoch"]) == (300, 1200)
 
 
-def test_what_is_loaded_before_any_model_is_called_takes_no_room_and_is_of_the_first_step(clock, monkeypatch):
-    monkeypatch.setattr(clocked, "MOST_BATCHES", 4)
-    monkeypatch.setattr(loaded, "MOST_BATCHES", 4)
+def test_batches_before_the_first_call_are_bounded_and_belong_to_the_first_step(clock, monkeypatch):
+    monkeypatch.setattr(clocked, "MAX_BATCHES", 4)
+    monkeypatch.setattr(loaded, "MAX_BATCHES", 4)
 
     def script(batches=2):
         *_, batch = loader(samples=4 * batches)
@@ -119,15 +120,15 @@ def test_what_is_loaded_before_any_model_is_called_takes_no_room_and_is_of_the_f
     assert line["loaded"] is None
 
 
-def test_an_error_of_the_thread_that_goes_through_it_is_told_at_the_end(tmp_path, monkeypatch):
+def test_an_error_of_the_writing_thread_is_raised_at_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(notes, "INTERVAL_S", 0.001)
     monkeypatch.setattr(Replay, "read", lambda _: 1 / 0)
     clocking = Clocking(folder=tmp_path)
     clock = ScriptClock(ClockFile(clocking, Place(), "serial"), clocking, stop=lambda: None)
     with clock.attached():
         train(*plain(), loader())
-        assert clock._notes is not None
-        while clock._notes._error is None:
+        assert clock._writer is not None
+        while clock._writer._error is None:
             time.sleep(0.001)
     with pytest.raises(ZeroDivisionError):
         clock.end("end")

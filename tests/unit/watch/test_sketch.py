@@ -1,4 +1,4 @@
-"""Sketches tell how far tensors are apart, and keys which samples are equal."""
+"""Sketches estimate the distance of tensors, and keys identify equal samples."""
 
 import pytest
 import torch
@@ -23,13 +23,13 @@ def test_the_norm_of_a_sketch_is_about_that_of_its_tensors():
     assert float(found) == pytest.approx(norm(tensors), rel=0.5)
 
 
-def test_a_tensor_that_is_not_there_has_zeros_and_half_precision_is_summed_in_double():
+def test_none_has_zeros_and_half_precision_is_summed_in_double():
     assert sketch([None, torch.empty(0)]) == [0.0] * 2 * BUCKETS
     many = torch.full((100_000,), 0.1, dtype=torch.float16)
     assert norm([many]) == pytest.approx(float(many[0]) * 100_000**0.5)
 
 
-def test_equal_samples_have_equal_keys_wherever_they_stand():
+def test_equal_samples_have_equal_keys_at_any_position():
     data = torch.randn(50, 3, 4)
     order = torch.randperm(50)
     whole, shuffled = row_keys(data), row_keys(data[order])
@@ -37,7 +37,7 @@ def test_equal_samples_have_equal_keys_wherever_they_stand():
     assert len({round(key, 9) for key in whole}) == 50
 
 
-def test_sketching_leaves_the_scripts_random_numbers_alone():
+def test_sketching_does_not_change_the_scripts_random_state():
     before = torch.get_rng_state()
     sketch([torch.ones(1234)])
     row_keys(torch.ones(4, 567))

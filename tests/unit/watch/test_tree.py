@@ -1,4 +1,4 @@
-"""Tensors are found and replaced wherever they are; containers keep their classes."""
+"""Tensors are found and replaced in any container; containers keep their classes."""
 
 from collections import OrderedDict, UserDict, namedtuple
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Output:
 
 
 class Fields(OrderedDict):
-    """As the output objects of libraries: a dict whose entries are attributes too."""
+    """A dict whose entries are attributes too, like the output objects of libraries."""
 
     def __setitem__(self, key, value):
         super().__setitem__(key, value)
@@ -49,7 +49,7 @@ ONE, TWO = torch.ones(2), torch.zeros(3)
         (pack_sequence([torch.ones(2), torch.ones(1)]), []),
     ],
 )
-def test_tensors_are_found_with_their_places_and_replaced_there(value, paths):
+def test_tensors_are_found_with_their_paths_and_replaced(value, paths):
     assert [path for path, _ in leaves(value)] == paths
 
     doubled = mapped(value, lambda _, tensor: tensor * 2)
@@ -65,11 +65,11 @@ def test_an_output_object_has_the_new_tensors_as_attributes_too():
     assert torch.equal(changed["loss"], ONE * 3)
 
 
-def test_what_is_given_stays_as_it_is():
+def test_the_original_structure_does_not_change():
     given = {"a": [ONE]}
     mapped(given, lambda _, tensor: tensor * 2)
     assert given["a"][0] is ONE
 
 
-def test_a_place_is_told_as_one_would_write_it():
+def test_a_path_is_written_as_python_source():
     assert text((0, "mask")) == "[0]['mask']"

@@ -1,16 +1,16 @@
-"""Who ends a turn of several optimizers is learnt from their steps, and learnt again where it changes."""
+"""The optimizer that ends a cycle is inferred from the steps, and inferred again after a change."""
 
 import pytest
 import torch
 
-from samestep.watch.turns import LONGEST, Turns
+from samestep.watch.turns import MAX_CYCLE, OptimizerCycle
 
 
 def ends(order):
-    """Return which steps of an order of optimizers end a turn, as marks below it."""
-    turns = Turns()
+    """Return a mark for each step of an order of optimizers: ``|`` if it ends a cycle."""
+    cycle = OptimizerCycle()
     made = {name: torch.optim.SGD([torch.zeros(1)]) for name in sorted(set(order))}
-    return "".join("|" if turns.ends_with(made[name]) else "." for name in order)
+    return "".join("|" if cycle.ends_cycle(made[name]) else "." for name in order)
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def ends(order):
         ("AAABBB", "|||.||"),
     ],
 )
-def test_a_turn_is_known_once_it_has_come_twice(order, marks):
+def test_a_cycle_is_known_after_it_has_occurred_twice(order, marks):
     assert ends(order) == marks
 
 
@@ -41,31 +41,31 @@ def test_a_turn_is_known_once_it_has_come_twice(order, marks):
         ("ABABCABCABC", "|..|...|..|"),  # C joins
     ],
 )
-def test_an_optimizer_that_stops_or_comes_again_is_learnt_anew(order, marks):
+def test_the_cycle_is_inferred_again_when_an_optimizer_stops_or_returns(order, marks):
     assert ends(order) == marks
 
 
-def test_no_turn_goes_on_for_ever():
-    assert "|" in ends("A" * 5 * LONGEST + "B" + "A" * (LONGEST + 1))[5 * LONGEST :]
-    alone = Turns()
-    assert all(alone.ends_with(torch.optim.SGD([torch.zeros(1)])) for _ in range(5))  # each is gone
+def test_no_cycle_is_endless():
+    assert "|" in ends("A" * 5 * MAX_CYCLE + "B" + "A" * (MAX_CYCLE + 1))[5 * MAX_CYCLE :]
+    alone = OptimizerCycle()
+    assert all(alone.ends_cycle(torch.optim.SGD([torch.zeros(1)])) for _ in range(5))  # each is gone
 
 
-def begins_anew(order):
-    """Return the steps after which all before are known to be parts of turns."""
-    turns = Turns()
+def restarts(order):
+    """Return the steps after which all earlier cycles are known to be parts."""
+    cycle = OptimizerCycle()
     made = {name: torch.optim.SGD([torch.zeros(1)]) for name in sorted(set(order))}
     found = []
     for number, name in enumerate(order):
-        turns.ends_with(made[name])
-        if turns.begins_anew:
+        cycle.ends_cycle(made[name])
+        if cycle.restarts:
             found.append(number)
     return found
 
 
-def test_what_was_taken_for_turns_before_they_were_known_is_told():
-    assert begins_anew("AAAA") == begins_anew("AAABBB") == []
-    assert begins_anew("DGDGDG") == [2]
-    assert begins_anew("DDDGDDDG") == [4]
-    assert begins_anew("ABABABAAAAA") == [2]
-    assert begins_anew("A" * (LONGEST + 1) + "BABAB") == []  # a training of its own came first
+def test_cycles_that_were_only_parts_are_reported():
+    assert restarts("AAAA") == restarts("AAABBB") == []
+    assert restarts("DGDGDG") == [2]
+    assert restarts("DDDGDDDG") == [4]
+    assert restarts("ABABABAAAAA") == [2]
+    assert restarts("A" * (MAX_CYCLE + 1) + "BABAB") == []  # a training of its own came first

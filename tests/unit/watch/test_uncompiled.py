@@ -1,4 +1,4 @@
-"""What is compiled under the clock is not compiled anew because of what the clock notes."""
+"""Code compiled under the clock is not recompiled because of the clock's log."""
 
 import logging
 
@@ -45,7 +45,7 @@ def test_a_compiled_function_that_calls_a_model_is_compiled_once(clock, monkeypa
 
 
 class Named(nn.Module):
-    """Is called with a dictionary."""
+    """A model whose input is a dictionary."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What lies below torch is told where it was computed with, and nowhere else."""
+"""Versions of the libraries below torch are recorded for the device that uses them."""
 
 import torch
 from torch.cuda import nccl
@@ -6,7 +6,7 @@ from torch.cuda import nccl
 from samestep.measure.versions import driver, torchs_own
 
 
-def test_versions_are_those_of_the_device_that_is_computed_on(tmp_path, monkeypatch):
+def test_versions_are_those_of_the_device(tmp_path, monkeypatch):
     (tmp_path / "version").write_text("560.35.05\n")
     monkeypatch.setattr(torch.version, "cuda", "12.6")
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
@@ -16,7 +16,7 @@ def test_versions_are_those_of_the_device_that_is_computed_on(tmp_path, monkeypa
     assert (torchs_own("cpu"), driver("cpu", tmp_path / "version")) == ({}, "")
 
 
-def test_what_nobody_tells_is_not_told(tmp_path, monkeypatch):
+def test_unknown_versions_are_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", "6.4.2")
     assert torchs_own("cuda") == {"hip": "6.4.2"}

@@ -1,34 +1,34 @@
-"""What a watchdog knows of other ranks that wait."""
+"""The watchdog knows which other ranks wait."""
 
 from samestep.base.place import Place
-from samestep.watch.standing import Standing, Wait
+from samestep.watch.standing import RankStatus, Wait
 from samestep.watch.watchdog import Watchdog
 
 
-class Board:
-    """A board with what one other rank has posted."""
+class Store:
+    """A store with the status of one other rank."""
 
-    called_off = False
+    is_aborted = False
 
-    def __init__(self, standing):
-        self._standing = standing
+    def __init__(self, status):
+        self._status = status
 
     def read(self):
-        return {0: self._standing.packed()}
+        return {0: self._status.to_bytes()}
 
 
-def watchdog(standing):
+def watchdog(status):
     place = Place(rank=1, size=2, local_rank=1, local_size=2, node=0, nodes=1, launcher="samestep")
-    return Watchdog(place, Board(standing), limit_s=60, start=0, give_up=print, follow=print, advice="")
+    return Watchdog(place, Store(status), limit_s=60, generation=0, on_hang=print, on_abort=print, advice="")
 
 
-def waiting(age_s, start=0):
+def waiting(age_s, generation=0):
     wait = Wait(op="all_reduce", seq=3, group="0", ranks=(0, 1), age_s=age_s)
-    return watchdog(Standing(start=start, beat=1, wait=wait)).has_seen_waiting(0)
+    return watchdog(RankStatus(generation=generation, beat=1, wait=wait)).has_seen_waiting(0)
 
 
-def test_a_rank_that_waits_in_a_collective_for_a_while_is_seen_to():
+def test_a_rank_counts_as_waiting_after_a_while_in_a_collective():
     assert waiting(5)
     assert not waiting(0.1)
-    assert not waiting(5, start=1)
-    assert not watchdog(Standing(start=0, beat=1)).has_seen_waiting(0)
+    assert not waiting(5, generation=1)
+    assert not watchdog(RankStatus(generation=0, beat=1)).has_seen_waiting(0)

@@ -1,1 +1,1 @@
-"""Data that ships inside the package, and how it was packed."""
+"""The data set in the package, and the script that packed it."""

@@ -1,4 +1,4 @@
-"""Packs the original optdigits files: ``python -m samestep.data.embedded.pack DIR``; see README.md."""
+"""Packs the original optdigits files, by ``python -m samestep.data.embedded.pack DIR``; see README.md."""
 
 import lzma
 import sys

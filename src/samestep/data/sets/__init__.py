@@ -1,1 +1,1 @@
-"""The data sets that can be named: one small file each."""
+"""The named data sets, one file each."""

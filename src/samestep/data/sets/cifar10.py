@@ -1,4 +1,4 @@
-"""CIFAR-10: 50,000 + 10,000 photographs of ten kinds of things, 32 x 32 in colour.
+"""CIFAR-10: 50,000 + 10,000 photographs of ten classes, 32 x 32 in color.
 
 Source: A. Krizhevsky, "Learning multiple layers of features from tiny images", 2009. It is published twice:
 
@@ -7,8 +7,8 @@ Source: A. Krizhevsky, "Learning multiple layers of features from tiny images", 
 ``cifar-10-python.tar.gz``
     the same as pickled dicts of Python 2, whose ``data`` is uint8 (10000, 3072) and ``labels`` a list.
 
-Either archive will do, and so will its batches unpacked, each plain or compressed by gzip or xz. Both come
-down to the same records, whose checksums are known.
+Either archive works, and so do its unpacked batches, each plain or compressed by gzip or xz. Both contain the
+same records, which are verified by checksums.
 """
 
 import io
@@ -23,7 +23,7 @@ import torch
 from samestep.base.errors import DataError
 from samestep.base.folders import user_cache
 from samestep.data import published
-from samestep.data.decoded import remembered
+from samestep.data.decoded import cached_content
 from samestep.data.download import fetch
 from samestep.data.image_set import ImageSet, Split
 from samestep.data.labels import checked_labels
@@ -32,7 +32,7 @@ from samestep.data.published import PublishedFile
 
 RECORD = 1 + 3 * 32 * 32
 _BATCH_BYTES = 10_000 * RECORD + (1 << 20)
-"""The most that a batch has; the python form has names of files beside the records."""
+"""Maximum bytes of a batch; the python form has file names besides the records."""
 _BATCHES: Mapping[str, str] = {
     "data_batch_1": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
     "data_batch_2": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
@@ -60,8 +60,8 @@ _ARCHIVE = PublishedFile(
     name="cifar-10-binary.tar",
     suffix=".gz",
     sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-    content_sha256="",  # its batches are checked one by one
-    content_bytes=256 << 20,  # either archive is smaller
+    content_sha256="",  # its batches are verified one by one
+    content_bytes=256 << 20,  # both archives are smaller
 )
 _MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
 _FOLDERS = tuple(
@@ -77,18 +77,17 @@ _ARCHIVES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Cifar10:
-    """The data set, from whatever form of it there is."""
+    """The data set, from either form of its files."""
 
     name: str = "cifar10"
 
     def load(self, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> ImageSet:
-        """Return one split, checked against what was published.
+        """Return one split, verified by its published checksums.
 
         Args:
-            split: which one.
-            data_dir: a folder that holds an archive or its batches; None downloads the archive (once).
-            cache_dir: where the download is kept, and batches that took long to decompress; None is the
-                user's cache.
+            split: the split.
+            data_dir: a folder with an archive or its batches; None downloads the archive (once).
+            cache_dir: folder of the download and of decompressed batches; None is the user's cache.
 
         Raises:
             DataError: batches are missing, damaged or not the published ones, or cannot be downloaded.
@@ -102,7 +101,7 @@ class Cifar10:
             batches, archive = _locate(names, data_dir)
         source = _Source(batches, archive)
         content = b"".join(
-            remembered(
+            cached_content(
                 _BATCHES[name],
                 lambda name=name: source.records(name),  # type: ignore[misc]
                 cache / "decoded",
@@ -123,11 +122,11 @@ class Cifar10:
 
     @property
     def about(self) -> str:
-        """What it holds, in a few words."""
-        return "50,000 + 10,000 images, 32 x 32 in colour"
+        """A short description."""
+        return "50,000 + 10,000 images, 32 x 32 in color"
 
     def find(self, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> Path | None:
-        """Return the folder in which all of its files lie; None where some are missing. Nothing is read."""
+        """Return the folder with all of its files, without reading them; None if some are missing."""
         try:
             batches, archive = _locate(list(_BATCHES), data_dir or (cache_dir or user_cache()) / self.name)
         except DataError:
@@ -135,7 +134,7 @@ class Cifar10:
         return (archive or batches["test_batch"]).parent
 
     def fetch(self, folder: Path) -> list[Path]:
-        """Download what is published into `folder`, whole; return the files.
+        """Download the published archive to `folder`; return its path.
 
         Raises:
             DataError: it cannot be downloaded.
@@ -147,7 +146,7 @@ CIFAR10 = Cifar10()
 
 
 class _Source:
-    """Where the batches are: files of their own, or members of one archive, which is read once."""
+    """The source of batches: separate files, or one archive, which is read once."""
 
     def __init__(self, batches: Mapping[str, Path], archive: Path | None) -> None:
         self._batches = batches
@@ -155,7 +154,7 @@ class _Source:
         self._members: dict[str, bytes] | None = None
 
     def records(self, name: str) -> bytes:
-        """Return the records of a batch, checked."""
+        """Return the verified records of a batch."""
         if name in self._batches:
             path = self._batches[name]
             content, where = published.read(path, most=_BATCH_BYTES), str(path)
@@ -164,7 +163,7 @@ class _Source:
             if self._members is None:
                 self._members = members(self._archive)
             if name not in self._members:
-                raise DataError(f"{self._archive} holds no {name}: it is not the published archive.")
+                raise DataError(f"{self._archive} has no {name}: it is not the published archive.")
             content, where = self._members[name], f"{self._archive}: {name}"
         records = content if _is_binary(content) else from_pickle(content, where)
         file = PublishedFile(
@@ -179,20 +178,20 @@ class _Source:
 
 
 def members(archive: Path) -> dict[str, bytes]:
-    """Return what the files of a tar archive hold, by name without folder and suffix; nothing is unpacked.
+    """Return the contents of the files in a tar archive, by name without folder and suffix.
 
     Raises:
-        DataError: it is damaged, cut short, or no archive.
+        DataError: it is damaged, truncated, or no archive.
     """
     content = published.read(archive, most=_ARCHIVE.content_bytes)
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
-            # A sparse member of some bytes may claim any size.
+            # A sparse member of some bytes can have any nominal size.
             found = [one for one in tar if one.isfile() and not one.issparse() and one.size <= _BATCH_BYTES]
             files = {one.name: tar.extractfile(one) for one in found}
             return {Path(name).stem: file.read() for name, file in files.items() if file is not None}
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-        raise DataError(f"{archive} is damaged, or no tar archive ({error}). Fetch it again.") from None
+        raise DataError(f"{archive} is damaged or no tar archive ({error}). Download it again.") from None
 
 
 def from_pickle(content: bytes, where: str) -> bytes:
@@ -200,7 +199,7 @@ def from_pickle(content: bytes, where: str) -> bytes:
 
     Args:
         content: the pickle.
-        where: where it came from, for messages.
+        where: name of its file, for messages.
 
     Raises:
         DataError: it is no such batch.
@@ -215,20 +214,20 @@ def from_pickle(content: bytes, where: str) -> bytes:
         or data.dtype != np.uint8
         or data.shape != (len(labels), RECORD - 1)
     ):
-        raise DataError(f"{where} is no batch of CIFAR-10: it has no data (n, 3072) with n labels.")
+        raise DataError(f"{where} is not a batch of CIFAR-10: it has no data (n, 3072) with n labels.")
     checked = checked_labels(labels, classes=len(_CLASSES), where=where)
     return np.hstack([checked.astype(np.uint8)[:, None], data]).tobytes()
 
 
 def _is_binary(content: bytes) -> bool:
-    """A pickle of protocol 2 begins with byte 128, which is no label; older ones with a character."""
+    """Return whether a batch has the binary form: a pickle's first byte is no label."""
     return len(content) % RECORD == 0 and content[:1] <= b"\x09"
 
 
 def _locate(names: list[str], data_dir: Path) -> tuple[dict[str, Path], Path | None]:
-    """Return the files of the batches, or else an archive that holds them."""
+    """Return the files of the batches, or else an archive that contains them."""
     if not data_dir.is_dir():
-        raise DataError(f"--data-dir {data_dir} is not a folder. Name the one that holds the data set.")
+        raise DataError(f"--data-dir {data_dir} is not a folder. Give the folder of the data set.")
     places = [data_dir / folder for folder in _FOLDERS]
     found = {name: _first(places, [name + form for form in _FORMS]) for name in names}
     whole = {name: path for name, path in found.items() if path is not None}
@@ -239,8 +238,8 @@ def _locate(names: list[str], data_dir: Path) -> tuple[dict[str, Path], Path | N
         missing = [name for name in names if name not in whole]
         raise DataError(
             f"no {' and no '.join(missing)} (.bin or pickled; plain, .gz or .xz) and neither "
-            f"cifar-10-binary.tar.gz nor cifar-10-python.tar.gz in {places[0]} or {places[1]}. Point "
-            "--data-dir at the folder that holds them, or leave it out to download the archive."
+            f"cifar-10-binary.tar.gz nor cifar-10-python.tar.gz in {places[0]} or {places[1]}. Give their "
+            "folder with --data-dir, or omit it to download the archive."
         )
     return {}, archive
 

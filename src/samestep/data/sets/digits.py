@@ -1,4 +1,4 @@
-"""Digits: 3,823 + 1,797 handwritten digits, 8 x 8 with values 0 to 16, inside the package.
+"""Digits: 3,823 + 1,797 handwritten digits, 8 x 8 with values 0 to 16, bundled with the package.
 
 Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning
 Repository, 1998; CC BY 4.0 (see ``embedded/README.md``).
@@ -27,12 +27,12 @@ _FILE = PublishedFile(
 
 @dataclass(frozen=True, slots=True)
 class Digits:
-    """The one data set that is always there."""
+    """The bundled data set."""
 
     name: str = "digits"
 
     def load(self, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> ImageSet:
-        """Return one split; `data_dir` and `cache_dir` are not needed, and not looked at.
+        """Return one split; `data_dir` and `cache_dir` are ignored.
 
         Raises:
             DataError: the file in the package is damaged.
@@ -58,16 +58,16 @@ class Digits:
 
     @property
     def about(self) -> str:
-        """What it holds, in a few words."""
-        return "3,823 + 1,797 images, 8 x 8 grey"
+        """A short description."""
+        return "3,823 + 1,797 images, 8 x 8 grayscale"
 
     def find(self, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> Path:
-        """Return the folder of its file, in the package."""
+        """Return the folder of its file in the package."""
         del data_dir, cache_dir
         return Path(str(files("samestep.data"))) / "embedded"
 
     def fetch(self, folder: Path) -> list[Path]:
-        """Download nothing: the file is in the package."""
+        """Return no files, because the data set is bundled."""
         del folder
         return []
 

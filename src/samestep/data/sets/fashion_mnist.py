@@ -1,7 +1,7 @@
-"""Fashion-MNIST: 60,000 + 10,000 articles of clothing, 28 x 28 grey, in the form of MNIST.
+"""Fashion-MNIST: 60,000 + 10,000 articles of clothing, 28 x 28 grayscale, in the format of MNIST.
 
 Source: H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST: a novel image dataset for benchmarking machine
-learning algorithms", 2017 (arXiv:1708.07747); MIT licence.
+learning algorithms", 2017 (arXiv:1708.07747); MIT license.
 """
 
 from samestep.data.idx import IdxDataSet

@@ -1,4 +1,4 @@
-"""A folder of images, in a folder for each class.
+"""Reads a folder of images with one folder per class.
 
 ::
 
@@ -6,8 +6,8 @@
     DIR/train/dog/2.png
     DIR/test/cat/3.jpg      or DIR/val/cat/3.jpg
 
-Spelled ``folder`` with ``--data-dir DIR``, or ``folder@SIDE``: images are resized so that their shorter side
-has SIDE pixels (224 if it is not said), and the square in the middle is taken. They are read as needed.
+Its name is ``folder`` or ``folder@SIDE``, with ``--data-dir DIR``. Images are resized so that their shorter
+side has SIDE pixels (default 224), and cropped to the square in the middle. They are read on demand.
 """
 
 import io
@@ -29,19 +29,19 @@ from samestep.data.lazy import LazyImages
 _SPEC = re.compile(r"folder(?:@([1-9][0-9]{0,17}))?")
 _USUAL_SIDE = 224
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""What is read, whatever the file is called: of its other formats Pillow gives some to programs."""
+"""Allowed formats, whatever the suffix: for some of its other formats Pillow runs external programs."""
 _FILE_BYTES = 512 << 20
 MAX_PIXELS = 2**26
-"""Of an image before it is resized; 256 MiB as RGB. Some kilobytes of a file can become any number."""
+"""Maximum pixels of an image before it is resized (256 MiB as RGB); a small file can expand to any number."""
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 _SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test", "val")}
-# Of ImageNet's training set, as networks trained on photographs expect them.
+# The statistics of ImageNet's training set, usual for photographs.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadFile:
-    """Reads one of several files as RGB."""
+    """A reader of image files as RGB."""
 
     paths: tuple[Path, ...]
     side: int
@@ -50,7 +50,7 @@ class ReadFile:
         """Return image `index`, uint8 (3, side, side).
 
         Raises:
-            DataError: the file is no image, or is damaged.
+            DataError: the file is not an image, or is damaged.
         """
         from PIL import Image, ImageOps
 
@@ -60,11 +60,11 @@ class ReadFile:
             with Image.open(content, formats=_FORMATS) as image:
                 width, height = image.size
                 if width * height > MAX_PIXELS:
-                    raise ValueError(f"it has {width} x {height} pixels, and {MAX_PIXELS:,} is the most")
+                    raise ValueError(f"it has {width} x {height} pixels, more than {MAX_PIXELS:,}")
                 square = ImageOps.fit(image.convert("RGB"), (self.side, self.side), Image.Resampling.BILINEAR)
         except Exception as error:  # noqa: BLE001 - Pillow's plugins raise anything of a damaged file
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise DataError(f"{path} cannot be read as an image: {why}. Mend or remove it.") from None
+            raise DataError(f"{path} cannot be read as an image: {why}. Repair or remove it.") from None
         return torch.from_numpy(np.asarray(square).transpose(2, 0, 1).copy())
 
 
@@ -74,19 +74,19 @@ def load_folder(
     """Return the images of one split, in the order of their names.
 
     Args:
-        spec: see above.
-        split: which one; its classes are those of the training split.
+        spec: see the module.
+        split: the split; its classes are those of the training split.
         data_dir: the folder.
-        cache_dir: not needed, and not looked at.
+        cache_dir: ignored.
 
     Raises:
-        UsageError: `spec` is spelled otherwise, there is no folder, or Pillow is not installed.
-        DataError: the folder does not look as above.
+        UsageError: `spec` has another form, there is no folder, or Pillow is not installed.
+        DataError: the folder has another layout.
     """
     del cache_dir
     match = _SPEC.fullmatch(spec)
     if match is None:
-        raise UsageError(f"--data {spec} is not spelled like folder@224.")
+        raise UsageError(f"--data {spec} is invalid; write it as folder@224.")
     if data_dir is None:
         raise UsageError(
             f"--data {spec} needs --data-dir DIR with its images in DIR/train/CLASS and DIR/test/CLASS."
@@ -98,7 +98,7 @@ def load_folder(
     if (found := _classes(folder)) != classes:
         odd = sorted(set(found) ^ set(classes))[:3]
         raise DataError(
-            f"{folder} and {data_dir / 'train'} hold different classes: only one has {', '.join(odd)}."
+            f"{folder} and {data_dir / 'train'} have different classes: only one has {', '.join(odd)}."
         )
     side = checked_side(int(match[1] or _USUAL_SIDE), spec)
     paths, labels = _images(folder, classes)
@@ -119,13 +119,13 @@ def _folder_of(data_dir: Path, split: Split) -> Path:
         if (data_dir / name).is_dir():
             return data_dir / name
     wanted = " nor ".join(str(data_dir / name) for name in _SPLITS[split])
-    raise DataError(f"there is no {wanted}: images lie in DIR/train/CLASS and DIR/test/CLASS.")
+    raise DataError(f"there is no {wanted}. Put the images in DIR/train/CLASS and DIR/test/CLASS.")
 
 
 def _classes(folder: Path) -> tuple[str, ...]:
     classes = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir()))
     if not classes:
-        raise DataError(f"{folder} holds no folders: there is to be one for each class.")
+        raise DataError(f"{folder} contains no folders. Make one folder per class.")
     return classes
 
 
@@ -137,6 +137,6 @@ def _images(folder: Path, classes: tuple[str, ...]) -> tuple[tuple[Path, ...], t
         if path.suffix.lower() in SUFFIXES
     ]
     if not found:
-        raise DataError(f"{folder} holds no images ({', '.join(sorted(SUFFIXES))}) in its folders.")
+        raise DataError(f"{folder} contains no images ({', '.join(sorted(SUFFIXES))}) in its folders.")
     paths, labels = zip(*found, strict=True)
     return paths, labels

@@ -1,4 +1,4 @@
-"""MNIST: 60,000 + 10,000 handwritten digits, 28 x 28 grey.
+"""MNIST: 60,000 + 10,000 handwritten digits, 28 x 28 grayscale.
 
 Source: Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, "Gradient-based learning applied to document
 recognition", Proceedings of the IEEE 86(11), 1998.

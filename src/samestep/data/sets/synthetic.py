@@ -1,6 +1,6 @@
-"""Random images of any shape: to see how fast a machine trains, not how well.
+"""Generates random images of any shape, for measurements of training speed.
 
-Spelled ``synthetic``, or ``synthetic:CxHxW,CLASSES,SAMPLES`` with as much of it as differs.
+Its name is ``synthetic`` or ``synthetic:CxHxW,CLASSES,SAMPLES``; CLASSES and SAMPLES are optional.
 """
 
 import re
@@ -21,27 +21,27 @@ TEST_SAMPLES = 64
 def load_synthetic(
     spec: str, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None
 ) -> ImageSet:
-    """Return the split that `spec` means; the same images for the same spec, everywhere.
+    """Return a split of random images and labels, the same on every machine.
 
     Args:
-        spec: by default 1,280 images of 3 x 224 x 224 in 1,000 classes, and `TEST_SAMPLES` to test.
-        split: the two differ.
-        data_dir: not needed, and not looked at; nor is `cache_dir`.
-        cache_dir: see `data_dir`.
+        spec: by default 1,280 images of 3 x 224 x 224 in 1,000 classes, and `TEST_SAMPLES` test images.
+        split: the split.
+        data_dir: ignored.
+        cache_dir: ignored.
 
     Raises:
-        UsageError: `spec` is spelled otherwise, one of its numbers is 0, or the images fit no memory.
+        UsageError: `spec` has another form, one of its numbers is 0, or the images do not fit into memory.
     """
     del data_dir, cache_dir
     match = _SPEC.fullmatch(spec)
     if match is None:
-        raise UsageError(f"--data {spec} is not spelled like synthetic:3x224x224,1000,1280.")
+        raise UsageError(f"--data {spec} is invalid; write it as synthetic:3x224x224,1000,1280.")
     given = [None if text is None else int(text) for text in match.groups()]
     channels, height, width, classes, samples = (
         usual if number is None else number for number, usual in zip(given, _USUAL, strict=True)
     )
     if 0 in (channels, height, width, classes, samples):
-        raise UsageError(f"--data {spec}: every number must be 1 or more.")
+        raise UsageError(f"--data {spec} has a 0; use numbers of 1 or more.")
     count = samples if split == "train" else min(samples, TEST_SAMPLES)
     check_fits(spec, images=count * channels * height * width, labels=8 * count, classes=classes)
     draw = torch.Generator().manual_seed(0 if split == "train" else 1)

@@ -1,7 +1,7 @@
-"""The classification data sets of torchvision, where it is installed: ``torchvision:CIFAR100``.
+"""Reads the classification data sets of torchvision, such as ``torchvision:CIFAR100``.
 
-Images are read as they are needed. ``torchvision:NAME@SIDE`` resizes them to squares of SIDE pixels; without
-it all must be of the size of the first one.
+Images are read on demand. ``torchvision:NAME@SIDE`` resizes them to squares of SIDE pixels; without it all
+must have the size of the first one.
 """
 
 import inspect
@@ -25,12 +25,12 @@ from samestep.data.lazy import LazyImages
 
 _SPEC = re.compile(r"torchvision:(\w+)(?:@([1-9][0-9]{0,17}))?")
 _SAMPLED = 1000
-"""Images from which mean and standard deviation are taken."""
+"""Number of images from which mean and standard deviation are computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadSample:
-    """Reads one sample of a data set whose items are (PIL image, label)."""
+    """A reader of a data set whose items are (PIL image, label)."""
 
     data: Any
     side: int | None
@@ -50,21 +50,23 @@ class ReadSample:
 def load_torchvision(
     spec: str, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None
 ) -> LazyImages:
-    """Return one split of a data set that torchvision knows.
+    """Return one split of a data set of torchvision.
 
     Args:
-        spec: see above.
-        split: which one.
-        data_dir: where its files lie, as torchvision wants them; None downloads them.
-        cache_dir: where downloads are kept; None is the user's cache.
+        spec: see the module.
+        split: the split.
+        data_dir: folder of its files, in torchvision's layout; None downloads them.
+        cache_dir: folder of downloads; None is the user's cache.
 
     Raises:
-        UsageError: torchvision is not installed, or knows no such data set.
+        UsageError: torchvision is not installed, or has no such data set.
         DataError: the files are missing, or cannot be downloaded.
     """
     match = _SPEC.fullmatch(spec)
     if match is None:
-        raise UsageError(f"--data {spec} is not spelled like torchvision:CIFAR100 or torchvision:STL10@64.")
+        raise UsageError(
+            f"--data {spec} is invalid; write it as torchvision:CIFAR100 or torchvision:STL10@64."
+        )
     name, side = match[1], None if match[2] is None else checked_side(int(match[2]), spec)
     root = data_dir or (cache_dir or user_cache()) / "torchvision"
     data = _open(name, split, root, download=data_dir is None)
@@ -98,11 +100,11 @@ def _open(name: str, split: Split, root: Path, *, download: bool) -> Any:
         ) from None
     kind = getattr(datasets, name, None) if name in getattr(datasets, "__all__", ()) else None
     if kind is None:
-        raise UsageError(f"torchvision has no data set called {name}.")
+        raise UsageError(f"torchvision has no data set {name}.")
     parameters = inspect.signature(kind).parameters
     which = {"train": split == "train"} if "train" in parameters else {"split": split}
     if not {"download", *which} <= set(parameters):
-        raise UsageError(f"torchvision's {name} has no training and test split of labelled images.")
+        raise UsageError(f"torchvision's {name} has no training and test split of labeled images.")
     try:
         return kind(str(root), download=download, **which)
     except (RuntimeError, OSError, ValueError) as error:
@@ -118,7 +120,7 @@ def _labels(data: Any) -> Sequence[int]:
 
 
 def _moments(read: ReadSample) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation per channel, 1.0 being white, of images spread over the set."""
+    """Return mean and standard deviation per channel, with white as 1.0, of evenly chosen images."""
     count = len(read.data)
     chosen = range(0, count, max(1, count // _SAMPLED))
     pixels = torch.cat([read(index).flatten(1) for index in chosen], 1).double() / 255

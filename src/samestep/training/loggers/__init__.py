@@ -1,1 +1,1 @@
-"""Programs that show a training while it runs; what is always written stands in the run folder."""
+"""Loggers that show a running training; the run folder has all figures as well."""

@@ -1,4 +1,4 @@
-"""What a logger is, and what it is given: figures by name."""
+"""Defines the interface of loggers, and names the figures of steps and evaluations for them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -8,20 +8,20 @@ from samestep.training.result import Result
 
 
 class Logger(Protocol):
-    """Shows on rank 0 how a training goes; whatever it raises, the training goes on without it."""
+    """A logger on rank 0; if a method raises, the training continues without the logger."""
 
     def steps(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Take some of the rows of ``metrics.jsonl``, in order; the first step of a start is among them."""
+        """Log some of the rows of ``metrics.jsonl``, in order, including the first step of a start."""
 
     def evaluation(self, row: Mapping[str, Any]) -> None:
-        """Take a row of ``evaluations.jsonl``."""
+        """Log a row of ``evaluations.jsonl``."""
 
     def close(self, result: Result | None) -> None:
-        """Write out what is left; without a result the run has not finished, and may go on later."""
+        """Flush and close; `result` is None for an unfinished run, which can be resumed."""
 
 
 def step_figures(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures of a step: ``train/loss`` and so on, ``phase/forward`` and so on in seconds."""
+    """Return the figures of a step: ``train/loss`` etc., and ``phase/forward`` etc. in seconds."""
     return {
         f"{'phase' if name in PHASES else 'train'}/{name}": value
         for name, value in row.items()
@@ -30,7 +30,7 @@ def step_figures(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def evaluation_figures(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures of an evaluation: ``test/accuracy`` and so on, other metrics by their names."""
+    """Return the figures of an evaluation: ``test/accuracy`` etc., and other metrics by their names."""
     plain = {name: value for name, value in row.items() if name not in ("step", "metrics")}
     everything = {**plain, **row.get("metrics", {})}
     return {f"test/{name}": value for name, value in everything.items() if value is not None}

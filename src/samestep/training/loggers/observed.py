@@ -1,4 +1,4 @@
-"""A run folder whose rows also go to loggers."""
+"""Sends the rows of a run to loggers, after they are stored in the run folder."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,15 +13,14 @@ from samestep.training.result import Result
 from samestep.training.run_folder import RunFolder, Sink
 
 POINTS = 10
-"""Rows of a look that loggers get at most. One costs a logger about a millisecond, and a look may bring 500
-rows in a second."""
+"""Maximum rows per window for loggers: a window can have 500 rows a second, at about 1 ms each."""
 
 
 def check_loggers(names: Sequence[str]) -> None:
-    """Refuse loggers whose packages are not installed, before work starts.
+    """Refuse loggers whose packages are not installed.
 
     Raises:
-        UsageError: one is missing; says what to install.
+        UsageError: names the missing package and the command that installs it.
     """
     for name in names:
         if find_spec(name) is None:
@@ -31,41 +30,41 @@ def check_loggers(names: Sequence[str]) -> None:
             )
 
 
-def observed(
-    folder: RunFolder, names: Sequence[str], config: Mapping[str, Any], *, tell: Callable[[str], None]
+def with_loggers(
+    folder: RunFolder, names: Sequence[str], config: Mapping[str, Any], *, report: Callable[[str], None]
 ) -> Sink:
-    """Return a sink that keeps rows in `folder` and shows them to the loggers called `names`.
+    """Return a sink that stores rows in `folder` and sends them to the loggers called `names`.
 
     Args:
         folder: of the run, on rank 0.
-        names: as in `Conduct.logger`; each is that of a package and of the module here that writes for it.
-        config: what reproduces the run.
-        tell: told of a logger that cannot be opened or fails later, once; the training goes on without it.
+        names: as in `RunOptions.logger`; each is that of a package and of a module here.
+        config: the resolved configuration of the run.
+        report: receives one line about a logger that fails; the training continues without it.
     """
-    watched = Observed(folder, tell)
+    sink = LoggedSink(folder, report)
     for name in dict.fromkeys(names):
-        watched.open(name, folder.path, config)
-    return watched
+        sink.open(name, folder.path, config)
+    return sink
 
 
-class Observed:
-    """A sink that passes rows on to another one first, and then to loggers.
+class LoggedSink:
+    """A sink that passes rows to another sink first, and then to loggers.
 
     Args:
-        sink: keeps everything; its errors are errors.
-        tell: told of a logger that fails.
+        sink: stores everything; its errors are raised.
+        report: receives one line about a logger that fails.
     """
 
-    def __init__(self, sink: Sink, tell: Callable[[str], None]) -> None:
+    def __init__(self, sink: Sink, report: Callable[[str], None]) -> None:
         self._sink = sink
-        self._tell = tell
+        self._report = report
         self._loggers: dict[str, Logger] = {}
 
     def open(self, name: str, path: Path, config: Mapping[str, Any]) -> None:
-        """Add the logger called `name` of the run in the folder `path`."""
+        """Open the logger called `name` for the run in the folder `path`."""
         module = import_module(f"samestep.training.loggers.{name}")
         with self._without_it(name):
-            self._loggers[name] = module.open_logger(path, config, self._tell)
+            self._loggers[name] = module.open_logger(path, config, self._report)
 
     def steps(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """See `Sink.steps`."""
@@ -74,7 +73,7 @@ class Observed:
         self._each(lambda logger: logger.steps(some))
 
     def ranks(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """See `Sink.ranks`; loggers show rank 0 only."""
+        """See `Sink.ranks`; loggers receive rank 0's figures only."""
         self._sink.ranks(rows)
 
     def evaluation(self, row: Mapping[str, Any]) -> None:
@@ -88,7 +87,7 @@ class Observed:
         self._end(result)
 
     def close(self) -> None:
-        """Let go of the loggers; where `finish` has not been called, the run has not finished."""
+        """Close the loggers and the sink; without a call of `finish` the run is unfinished."""
         self._end(None)
         self._sink.close()
 
@@ -103,20 +102,20 @@ class Observed:
 
     @contextmanager
     def _without_it(self, name: str) -> Iterator[None]:
-        """Go on without a logger that fails in the block, and say so."""
+        """Drop a logger that fails in the block, and report it."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - whatever it is, the training is worth more
+        except Exception as error:  # noqa: BLE001 - no failure of a logger ends a training
             self._loggers.pop(name, None)
-            what = " ".join(str(error).split()) or "no word"
-            self._tell(
-                f"--logger {name} has failed and is off from here on ({type(error).__name__}: {what}); "
-                "metrics.jsonl has everything"
+            reason = " ".join(str(error).split()) or "no message"
+            self._report(
+                f"--logger {name} failed and is now off ({type(error).__name__}: {reason}); metrics.jsonl "
+                "has all figures"
             )
 
 
 def spread(rows: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str, Any]]:
-    """Return at most so many (2 or more) of the rows, evenly spread, the first and the last among them."""
+    """Return at most `most` (2 or more) of the rows, evenly spaced, including the first and the last."""
     if len(rows) <= most:
         return list(rows)
     return [rows[round(k * (len(rows) - 1) / (most - 1))] for k in range(most)]

@@ -1,4 +1,4 @@
-"""``--logger tensorboard``: event files in the run folder."""
+"""Writes TensorBoard event files to the run folder, for ``--logger tensorboard``."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,11 +12,11 @@ from samestep.training.result import Result
 
 
 class TensorBoard:
-    """Writes event files; what they hold is on disk when a call returns.
+    """A logger that writes event files, flushed after every call.
 
     Args:
-        folder: where they go.
-        config: shown as text.
+        folder: of the event files.
+        config: logged as text.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
@@ -35,14 +35,14 @@ class TensorBoard:
         self._write(row["step"], evaluation_figures(row))
         self._flush()
 
-    def close(self, result: Result | None) -> None:  # noqa: ARG002 - the last evaluation has said it
+    def close(self, result: Result | None) -> None:  # noqa: ARG002 - the last evaluation has these figures
         """See `Logger.close`."""
         if self._writer is not None:
             self._writer.close()
 
     def _write(self, step: int, figures: Mapping[str, float]) -> None:
         if self._writer is None:
-            # A run that was killed has gone on after its last checkpoint: those steps are taken again.
+            # A killed run has logged steps after its last checkpoint, which are repeated.
             self._writer = SummaryWriter(self._folder, purge_step=step)
             if step == 1:
                 text = tomli_w.dumps(dict(self._config))
@@ -55,6 +55,6 @@ class TensorBoard:
             self._writer.flush()
 
 
-def open_logger(run_folder: Path, config: Mapping[str, Any], tell: Callable[[str], None]) -> TensorBoard:  # noqa: ARG001 - there is nothing to tell
-    """Return a logger that begins to write with the first row it is given."""
+def open_logger(run_folder: Path, config: Mapping[str, Any], report: Callable[[str], None]) -> TensorBoard:  # noqa: ARG001 - nothing to report
+    """Return a logger that writes its first file with the first row."""
     return TensorBoard(run_folder / "tensorboard", config)

@@ -1,4 +1,4 @@
-"""``--logger wandb``: a run of Weights & Biases, on its server or in the run folder."""
+"""Logs to Weights & Biases, on its server or in the run folder, for ``--logger wandb``."""
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
@@ -12,13 +12,13 @@ from samestep.training.result import Result
 
 
 class Wandb:
-    """Logs to a run; its horizontal axis is our step.
+    """A logger to a run of wandb, whose x-axis is the training step.
 
-    Steps that a resumed run takes again are logged again, upon the points that are there: a run on the
-    server can only grow, and the figures are the same.
+    Steps that a resumed run repeats are logged again with the same figures, because a run on the server can
+    only grow.
 
     Args:
-        run: where to.
+        run: of wandb.
     """
 
     def __init__(self, run: wandb.Run) -> None:
@@ -41,48 +41,47 @@ class Wandb:
         self._run.finish(exit_code=0 if result is not None else 1)
 
 
-def open_logger(run_folder: Path, config: Mapping[str, Any], tell: Callable[[str], None]) -> Wandb:
-    """Return a logger to the run that belongs to a run folder, which is a new one the first time.
+def open_logger(run_folder: Path, config: Mapping[str, Any], report: Callable[[str], None]) -> Wandb:
+    """Return a logger to the wandb run of a run folder, a new one the first time.
 
-    Where it goes is the user's to say, as anywhere with wandb: by ``wandb login`` and ``WANDB_MODE`` and its
-    other variables. Where that fails, because nobody is logged in or the server is out of reach, files are
-    written that can be sent later; nothing is asked.
+    The user configures wandb as usual, by ``wandb login``, ``WANDB_MODE`` and its other variables. Without a
+    login, or if the server cannot be reached, wandb writes files for ``wandb sync``, without a prompt.
     """
     settings = wandb.setup().settings
     if settings.mode != "online":
-        return _begun(run_folder, config)
+        return _init(run_folder, config)
     try:
         if _logged_in(settings):
-            return _begun(run_folder, config, resume="allow")
-        reason = "nobody is logged in"
+            return _init(run_folder, config, resume="allow")
+        reason = "there is no login"
     except wandb.errors.Error as error:
         reason = " ".join(str(error).split()).rstrip(".")
-    tell(
-        f"wandb: {reason}; what is logged stays in {run_folder}/wandb, "
-        "to be sent with `wandb login` and `wandb sync`"
+    report(
+        f"wandb: {reason}; the figures are stored in {run_folder}/wandb. "
+        "Send them with `wandb login` and `wandb sync`"
     )
-    return _begun(run_folder, config, mode="offline")
+    return _init(run_folder, config, mode="offline")
 
 
-def _begun(run_folder: Path, config: Mapping[str, Any], **how: Any) -> Wandb:
-    """Begin the run that belongs to a run folder, or go on with it."""
+def _init(run_folder: Path, config: Mapping[str, Any], **how: Any) -> Wandb:
+    """Start the wandb run of a run folder, or resume it."""
     settings = wandb.setup().settings
-    known = run_folder / "wandb" / "run-id"
-    known.parent.mkdir(parents=True, exist_ok=True)
+    id_file = run_folder / "wandb" / "run-id"
+    id_file.parent.mkdir(parents=True, exist_ok=True)
     run = wandb.init(
         dir=run_folder,
         project=settings.project or "samestep",
         name=settings.run_name or run_folder.absolute().name,
-        id=known.read_text(encoding="utf-8").strip() if known.exists() else None,
+        id=id_file.read_text(encoding="utf-8").strip() if id_file.exists() else None,
         config=dict(config),
         **how,
     )
-    known.write_text(f"{run.id}\n", encoding="utf-8")
+    id_file.write_text(f"{run.id}\n", encoding="utf-8")
     return Wandb(run)
 
 
 def _logged_in(settings: wandb.Settings) -> bool:
-    """Whether wandb finds a login without asking for one."""
-    if "prompt" in signature(wandb.login).parameters:  # from 0.31 on, which warns of the older way
+    """Return whether wandb finds a login without a prompt."""
+    if "prompt" in signature(wandb.login).parameters:  # since 0.31, which deprecates the older call
         return wandb.login(prompt=False, verify=False)  # type: ignore[call-arg]
     return bool(wandb.api.api_key or settings.identity_token_file)
