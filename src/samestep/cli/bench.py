@@ -16,9 +16,10 @@ from samestep.cli import options
 from samestep.cli.bench_common import decide_bench, exit_on_timeout
 from samestep.cli.bench_step import step
 from samestep.cli.console import log
+from samestep.cli.execution import start_own
 from samestep.cli.options import option, switch
 from samestep.cli.progress import progress_bar
-from samestep.cli.running import start_own
+from samestep.cli.secret_flag import with_secret_file
 from samestep.cli.setting_flags import as_arguments
 from samestep.cli.worker_binding import bind_worker
 from samestep.collectives.crossovers import Measured
@@ -121,7 +122,7 @@ def command_for(collective: str) -> Callable[..., None]:
     is 1. Under srun, mpirun or torchrun the launcher's tasks are the workers; otherwise -n of them start
     here. --json prints one object per line, for each algorithm and size.
     """
-    return command
+    return with_secret_file(command)
 
 
 def _spelled(collective: str) -> str:

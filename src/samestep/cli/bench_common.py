@@ -8,7 +8,7 @@ from samestep.base.errors import UsageError
 from samestep.base.place import Place
 from samestep.cli.console import log
 from samestep.cli.decision import Decision
-from samestep.cli.running import OWN_PROGRAM, decide_own
+from samestep.cli.execution import OWN_PROGRAM, decide_own
 from samestep.launch.job import Job
 
 

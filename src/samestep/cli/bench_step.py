@@ -13,9 +13,10 @@ from samestep.bench.request import SYNCS
 from samestep.cli import options
 from samestep.cli.bench_common import decide_bench, exit_on_timeout
 from samestep.cli.console import log
+from samestep.cli.execution import start_own
 from samestep.cli.options import option
 from samestep.cli.progress import progress_bar
-from samestep.cli.running import start_own
+from samestep.cli.secret_flag import with_secret_file
 from samestep.cli.setting_flags import as_arguments
 from samestep.cli.worker_binding import bind_worker
 from samestep.launch.accelerators import accelerator_count
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from samestep.world.world import World
 
 
+@with_secret_file
 def step(
     *,
     workers: options.Workers = None,

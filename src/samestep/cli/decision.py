@@ -12,9 +12,9 @@ from samestep.cli.options import check_hang_timeout
 from samestep.launch.job import Job, Program
 from samestep.launch.meet import found_here, planned
 from samestep.launch.plan import Join, Plan, Spawn
-from samestep.measure.clock_file import Clocking
-from samestep.source.modules import own_folders, source_of
-from samestep.source.recognise import Recognised, recognise
+from samestep.measure.clock_file import ClockOptions
+from samestep.source.modules import source_of, user_folders
+from samestep.source.recognise import ScriptKind, classify
 from samestep.world.compute_threads import Threads, guess_sharing, threads_per_rank
 from samestep.world.detect import Detected
 from samestep.world.unasked import unbind, without_unasked_threads
@@ -46,14 +46,14 @@ class Decision:
     job: Job
     plan: Plan
     detected: Detected
-    script: Recognised | None
+    script: ScriptKind | None
     threads: Threads | None
     must_join: bool
     options: Options = DEFAULTS
     hang_timeout_s: float = 0.0
     sanitize: bool = False
     count: bool = False
-    clocking: Clocking | None = None
+    clocking: ClockOptions | None = None
     bind: str = "none"
     explains_exit_1: bool = False
 
@@ -140,7 +140,7 @@ def with_checks(
     hang_timeout: float,
     sanitize: bool = False,
     count: bool = False,
-    clocking: Clocking | None = None,
+    clocking: ClockOptions | None = None,
 ) -> Decision:
     """Return the decision with the checks and records that the user asked for.
 
@@ -162,12 +162,12 @@ def with_checks(
     return replace(decision, hang_timeout_s=hang_timeout, sanitize=sanitize, count=count, clocking=clocking)
 
 
-def recognize_script(program: Program) -> Recognised:
+def recognize_script(program: Program) -> ScriptKind:
     """Return the kind of a script or module, from its text."""
     if program.kind != "script" and program.target == "samestep":  # its own verbs split their work themselves
-        return Recognised("native", joins=True)
+        return ScriptKind("native", joins=True)
     file, roots = source_file(program)
-    return Recognised("native") if file is None else recognise(file, roots=roots)
+    return ScriptKind("native") if file is None else classify(file, roots=roots)
 
 
 def source_file(program: Program) -> tuple[Path | None, list[Path]]:
@@ -175,11 +175,11 @@ def source_file(program: Program) -> tuple[Path | None, list[Path]]:
     here, path = Path.cwd(), sys.path[1:]  # the first is this command's own folder
     if program.kind == "script":
         file = Path(program.target)
-        return file, [file.parent, *own_folders(path), here]
-    return source_of(program.target, [str(here), *path]), [here, *own_folders(path)]
+        return file, [file.parent, *user_folders(path), here]
+    return source_of(program.target, [str(here), *path]), [here, *user_folders(path)]
 
 
-def refuse_own_workers(program: Program, script: Recognised, *, verb: str) -> None:
+def refuse_own_workers(program: Program, script: ScriptKind, *, verb: str) -> None:
     """Refuse a script that starts its own workers, which a measuring verb cannot reach.
 
     Raises:
@@ -192,13 +192,13 @@ def refuse_own_workers(program: Program, script: Recognised, *, verb: str) -> No
         )
 
 
-def _script(program: Program, mode: str) -> Recognised | None:
+def _script(program: Program, mode: str) -> ScriptKind | None:
     """Return the kind of script: as detected, or as ``--mode`` sets it."""
     if mode == "autopilot" and program.kind == "executable":
         raise UsageError("--mode autopilot is for Python scripts, and --no-python runs an executable.")
     if mode == "native" or program.kind == "executable":
         return None
-    return Recognised("serial") if mode == "autopilot" else recognize_script(program)
+    return ScriptKind("serial") if mode == "autopilot" else recognize_script(program)
 
 
 def _threads(plan: Plan, detected: Detected, environment: Mapping[str, str], asked: int | None) -> Threads:

@@ -11,8 +11,9 @@ from samestep import __version__
 from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.cli import options
+from samestep.cli.execution import OWN_PROGRAM, decide_own, execute
 from samestep.cli.options import option, switch
-from samestep.cli.running import OWN_PROGRAM, decide_own, execute
+from samestep.cli.secret_flag import with_secret_file
 from samestep.cli.setting_flags import as_arguments
 from samestep.doctor.clean import clean as clean_up
 from samestep.doctor.consult import Told, Wishes, consult
@@ -23,6 +24,7 @@ from samestep.launch.job import Job
 from samestep.world.detect import detect
 
 
+@with_secret_file
 def doctor(
     *,
     workers: options.Workers = None,

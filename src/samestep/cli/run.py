@@ -11,11 +11,12 @@ from samestep.cli import job_flags, options
 from samestep.cli.console import log
 from samestep.cli.decision import decide, with_checks
 from samestep.cli.decision_text import banner, dry_run_lines
+from samestep.cli.execution import execute
 from samestep.cli.hash_seed import fix_hash_seed
 from samestep.cli.job_flags import Rendezvous
 from samestep.cli.options import option, switch
-from samestep.cli.running import execute
 from samestep.cli.scratch import with_scratch
+from samestep.cli.secret_flag import with_secret_file
 from samestep.cli.serial_flags import with_options
 from samestep.cli.slurm_allocation import rerun_in_allocation
 from samestep.cli.worker_binding import with_binding
@@ -32,6 +33,7 @@ SETTINGS: Mapping[str, Any] = {
 _NODES, _OUTPUT = "Several nodes (torchrun's flags)", "Output"
 
 
+@with_secret_file
 def run(
     target: Annotated[
         str,

@@ -132,10 +132,10 @@ def _claimed(target: str, kind: Kind, names: Sequence[str]) -> Iterator[tuple[st
         return
     its = flags_of(file, roots=roots)
     for name in names:
-        if name in its.written:
-            yield name, f"{its.written[name]} and samestep scale have it"
-        elif its.maker is not None:
-            made = f"{its.maker.name} in {its.maker.file}:{its.maker.line} creates options at run time"
+        if name in its.literal:
+            yield name, f"{its.literal[name]} and samestep scale have it"
+        elif its.parser is not None:
+            made = f"{its.parser.name} in {its.parser.file}:{its.parser.line} creates options at run time"
             yield name, f"samestep scale has it, and {target} possibly too ({made})"
 
 

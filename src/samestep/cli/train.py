@@ -16,17 +16,18 @@ from samestep.base.record import json_line
 from samestep.cli import options
 from samestep.cli.console import log
 from samestep.cli.decision import Decision, with_checks
+from samestep.cli.execution import OWN_PROGRAM, decide_own, run_monitored, start_own
 from samestep.cli.job_flags import Rendezvous, refuse_unused
 from samestep.cli.job_flags import clocking as clocking_of
 from samestep.cli.options import option, switch
-from samestep.cli.running import OWN_PROGRAM, decide_own, run_monitored, start_own
+from samestep.cli.secret_flag import with_secret_file
 from samestep.cli.serial_flags import refuse_unmeasured
 from samestep.cli.setting_flags import as_arguments, given, with_flags_of
 from samestep.cli.worker_binding import bind_worker
 from samestep.launch.accelerators import accelerator_count
 from samestep.launch.job import Job
 from samestep.launch.plan import Spawn
-from samestep.measure.clock_file import Clocking
+from samestep.measure.clock_file import ClockOptions
 from samestep.report.run_page import write_report
 from samestep.training.conduct import RunOptions
 from samestep.training.run_folder import RunFolder
@@ -44,6 +45,7 @@ FINISH_S = 300.0
 """Seconds that workers have for their step and a checkpoint when they are asked to stop."""
 
 
+@with_secret_file
 @with_flags_of(Settings, RunOptions)
 def train(
     recipe: Annotated[
@@ -182,7 +184,7 @@ def _start(
     decision: Decision,
     request: "Request",
     resolved: "ResolvedConfig",
-    clocking: Clocking | None,
+    clocking: ClockOptions | None,
     *,
     as_json: bool,
 ) -> int:
@@ -223,7 +225,7 @@ def _log_settings(decision: Decision, resolved: "ResolvedConfig") -> None:
 def _work(
     decision: Decision,
     resolved: "ResolvedConfig",
-    clocking: Clocking | None,
+    clocking: ClockOptions | None,
     *,
     threads: int | None,
     as_json: bool,
@@ -263,7 +265,7 @@ def _work(
         log(f"the training has finished; then this worker failed: {_line(error)}")
 
 
-def _train(world: "World", resolved: "ResolvedConfig", clocking: Clocking | None) -> "Result | None":
+def _train(world: "World", resolved: "ResolvedConfig", clocking: ClockOptions | None) -> "Result | None":
     """Train, and return the result; None if the training was stopped after ``--clock-steps``."""
     from samestep.recipes.clocked import clocked
     from samestep.recipes.cook import run_recipe
@@ -275,7 +277,7 @@ def _train(world: "World", resolved: "ResolvedConfig", clocking: Clocking | None
     train = partial(run_recipe, world, resolved)
     result = clocked(train, world, clocking, samples_per_epoch=samples, config=config, report=log)
     if result is None and world.place.is_main:
-        log(clocking.stopped_words())
+        log(clocking.stopped_message())
     return result
 
 
@@ -307,7 +309,7 @@ def _line(error: BaseException) -> str:
     return text if isinstance(error, Error) else f"{type(error).__name__}: {text}"
 
 
-def _arguments(request: "Request", clocking: Clocking | None, *, as_json: bool) -> tuple[str, ...]:
+def _arguments(request: "Request", clocking: ClockOptions | None, *, as_json: bool) -> tuple[str, ...]:
     """Return the command-line arguments of `request`."""
     flags = {
         one.name: getattr(request, one.name)

@@ -171,9 +171,7 @@ def _print(report: Report) -> None:
         where = f"{finding.workers} worker{'s' * (finding.workers > 1)}"
         at = "" if finding.step is None else f", step {finding.step}"
         console.print(f"{finding.cause} ({where}{at}): {finding.message}", soft_wrap=True, markup=False)
-    if report.not_seen:
-        console.print(
-            f"Not compared, because the runs had none within --steps: {', '.join(report.not_seen)}.",
-            soft_wrap=True,
-        )
+    if report.not_compared:
+        missing = ", ".join(report.not_compared.values())
+        console.print(f"Not compared, for lack of data within --steps: {missing}.", soft_wrap=True)
     console.print(f"{report.verdict}: {_WORDS[report.verdict]}, over {report.steps} steps.", soft_wrap=True)

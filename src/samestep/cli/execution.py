@@ -153,6 +153,10 @@ def _run_here(decision: Decision, join: Join) -> NoReturn:
     if program.kind == "executable":
         ending = become(program).ending
     else:
+        if place.size > 1 and decision.script is not None and decision.script.kind != "spawns":
+            from samestep.world.torch_rendezvous import protect_rendezvous
+
+            protect_rendezvous()
         ending = monitor(decision)(partial(wrapper(decision), lambda: host(program)), _failure_writer())
     write_stderr(ending.traceback)
     if ending.exit_code == 0 and decision.must_join and not has_met(place.size):
