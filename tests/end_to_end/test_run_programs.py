@@ -380,7 +380,7 @@ def test_a_script_that_spawns_is_not_started_by_each_task_of_a_launcher(script, 
     prog = script("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)")
 
     assert run_command(["run", str(prog)]) == 2
-    assert "start them in each" in capsys.readouterr().err
+    assert "starts its own workers" in capsys.readouterr().err
 
 
 def test_a_task_of_another_launcher_joins(script):

@@ -103,7 +103,7 @@ def test_the_config_reproduces_the_run_and_the_checkpoint_holds_its_weights(runs
             "--momentum has no effect with --optimizer adamw",
         ),
         (["digits", "--milestones", "3,5"], "--milestones has no effect with --schedule one-cycle"),
-        (["digits", "--schedule", "multistep", "--milestones", "3;5"], "no list of numbers such as 30,45"),
+        (["digits", "--schedule", "multistep", "--milestones", "3;5"], "--milestones '3;5'"),
         (["digits", "--fast"], "digits has no --fast form; these have: mnist, fashion-mnist, cifar10"),
         (
             ["digits", "--augment", "flip,crop:8:reflect"],
@@ -114,9 +114,9 @@ def test_the_config_reproduces_the_run_and_the_checkpoint_holds_its_weights(runs
         (["digits", "--lr-scale", "linear"], "--lr-scale needs --batch-per-worker"),
         (["digits", "--batch-per-worker", "8", "--batch-size", "8"], "give one of the two"),
         (["digits", "--batch-per-worker", "0"], "--batch-per-worker is 0"),
-        (["digits", "--eval-only"], "--eval-only and --from CHECKPOINT go together"),
-        (["digits", "--eval-only", "--from", "w.pth", "--clock", "c"], "--eval-only trains nothing"),
-        (["digits", "--clock-steps", "5"], "give --clock DIR too"),
+        (["digits", "--eval-only"], "--from CHECKPOINT"),
+        (["digits", "--eval-only", "--from", "w.pth", "--clock", "c"], "--eval-only"),
+        (["digits", "--clock-steps", "5"], "--clock DIR"),
         (["--resume", "."], "config.toml"),
         (["digits", "--resume", "somewhere", "--out", "other"], "--out cannot be used with --resume"),
         (["digits", "--config", "nowhere.toml"], "cannot read the configuration nowhere.toml"),
@@ -281,4 +281,4 @@ def test_the_same_command_begins_a_run_and_goes_on_with_it_until_it_has_finished
     assert (stopped.code, done.code, over.code) == (75, 0, 0), stopped.err + done.err + over.err
     assert "resumes from step-" in done.err
     assert [row["step"] for row in rows(folder)] == list(range(1, 251))
-    assert "that run has finished" in over.err
+    assert "has finished" in over.err

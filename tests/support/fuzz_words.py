@@ -271,17 +271,17 @@ def begin_flags():
     import samestep.bench.ways
     import samestep.cli
     import samestep.study.verify
-    from samestep.cli import bench, bench_step, doctor, running, train, verify
+    from samestep.cli import bench, bench_step, doctor, execution, train, verify
     from samestep.cli import run as run_module
 
-    for module in (running, bench, bench_step, train, doctor, run_module):
-        for name in ("act", "_start", "_work", "watch_here", "fix_hash_seed", "bind_worker"):
+    for module in (execution, bench, bench_step, train, doctor, run_module):
+        for name in ("execute", "_start", "_work", "run_monitored", "fix_hash_seed", "bind_worker"):
             if hasattr(module, name):
                 setattr(module, name, lambda *_, **__: 0)
     doctor.consult = _Nothing
     samestep.study.verify.Verification = _Nothing
     verify._prepare = lambda size: None
-    verify._show = lambda report: None
+    verify._print = lambda report: None
     _options()
 
 

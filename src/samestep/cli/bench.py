@@ -1,28 +1,28 @@
-"""``samestep bench``: what collectives take among the workers there are."""
+"""Implements ``samestep bench``, which measures collectives and training steps."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.base.units import bytes_text
 from samestep.bench.request import COLLECTIVES, DTYPES, Request, chosen, names_of, sizes_of
+from samestep.cli import options
+from samestep.cli.bench_common import decide_bench, exit_on_timeout
 from samestep.cli.bench_step import step
-from samestep.cli.giving_up import give_up
-from samestep.cli.outside import went_in
+from samestep.cli.console import log
+from samestep.cli.execution import start_own
+from samestep.cli.options import option, switch
 from samestep.cli.progress import progress_bar
-from samestep.cli.running import Decision, act, decide, headline, tell
 from samestep.cli.secret_flag import with_secret_file
 from samestep.cli.setting_flags import as_arguments
-from samestep.cli.shares import bind_worker, bound
+from samestep.cli.worker_binding import bind_worker
 from samestep.collectives.crossovers import Measured
-from samestep.launch.job import Job, Program
 from samestep.launch.plan import Spawn
 from samestep.report.write import write_text
 
@@ -32,60 +32,57 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Telling:
-    """What is done with what was measured."""
+class Output:
+    """The forms in which measurements are printed and stored.
+
+    Args:
+        plot: file for a chart; None for no chart.
+        as_json: whether JSON is printed instead of a table.
+        save: whether the fastest algorithms are stored for ``--algorithm auto``.
+    """
 
     plot: Path | None
     as_json: bool
     save: bool
 
 
-bench = typer.Typer(
-    help="Measure what collectives and training steps take, in turns, on the workers there are."
-)
+bench = typer.Typer(help="Measure the time of collectives and of training steps on the present workers.")
 
 
-def measured(collective: str) -> Callable[..., None]:
+def command_for(collective: str) -> Callable[..., None]:
     """Return the command that measures one collective."""
 
     def command(
         *,
-        workers: Annotated[int | None, typer.Option("-n", metavar="N", help="Workers in total.")] = None,
-        threads: Annotated[
-            int | None,
-            typer.Option(metavar="T", help="Compute threads of each worker; by default its share."),
-        ] = None,
-        bind: Annotated[
-            str,
-            typer.Option(help="core: each worker has cores of its own, near its GPU; numa: a node; none."),
-        ] = "none",
-        sizes: Annotated[
-            str | None, typer.Option(metavar="SIZE,..", help="Sizes to measure, such as 4,64K,25MiB.")
-        ] = None,
-        min_size: Annotated[
-            str | None, typer.Option("--min", metavar="SIZE", help="The smallest; else 4 B.")
-        ] = None,
+        workers: options.Workers = None,
+        threads: options.Threads = None,
+        bind: options.Bind = "none",
+        sizes: Annotated[str | None, option("SIZE,..", "Sizes to measure, such as 4,64K,25MiB.")] = None,
+        min_size: Annotated[str | None, option("SIZE", "Smallest size. Default: 4 B.", "", "--min")] = None,
         max_size: Annotated[
-            str | None, typer.Option("--max", metavar="SIZE", help="The largest; else 256 MiB.")
+            str | None, option("SIZE", "Largest size. Default: 256 MiB.", "", "--max")
         ] = None,
         algorithm: Annotated[
-            str | None, typer.Option(metavar="NAME,..", help="Which; else all that the workers can run.")
+            str | None, option("NAME,..", "Algorithms to measure. Default: all that the workers can run.")
         ] = None,
-        dtype: Annotated[str, typer.Option(help=f"Of the elements: {', '.join(DTYPES)}.")] = "float32",
+        dtype: Annotated[str, option("", f"Type of the elements: {', '.join(DTYPES)}.")] = "float32",
         rounds: Annotated[
-            int | None, typer.Option(metavar="R", help="Of each size; else as many as --seconds hold.")
+            int | None, option("R", "Rounds per size. Default: as many as fit into --seconds.")
         ] = None,
-        seconds: Annotated[float, typer.Option(metavar="S", help="To measure each size for.")] = 2.0,
-        timeout: Annotated[
-            float, typer.Option(metavar="S", help="After which a call that does not end is named.")
-        ] = 30.0,
+        seconds: Annotated[float, option("S", "Seconds to measure each size.")] = 2.0,
+        timeout: Annotated[float, option("S", "Seconds after which a call is reported as stuck.")] = 30.0,
         save: Annotated[
-            bool, typer.Option("--save", help="Keep which all-reduce wins where, for --algorithm auto.")
+            bool,
+            switch(
+                "Store the fastest all-reduce for each size, for --algorithm auto.",
+                options.RESULTS_PANEL,
+                "--save",
+            ),
         ] = False,
-        plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw times over sizes.")] = None,
-        as_json: Annotated[
-            bool, typer.Option("--json", help="Print one object a line for each algorithm and size.")
-        ] = False,
+        plot: Annotated[
+            Path | None, option("FILE.svg", "Plot times over sizes.", options.RESULTS_PANEL)
+        ] = None,
+        as_json: options.AsJson = False,
     ) -> None:
         request = Request(
             collective=collective,
@@ -97,21 +94,12 @@ def measured(collective: str) -> Callable[..., None]:
             timeout_s=timeout,
         )
         if save and collective != "all_reduce":
-            raise UsageError(
-                "--save keeps which all-reduce wins where: there is no choice of others to make."
-            )
+            raise UsageError("--save is for all-reduce, the only collective with a choice of algorithm.")
         if save and dtype != "float32":
-            raise UsageError(
-                f"--save keeps what gradients go by, which are measured in float32: leave --dtype {dtype} or "
-                "--save out."
-            )
+            raise UsageError(f"--save needs --dtype float32, not {dtype}; leave out one of the two.")
         if plot is not None and (plot.suffix != ".svg" or not plot.parent.is_dir()):
-            raise UsageError(f"--plot {plot}: give a name that ends in .svg, in a folder that there is.")
-        job = Job(program=Program(target="samestep", kind="module"), workers=workers)
-        went_in(job)
-        decision = bound(decide(job, mode="native", threads=threads, environment=env.snapshot()), bind)
-        if decision.size < 2:
-            raise UsageError("one worker exchanges nothing: give -n 2 or more, or start several tasks.")
+            raise UsageError(f"--plot {plot} is not a .svg file in an existing folder; give another name.")
+        decision = decide_bench(workers, threads, bind)
         if isinstance(decision.plan, Spawn):
             _refuse_unknown(request)
             flags = {
@@ -123,15 +111,16 @@ def measured(collective: str) -> Callable[..., None]:
                 "timeout": timeout,
                 "plot": plot,
             }
-            said = as_arguments(flags) + ["--json"] * as_json + ["--save"] * save
-            raise typer.Exit(_start(decision, ("bench", _spelled(collective), *said)))
-        bind_worker(decision, decision.found.place)
-        _work(request, Telling(plot=plot, as_json=as_json, save=save), threads=threads)
+            words = as_arguments(flags) + ["--json"] * as_json + ["--save"] * save
+            raise typer.Exit(start_own(decision, ["bench", _spelled(collective), *words]))
+        bind_worker(decision, decision.detected.place)
+        _work(request, Output(plot=plot, as_json=as_json, save=save), threads=threads)
 
-    command.__doc__ = f"""Measure the algorithms of {_spelled(collective)}, in turns.
+    command.__doc__ = f"""Measure the algorithms of {_spelled(collective)}, interleaved.
 
-    Results are compared with float64 first; an algorithm that is wrong is not timed, and the exit code is 1.
-    Under srun, mpirun or torchrun the launcher's tasks are the workers; elsewhere -n of them start here.
+    Results are first compared with float64; an algorithm with wrong results is not timed, and the exit code
+    is 1. Under srun, mpirun or torchrun the launcher's tasks are the workers; otherwise -n of them start
+    here. --json prints one object per line, for each algorithm and size.
     """
     return with_secret_file(command)
 
@@ -141,52 +130,46 @@ def _spelled(collective: str) -> str:
 
 
 for _name in COLLECTIVES:
-    bench.command(_spelled(_name), short_help=f"What {_spelled(_name)} takes.")(measured(_name))
-bench.command("step", short_help="What training steps take, by how gradients are exchanged.")(step)
+    bench.command(_spelled(_name), short_help=f"Measure {_spelled(_name)}.")(command_for(_name))
+bench.command("step", short_help="Measure training steps with each gradient synchronizer.")(step)
 
 
 def _refuse_unknown(request: Request) -> None:
-    """Refuse an algorithm that no ranks have, before each worker does."""
+    """Refuse an unknown algorithm here, before each worker does."""
     from samestep.bench.cases import COLLECTIVES as CASES
 
     chosen(request.algorithms, list(CASES[request.collective].algorithms), request.collective)
 
 
-def _start(decision: Decision, arguments: tuple[str, ...]) -> int:
-    tell(headline(decision))
-    program = replace(decision.job.program, args=arguments)
-    return act(replace(decision, job=replace(decision.job, program=program)))
-
-
-def _work(request: Request, telling: Telling, *, threads: int | None) -> None:
-    """Be a worker."""
+def _work(request: Request, output: Output, *, threads: int | None) -> None:
+    """Measure, as one of the workers."""
     from samestep.bench.perform import perform, pieces
     from samestep.world.join import join
 
     with join(threads=threads) as world:
         with progress_bar(pieces(request), shown=world.place.is_main) as done:
-            end = partial(give_up, place=world.place, timeout_s=request.timeout_s)
+            end = partial(exit_on_timeout, place=world.place, timeout_s=request.timeout_s)
             report = perform(world, request, done=done, give_up=end)
-        # The others wait for the end of it: with an exit code of 1 they would have rank 0 stopped.
-        world.on_main(lambda: _tell(report, request, world, telling))
+        # The other ranks wait for this: the first exit code of 1 stops all ranks, also one that still prints.
+        world.on_main(lambda: _output(report, request, world, output))
     if report.wrong:
         raise typer.Exit(1)
 
 
-def _tell(report: "Report", request: Request, world: "World", telling: Telling) -> None:
+def _output(report: "Report", request: Request, world: "World", output: Output) -> None:
     ranks = world.place.size
     if report.rows:
-        print(_text(report, request, ranks, as_json=telling.as_json), flush=True)
+        print(_text(report, request, ranks, as_json=output.as_json), flush=True)
     for one in report.wrong:
-        tell(f"{one.algorithm} is wrong at {bytes_text(one.bytes)}, and was not timed: {one.problem}")
-    if telling.plot is not None and report.rows:
-        tell(f"picture: {write_text(telling.plot, _picture(report, request, ranks))}")
-    if telling.save and report.rows:
-        tell(f"kept for --algorithm auto: {_saved(report, world)}")
+        log(f"{one.algorithm} is wrong at {bytes_text(one.bytes)}, and was not timed: {one.problem}")
+    if output.plot is not None and report.rows:
+        log(f"plot: {write_text(output.plot, _picture(report, request, ranks))}")
+    if output.save and report.rows:
+        log(f"stored for --algorithm auto: {_saved(report, world)}")
 
 
 def _saved(report: "Report", world: "World") -> Path:
-    """Keep which algorithm wins from where on, and return the file."""
+    """Store from which size on each algorithm is the fastest, and return the file."""
     from samestep.bench.fit import crossovers
     from samestep.bench.words import times_of
 
@@ -195,7 +178,7 @@ def _saved(report: "Report", world: "World") -> Path:
 
 
 def _text(report: "Report", request: Request, ranks: int, *, as_json: bool) -> str:
-    """Return what is printed."""
+    """Return the text to print."""
     from samestep.bench.words import answer, fastest, fits, table, times_of
 
     if as_json:
@@ -204,8 +187,8 @@ def _text(report: "Report", request: Request, ranks: int, *, as_json: bool) -> s
     largest = max(report.copying)
     rounds = sorted({min(report.rounds.values()), max(report.rounds.values())})
     head = (
-        f"{_title(request, ranks)}, {' to '.join(map(str, rounds))} rounds of each size; each rank copies "
-        f"memory at {report.copying[largest] / 1e9:.3g} GB/s while all do ({bytes_text(largest)})"
+        f"{_title(request, ranks)}, {' to '.join(map(str, rounds))} rounds of each size; all ranks at once "
+        f"copy memory at {report.copying[largest] / 1e9:.3g} GB/s each ({bytes_text(largest)})"
     )
     ends = [f"fastest: {fastest(times)}", answer(times)]
     paragraphs = ([head], table(report.rows), fits(times), ends)

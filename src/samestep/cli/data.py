@@ -1,4 +1,4 @@
-"""``samestep data``: what data sets there are, and bringing them to where there is no network."""
+"""Implements ``samestep data``, which lists data sets, fetches them for offline hosts, and checks them."""
 
 from enum import Enum
 from pathlib import Path
@@ -8,6 +8,7 @@ import typer
 
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
+from samestep.cli import options
 
 OTHERS = (
     ("synthetic:CxHxW,CLASSES,SAMPLES", "random images of any shape"),
@@ -17,7 +18,7 @@ OTHERS = (
 
 
 class Action(str, Enum):
-    """What can be done."""
+    """An action on data sets."""
 
     LIST = "list"
     FETCH = "fetch"
@@ -25,31 +26,28 @@ class Action(str, Enum):
 
 
 def data(
-    action: Annotated[Action, typer.Argument(help="What to do.")],
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Which; needed but for list.")] = None,
-    *,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder of the data set; by default the user's cache."),
+    action: Annotated[Action, typer.Argument(help="The action.")],
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="The data set; not needed for list.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    *,
+    data_dir: options.DataDir = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """List data sets, fetch one where there is network, or check one where there is none.
+    """List, fetch or check data sets.
 
-    list says what there is, and where a copy of it lies. fetch downloads one into --data-dir, or into the
-    user's cache. check reads every file of it and compares it with what was published.
+    list prints the data sets and where copies of them are. fetch downloads one into --data-dir, or into the
+    user's cache. check reads every file of one, and compares it with the published checksum.
     """
     if action is Action.LIST:
         rows = _listed(data_dir)
         print(json_line({"data": rows}).rstrip() if as_json else _table(rows))
         return
     if name is None:
-        raise UsageError(
-            f"samestep data {action.value} needs a NAME; samestep data list shows those there are."
-        )
+        raise UsageError(f"samestep data {action.value} needs a NAME; samestep data list prints the names.")
     row = _fetch(name, data_dir) if action is Action.FETCH else _check(name, data_dir)
-    told = row.pop("told")
-    print(json_line(row).rstrip() if as_json else f"{row['name']}: {row['about']}; {told}")
+    state = row.pop("state")
+    print(json_line(row).rstrip() if as_json else f"{row['name']}: {row['about']}; {state}")
 
 
 def _listed(data_dir: Path | None) -> list[dict[str, Any]]:
@@ -76,7 +74,7 @@ def _fetch(name: str, data_dir: Path | None) -> dict[str, Any]:
     from samestep.data.registry import DATA_SETS
 
     if name not in DATA_SETS:
-        raise UsageError(f"{name!r} is none of those that can be fetched: {', '.join(DATA_SETS)}.")
+        raise UsageError(f"{name!r} cannot be fetched; the data sets are {', '.join(DATA_SETS)}.")
     one = DATA_SETS[name]
     files = one.fetch((data_dir or user_cache()) / name)
     size = sum(path.stat().st_size for path in files)
@@ -84,7 +82,7 @@ def _fetch(name: str, data_dir: Path | None) -> dict[str, Any]:
     return {
         "name": name,
         "about": one.about,
-        "told": f"{len(files)} files, {size / 1e6:.1f} MB, in {where}" if files else "comes along",
+        "state": f"{len(files)} files, {size / 1e6:.1f} MB, in {where}" if files else "bundled with samestep",
         "where": str(where),
         "bytes": size,
     }
@@ -97,11 +95,11 @@ def _check(name: str, data_dir: Path | None) -> dict[str, Any]:
     about = f"{len(train):,} + {len(test):,} images of {' x '.join(map(str, train.shape))}"
     published = DATA_SETS.get(name)
     where = data_dir if published is None else published.find(data_dir=data_dir)
-    told = "it can be read" if published is None else f"whole, as published, in {where}"
+    state = "readable" if published is None else f"complete, as published, in {where}"
     return {
         "name": name,
         "about": about,
-        "told": told,
+        "state": state,
         "where": None if where is None else str(where),
         "classes": len(train.classes),
     }

@@ -8,7 +8,7 @@ import os
 import sys
 
 from samestep.base import env
-from samestep.cli.running import look_at
+from samestep.cli.decision import recognize_script
 from samestep.launch.job import Job
 from samestep.world.detect import detect
 
@@ -16,16 +16,16 @@ from samestep.world.detect import detect
 def fix_hash_seed(job: Job, mode: str) -> None:
     """Start this command again with a fixed hash seed, if the ranks need one and the user has set none.
 
-    Called before ranks find each other, and before torch is loaded: nothing is done twice that takes long.
+    Call it before the rendezvous and before torch is imported, so that nothing slow is done twice.
 
     Args:
-        job: what to run.
-        mode: how the script is to be taken, see `samestep.cli.running.decide`.
+        job: the job to run.
+        mode: the value of ``--mode``; see `samestep.cli.decision.decide`.
     """
     environment = env.snapshot()
-    if environment.get(env.HASH_SEED) or sys.flags.ignore_environment or not _is_this_command():
+    if environment.get(env.HASH_SEED) or sys.flags.ignore_environment or not _is_restartable():
         return
-    if not _is_on_several(job) or not _is_serial(job, mode):
+    if not _has_other_starters(job) or not _is_serial(job, mode):
         return
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
@@ -33,14 +33,14 @@ def fix_hash_seed(job: Job, mode: str) -> None:
     os.execve(sys.executable, sys.orig_argv, {**environment, **env.FIXED_HASH_SEED})  # noqa: S606 - no shell
 
 
-def _is_this_command() -> bool:
-    """Return whether the interpreter's own arguments would start this command once more."""
+def _is_restartable() -> bool:
+    """Return whether the interpreter's arguments would start this command again."""
     arguments = sys.argv[1:]
     is_same = sys.orig_argv[len(sys.orig_argv) - len(arguments) :] == arguments
     return is_same and bool(arguments) and bool(sys.executable) and "torch" not in sys.modules
 
 
-def _is_on_several(job: Job) -> bool:
+def _has_other_starters(job: Job) -> bool:
     """Return whether other processes than this one start ranks of the job."""
     return job.nodes.count > 1 or detect(env.snapshot()).place.size > 1
 
@@ -48,4 +48,4 @@ def _is_on_several(job: Job) -> bool:
 def _is_serial(job: Job, mode: str) -> bool:
     if job.program.kind == "executable" or mode == "native":
         return False
-    return mode == "autopilot" or look_at(job.program).kind == "serial"
+    return mode == "autopilot" or recognize_script(job.program).kind == "serial"

@@ -1,4 +1,4 @@
-"""The ``samestep`` command: loads the one verb asked for; an error is one line and an exit code."""
+"""Runs the ``samestep`` command: loads one verb, and turns an error into one line and an exit code."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,33 +15,34 @@ from samestep.base.owned_folders import remove_dead
 
 VERBS: Mapping[str, str] = {
     "run": "Run a program on N workers.",
-    "verify": "Show whether a script's run on several workers is its run on one.",
-    "scale": "Measure what more workers bring, and where the rest goes.",
-    "report": "Make a page of a run, of several side by side, or of a scaling study.",
-    "train": "Train a built-in recipe on N workers, or go on with one.",
-    "bench": "Measure what collectives and training steps take, in turns.",
+    "verify": "Check that a script takes the same steps on several workers as on one.",
+    "scale": "Measure the speedup of more workers, and the causes of lost efficiency.",
+    "report": "Write a page about a run, a comparison of runs, or a scaling study.",
+    "train": "Train a built-in recipe on N workers, or resume a run.",
+    "bench": "Measure the time of collectives and of training steps.",
     "submit": "Write a job for Slurm or MPI, submit it, and follow it.",
     "data": "List, fetch and check data sets.",
-    "doctor": "Say what was detected here, from which variables, and what follows.",
+    "doctor": "Report what is detected here and from which variables, and find problems.",
 }
-"""Each verb is a function of its name in ``samestep.cli.<verb>``; a ``SETTINGS`` there is its context's.
+"""The verbs and their summaries.
 
-Where it is an application instead, its commands follow the verb.
+Each verb is a function, or an application of several commands, with its name in ``samestep.cli.<verb>``. A
+``SETTINGS`` there holds the settings of its context.
 """
 
 _SHORT = 100
-"""Characters of an argument that is no part of a name which is too long."""
+"""Length from which an argument is compared as a whole with a file name that is too long."""
 
 INTERRUPTED = 130
-"""The exit code after Ctrl-C, as a shell counts it: 128 + SIGINT."""
+"""The exit code after Ctrl-C: 128 + SIGINT, as in a shell."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit; `arguments` are those after the program's name."""
+    """Run the command line and exit; `arguments` follow the name of the program."""
     code = run_command(sys.argv[1:] if arguments is None else arguments)
     hosting = sys.modules.get("samestep.launch.hosting")
     if "torch" in sys.modules and hosting is not None and not hosting.is_hosting():
-        # Taking torch apart takes 0.4 s, and aborts where a thread that watches the ranks is inside of it.
+        # Unloading torch takes 0.4 s, and aborts if the watchdog's thread is inside of it.
         hosting.leave(code)
     sys.exit(code)
 
@@ -49,19 +50,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run_command(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code.
 
-    0 is success, 2 wrong input (nothing was done), 1 or a worker's own code a failure on the way.
+    The exit code is 0 for success, 2 for wrong input (nothing was started), and 1 or that of a worker for a
+    later failure.
     """
     verb = next((argument for argument in arguments if not argument.startswith("-")), None)
-    if verb != "doctor" or "--clean" not in arguments:  # which reports what it removes
+    if verb != "doctor" or "--clean" not in arguments:  # doctor lists what it removes
         with suppress(OSError):  # the temporary directory may be gone
             remove_dead()
     try:
-        # Called itself, the application would put a hook of its own in the way of a hosted program's errors.
+        # Calling the application itself would install typer's excepthook over that of a hosted program.
         command = typer.main.get_command(application(verb))
         code = command(list(arguments), prog_name="samestep", standalone_mode=False)
     except typer.TyperException as error:
         return _complain(error.format_message(), hint=_help_of(verb), code=2)
-    except WorkerFailed as error:  # its message holds the worker's own traceback
+    except WorkerFailed as error:  # its message holds the worker's traceback
         print(f"samestep: error: {error}", file=sys.stderr)
         return error.exit_code
     except Error as error:
@@ -70,16 +72,16 @@ def run_command(arguments: Sequence[str]) -> int:
         name = str(error.filename)
         if error.errno != ENAMETOOLONG or not any(_is_about(one, name) for one in arguments):
             raise
-        return _complain(f"{name} is too long for the name of a file. Give a shorter one.", code=2)
+        return _complain(f"{name} is too long for a file name; give a shorter one.", code=2)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     return code if isinstance(code, int) else 0
 
 
 def application(verb: str | None) -> typer.Typer:
-    """Return the application with `verb` loaded and the other verbs only named.
+    """Return the application with `verb` loaded, and the other verbs only listed.
 
-    Loading all of them would cost what the slowest needs; ``samestep --help`` needs their names.
+    ``samestep --help`` needs their names, and importing all of them is slow.
     """
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.callback(invoke_without_command=True)(_samestep)
@@ -93,7 +95,7 @@ def application(verb: str | None) -> typer.Typer:
             else:
                 app.command(name, help=None, short_help=summary, context_settings=settings)(function)
         else:
-            app.command(name, short_help=summary)(_named_only)
+            app.command(name, short_help=summary)(_not_loaded)
     return app
 
 
@@ -103,19 +105,19 @@ def _samestep(
     local_rank: int | None = typer.Option(None, "--local-rank", "--local_rank", hidden=True),  # noqa: ARG001
 ) -> None:
     """Run PyTorch training on N workers, with the steps and the result of one."""
-    # torch.distributed.launch hands each program its local rank, which the environment tells as well.
+    # torch.distributed.launch passes --local-rank to each program; LOCAL_RANK has the same value.
     if version:
         print(f"samestep {__version__}")
     elif context.invoked_subcommand is None:
         print(context.get_help())
 
 
-def _named_only() -> None:
-    """Stand for a verb that was not asked for."""
+def _not_loaded() -> None:
+    """Stand in for a verb that is only listed."""
 
 
 def _is_about(argument: str, name: str) -> bool:
-    """Return whether the name of a file comes from an argument, alone or behind a flag."""
+    """Return whether a file name comes from an argument, alone or as the value of an option."""
     value = argument.rpartition("=")[2]
     return value in name if len(value) > _SHORT else name in argument
 

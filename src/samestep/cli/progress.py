@@ -1,4 +1,4 @@
-"""A progress bar for long work."""
+"""Shows a progress bar for long work."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -6,10 +6,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bar(total: int | None, *, shown: bool) -> Iterator[Callable[[str], None]]:
-    """Show a progress bar where stderr is a terminal; gives what is told before each piece of work.
+    """Show a progress bar if stderr is a terminal; yield a function to call before each piece of work.
 
     Args:
-        total: pieces of work; None where nobody knows.
+        total: pieces of work; None if the number is unknown.
         shown: whether this process shows it.
     """
     from rich.console import Console
@@ -21,11 +21,11 @@ def progress_bar(total: int | None, *, shown: bool) -> Iterator[Callable[[str], 
         *columns, console=console, transient=True, disable=not (shown and console.is_terminal)
     ) as bar:
         task = bar.add_task("", total=total)
-        begun = -1
+        completed = -1
 
-        def done(what: str) -> None:
-            nonlocal begun
-            begun += 1
-            bar.update(task, completed=begun, description=what)
+        def begin(what: str) -> None:
+            nonlocal completed
+            completed += 1
+            bar.update(task, completed=completed, description=what)
 
-        yield done
+        yield begin

@@ -1,4 +1,4 @@
-"""The flags of a study's recipe, read before anything runs: each run would fail of what ``train`` refuses."""
+"""Checks the flags of a recipe that ``scale`` measures, before anything runs: each run would fail on them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -13,23 +13,23 @@ from samestep.trials.trial import Trial
 
 
 def refuse_wrong_flags(trials: Sequence[Trial]) -> None:
-    """Refuse flags that ``train`` does not have, and settings that there are not.
+    """Refuse flags that ``train`` does not have, and values that it refuses.
 
-    What needs the data set or the model is left to the runs: to look at them takes long.
+    Checks that need the data set or the model are left to the runs, because they take long.
 
     Args:
-        trials: of a recipe.
+        trials: runs of a recipe.
 
     Raises:
-        UsageError: there is one; says which.
+        UsageError: a flag or a value is wrong; the message names it.
     """
     for trial in trials:
-        if not trial.repeat:  # the later rounds are called the same way
+        if not trial.repeat:  # the repeats have the same command
             _check_settings(_parsed(trial.command), trial.workers)
 
 
 def _parsed(command: Sequence[str]) -> Mapping[str, Any]:
-    """Return the values of train's flags, by name."""
+    """Return the values of the command's flags, by name."""
     verb, *words = command
     group: Any = typer.main.get_command(application(verb))
     try:

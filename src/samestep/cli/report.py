@@ -1,4 +1,4 @@
-"""``samestep report``: runs, or a scaling study, as a page."""
+"""Implements ``samestep report``, which writes a page about runs or a scaling study."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -8,7 +8,8 @@ import typer
 
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
-from samestep.cli.worth import efficiency
+from samestep.cli import options
+from samestep.cli.options import option, switch
 from samestep.report import compare, run_page
 from samestep.report.read import names, read_run
 from samestep.report.run_page import NAME
@@ -26,41 +27,34 @@ def report(
         list[Path],
         typer.Argument(
             metavar="RUN...",
-            help="Run folders; or a study.json, or a CSV of workers and seconds, perhaps weak.",
+            help="Run folders, a study.json, or a CSV file with columns workers, seconds, and perhaps weak.",
         ),
     ],
     *,
     scaling: Annotated[
-        bool, typer.Option("--scaling", help="Runs on several numbers of workers: speedup and efficiency.")
+        bool, switch("Compare numbers of workers: speedup and efficiency.", "", "--scaling")
     ] = False,
-    worth: Annotated[
-        float | None,
-        typer.Option(
-            metavar="EFFICIENCY",
-            parser=efficiency,
-            help="For scaling: from which on workers pay, such as 0.7 or 70%.",
-        ),
-    ] = None,
+    worth: options.Worth = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help=f"The page; else {NAME} beside what is given, or here for several."
+        option(
+            "FILE",
+            f"The page. Default: {NAME} beside the run, or in this folder for several runs.",
+            options.RESULTS_PANEL,
         ),
     ] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print the page's path and the headlines, or the study, as JSON."),
-    ] = False,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Make a page of a run, of several side by side, or of a scaling study.
+    """Write a page about a run, a comparison of runs, or a scaling study.
 
-    The page is one file that needs no network: curves, times, settings, what it ran on.
+    The page is one HTML file that needs no network. It shows curves, times, settings and the machine. --json
+    prints its path with a summary of each run, or with the study.
     """
     if scaling or is_about_scaling(paths):
         _report_study(paths, worth=worth, out=out, as_json=as_json)
         return
     if worth is not None:
-        raise UsageError("--worth is about scaling: add --scaling to compare numbers of workers.")
+        raise UsageError("--worth needs a comparison of numbers of workers; add --scaling.")
     runs = [read_run(path) for path in paths]
     if len(runs) == 1:
         page = write_text(out or paths[0] / NAME, run_page.render(runs[0]))
@@ -84,13 +78,14 @@ def _report_study(paths: list[Path], *, worth: float | None, out: Path | None, a
     if as_json:
         print(json_line({"page": str(page), "study": study_as_json(study)}).rstrip())
         return
-    told = seen_from_here(study, _folder(paths[0])) if is_study(paths[0]) else study
-    print(study_text(told, terminal_width()))
+    if is_study(paths[0]):
+        study = seen_from_here(study, _folder(paths[0]))
+    print(study_text(study, terminal_width()))
     print(f"\npage: {page}")
 
 
 def _beside(paths: list[Path]) -> Path:
-    """Return where the page of a study goes: beside the study, after the table's name, or here."""
+    """Return the path of a study's page: beside the study, with the name of the table, or in this folder."""
     if len(paths) > 1:
         return Path(NAME)
     if is_study(paths[0]):

@@ -1,4 +1,4 @@
-"""``samestep run``: a program on N workers."""
+"""Implements ``samestep run``, which runs a program on N workers."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,244 +7,152 @@ from typing import Annotated, Any
 import typer
 
 from samestep.base import env
-from samestep.base.errors import UsageError
-from samestep.cli import job_flags
+from samestep.cli import job_flags, options
+from samestep.cli.console import log
+from samestep.cli.decision import decide, with_checks
+from samestep.cli.decision_text import banner, dry_run_lines
+from samestep.cli.execution import execute
 from samestep.cli.hash_seed import fix_hash_seed
-from samestep.cli.job_flags import Meeting
-from samestep.cli.outside import went_in
-from samestep.cli.running import act, banner, decide, tell, watched
-from samestep.cli.running import dry_run as dry_run_of
+from samestep.cli.job_flags import Rendezvous
+from samestep.cli.options import option, switch
 from samestep.cli.scratch import with_scratch
 from samestep.cli.secret_flag import with_secret_file
 from samestep.cli.serial_flags import with_options
-from samestep.cli.shares import bound
-from samestep.collectives.crossovers import ALGORITHMS
+from samestep.cli.slurm_allocation import rerun_in_allocation
+from samestep.cli.worker_binding import with_binding
 from samestep.launch.hosting import leave
 from samestep.launch.job import Job
 
 SETTINGS: Mapping[str, Any] = {
-    # What stands behind the program is the program's, whatever it looks like.
+    # Everything after the program belongs to the program, even if it resembles an option of samestep.
     "allow_interspersed_args": False,
     # torchrun takes its flags with dashes and with underscores.
     "token_normalize_func": lambda name: name.replace("_", "-"),
 }
 
-_JOB, _NODES, _OUTPUT = "Workers", "Several nodes (torchrun's flags)", "Output"
-_SERIAL = "Serial scripts"
+_NODES, _OUTPUT = "Several nodes (torchrun's flags)", "Output"
 
 
 @with_secret_file
 def run(
     target: Annotated[
-        str, typer.Argument(metavar="PROGRAM", help="A script, or what -m or --no-python say.")
+        str,
+        typer.Argument(metavar="PROGRAM", help="A script; a module with -m, an executable with --no-python."),
     ],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGS]...", help="Handed to the program untouched.")
+        list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the program.")
     ] = None,
     *,
-    workers: Annotated[
-        int | None,
-        typer.Option("-n", metavar="N", help="Workers in total, on all nodes.", rich_help_panel=_JOB),
-    ] = None,
+    workers: options.Workers = None,
     nproc_per_node: Annotated[
-        str | None,
-        typer.Option(
-            metavar="K", help="Workers on each node: a number, gpu, cpu, auto.", rich_help_panel=_JOB
-        ),
+        str | None, option("K", "Workers on each node: a number, gpu, cpu or auto.", options.WORKERS_PANEL)
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option(metavar="T", help="Compute threads of each worker.", rich_help_panel=_JOB)
-    ] = None,
-    bind: Annotated[
-        str,
-        typer.Option(
-            help="core: each worker has cores of its own, near its GPU; numa: a node; none.",
-            rich_help_panel=_JOB,
-        ),
-    ] = "none",
-    max_restarts: Annotated[
-        int, typer.Option(help="How often all workers start afresh after one failed.", rich_help_panel=_JOB)
-    ] = 0,
-    hang_timeout: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            help="How long a worker may wait in a collective for one that does not come; 0 is without end.",
-            rich_help_panel=_JOB,
-        ),
-    ] = 60.0,
+    threads: options.Threads = None,
+    bind: options.Bind = "none",
+    max_restarts: options.MaxRestarts = 0,
+    hang_timeout: options.HangTimeout = 60.0,
     count: Annotated[
         bool,
-        typer.Option(
+        switch(
+            "Print the number of steps and samples at the end, and where the time went.",
+            options.CLOCK_PANEL,
             "--count",
-            help="Say at the end how many steps and samples there were, and where the time went.",
-            rich_help_panel=_JOB,
         ),
     ] = False,
-    clock: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Write down each worker's steps there: how long each took, and each part of it.",
-            rich_help_panel=_JOB,
-        ),
-    ] = None,
-    clock_steps: Annotated[
-        int | None,
-        typer.Option(metavar="K", help="Stop the run after so many clocked steps.", rich_help_panel=_JOB),
-    ] = None,
-    clock_warm_up: Annotated[
-        int, typer.Option(metavar="W", help="Steps before the first that is clocked.", rich_help_panel=_JOB)
-    ] = 5,
+    clock: options.Clock = None,
+    clock_steps: options.ClockSteps = None,
+    clock_warm_up: options.ClockWarmUp = 5,
     sanitize: Annotated[
         bool,
-        typer.Option(
+        switch(
+            "Compare the workers in every step: weights, steps, samples, random numbers, NaN. Slower.",
+            options.WORKERS_PANEL,
             "--sanitize",
-            help="Compare the workers in every step: weights, steps, samples, random numbers, NaN. Slower.",
-            rich_help_panel=_JOB,
         ),
     ] = False,
-    mode: Annotated[
-        str,
-        typer.Option(
-            help="auto: look at the script; autopilot: it is serial; native: start it N times as it is.",
-            rich_help_panel=_JOB,
-        ),
-    ] = "auto",
-    module: Annotated[bool, typer.Option("-m", "--module", help="PROGRAM is a Python module.")] = False,
-    no_python: Annotated[bool, typer.Option("--no-python", help="PROGRAM is any executable.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done.")] = False,
+    mode: options.Mode = "auto",
+    module: options.Module = False,
+    no_python: Annotated[
+        bool, switch("The program is an executable of any kind.", "", "--no-python")
+    ] = False,
+    dry_run: options.DryRun = False,
     explain: Annotated[
         bool,
-        typer.Option(
-            "--explain", help="Run a serial script's first steps, report what is split, keep nothing."
+        switch(
+            "Run the first steps, print what is split, and discard what the script writes.",
+            options.SERIAL_PANEL,
+            "--explain",
         ),
     ] = False,
-    batch_norm: Annotated[
-        str,
-        typer.Option(
-            help="Of a serial script: global, over the whole batch, or local, over each worker's slice.",
-            rich_help_panel=_SERIAL,
-        ),
-    ] = "global",
-    split: Annotated[
-        str,
-        typer.Option(
-            help="Of a serial script: call, its models' calls are cut, or loader, its batches are.",
-            rich_help_panel=_SERIAL,
-        ),
-    ] = "call",
-    load: Annotated[
-        str,
-        typer.Option(
-            help="Of a serial script: shared, each worker loads its share of a batch, replicated, all of it.",
-            rich_help_panel=_SERIAL,
-        ),
-    ] = "auto",
-    random: Annotated[
-        str,
-        typer.Option(
-            help="Of a serial script: global, the whole batch's numbers, or per-worker, each its own.",
-            rich_help_panel=_SERIAL,
-        ),
-    ] = "global",
-    device: Annotated[
-        str,
-        typer.Option(
-            help="Of a serial script: auto, or cpu, also for one that says cuda.", rich_help_panel=_SERIAL
-        ),
-    ] = "auto",
-    algorithm: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help=f"Of a serial script: the all-reduce of gradients, {', '.join(ALGORITHMS)}, such as "
-            "tree,ring:64K, or auto, as samestep bench all-reduce --save found.",
-            rich_help_panel=_SERIAL,
-        ),
-    ] = None,
+    batch_norm: options.BatchNorm = "global",
+    split: options.Split = "call",
+    load: options.Load = "auto",
+    random: options.Random = "global",
+    device: options.Device = "auto",
+    algorithm: options.Algorithm = None,
     check_every: Annotated[
         int | None,
-        typer.Option(
-            metavar="K",
-            help="Of a serial script: compute every K-th split call unsplit too, and compare; 0 for never. "
-            "By default ever fewer, at about 1 % of the time.",
-            rich_help_panel=_SERIAL,
+        option(
+            "K",
+            "Compute every K-th split call unsplit too, and compare; 0 disables the check. "
+            "Default: ever less often, in about 1 % of the time.",
+            options.SERIAL_PANEL,
         ),
     ] = None,
     all_output: Annotated[
         bool,
-        typer.Option(
+        switch(
+            "Print the output of all workers of a serial script, each line prefixed with the rank.",
+            _OUTPUT,
             "--all-output",
-            help="What all workers of a serial script print, prefixed with the rank.",
-            rich_help_panel=_OUTPUT,
         ),
     ] = False,
     scratch: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="What Python, torch and numpy write goes there, and the files stay as they are.",
-            rich_help_panel=_OUTPUT,
-        ),
+        option("DIR", "Redirect the files that Python, torch and numpy write to this folder.", _OUTPUT),
     ] = None,
-    log_dir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Keep each worker's output there.", rich_help_panel=_OUTPUT),
-    ] = None,
+    log_dir: Annotated[Path | None, option("DIR", "Folder for each worker's output.", _OUTPUT)] = None,
     redirects: Annotated[
         str,
-        typer.Option(
+        option(
+            "",
+            "Streams that go to files only: 1 stdout, 2 stderr, 3 both, or RANK:S,..",
+            _OUTPUT,
             "-r",
             "--redirects",
-            help="Streams to files only: 1 stdout, 2 stderr, 3 both, or RANK:S,..",
-            rich_help_panel=_OUTPUT,
         ),
     ] = "0",
     tee: Annotated[
         str,
-        typer.Option(
+        option(
+            "",
+            "Streams that go to files and, prefixed with the rank, to the console.",
+            _OUTPUT,
             "-t",
             "--tee",
-            help="Streams to files and, prefixed with the rank, to the console.",
-            rich_help_panel=_OUTPUT,
         ),
     ] = "0",
-    nnodes: Annotated[str, typer.Option(help="Number of nodes.", rich_help_panel=_NODES)] = "1",
-    node_rank: Annotated[
-        int | None, typer.Option(help="Which node this is, from 0.", rich_help_panel=_NODES)
-    ] = None,
-    master_addr: Annotated[
-        str, typer.Option(help="A host name or address of node 0.", rich_help_panel=_NODES)
-    ] = "",
-    master_port: Annotated[
-        int | None, typer.Option(help="A free port on it.", rich_help_panel=_NODES)
-    ] = None,
-    rdzv_backend: Annotated[
-        str, typer.Option(help="static (the flags above) or c10d.", rich_help_panel=_NODES)
-    ] = "",
-    rdzv_endpoint: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where c10d meets.", rich_help_panel=_NODES)
-    ] = "",
-    rdzv_id: Annotated[str, typer.Option(help="Names the run.", rich_help_panel=_NODES)] = "",
-    rdzv_conf: Annotated[
-        str, typer.Option(metavar="K=V,..", help="Options of the rendezvous.", rich_help_panel=_NODES)
-    ] = "",
-    standalone: Annotated[
-        bool, typer.Option("--standalone", help="This node alone (the default).", rich_help_panel=_NODES)
-    ] = False,
-    role: Annotated[str, typer.Option(help="Told to the workers.", rich_help_panel=_NODES)] = "default",
+    nnodes: Annotated[str, option("", "Number of nodes.", _NODES)] = "1",
+    node_rank: Annotated[int | None, option("", "Rank of this node, from 0.", _NODES)] = None,
+    master_addr: Annotated[str, option("", "A host name or address of node 0.", _NODES)] = "",
+    master_port: Annotated[int | None, option("", "A free port on node 0.", _NODES)] = None,
+    rdzv_backend: Annotated[str, option("", "static (the flags above) or c10d.", _NODES)] = "",
+    rdzv_endpoint: Annotated[str, option("HOST:PORT", "The endpoint of a c10d rendezvous.", _NODES)] = "",
+    rdzv_id: Annotated[str, option("", "The run's id. Default: a random one.", _NODES)] = "",
+    rdzv_conf: Annotated[str, option("K=V,..", "Options of the rendezvous.", _NODES)] = "",
+    standalone: Annotated[bool, switch("This node alone (the default).", _NODES, "--standalone")] = False,
+    role: Annotated[str, option("", "The value of ROLE_NAME for the workers.", _NODES)] = "default",
     monitor_interval: Annotated[
-        float, typer.Option(help="Seconds between two looks at the other nodes.", rich_help_panel=_NODES)
+        float, option("", "Seconds between two checks of the other nodes.", _NODES)
     ] = 0.1,
 ) -> None:
     """Run a program on N workers.
 
     A script that sets up torch.distributed (or uses Accelerate, Lightning, samestep.join, ...) runs as it
-    would under torchrun; one that starts its own workers is started once. Of a serial script the models'
-    calls are split. Under srun, mpirun or torchrun the launcher's tasks are the workers.
+    does under torchrun. A script that starts its own workers is started once. In a serial script each model
+    call is split across the workers. Under srun, mpirun or torchrun the launcher's tasks are the workers.
     """
-    meeting = Meeting(
+    rendezvous = Rendezvous(
         nnodes=nnodes,
         node_rank=node_rank,
         master_addr=master_addr,
@@ -258,27 +166,23 @@ def run(
         program=job_flags.program(target, arguments or [], module=module, no_python=no_python),
         workers=workers,
         per_node=job_flags.per_node(nproc_per_node),
-        nodes=job_flags.nodes(meeting),
+        nodes=job_flags.nodes(rendezvous),
         max_restarts=max_restarts,
         logs=job_flags.logs(log_dir, redirects, tee),
         run_id=rdzv_id,
         role=role,
         monitor_interval_s=monitor_interval,
     )
-    if went_in(job, dry_run=dry_run):
+    if rerun_in_allocation(job, dry_run=dry_run):
         return
-    mode = _checked(mode)
+    mode = options.checked_mode(mode)
     if not dry_run:
         fix_hash_seed(job, mode)
     decision = decide(
-        job,
-        mode=mode,
-        threads=threads,
-        master=job_flags.master(meeting),
-        environment=env.snapshot(),
+        job, mode=mode, threads=threads, master=job_flags.master(rendezvous), environment=env.snapshot()
     )
     decision = with_options(
-        bound(decision, bind),
+        with_binding(decision, bind),
         explain=explain,
         batch_norm=batch_norm,
         load=load,
@@ -290,21 +194,17 @@ def run(
         all_output=all_output,
     )
     clocking = job_flags.clocking(clock, steps=clock_steps, warm_up=clock_warm_up)
-    decision = watched(decision, hang_timeout=hang_timeout, sanitize=sanitize, count=count, clocking=clocking)
+    decision = with_checks(
+        decision, hang_timeout=hang_timeout, sanitize=sanitize, count=count, clocking=clocking
+    )
     decision = with_scratch(decision, scratch)
-    job_flags.refuse_unused(job, decision.plan, meeting, launcher=decision.found.launcher)
+    job_flags.refuse_unused(job, decision.plan, rendezvous, launcher=decision.detected.launcher)
     if dry_run:
-        print("\n".join(dry_run_of(decision)))
+        print("\n".join(dry_run_lines(decision)))
         return
-    if decision.speaks:
+    if decision.is_main:
         for line in banner(decision):
-            tell(line)
-    code = act(decision)
-    # The interpreter would take 0.4 s to take torch apart.
+            log(line)
+    code = execute(decision)
+    # Without this the interpreter takes 0.4 s to unload torch.
     leave(code)
-
-
-def _checked(mode: str) -> str:
-    if mode not in ("auto", "autopilot", "native"):
-        raise UsageError(f"--mode {mode!r} is none of auto, autopilot and native.")
-    return mode

@@ -1,4 +1,4 @@
-"""``samestep scale``: what more workers bring, and where the rest goes."""
+"""Implements ``samestep scale``, which measures speedup and efficiency on several numbers of workers."""
 
 import sys
 from collections.abc import Mapping
@@ -11,16 +11,18 @@ import typer
 
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
-from samestep.base.units import LONGEST_S
+from samestep.cli import options
+from samestep.cli.options import option, switch
 from samestep.cli.recipe_flags import refuse_wrong_flags
 from samestep.cli.scale_jobs import (
-    Jobs,
     PerNode,
+    SlurmJobs,
     collected_from,
-    in_jobs,
-    refuse_beside_collect,
-    refuse_stray,
+    refuse_flags_of_jobs,
+    refuse_flags_with_collect,
+    slurm_jobs,
 )
+from samestep.cli.scale_local import LocalRuns, local_runs
 from samestep.cli.scale_study import default_folder, refuse_taken
 from samestep.cli.scale_target import (
     batch_of,
@@ -30,7 +32,6 @@ from samestep.cli.scale_target import (
     refuse_misplaced,
     scaling_of,
 )
-from samestep.cli.scale_where import Where, here
 from samestep.cli.setting_flags import as_arguments
 from samestep.cli.slurm_flags import (
     Account,
@@ -45,10 +46,8 @@ from samestep.cli.slurm_flags import (
     Reservation,
     Runtime,
     Time,
-    Venv,
 )
-from samestep.cli.submitting import Container, Lines
-from samestep.cli.worth import efficiency
+from samestep.cli.submit_common import Container, Detach, Lines, Venv
 from samestep.report.scaling.text import study_text, terminal_width
 from samestep.scaling.files import as_json as as_json_of
 from samestep.scaling.logs import seen_from_here
@@ -61,127 +60,74 @@ from samestep.trials.variants import compared_threads
 
 SETTINGS: Mapping[str, Any] = {
     "allow_interspersed_args": True,
-    # What is no flag of scale is the script's, or train's.
+    # Options that scale does not have belong to the script, or to train.
     "ignore_unknown_options": True,
 }
 
-_WHAT, _HOW, _RESULTS = "What", "How it is measured", "Results"
-_SCRIPT = "Of a script, as in samestep run"
-_JOBS = "As jobs of Slurm"
+_SWEEP, _MEASUREMENT, _JOBS = "Sweep", "Measurement", "Slurm jobs"
 
 
 def scale(
     context: typer.Context,
     target: Annotated[
-        str | None, typer.Argument(metavar="TARGET", help="A script, a recipe, or what -m says.")
+        str | None, typer.Argument(metavar="TARGET", help="A script, a recipe, or with -m a module.")
     ] = None,
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[ARGS]...",
-            help="Handed to it, with {n}, {local}, {nodes}, {256/n}, {32*n} filled in. Behind -- all are.",
+            help="Arguments of the target; {n}, {local}, {nodes}, {256/n}, {32*n} are replaced. All words "
+            "after -- are arguments.",
         ),
     ] = None,
     *,
-    workers: Annotated[
-        str, typer.Option("-n", metavar="N,..", help="Numbers of workers.", rich_help_panel=_WHAT)
-    ] = "1,2",
+    workers: options.WorkerCounts = "1,2",
     scaling: Annotated[
         str,
-        typer.Option(
-            help="strong: the global batch stays; weak: each worker's; both; auto: as the arguments say.",
-            rich_help_panel=_WHAT,
+        option(
+            "",
+            "strong: constant global batch; weak: constant batch per worker; both; auto: as the "
+            "arguments are.",
+            _SWEEP,
         ),
     ] = "auto",
     compare: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="WHAT=A,B",
-            help="In the same study: launcher=samestep,torchrun, sync=ddp,flat, env:NAME=1,2. Repeatable.",
-            rich_help_panel=_WHAT,
+        option(
+            "WHAT=A,B",
+            "Variants to compare: launcher=samestep,torchrun, sync=ddp,flat, env:NAME=1,2. Repeatable.",
+            _SWEEP,
         ),
     ] = None,
-    module: Annotated[
-        bool, typer.Option("-m", "--module", help="TARGET is a Python module.", rich_help_panel=_WHAT)
-    ] = False,
-    steps: Annotated[
-        int, typer.Option(metavar="K", help="Steps measured in each run.", rich_help_panel=_HOW)
-    ] = 30,
-    warm_up: Annotated[int, typer.Option(metavar="W", help="Steps before those.", rich_help_panel=_HOW)] = 5,
-    repeats: Annotated[
-        int, typer.Option(metavar="R", help="Runs of each, in turns.", rich_help_panel=_HOW)
-    ] = 3,
-    seed: Annotated[int, typer.Option(help="Of the order of the runs.", rich_help_panel=_HOW)] = 0,
+    module: options.Module = False,
+    steps: Annotated[int, option("K", "Measured steps of each run.", _MEASUREMENT)] = 30,
+    warm_up: Annotated[int, option("W", "Steps before the measured ones.", _MEASUREMENT)] = 5,
+    repeats: Annotated[int, option("R", "Runs of each configuration, interleaved.", _MEASUREMENT)] = 3,
+    seed: Annotated[int, option("", "Seed of the order of the runs.", _MEASUREMENT)] = 0,
     oversubscribe: Annotated[
-        bool,
-        typer.Option("--oversubscribe", help="Allow more workers than cores or GPUs.", rich_help_panel=_HOW),
+        bool, switch("Allow more workers than cores or GPUs.", _MEASUREMENT, "--oversubscribe")
     ] = False,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            metavar="T",
-            help="Compute threads of each worker; else what each has of the cores where there are most.",
-            rich_help_panel=_HOW,
-        ),
-    ] = None,
-    bind: Annotated[
-        str | None, typer.Option(help="core, numa or none, as in samestep run.", rich_help_panel=_HOW)
-    ] = None,
-    hang_timeout: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="After which a run that hangs is ended.", rich_help_panel=_HOW),
-    ] = None,
-    mode: Annotated[
-        str | None, typer.Option(help="auto, autopilot or native.", rich_help_panel=_SCRIPT)
-    ] = None,
-    batch_norm: Annotated[str | None, typer.Option(help="global or local.", rich_help_panel=_SCRIPT)] = None,
-    split: Annotated[str | None, typer.Option(help="call or loader.", rich_help_panel=_SCRIPT)] = None,
-    load: Annotated[
-        str | None, typer.Option(help="auto, shared or replicated.", rich_help_panel=_SCRIPT)
-    ] = None,
-    random: Annotated[str | None, typer.Option(help="global or per-worker.", rich_help_panel=_SCRIPT)] = None,
-    device: Annotated[str | None, typer.Option(help="auto or cpu.", rich_help_panel=_SCRIPT)] = None,
-    algorithm: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of a serial script.", rich_help_panel=_SCRIPT)
-    ] = None,
-    worth: Annotated[
-        float | None,
-        typer.Option(
-            metavar="E",
-            parser=efficiency,
-            help="Say which numbers reach this efficiency, such as 0.7 or 70%.",
-            rich_help_panel=_RESULTS,
-        ),
-    ] = None,
+    threads: options.Threads = None,
+    bind: Annotated[str | None, options.BIND] = None,
+    hang_timeout: Annotated[float | None, options.HANG_TIMEOUT] = None,
+    mode: options.Mode = None,
+    batch_norm: options.BatchNorm = None,
+    split: options.Split = None,
+    load: options.Load = None,
+    random: options.Random = None,
+    device: options.Device = None,
+    algorithm: options.Algorithm = None,
+    worth: options.Worth = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Folder of the study; else studies/NAME-TIME.", rich_help_panel=_RESULTS
-        ),
+        Path | None, option("DIR", "Folder of the study. Default: studies/NAME-TIME.", options.RESULTS_PANEL)
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the study as JSON.", rich_help_panel=_RESULTS)
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the runs, in their order.", rich_help_panel=_RESULTS)
-    ] = False,
-    submit: Annotated[
-        str | None,
-        typer.Option(
-            metavar="slurm", help="Make each number of workers a job; see below.", rich_help_panel=_JOBS
-        ),
-    ] = None,
-    detach: Annotated[
-        bool,
-        typer.Option("--detach", help="Print the jobs' numbers; do not follow them.", rich_help_panel=_JOBS),
-    ] = False,
-    collect: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Go on with a study that was submitted.", rich_help_panel=_JOBS),
-    ] = None,
+    as_json: options.AsJson = False,
+    dry_run: options.DryRun = False,
+    submit: Annotated[str | None, option("slurm", "Submit one job per number of workers.", _JOBS)] = None,
+    detach: Detach = False,
+    collect: Annotated[Path | None, option("DIR", "Collect the runs of a submitted study.", _JOBS)] = None,
     nproc_per_node: Annotated[
-        int | None,
-        typer.Option(metavar="K", help="Workers on a node at most; else all.", rich_help_panel=_JOBS),
+        int | None, option("K", "Maximum workers per node. Default: all.", _JOBS)
     ] = None,
     gpus_per_node: GpusPerNode = 0,
     cpus_per_task: CpusPerTask = None,
@@ -199,10 +145,10 @@ def scale(
     container_runtime: Runtime = None,
     line: Lines = None,
 ) -> int:
-    """Measure a training on several numbers of workers: speedup, efficiency, and where the rest goes.
+    """Measure a training on several numbers of workers: speedup, efficiency, and the causes of its loss.
 
-    Each run is a command of its own, stopped after some steps; nothing that it writes is kept. Exit code 0:
-    every number of workers was measured; 1: some run failed, and the others are reported.
+    Each run is a separate command that is stopped after some steps; files that it writes are discarded. The
+    exit code is 0 if every number of workers was measured, and 1 if a run failed and the others are reported.
     """
     site = {
         "partition": partition,
@@ -222,18 +168,18 @@ def scale(
     }
     per_node = PerNode(workers=nproc_per_node, gpus=gpus_per_node)
     if collect is not None:
-        refuse_beside_collect(context)
+        refuse_flags_with_collect(context)
     if submit is None:
-        refuse_stray({**site, **per_node.flags(), "detach": detach})
+        refuse_flags_of_jobs({**site, **per_node.flags(), "detach": detach})
     if collect is not None:
-        return _told(collected_from(collect, target, bar=worth), collect, as_json=as_json)
+        return _print_study(collected_from(collect, target, bar=worth), collect, as_json=as_json)
     if target is None:
-        raise UsageError("what is to be measured? Give a script or a recipe.")
+        raise UsageError("no target is given; give a script or a recipe.")
     kind = kind_of(target, arguments or [], module=module, mode=mode)
     refuse_ambiguous(target, kind, sys.argv, {name for one in context.command.params for name in one.opts})
     numbers = _numbers(workers)
-    _check_wait(hang_timeout)
-    own = {
+    options.check_hang_timeout(hang_timeout or 0.0)
+    flags = {
         "mode": mode,
         "batch_norm": batch_norm,
         "split": split,
@@ -244,15 +190,17 @@ def scale(
         "bind": bind,
         "hang_timeout": hang_timeout,
     }
-    refuse_misplaced(target, own, compare or [], kind)
+    refuse_misplaced(target, flags, compare or [], kind)
     variants = compared(compare or [], kind)
     each = compared_threads(variants)
     if submit is None:
-        where: Where | Jobs = here(numbers, threads=threads, compared=each, on_cpu=device == "cpu")
+        runs: LocalRuns | SlurmJobs = local_runs(
+            numbers, threads=threads, compared=each, on_cpu=device == "cpu"
+        )
     else:
-        where = in_jobs(submit, max(numbers), site, per_node=per_node, threads=threads, detach=detach)
+        runs = slurm_jobs(submit, max(numbers), site, per_node=per_node, threads=threads, detach=detach)
     if not oversubscribe:
-        refuse_too_many(numbers, places=where.places, what=where.what)
+        refuse_too_many(numbers, places=runs.places, what=runs.what)
     request = Request(
         target=target,
         kind=kind,
@@ -260,33 +208,33 @@ def scale(
         workers=numbers,
         scaling=scaling_of(scaling),
         batch=batch_of(target, arguments or [], scaling) if kind == "recipe" else None,
-        flags=tuple(as_arguments({**own, "threads": None if each else where.threads})),
+        flags=tuple(as_arguments({**flags, "threads": None if each else runs.threads})),
         variants=variants,
         steps=steps,
         warm_up=warm_up,
         repeats=repeats,
         seed=seed,
-        per_node=where.per_node,
+        per_node=runs.per_node,
         folder=out or default_folder(target),
     )
     trials = plan(request)
     if kind == "recipe":
         refuse_wrong_flags(trials)
-    frame = Frame(request=request, bar=worth, places=where.places)
+    frame = Frame(request=request, bar=worth, places=runs.places)
     refuse_taken(request.folder)
     if dry_run:
-        print(where.shown(frame, trials))
+        print(runs.describe(frame, trials))
         return 0
     if kind == "script":
         frame = replace(frame, source=source_of(Path(target)))
-    return _told(where.made(frame, trials), request.folder, as_json=as_json)
+    return _print_study(runs.execute(frame, trials), request.folder, as_json=as_json)
 
 
-def _told(made: tuple[Study, int] | None, folder: Path, *, as_json: bool) -> int:
-    """Print the study in `folder`, if there is one by now, and return the exit code."""
-    if made is None:
+def _print_study(result: tuple[Study, int] | None, folder: Path, *, as_json: bool) -> int:
+    """Print the study in `folder`, if there is one already, and return the exit code."""
+    if result is None:
         return 0
-    study, code = made
+    study, code = result
     if as_json:
         print(json_line(as_json_of(study)).rstrip())
     else:
@@ -294,20 +242,16 @@ def _told(made: tuple[Study, int] | None, folder: Path, *, as_json: bool) -> int
     return code
 
 
-def _check_wait(seconds: float | None) -> None:
-    if seconds is not None and not 0 <= seconds <= LONGEST_S:
-        raise UsageError(f"--hang-timeout {seconds:g} is no time to wait: give seconds, or 0 for never.")
-
-
 def _numbers(text: str) -> tuple[int, ...]:
-    """Read ``-n``."""
-    try:
-        numbers = tuple(sorted(int(part) for part in text.split(",")))
-    except ValueError:
-        raise UsageError(f"-n {text!r} is no list of numbers of workers, such as 1,2,4.") from None
-    if numbers[0] < 1:
-        raise UsageError(f"-n {text}: there must be at least one worker.")
+    """Return the numbers of workers of ``-n``.
+
+    Raises:
+        UsageError: the text is not a list of numbers, or has one of them twice.
+    """
+    numbers = tuple(options.worker_counts(text))
     twice = next((one for one, other in pairwise(numbers) if one == other), None)
     if twice is not None:
-        raise UsageError(f"-n {text}: {twice} is there twice. How often each runs, --repeats says.")
+        raise UsageError(
+            f"-n {text} has {twice} twice; give each number once, and the number of runs with --repeats."
+        )
     return numbers

@@ -1,4 +1,4 @@
-"""``samestep scale --submit slurm`` and ``--collect``: the runs of a study as jobs of Slurm."""
+"""Runs a scaling study as Slurm jobs (``samestep scale --submit slurm``), and collects it (``--collect``)."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,11 @@ import typer
 
 from samestep.base.errors import UsageError
 from samestep.base.units import counted
+from samestep.cli.console import log
 from samestep.cli.main import INTERRUPTED
-from samestep.cli.running import tell
 from samestep.cli.scale_study import finish, new_folder
 from samestep.cli.slurm_flags import slurm_site
-from samestep.cli.submitting import refuse_without_sbatch
+from samestep.cli.submit_common import refuse_without_sbatch
 from samestep.scaling.study import Study
 from samestep.submit.site import SlurmSite
 from samestep.submit.words import slug
@@ -23,24 +23,25 @@ from samestep.trials.queue import Queue, SubmittedJob
 from samestep.trials.submitted import read_jobs, submit_all, write_jobs
 from samestep.trials.trial import Trial
 
-_FLAGS = {"directives": "directive", "modules": "load_module", "lines": "line"}
-"""Of a site's fields, where they have another name."""
+_FLAG_NAMES = {"directives": "directive", "modules": "load_module", "lines": "line"}
+"""Names of options that differ from the fields of a site."""
 
-_OF_COLLECTING = ("--collect", "--worth", "--json")
-"""Flags that say nothing of how a study is made."""
+_WITH_COLLECT = ("--collect", "--worth", "--json")
+"""Options that do not change how a study is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Jobs:
-    """Jobs of Slurm as the place of runs: one for each number of workers.
+class SlurmJobs:
+    """The runs of a study as Slurm jobs, one for each number of workers.
 
     Args:
-        site: what all jobs ask for.
-        places: workers that can compute at the same time: each has what its job asks for it.
-        per_node: workers on a node at most.
+        site: requests of all jobs.
+        places: number of workers that can compute at the same time.
+        per_node: maximum number of workers per node.
         gpus: whether each worker has a GPU.
-        threads: of each worker, if the user said.
+        threads: compute threads of each worker, if the user gave a number.
         detach: whether jobs are submitted and not followed.
+        what: the resources behind `places`, in words.
     """
 
     site: SlurmSite
@@ -49,32 +50,32 @@ class Jobs:
     gpus: bool
     threads: int | None
     detach: bool
-    what: str = "what their job asks for"
+    what: str = "the resources of their job"
 
-    def shown(self, frame: Frame, trials: Sequence[Trial]) -> str:
+    def describe(self, frame: Frame, trials: Sequence[Trial]) -> str:
         """Return the jobs' scripts."""
         return "\n".join(job.script() for job in self._jobs(frame, trials))
 
-    def made(self, frame: Frame, trials: Sequence[Trial]) -> tuple[Study, int] | None:
-        """Submit the jobs and follow them; return the study and the exit code, None where detached.
+    def execute(self, frame: Frame, trials: Sequence[Trial]) -> tuple[Study, int] | None:
+        """Submit the jobs and follow them; return the study and the exit code, or None with ``--detach``.
 
         Raises:
-            UsageError: there is no Slurm, it does not take a job, or the folder is taken or full.
-            KeyboardInterrupt: somebody ended it before all jobs were submitted: then none is.
+            UsageError: there is no Slurm, it rejects a job, or the folder is in use or its disk is full.
+            KeyboardInterrupt: it was interrupted before all jobs were submitted; then none stays submitted.
         """
         refuse_without_sbatch()
         made = self._jobs(frame, trials)
         frame = replace(frame, notes=_notes(made))
         folder = frame.request.folder
 
-        def told(taken: Sequence[SubmittedJob]) -> None:
+        def record(taken: Sequence[SubmittedJob]) -> None:
             write_jobs(folder, taken, frame, sys.argv)
             job = taken[-1]
             nodes = counted(job.trials[0].nodes, "node")
-            tell(f"{job.in_words()} is submitted: {counted(len(job.trials), 'run')} on {nodes}.")
+            log(f"{job.in_words()} is submitted: {counted(len(job.trials), 'run')} on {nodes}.")
 
         with new_folder(folder):
-            taken = submit_all(made, folder, record=told, report=tell)
+            taken = submit_all(made, folder, record=record, report=log)
         if self.detach:
             print("\n".join(job.number for job in taken))
             return None
@@ -94,41 +95,41 @@ class Jobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerNode:
-    """What a node holds, as the flags say.
+    """The flags about the workers and GPUs of a node.
 
     Args:
-        workers: at most; None for as many as it has GPUs, or all of them.
-        gpus: 0 for none.
+        workers: maximum number of workers; None for one per GPU, or for all workers without GPUs.
+        gpus: number of GPUs; 0 for none.
     """
 
     workers: int | None
     gpus: int
 
     def flags(self) -> dict[str, int | None]:
-        """Return them by name."""
+        """Return the flags by name."""
         return {"nproc_per_node": self.workers, "gpus_per_node": self.gpus}
 
     def most(self, largest: int) -> int:
-        """Return how many workers a node takes.
+        """Return the maximum number of workers on a node.
 
         Args:
-            largest: workers of the largest run.
+            largest: number of workers of the largest run.
 
         Raises:
-            UsageError: none, or more than it has GPUs for.
+            UsageError: it is below 1, or above the number of GPUs.
         """
         each = (self.gpus or largest) if self.workers is None else self.workers
         if each < 1:
-            raise UsageError(f"--nproc-per-node {each}: there must be at least 1.")
+            raise UsageError(f"--nproc-per-node is {each}; give at least 1.")
         if 0 < self.gpus < each:
             raise UsageError(
-                f"--nproc-per-node {each} workers cannot share --gpus-per-node {self.gpus}: each needs a GPU "
-                "of its own. Ask for more GPUs or fewer workers."
+                f"--nproc-per-node {each} needs a GPU for each worker, but --gpus-per-node is {self.gpus}; "
+                "ask for more GPUs or fewer workers."
             )
         return each
 
 
-def in_jobs(
+def slurm_jobs(
     scheduler: str,
     largest: int,
     site: Mapping[str, object],
@@ -136,23 +137,23 @@ def in_jobs(
     per_node: PerNode,
     threads: int | None,
     detach: bool,
-) -> Jobs:
-    """Return jobs as the place of runs.
+) -> SlurmJobs:
+    """Return Slurm jobs for the runs of a study.
 
     Args:
-        scheduler: whose.
-        largest: workers of the largest run.
+        scheduler: the value of ``--submit``.
+        largest: number of workers of the largest run.
         site: the flags of the jobs.
-        per_node: what a node holds.
-        threads: of each worker, if the user said.
+        per_node: the flags about a node.
+        threads: compute threads of each worker, if the user gave a number.
         detach: whether jobs are submitted and not followed.
 
     Raises:
-        UsageError: they cannot be asked for.
+        UsageError: a value is wrong.
     """
     if scheduler != "slurm":
-        raise UsageError(f"--submit {scheduler!r}: jobs can be submitted to slurm.")
-    return Jobs(
+        raise UsageError(f"--submit {scheduler!r} is not supported; give slurm.")
+    return SlurmJobs(
         site=slurm_site(**site),
         places=largest,
         per_node=per_node.most(largest),
@@ -163,55 +164,55 @@ def in_jobs(
 
 
 def collected_from(folder: Path, target: str | None, *, bar: float | None) -> tuple[Study, int]:
-    """Go on with the jobs of a study that was submitted before; return it and the exit code.
+    """Collect the jobs of a study that was submitted before; return the study and the exit code.
 
     Args:
         folder: of the study.
-        target: what else the user gave to be measured.
-        bar: the efficiency that is asked for, if another than when it was submitted.
+        target: the target that the user gave too, which is an error.
+        bar: the efficiency of ``--worth``, if it differs from that of the submission.
 
     Raises:
-        UsageError: none was, from there.
+        UsageError: a target was given, or the folder has no submitted study.
     """
     if target is not None:
-        raise UsageError(f"--collect {folder} goes on with the study that is there: leave {target} out.")
+        raise UsageError(f"--collect {folder} has its own target; leave {target} out.")
     taken, frame, command = read_jobs(folder)
     frame = frame if bar is None else replace(frame, bar=bar)
     trials = sorted((trial for job in taken for trial in job.trials), key=lambda trial: trial.number)
     return _followed(frame, trials, taken, command=command)
 
 
-def refuse_beside_collect(context: typer.Context) -> None:
-    """Refuse flags that say how a study is made where ``--collect`` goes on with one that is.
+def refuse_flags_with_collect(context: typer.Context) -> None:
+    """Refuse options of a new study, because ``--collect`` collects an existing one.
 
     Args:
         context: of the command.
 
     Raises:
-        UsageError: one was given.
+        UsageError: such an option was given.
     """
     for one in context.command.params:
         source = context.get_parameter_source(one.name or "")
         flag = max(one.opts, key=len)
         given = source is not None and source.name == "COMMANDLINE" and flag.startswith("-")
-        if given and flag not in _OF_COLLECTING:
+        if given and flag not in _WITH_COLLECT:
             raise UsageError(
-                f"{flag} says how a study is made, and --collect goes on with one as it was submitted: "
-                "leave it out. Only --worth and --json go with --collect."
+                f"{flag} has no effect with --collect, which collects a study as it was submitted. Leave it "
+                "out; only --worth and --json go with --collect."
             )
 
 
-def refuse_stray(flags: Mapping[str, object]) -> None:
-    """Refuse flags of jobs where there are none: they may be meant for the script.
+def refuse_flags_of_jobs(flags: Mapping[str, object]) -> None:
+    """Refuse options of jobs without ``--submit``; the user may have meant them for the script.
 
     Raises:
         UsageError: one was given.
     """
     for name, value in flags.items():
         if value:
-            flag = f"--{_FLAGS.get(name, name).replace('_', '-')}"
+            flag = f"--{_FLAG_NAMES.get(name, name).replace('_', '-')}"
             raise UsageError(
-                f"{flag} is about jobs: give --submit slurm too. Flags of the script's own go behind --."
+                f"{flag} needs --submit slurm; give that too, or put an option of the script after --."
             )
 
 
@@ -219,8 +220,8 @@ def _notes(made: Sequence[StudyJob]) -> tuple[str, ...]:
     if len(made) == 1:
         return ()
     note = (
-        "Each number of workers was a job of its own, so they did not have their turns in one place: what "
-        "else went on at its time, on its nodes, is in the differences too."
+        "Each number of workers was a separate job, so the runs were not interleaved on the same nodes. "
+        "Differences between jobs include those between their nodes and their times."
     )
     return (note,)
 
@@ -233,11 +234,11 @@ def _followed(
     command: Sequence[str] | None = None,
 ) -> tuple[Study, int]:
     """Follow jobs to their end; Ctrl-C ends the following, not the jobs."""
-    study, code = finish(frame, trials, Queue(taken, report=tell), command=command, goes_on=True)
+    study, code = finish(frame, trials, Queue(taken, report=log), command=command, continues=True)
     if code == INTERRUPTED:
         numbers = " ".join(job.number for job in taken)
-        tell(
-            f"the jobs go on. To collect them: samestep scale --collect {frame.request.folder}; to end them: "
-            f"scancel {numbers}"
+        log(
+            f"the jobs continue. To collect them: samestep scale --collect {frame.request.folder}; to end "
+            f"them: scancel {numbers}"
         )
     return study, code

@@ -1,4 +1,4 @@
-"""A study as it is made: run by run, with what is known so far kept whatever happens."""
+"""Executes the runs of a scaling study, and writes the study, also after an interruption."""
 
 import os
 import shutil
@@ -12,9 +12,9 @@ from statistics import fmean
 from samestep.base.errors import UsageError
 from samestep.base.signals import held, interruptible
 from samestep.base.units import counted, seconds_text
+from samestep.cli.console import log
 from samestep.cli.main import INTERRUPTED
 from samestep.cli.progress import progress_bar
-from samestep.cli.running import tell
 from samestep.report.run_page import NAME as PAGE
 from samestep.report.scaling.page import write_study_page
 from samestep.scaling.files import NAME, write_study
@@ -24,53 +24,61 @@ from samestep.trials.collect import Frame, collect_study, in_words, log_of
 from samestep.trials.trial import Outcome, Report, Runner, Trial
 
 FOLDER = Path("studies")
-"""Where studies are kept, below the folder they are made from."""
+"""The folder for studies, in the working folder."""
 
 
 def default_folder(target: str) -> Path:
-    """Return where a study goes if nobody says."""
+    """Return the default folder of a study."""
     name = slug(Path(target).name.removesuffix(".py"))
     return FOLDER / f"{name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
 
 
 def refuse_taken(folder: Path) -> None:
-    """Refuse the folder of another study, and one that there cannot be; nothing is made.
+    """Refuse a folder that contains files, or that cannot be created; nothing is created.
 
     Raises:
-        UsageError: it is such a one.
+        UsageError: the folder cannot be used.
     """
     try:
         there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
         if not there.is_dir():
-            raise UsageError(f"--out {folder}: {there} is a file. Give another folder.")
+            raise UsageError(
+                f"--out {folder} cannot be used, because {there} is a file; give another folder."
+            )
         taken = next(folder.iterdir(), None) if there == folder.absolute() else None
     except OSError as error:
-        raise UsageError(f"--out {folder}: {error.strerror}. Give another folder.") from None
+        raise _unusable(folder, error) from None
     if taken is not None:
-        raise UsageError(f"--out {folder}: there is {taken.name} in it already. Give a folder without files.")
+        raise UsageError(f"--out {folder} contains {taken.name}; give a folder without files.")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise UsageError(f"--out {folder}: {there} cannot be written to. Give another folder.")
+        raise UsageError(
+            f"--out {folder} cannot be used, because {there} is not writable; give another folder."
+        )
 
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Make the folder of a study; that of another is left alone, and one that stays empty is not left behind.
+    """Create the folder of a study; if it is still empty at the end, it is removed.
 
     Raises:
-        UsageError: it is taken, or cannot be made.
+        UsageError: the folder contains files, or cannot be created.
     """
     refuse_taken(folder)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--out {folder}: {error.strerror}. Give another folder.") from None
+        raise _unusable(folder, error) from None
     try:
         yield folder
     finally:
-        with suppress(OSError):  # the first that is not empty ends it
+        with suppress(OSError):  # rmdir fails at the first folder that is not empty
             for path in made:
                 path.rmdir()
+
+
+def _unusable(folder: Path, error: OSError) -> UsageError:
+    return UsageError(f"--out {folder} cannot be used ({error.strerror}); give another folder.")
 
 
 def finish(
@@ -79,70 +87,70 @@ def finish(
     runner: Runner,
     *,
     command: Sequence[str] | None = None,
-    goes_on: bool = False,
+    continues: bool = False,
 ) -> tuple[Study, int]:
-    """Run trials, write the study of them, and return it with the exit code: 2 where it cannot be written.
+    """Execute runs, write their study, and return it with the exit code, which is 2 if it cannot be written.
 
-    Ctrl-C and SIGTERM end the run that is on; the study of those before is written all the same, however
-    often they come. Where there is none before, nothing is left.
+    Ctrl-C and SIGTERM end the present run; the study of the runs before it is still written, even after
+    further signals. If no run has ended, nothing is kept.
 
     Args:
-        frame: what the study is of.
-        trials: in their order.
-        runner: runs them.
-        command: that asked for them, if not this one.
-        goes_on: whether runs do not end with this command.
+        frame: the study's request.
+        trials: the runs, in their order.
+        runner: executes the runs.
+        command: the command that requested them, if it is not this one.
+        continues: whether the runs continue after this command has ended.
 
     Raises:
-        UsageError: nothing can be run here.
-        KeyboardInterrupt: somebody ended it before the first run was over.
+        UsageError: the runs cannot be executed here.
+        KeyboardInterrupt: it was interrupted before the first run had ended.
     """
     outcomes: list[Outcome] = []
     ended = 0
     request = frame.request
-    each = f"{request.steps} steps each, behind {request.warm_up} that do not count"
-    tell(f"{in_words(request)}: {counted(len(trials), 'run')}, {each}")
-    with held():  # whoever ends it in the meantime, and ends it again: what was measured is written
+    each = f"{request.steps} steps each, after {request.warm_up} warm-up steps"
+    log(f"{in_words(request)}: {counted(len(trials), 'run')}, {each}")
+    with held():  # signals wait, so that measurements are written whenever and however often they come
         try:
-            with interruptible(), _progress(len(trials)) as told:
-                for outcome in runner.run(trials, told):
+            with interruptible(), _progress(len(trials)) as begin:
+                for outcome in runner.run(trials, begin):
                     outcomes.append(outcome)
                     why = _reason(outcome, request.folder) if outcome.error else _result(trials, outcomes)
-                    tell(f"{outcome.trial.in_words()}: {why}")
+                    log(f"{outcome.trial.in_words()}: {why}")
         except KeyboardInterrupt:
-            if not outcomes and not goes_on:
-                _forget(trials)
-                tell("ended before the first run was over: nothing is kept.")
+            if not outcomes and not continues:
+                _remove(trials)
+                log("interrupted before the first run had ended; nothing is kept.")
                 raise
             ended = INTERRUPTED
-        except OSError:  # nobody can be told: the terminal is gone
-            _kept(collect_study(frame, trials, outcomes, command=command), request.folder)
+        except OSError:  # messages cannot be printed, because the terminal is gone
+            _store(collect_study(frame, trials, outcomes, command=command), request.folder)
             raise
         study = collect_study(frame, trials, outcomes, command=command)
         try:
-            where = f"study: {request.folder}, as a page: {_kept(study, request.folder)}"
-        except UsageError as error:  # as on a full disk; what was measured can be printed all the same
+            where = f"study: {request.folder}, page: {_store(study, request.folder)}"
+        except UsageError as error:  # for instance on a full disk; the study can still be printed
             where, ended = f"error: {error} The study is only printed.", error.exit_code
     if ended == INTERRUPTED:
-        tell(f"ended; made were {len(outcomes)} of {counted(len(trials), 'run')}.")
-    tell(where)
+        log(f"interrupted; {len(outcomes)} of {counted(len(trials), 'run')} executed.")
+    log(where)
     return study, ended or int(any(outcome.error for outcome in outcomes))
 
 
-def _forget(trials: Sequence[Trial]) -> None:
-    """Remove all that runs have left."""
+def _remove(trials: Sequence[Trial]) -> None:
+    """Remove the folders of runs."""
     for folder in {trial.folder.parent for trial in trials}:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _reason(outcome: Outcome, folder: Path) -> str:
-    """Return why a run gave nothing, and where what it printed is."""
+    """Return why a run failed, and the path of its log."""
     why = outcome.error.removesuffix(".")
     return f"{why}. Its log: {log_of(outcome.trial, folder)}" if outcome.trial.log.exists() else f"{why}."
 
 
 def _result(trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> str:
-    """Return what the last run gave, and, where runs are made one by one, about how long the rest takes."""
+    """Return the rate of the last run and, if runs follow each other, the estimated time of the rest."""
     last = outcomes[-1]
     rate = f"{last.samples_per_second:,.4g} samples/s"
     took = [outcome.seconds for outcome in outcomes if outcome.seconds is not None]
@@ -155,7 +163,7 @@ def _result(trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> str:
     return f"{rate}, in {seconds_text(last.seconds)}{rest}"
 
 
-def _kept(study: Study, folder: Path) -> Path:
+def _store(study: Study, folder: Path) -> Path:
     """Write a study and its page; return the page's path."""
     write_study(folder / NAME, study)
     return write_study_page(study, folder / PAGE)
@@ -163,15 +171,15 @@ def _kept(study: Study, folder: Path) -> Path:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Report]:
-    """Give what tells of each run before it begins: a bar on a terminal, lines elsewhere."""
-    with progress_bar(total, shown=True) as done:
+    """Yield a function to call before each run; it moves a bar on a terminal, and prints lines elsewhere."""
+    with progress_bar(total, shown=True) as advance:
         begun = 0
 
-        def told(what: str) -> None:
+        def begin(what: str) -> None:
             nonlocal begun
             begun += 1
-            done(what)
+            advance(what)
             if not sys.stderr.isatty():
-                tell(f"run {begun} of {total}: {what}")
+                log(f"run {begun} of {total}: {what}")
 
-        yield told
+        yield begin

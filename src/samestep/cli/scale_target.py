@@ -1,4 +1,4 @@
-"""What ``samestep scale`` is to run: a script, a module or a recipe, and what of it can be compared."""
+"""Checks the target of ``samestep scale``, a script, module or recipe, and the options that go with it."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -7,8 +7,8 @@ from pathlib import Path
 from samestep.autopilot.options import Options
 from samestep.base.errors import UsageError
 from samestep.cli import job_flags
-from samestep.cli.running import look_at, text_of
-from samestep.cli.serial_flags import checked
+from samestep.cli.decision import recognize_script, refuse_own_workers, source_file
+from samestep.cli.serial_flags import checked, not_serial
 from samestep.source.flags import flags_of
 from samestep.trials.plan import SCALINGS, Kind, Scaling
 from samestep.trials.variants import Variant, variants
@@ -20,33 +20,33 @@ _OF_JOB = ("bind", "threads")
 _OF_SCRIPTS = ("mode", "split", "load", "random", "device")
 _OF_SERIAL = ("batch_norm", "split", "load", "random", "device", "algorithm")
 _OF_TRAIN = ("--seed",)
-"""What train means by it is another thing; its other flags that scale has too say the same of each run."""
+"""Options with another meaning in train; the other ones that train and scale share mean the same."""
 
-_A_NEW_ONE = "a training of its own in each run"
+_NEW_TRAINING = "a new training in each run; leave it out"
 _OWN_RUNS = {
-    "--resume": _A_NEW_ONE,
-    "--eval-only": _A_NEW_ONE,
-    "--from": _A_NEW_ONE,
-    "--batch-per-worker": "--scaling weak",
-    "--clock": "each run's clock in a folder of the study's: leave it out",
-    "--clock-steps": "as many steps of each run: say --steps",
-    "--clock-warm-up": "as many of each run: say --warm-up",
+    "--resume": _NEW_TRAINING,
+    "--eval-only": _NEW_TRAINING,
+    "--from": _NEW_TRAINING,
+    "--batch-per-worker": "the global batch; give --scaling weak instead",
+    "--clock": "each run's clock in the folder of the study; leave it out",
+    "--clock-steps": "the same number of steps in each run; give --steps instead",
+    "--clock-warm-up": "the same number in each run; give --warm-up instead",
 }
-"""Flags of train that begin no new training, or say what scale is to say; what scale needs instead."""
+"""Options of train that do not start a new training, or that scale sets itself, with what scale needs."""
 
 
 def kind_of(target: str, arguments: Sequence[str], *, module: bool, mode: str | None) -> Kind:
-    """Return what `target` is.
+    """Return the kind of `target`.
 
     Raises:
-        UsageError: it is nothing that can be run on several numbers of workers.
+        UsageError: it cannot run on several numbers of workers.
     """
     if target.startswith("-"):
         raise UsageError(f"samestep scale has no option {target.partition('=')[0]}.")
     if target in _LAUNCHERS and not Path(target).exists():
         raise UsageError(
-            f"{target} starts workers itself. Give the script: scale starts it on each number of workers; "
-            "launchers are compared by --compare launcher=samestep,torchrun."
+            f"{target} is a launcher, but scale starts the workers itself; give the script. To compare "
+            "launchers, give --compare launcher=samestep,torchrun."
         )
     is_path = module or "/" in target or Path(target).suffix or Path(target).exists()
     if is_path:
@@ -56,123 +56,122 @@ def kind_of(target: str, arguments: Sequence[str], *, module: bool, mode: str | 
     return "recipe"
 
 
-def refuse_misplaced(target: str, flags: Mapping[str, object], said: Sequence[str], kind: Kind) -> None:
-    """Refuse flags that mean nothing to what is measured, or whose value does.
+def refuse_misplaced(target: str, flags: Mapping[str, object], variants: Sequence[str], kind: Kind) -> None:
+    """Refuse options that have no effect on the target, and wrong values.
 
     Args:
-        target: what is measured.
-        flags: of ``run``, by name; None for one that was not given.
-        said: the values of ``--compare``.
-        kind: what it is.
+        target: the script, module or recipe.
+        flags: options of ``run``, by name; None for one that was not given.
+        variants: the values of ``--compare``.
+        kind: the kind of target.
 
     Raises:
-        UsageError: there is one; says which.
+        UsageError: there is such an option; the message names it.
     """
     given = [name for name, value in flags.items() if value is not None]
     of_scripts = [name for name in given if name in _OF_SCRIPTS]
     if kind == "recipe" and of_scripts:
-        raise UsageError(
-            f"--{of_scripts[0]} says how a script is run, and recipes say that themselves: leave it out."
-        )
+        raise UsageError(f"--{of_scripts[0]} is for scripts, and {target} is a recipe; leave it out.")
     bind = flags["bind"]
     if bind is not None:
         checked_binding(str(bind))
     checked(**{name: flags[name] for name in given if name in _OF_SERIAL})
-    compares = [text.partition("=")[0].replace("-", "_") for text in said]
+    compares = [text.partition("=")[0].replace("-", "_") for text in variants]
     of_serial = [name for name in (*given, *compares) if name in _OF_SERIAL]
     if kind != "recipe" and of_serial and not _is_serial(target, kind, flags["mode"]):
-        raise UsageError(
-            f"--{of_serial[0].replace('_', '-')} says how a serial script is run on several workers, and "
-            f"{target} is not taken for one. Leave it out, or say --mode autopilot."
-        )
+        raise UsageError(not_serial(of_serial[0], target))
 
 
 def scaling_of(text: str) -> Scaling:
-    """Read ``--scaling``."""
+    """Return the value of ``--scaling``.
+
+    Raises:
+        UsageError: there is no such scaling.
+    """
     found = next((one for one in SCALINGS if one == text), None)
     if found is None:
-        raise UsageError(f"--scaling {text!r} is none of {', '.join(SCALINGS)}.")
+        raise UsageError(f"--scaling {text!r} is not one of {', '.join(SCALINGS)}.")
     return found
 
 
 def refuse_ambiguous(target: str, kind: Kind, words: Sequence[str], flags: Collection[str]) -> None:
-    """Refuse a flag behind the target that scale has and the target may have: one of them would not get it.
+    """Refuse an option after the target that belongs to scale, and to the target too or possibly.
 
     Args:
-        target: what is measured.
-        kind: what it is.
-        words: of the whole command.
-        flags: of scale.
+        target: the script, module or recipe.
+        kind: the kind of target.
+        words: the whole command.
+        flags: the options of scale.
 
     Raises:
-        UsageError: there is one; says how to say whose it is.
+        UsageError: there is such an option; the message shows how to make the command unambiguous.
     """
     at = words.index(target) if target in words else len(words)
     if "--" in words[:at]:
         return
-    behind = list(words[at + 1 :])
-    behind = behind[: behind.index("--")] if "--" in behind else behind
-    own = [name for name in (word.partition("=")[0] for word in behind) if name in flags]
+    after = list(words[at + 1 :])
+    after = after[: after.index("--")] if "--" in after else after
+    own = [name for name in (word.partition("=")[0] for word in after) if name in flags]
     for name, why in _claimed(target, kind, own):
         of = "train" if kind == "recipe" else "the script"
         module = "-m " if kind == "module" else ""
         raise UsageError(
-            f"{name} {why}: whose is it? Give scale's before {target}, and {of}'s behind --: "
+            f"{name} is ambiguous: {why}. Put it before {target} for scale, or after -- for {of}: "
             f"samestep scale -n 1,2 {module}-- {target} {name} ..."
         )
 
 
 def _claimed(target: str, kind: Kind, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield those of some flags of scale that the target has or may have, and why."""
+    """Yield the options among `names` that the target has or may have, each with the reason."""
     if kind == "recipe":
-        both = "is a flag of samestep train and of samestep scale"
+        both = "samestep train and samestep scale have it"
         yield from ((name, both) for name in names if name in _OF_TRAIN)
         return
-    file, roots = text_of(job_flags.program(target, [], module=kind == "module", no_python=False))
+    file, roots = source_file(job_flags.program(target, [], module=kind == "module", no_python=False))
     if not names or file is None:
         return
     its = flags_of(file, roots=roots)
     for name in names:
         if name in its.literal:
-            yield name, f"is a flag of {its.literal[name]} and of samestep scale"
+            yield name, f"{its.literal[name]} and samestep scale have it"
         elif its.parser is not None:
-            made = f"{its.parser.file}:{its.parser.line}, {its.parser.name}, makes flags that cannot be seen"
-            yield name, f"is a flag of samestep scale, and may be one of {target} too ({made})"
+            made = f"{its.parser.name} in {its.parser.file}:{its.parser.line} creates options at run time"
+            yield name, f"samestep scale has it, and {target} possibly too ({made})"
 
 
-def compared(said: Sequence[str], kind: Kind) -> tuple[Variant, ...]:
-    """Return what is compared, by ``--compare``.
+def compared(texts: Sequence[str], kind: Kind) -> tuple[Variant, ...]:
+    """Return the variants of ``--compare``.
 
     Raises:
-        UsageError: it cannot be.
+        UsageError: a variant is wrong.
     """
-    if not said:
+    if not texts:
         return (Variant(),)
     if kind != "recipe":
         names = [one.name.replace("_", "-") for one in fields(Options) if one.name not in _NOT_COMPARED]
-        return variants(said, verb="run", flags=[*names, *_OF_JOB])
+        return variants(texts, verb="run", flags=[*names, *_OF_JOB])
     from samestep.training.conduct import RunOptions
     from samestep.training.settings import Settings
 
     names = [one.name.replace("_", "-") for kind in (Settings, RunOptions) for one in fields(kind)]
-    return variants(said, verb="train", flags=[*names, *_OF_JOB])
+    return variants(texts, verb="train", flags=[*names, *_OF_JOB])
 
 
 def batch_of(recipe: str, arguments: Sequence[str], scaling: str) -> int | None:
-    """Return the batch of a recipe that is to grow; None where none is.
+    """Return the batch size of a recipe that grows with the workers; None for strong scaling.
 
     Raises:
-        UsageError: it is said where only train reads it.
+        UsageError: the batch size is set in a file that only train reads.
     """
     if scaling not in ("weak", "both"):
         return None
     given = _value("--batch-size", arguments)
     if given is not None:
         if not given.isdecimal() or not int(given):
-            raise UsageError(f"--batch-size {given!r} is no number of samples that could grow.")
+            raise UsageError(f"--batch-size {given!r} is not a number of samples, at least 1.")
         return int(given)
     if _value("--config", arguments) is not None:
-        raise UsageError(f"--scaling {scaling} needs to know the batch that grows: give --batch-size too.")
+        raise UsageError(f"--scaling {scaling} does not read --config; give --batch-size too.")
     from samestep.recipes.book import find
 
     return find(recipe, fast="--fast" in arguments).settings.batch_size
@@ -180,18 +179,15 @@ def batch_of(recipe: str, arguments: Sequence[str], scaling: str) -> int | None:
 
 def _check_program(target: str, arguments: list[str], *, module: bool, mode: str | None) -> None:
     program = job_flags.program(target, arguments, module=module, no_python=False)
-    if mode in (None, "auto") and look_at(program).kind == "spawns":
-        raise UsageError(
-            f"{target} starts its own workers, where scale cannot see them. Have it run as one of several "
-            "workers under a launcher (torchrun, samestep run), or say --mode native if it can."
-        )
+    if mode in (None, "auto"):
+        refuse_own_workers(program, recognize_script(program), verb="scale")
 
 
 def _is_serial(target: str, kind: Kind, mode: object) -> bool:
     if mode in ("native", "autopilot"):
         return mode == "autopilot"
     program = job_flags.program(target, [], module=kind == "module", no_python=False)
-    return look_at(program).kind == "serial"
+    return recognize_script(program).kind == "serial"
 
 
 def _check_recipe(target: str, arguments: Sequence[str]) -> None:
@@ -199,7 +195,7 @@ def _check_recipe(target: str, arguments: Sequence[str]) -> None:
 
     if target not in RECIPES:
         raise UsageError(
-            f"{target} is neither a script that is there nor a recipe: those are {', '.join(RECIPES)}."
+            f"{target} is neither an existing script nor a recipe; the recipes are {', '.join(RECIPES)}."
         )
     for flag, instead in _OWN_RUNS.items():
         if any(word == flag or word.startswith(f"{flag}=") for word in arguments):
@@ -207,7 +203,7 @@ def _check_recipe(target: str, arguments: Sequence[str]) -> None:
 
 
 def _value(flag: str, words: Sequence[str]) -> str | None:
-    """Return the value of a flag among `words`, the last if it is there twice."""
+    """Return the value of an option among `words`, the last one if it occurs twice."""
     found = None
     for at, word in enumerate(words):
         if word == flag:

@@ -1,37 +1,34 @@
-"""``samestep run --scratch DIR``: a run that leaves the user's files as they are."""
+"""Redirects all files that a program writes to a folder (``samestep run --scratch DIR``)."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from samestep.base import env
 from samestep.base.errors import UsageError
+from samestep.cli.decision import Decision
 from samestep.launch.hosting import Ending
 from samestep.world.detect import detect
 
-if TYPE_CHECKING:
-    from samestep.cli.running import Decision
 
-
-def with_scratch(decision: "Decision", scratch: Path | None) -> "Decision":
-    """Return a decision with the folder that all writes are to go to, if the user named one.
+def with_scratch(decision: Decision, scratch: Path | None) -> Decision:
+    """Return the decision with the folder of ``--scratch``, if one was given.
 
     Raises:
-        UsageError: what this program writes cannot be led elsewhere.
+        UsageError: the program's writes cannot be redirected.
     """
     if scratch is None:
         return decision
-    if decision.alone or decision.job.program.kind == "executable":
+    if decision.starts_own_workers or decision.job.program.kind == "executable":
         raise UsageError(
-            "--scratch leads elsewhere what a Python script writes that does not start its own workers; "
-            f"{decision.job.program.target} is none."
+            "--scratch needs a Python script that does not start its own workers, and "
+            f"{decision.job.program.target} is not one. Leave it out."
         )
     return replace(decision, options=replace(decision.options, scratch=scratch.absolute()))
 
 
-def apart(run: Callable[[], Ending], *, scratch: Path) -> Ending:
-    """Run a worker's program, and have all that it writes go into a folder of its own within `scratch`."""
+def run_in_scratch(run: Callable[[], Ending], *, scratch: Path) -> Ending:
+    """Run a worker's program, and redirect what it writes to the worker's own folder in `scratch`."""
     from samestep.autopilot.overlay_calls import writing_to
 
     with writing_to(scratch, detect(env.snapshot()).place.rank):

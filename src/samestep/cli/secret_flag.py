@@ -1,4 +1,4 @@
-"""``--secret-file``: what the nodes of a job prove themselves with, where they share no home directory."""
+"""Adds ``--secret-file`` to a verb: the secret of a job whose nodes share no home directory."""
 
 import inspect
 from collections.abc import Callable
@@ -6,25 +6,25 @@ from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import typer
-
 from samestep.base import env
+from samestep.cli.options import WORKERS_PANEL, option
 from samestep.world.job_secret import SECRET_FILE
 
 Result = TypeVar("Result")
 _NAME = "secret_file"
 _OPTION = Annotated[
     str,
-    typer.Option(
+    option(
+        "FILE",
+        "File with the secret of the job, for nodes that share no home directory.",
+        WORKERS_PANEL,
         "--secret-file",
-        metavar="FILE",
-        help="What the nodes prove themselves with, where they share no home directory.",
     ),
 ]
 
 
 def with_secret_file(verb: Callable[..., Result]) -> Callable[..., Result]:
-    """Give a verb that starts or joins ranks on several nodes the flag ``--secret-file``."""
+    """Add the option ``--secret-file`` to a verb that starts or joins ranks on several nodes."""
 
     @wraps(verb)
     def command(*arguments: Any, **options: Any) -> Result:

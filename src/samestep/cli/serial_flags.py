@@ -1,15 +1,16 @@
-"""The flags of ``samestep run`` that control how a serial script is split across workers."""
+"""Reads the flags of ``samestep run`` that control how a serial script is split across workers."""
 
 from dataclasses import fields, replace
 from typing import Any, get_args
 
 from samestep.autopilot.options import DEFAULTS, BatchNormOver, Device, Load, Options, RandomOf, Split
 from samestep.base.errors import UsageError
-from samestep.cli.measured import refuse_unmeasured
-from samestep.cli.running import Decision
-from samestep.collectives.crossovers import check_algorithm
+from samestep.cli.decision import Decision
+from samestep.collectives.crossovers import AUTO, Measured, check_algorithm
+from samestep.launch.accelerators import accelerator_count
 from samestep.launch.job import Std
 from samestep.launch.plan import Spawn
+from samestep.training.option import flag
 
 _CHOICES = {
     "batch_norm": get_args(BatchNormOver),
@@ -21,20 +22,17 @@ _CHOICES = {
 
 
 def with_options(decision: Decision, **flags: Any) -> Decision:
-    """Return a decision with the flags of a serial script, as `Options` names them.
+    """Return the decision with the flags of a serial script, by their names in `Options`.
 
     Raises:
-        UsageError: as of `checked`, or a flag does nothing for this program, or cannot be followed.
+        UsageError: a value is wrong (see `checked`), or a flag has no effect on this program.
     """
     options = checked(**flags)
-    if options.explain and not decision.steered:
-        raise UsageError("--explain tells how a serial script is run on several workers; say -n 2 or more.")
-    said = [one.name for one in fields(Options) if getattr(options, one.name) != getattr(DEFAULTS, one.name)]
-    if said and (decision.script is None or decision.script.kind != "serial"):
-        raise UsageError(
-            f"{_flag(said[0])} says how a serial script is run on several workers, and "
-            f"{decision.job.program.target} is not taken for one. Leave it out, or say --mode autopilot."
-        )
+    if options.explain and not decision.is_replicated:
+        raise UsageError("--explain is for serial scripts on several workers; give one, and -n 2 or more.")
+    given = [one.name for one in fields(Options) if getattr(options, one.name) != getattr(DEFAULTS, one.name)]
+    if given and not decision.is_serial:
+        raise UsageError(not_serial(given[0], decision.job.program.target))
     refuse_unmeasured(decision, options.algorithm)
     if options.all_output and isinstance(decision.plan, Spawn) and decision.job.logs.tee.is_empty:
         logs = replace(decision.job.logs, tee=Std.parse("--tee", "3"))
@@ -42,16 +40,24 @@ def with_options(decision: Decision, **flags: Any) -> Decision:
     return replace(decision, options=options)
 
 
+def not_serial(name: str, target: str) -> str:
+    """Return the error message for an option of serial scripts that is given with another program."""
+    return (
+        f"{flag(name)} is for serial scripts, and {target} was not detected as one. Leave it out, or give "
+        "--mode autopilot."
+    )
+
+
 def checked(**flags: Any) -> Options:
-    """Return the options that flags say, as `Options` names them.
+    """Return the options with these values, by their names in `Options`.
 
     Raises:
-        UsageError: one has a value that there is not.
+        UsageError: an option has a value that it does not allow.
     """
     options = Options(**flags)
     for name, choices in _CHOICES.items():
         if (value := getattr(options, name)) not in choices:
-            raise UsageError(f"{_flag(name)} {value!r} is none of {', '.join(choices)}.")
+            raise UsageError(f"{flag(name)} {value!r} is not one of {', '.join(choices)}.")
     if options.check_every is not None and options.check_every < 0:
         raise UsageError(
             f"--check-every is {options.check_every}; give a number of calls (0 disables the check)."
@@ -61,5 +67,16 @@ def checked(**flags: Any) -> Options:
     return options
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+def refuse_unmeasured(decision: Decision, algorithm: str | None) -> None:
+    """Refuse ``--algorithm auto`` without measurements, as far as this can be checked before workers start.
+
+    Only workers may open accelerators, and on several nodes the file of rank 0's node counts.
+
+    Raises:
+        UsageError: nothing was measured; the message names the command that measures.
+    """
+    if algorithm != AUTO or decision.size == 1 or not isinstance(decision.plan, Spawn):
+        return
+    nodes = decision.plan.nodes
+    if (nodes.count == 1 or nodes.rank == 0) and not accelerator_count():
+        Measured(ranks=decision.size, hosts=nodes.count, device="cpu").load()

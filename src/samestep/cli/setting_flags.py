@@ -1,4 +1,4 @@
-"""Flags made of settings: each says for itself what it means, so it is said once."""
+"""Makes a flag of each setting in a dataclass; the setting's metadata holds its help and its choices."""
 
 import inspect
 import re
@@ -16,9 +16,9 @@ Verb = TypeVar("Verb", bound=Callable[..., None])
 
 
 def with_flags_of(*kinds: type) -> Callable[[Verb], Verb]:
-    """Give a verb a flag for each setting of the dataclasses `kinds`; they arrive as its ``**settings``.
+    """Give a verb a flag for each setting of the dataclasses `kinds`; it receives them as ``**settings``.
 
-    A flag that is not given arrives as None: what holds then is the recipe's to say.
+    A flag that is not given is None, so that the recipe's value holds.
     """
 
     def decorate(verb: Verb) -> Verb:
@@ -32,10 +32,10 @@ def with_flags_of(*kinds: type) -> Callable[[Verb], Verb]:
 
 
 def given(settings: Mapping[str, Any], *kinds: type) -> dict[str, Any]:
-    """Return the settings whose flags were given, as their dataclasses hold them.
+    """Return the settings whose flags were given, with the types of their dataclasses.
 
     Raises:
-        UsageError: a list holds what is no number.
+        UsageError: a list of numbers contains something else.
     """
     types = {one.name: get_type_hints(kind)[one.name] for kind in kinds for one in fields(kind)}
     return {
@@ -46,23 +46,23 @@ def given(settings: Mapping[str, Any], *kinds: type) -> dict[str, Any]:
 
 
 def as_arguments(settings: Mapping[str, Any]) -> list[str]:
-    """Return the arguments that say `settings`; None and empty ones are left out."""
-    said = []
+    """Return the command-line arguments of `settings`; None and empty ones are left out."""
+    words = []
     for name, value in settings.items():
         if isinstance(value, bool):
-            said.append(flag(name) if value else f"--no-{flag(name)[2:]}")
+            words.append(flag(name) if value else f"--no-{flag(name)[2:]}")
         elif isinstance(value, tuple) and all(isinstance(item, str) for item in value):
-            said += [f"{flag(name)}={item}" for item in value]
+            words += [f"{flag(name)}={item}" for item in value]
         elif isinstance(value, tuple):
-            said.append(f"{flag(name)}={','.join(map(str, value))}")
+            words.append(f"{flag(name)}={','.join(map(str, value))}")
         elif value is not None:
-            said.append(f"{flag(name)}={value}")
-    return said
+            words.append(f"{flag(name)}={value}")
+    return words
 
 
 def _parameter(one: Field[Any], kind: Any) -> inspect.Parameter:
     about, panel, choices = (one.metadata[key] for key in ("about", "panel", "choices"))
-    if not set(choices) <= set(re.findall(r"[\w-]+", about)):  # some say them all in their meaning
+    if not set(choices) <= set(re.findall(r"[\w-]+", about)):  # unless the text names them all
         about = f"{about} One of {', '.join(choices)}."
     name = flag(one.name)
     kind = _kind(kind)
@@ -70,15 +70,12 @@ def _parameter(one: Field[Any], kind: Any) -> inspect.Parameter:
     option = typer.Option(spelled, help=about, rich_help_panel=panel, show_default=False)
     asked = list[str] if kind is list else kind
     return inspect.Parameter(
-        one.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[asked | None, option],
+        one.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[asked | None, option]
     )
 
 
 def _kind(kind: Any) -> Any:
-    """Return what the command line reads for a setting of type `kind`."""
+    """Return the type that the command line parses for a setting of type `kind`."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return _kind(inner[0])
@@ -93,7 +90,7 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
     try:
         return tuple(float(item) for item in text.split(","))
     except ValueError:
-        raise UsageError(f"{flag(name)} {text!r} is no list of numbers such as 30,45.") from None
+        raise UsageError(f"{flag(name)} {text!r} is not a list of numbers such as 30,45.") from None
 
 
 def _frozen(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""``samestep submit``: the job for a site's scheduler or MPI, written, handed over and followed."""
+"""Implements ``samestep submit``, which writes a job for Slurm or MPI, submits it and follows it."""
 
 import typer
 
@@ -7,5 +7,5 @@ from samestep.cli.submit_mpi import mpi
 from samestep.cli.submit_slurm import slurm
 
 submit = typer.Typer(help="Write the job for Slurm or MPI, submit it, and follow it to its end.")
-submit.command("slurm", context_settings=dict(SETTINGS), short_help="A job of Slurm.")(slurm)
-submit.command("mpi", context_settings=dict(SETTINGS), short_help="A job of Open MPI or MPICH.")(mpi)
+submit.command("slurm", context_settings=dict(SETTINGS), short_help="Submit a Slurm job.")(slurm)
+submit.command("mpi", context_settings=dict(SETTINGS), short_help="Start a job with Open MPI or MPICH.")(mpi)

@@ -1,4 +1,4 @@
-"""``samestep submit mpi``."""
+"""Implements ``samestep submit mpi``, which starts a job with Open MPI or MPICH."""
 
 import os
 import shlex
@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from samestep.base import env
 from samestep.base.config import config_path, table
 from samestep.base.errors import UsageError
 from samestep.base.units import counted
-from samestep.cli.running import tell
-from samestep.cli.submitting import (
+from samestep.cli import options
+from samestep.cli.console import log
+from samestep.cli.options import option
+from samestep.cli.submit_common import (
     SOFTWARE,
     Arguments,
     Container,
@@ -23,63 +23,52 @@ from samestep.cli.submitting import (
     Lines,
     Modules,
     Target,
-    followed,
-    kept,
-    show_script,
+    Venv,
+    follow_job,
+    print_script,
+    store_script,
     work_of,
 )
-from samestep.submit.detached import DetachedFollowed
-from samestep.submit.hosts import Host, hosts_in, hosts_of, unfit
+from samestep.submit.detached import DetachedJob
+from samestep.submit.hosts import Host, hosts_in, hosts_of, unusable
 from samestep.submit.mpi import FLAVOURS, MpiJob, find, forwarded, script
 from samestep.submit.site import MpiSite, with_flags
 
-_WHERE = "Where"
+_HOSTS = "Hosts"
 
 
 def mpi(
     target: Target,
     arguments: Arguments = None,
     *,
-    hosts: Annotated[
-        str | None,
-        typer.Option(metavar="a:2,b:2", help="Hosts, and workers on each.", rich_help_panel=_WHERE),
-    ] = None,
+    hosts: Annotated[str | None, option("a:2,b:2", "Hosts, and the workers on each.", _HOSTS)] = None,
     hostfile: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Lists them: a slots=2, or a:2.", rich_help_panel=_WHERE),
+        str | None, option("FILE", "File with a host per line: a slots=2, or a:2.", _HOSTS)
     ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option("-n", metavar="N", help="Workers in total; else all.", rich_help_panel=_WHERE),
-    ] = None,
-    flavour: Annotated[
-        str | None, typer.Option(help="openmpi or mpich; else what mpirun is.", rich_help_panel=_WHERE)
-    ] = None,
+    workers: options.Workers = None,
+    flavour: Annotated[str | None, option("", "openmpi or mpich. Default: that of mpirun.", _HOSTS)] = None,
     interface: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The network between the hosts, as eth0.", rich_help_panel=_WHERE),
+        str | None, option("NAME", "Network interface between the hosts, such as eth0.", _HOSTS)
     ] = None,
     ssh: Annotated[
-        str | None, typer.Option(metavar="COMMAND", help="Reaches a host; else ssh.", rich_help_panel=_WHERE)
+        str | None, option("COMMAND", "Command that connects to a host. Default: ssh.", _HOSTS)
     ] = None,
     module: Modules = None,
-    venv: Annotated[
-        str | None, typer.Option(metavar="DIR", help="To run from.", rich_help_panel=SOFTWARE)
-    ] = None,
+    venv: Venv = None,
     container: Container = None,
     container_runtime: Annotated[
-        str | None, typer.Option(help="apptainer or singularity.", rich_help_panel=SOFTWARE)
+        str | None, option("", "Container runtime: apptainer or singularity.", SOFTWARE)
     ] = None,
     line: Lines = None,
     job_name: JobName = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job; start nothing.")] = False,
+    dry_run: options.DryRun = False,
     detach: Detach = False,
 ) -> int:
-    """Write a job of Open MPI or MPICH, start it over ssh, and follow its log to the end.
+    """Write a job for Open MPI or MPICH, start it over ssh, and follow its log to the end.
 
-    The hosts are asked first whether they can take part. The job and its log are kept in jobs/; it goes on
-    when the terminal is closed, or at Ctrl-C. Exits as the job does. Defaults can stand in
-    the mpi table of ~/.config/samestep/config.toml; flags go before.
+    The hosts are checked first. Without -n every slot of a host is a worker. The job and its log are stored
+    in jobs/. The job continues when the terminal is closed, and after Ctrl-C. The exit code is that of the
+    job. Defaults are read from the mpi table of ~/.config/samestep/config.toml; flags override them.
     """
     environment = env.snapshot()
     site = with_flags(
@@ -114,38 +103,40 @@ def mpi(
     )
     text = script(job)
     if dry_run:
-        show_script(text)
+        print_script(text)
         return 0
-    _refuse_unfit(job, target)
-    file = kept(job.name, text, suffix=".sh")
-    started = DetachedFollowed(file, file.with_suffix(".log"))
-    tell(
-        f"{started.name} is started: {counted(job.workers, 'worker')} on "
-        f"{counted(len(places), 'host')}, in {file}, its log in {file.with_suffix('.log')}."
+    _check_hosts(job, target)
+    file = store_script(job.name, text, suffix=".sh")
+    started = DetachedJob(file, file.with_suffix(".log"))
+    log(
+        f"{started.name} is started: {counted(job.workers, 'worker')} on {counted(len(places), 'host')}. "
+        f"Its script is {file}, its log {file.with_suffix('.log')}."
     )
     if detach:
         print(started.number)
         return 0
-    return followed(started)
+    return follow_job(started)
 
 
 def _hosts(text: str | None, file: str | None, site: MpiSite) -> tuple[Host, ...]:
     if text is not None and file is not None:
-        raise UsageError(f"--hosts {text} and --hostfile {file}: give one of the two.")
+        raise UsageError(
+            f"--hosts {text} and --hostfile {file} contradict each other; give only one of them."
+        )
     if text is not None:
         return hosts_of(text)
     if file or site.hostfile:
         return hosts_in(Path(file or site.hostfile).expanduser())
-    raise UsageError("which hosts? Give --hosts a:2,b:2, or --hostfile FILE.")
+    raise UsageError("no hosts are given; give --hosts a:2,b:2, or --hostfile FILE.")
 
 
 def _mpirun(site: MpiSite, *, dry_run: bool) -> tuple[str, str]:
-    """Return whose mpirun there is, and its name; a job that is only printed need not be for this machine."""
+    """Return the flavor and the name of mpirun; a job that is only printed may be for another machine."""
     if dry_run and site.flavour in FLAVOURS:
         return site.flavour, "mpirun"
-    if site.modules:  # which bring it
+    if site.modules:  # one of them provides mpirun, so it cannot be asked for its version here
         if not site.flavour:
-            raise UsageError("which MPI do the modules bring? Give --flavour openmpi or --flavour mpich.")
+            raise UsageError("the MPI of the modules is unknown; give --flavour openmpi or --flavour mpich.")
         return site.flavour, "mpirun"
     return find(site.flavour, version_of=_version)
 
@@ -160,14 +151,14 @@ def _version(program: str) -> str | None:
     return ended.stdout or ended.stderr
 
 
-def _refuse_unfit(job: MpiJob, target: str) -> None:
-    """Ask the other hosts before anything is written.
+def _check_hosts(job: MpiJob, target: str) -> None:
+    """Check the other hosts before anything is written.
 
     Raises:
-        UsageError: some cannot take part.
+        UsageError: some of them cannot run the job.
     """
     python = "" if job.site.container or job.site.lines else shlex.split(job.site.python(job.python)[0])[0]
-    wrong = unfit(
+    wrong = unusable(
         job.hosts,
         ssh=job.site.ssh,
         folder=job.folder,
@@ -175,4 +166,4 @@ def _refuse_unfit(job: MpiJob, target: str) -> None:
         python=python,
     )
     if wrong:
-        raise UsageError(f"{len(wrong)} of {len(job.hosts)} hosts cannot take part: {'; '.join(wrong)}.")
+        raise UsageError(f"{len(wrong)} of {len(job.hosts)} hosts cannot run the job: {'; '.join(wrong)}.")

@@ -1,14 +1,14 @@
-"""``samestep submit slurm``."""
+"""Implements ``samestep submit slurm``, which submits a Slurm job."""
 
 import sys
 from typing import Annotated
 
-import typer
-
 from samestep.base.errors import UsageError
 from samestep.base.signals import held
 from samestep.base.units import counted
-from samestep.cli.running import tell
+from samestep.cli import options
+from samestep.cli.console import log
+from samestep.cli.options import option, switch
 from samestep.cli.slurm_flags import (
     SIZE,
     Account,
@@ -22,10 +22,9 @@ from samestep.cli.slurm_flags import (
     Reservation,
     Runtime,
     Time,
-    Venv,
     slurm_site,
 )
-from samestep.cli.submitting import (
+from samestep.cli.submit_common import (
     FOLDER,
     Arguments,
     Container,
@@ -34,64 +33,48 @@ from samestep.cli.submitting import (
     Lines,
     Modules,
     Target,
-    followed,
-    kept,
+    Venv,
+    follow_job,
+    print_script,
     refuse_without_sbatch,
-    show_script,
+    store_script,
     work_of,
 )
-from samestep.submit.cluster import SlurmFollowed, submit
+from samestep.submit.cluster import FollowedSlurmJob, submit
 from samestep.submit.request import LAUNCHES, Launch
 from samestep.submit.slurm import SlurmJob, per_node, script
 from samestep.submit.words import slug
 
 WARNING_S = 120
-"""Before the end of a job's time; Slurm looks at limits every half minute or so."""
+"""Seconds before the time limit; Slurm checks limits every half minute or so."""
 
 
 def slurm(
     target: Target,
     arguments: Arguments = None,
     *,
-    nodes: Annotated[int, typer.Option(metavar="N", help="How many.", rich_help_panel=SIZE)] = 1,
+    nodes: Annotated[int, option("N", "Number of nodes.", SIZE)] = 1,
     gpus_per_node: GpusPerNode = 0,
-    workers: Annotated[
-        int | None, typer.Option("-n", metavar="N", help="Workers in total.", rich_help_panel=SIZE)
-    ] = None,
+    workers: options.Workers = None,
     nproc_per_node: Annotated[
         int | None,
-        typer.Option(
-            "--nproc-per-node",
-            "--ntasks-per-node",
-            metavar="K",
-            help="Workers on each node.",
-            rich_help_panel=SIZE,
-        ),
+        option("K", "Workers on each node.", options.WORKERS_PANEL, "--nproc-per-node", "--ntasks-per-node"),
     ] = None,
     cpus_per_task: CpusPerTask = None,
     mem: Memory = None,
     time: Time = None,
     requeue: Annotated[
-        bool,
-        typer.Option(
-            "--requeue",
-            help="Near the limit, have the workers write a checkpoint and queue the job again.",
-            rich_help_panel=SIZE,
-        ),
+        bool, switch("Before the time limit, write a checkpoint and requeue the job.", SIZE, "--requeue")
     ] = False,
     warning: Annotated[
-        int | None,
-        typer.Option(
-            metavar="S",
-            help=f"With --requeue: so long before the limit; else {WARNING_S} s.",
-            rich_help_panel=SIZE,
-        ),
+        int | None, option("S", f"With --requeue: seconds before the time limit. Default: {WARNING_S}.", SIZE)
     ] = None,
     launch: Annotated[
         str,
-        typer.Option(
-            help="tasks: Slurm starts each worker; node: it starts samestep once on each node.",
-            rich_help_panel=SIZE,
+        option(
+            "",
+            "tasks: Slurm starts each worker; node: Slurm starts samestep once on each node.",
+            options.WORKERS_PANEL,
         ),
     ] = "tasks",
     partition: Partition = None,
@@ -107,16 +90,16 @@ def slurm(
     line: Lines = None,
     job_name: JobName = None,
     output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="FILE", help="The log; %j is the job's number.")
+        str | None, option("FILE", "The log; %j is the number of the job.", "", "--output", "-o")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job; submit nothing.")] = False,
+    dry_run: options.DryRun = False,
     detach: Detach = False,
 ) -> int:
-    """Write a job of Slurm, submit it, and follow its state and its log to the end.
+    """Write a Slurm job, submit it, and follow its state and its log to the end.
 
-    The job is kept in jobs/, so that it can be read, changed and submitted again. Ctrl-C ends the following,
-    not the job. Exits as the job does. What all jobs of a site have in common can stand in
-    the slurm table of ~/.config/samestep/config.toml; flags go before.
+    The job is stored in jobs/, so that it can be read, changed and submitted again. Ctrl-C ends the
+    following, not the job. The exit code is that of the job. Defaults for all jobs of a site are read from
+    the slurm table of ~/.config/samestep/config.toml; flags override them.
     """
     site = slurm_site(
         partition=partition,
@@ -145,7 +128,7 @@ def slurm(
             gpus_per_node=gpus_per_node,
             workers=workers,
             nproc_per_node=nproc_per_node,
-            said=work.workers,
+            in_command=work.workers,
         ),
         gpus_per_node=gpus_per_node,
         site=site,
@@ -156,31 +139,29 @@ def slurm(
     )
     text = script(job)
     if dry_run:
-        show_script(text)
+        print_script(text)
         return 0
     refuse_without_sbatch()
-    file = kept(name, text, suffix=".sbatch")
-    with held() as signals:  # a job that Slurm takes has a number that is told
+    file = store_script(name, text, suffix=".sbatch")
+    with held() as signals:  # a Ctrl-C waits until the number of an accepted job is printed
         number = submit(file)
         where = f"{counted(job.workers, 'worker')} on {counted(nodes, 'node')}"
-        tell(f"job {number} is submitted: {where}, in {file}.")
+        log(f"job {number} is submitted: {where}. Its script is {file}.")
     signals.heed()
     if detach:
         print(number)
         return 0
-    return followed(SlurmFollowed(number))
+    return follow_job(FollowedSlurmJob(number))
 
 
 def _launch(text: str) -> Launch:
     for known in LAUNCHES:
         if text == known:
             return known
-    raise UsageError(f"--launch {text!r} is neither of {' and '.join(LAUNCHES)}.")
+    raise UsageError(f"--launch {text!r} is not one of {', '.join(LAUNCHES)}.")
 
 
 def _warning(seconds: int | None, *, requeue: bool) -> int | None:
     if seconds is not None and not requeue:
-        raise UsageError(
-            f"--warning {seconds} says when a job is told to be queued again: give --requeue too."
-        )
+        raise UsageError(f"--warning {seconds} has an effect only with --requeue; give that too.")
     return (WARNING_S if seconds is None else seconds) if requeue else None

@@ -1,4 +1,4 @@
-"""``samestep train``: a built-in recipe on N workers."""
+"""Implements ``samestep train``, which trains a built-in recipe on N workers."""
 
 import os
 import sys
@@ -13,16 +13,19 @@ import typer
 from samestep.base import env
 from samestep.base.errors import Error, PutOff, UsageError
 from samestep.base.record import json_line
-from samestep.cli.job_flags import Meeting, refuse_unused
+from samestep.cli import options
+from samestep.cli.console import log
+from samestep.cli.decision import Decision, with_checks
+from samestep.cli.execution import OWN_PROGRAM, decide_own, run_monitored, start_own
+from samestep.cli.job_flags import Rendezvous, refuse_unused
 from samestep.cli.job_flags import clocking as clocking_of
-from samestep.cli.measured import refuse_unmeasured
-from samestep.cli.outside import went_in
-from samestep.cli.running import Decision, act, decide, headline, starts_all, tell, watch_here, watched
+from samestep.cli.options import option, switch
 from samestep.cli.secret_flag import with_secret_file
+from samestep.cli.serial_flags import refuse_unmeasured
 from samestep.cli.setting_flags import as_arguments, given, with_flags_of
-from samestep.cli.shares import bind_worker, bound
+from samestep.cli.worker_binding import bind_worker
 from samestep.launch.accelerators import accelerator_count
-from samestep.launch.job import Job, Program
+from samestep.launch.job import Job
 from samestep.launch.plan import Spawn
 from samestep.measure.clock_file import ClockOptions
 from samestep.report.run_page import write_report
@@ -39,9 +42,7 @@ if TYPE_CHECKING:
     from samestep.world.world import World
 
 FINISH_S = 300.0
-"""How long workers that were asked to stop may take for their step and a checkpoint."""
-
-_WHAT, _DATA, _RESULTS = "What", "Data", "Results"
+"""Seconds that workers have for their step and a checkpoint when they are asked to stop."""
 
 
 @with_secret_file
@@ -50,130 +51,83 @@ def train(
     recipe: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RECIPE]", help="digits (comes along), mnist, fashion-mnist, cifar10, synthetic."
+            metavar="[RECIPE]", help="digits (bundled), mnist, fashion-mnist, cifar10 or synthetic."
         ),
     ] = None,
     *,
-    workers: Annotated[int | None, typer.Option("-n", metavar="N", help="Workers in total.")] = None,
-    threads: Annotated[
-        int | None, typer.Option(metavar="T", help="Compute threads of each worker; by default its share.")
-    ] = None,
-    bind: Annotated[
-        str, typer.Option(help="core: each worker has cores of its own, near its GPU; numa: a node; none.")
-    ] = "none",
-    max_restarts: Annotated[
-        int,
-        typer.Option(
-            metavar="K", help="How often all workers go on from the last checkpoint after one failed."
-        ),
-    ] = 0,
-    hang_timeout: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS", help="How long a worker may wait for one that does not come; 0 is without end."
-        ),
-    ] = 60.0,
+    workers: options.Workers = None,
+    threads: options.Threads = None,
+    bind: options.Bind = "none",
+    max_restarts: options.MaxRestarts = 0,
+    hang_timeout: options.HangTimeout = 60.0,
     fast: Annotated[
         bool | None,
-        typer.Option("--fast", help="The same task in a fraction of the time.", rich_help_panel=_WHAT),
+        option("", "Train for the same task in a fraction of the time.", options.TRAINING_PANEL, "--fast"),
     ] = None,
     config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Settings from a TOML file; flags go before.", rich_help_panel=_WHAT
-        ),
+        Path | None, option("FILE", "Settings from a TOML file; flags override them.", options.TRAINING_PANEL)
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="convnet, resnet9, resnet18 ... resnet152.", rich_help_panel=_WHAT),
-    ] = None,
+    model: Annotated[str | None, options.MODEL] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Go on with the run in this folder, on any -n; with a RECIPE, begin it if there is none.",
-            rich_help_panel=_WHAT,
+        option(
+            "DIR",
+            "Continue the run in this folder, on any -n. With a RECIPE, start it if there is none.",
+            options.TRAINING_PANEL,
         ),
     ] = None,
     eval_only: Annotated[
         bool,
-        typer.Option(
-            "--eval-only", help="Score the weights of --from; train nothing.", rich_help_panel=_WHAT
-        ),
+        switch("Evaluate the weights of --from, without training.", options.TRAINING_PANEL, "--eval-only"),
     ] = False,
     weights: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "CHECKPOINT",
+            "For --eval-only: a checkpoint, of samestep or of another program.",
+            options.TRAINING_PANEL,
             "--from",
-            metavar="CHECKPOINT",
-            help="For --eval-only: anybody's checkpoint.",
-            rich_help_panel=_WHAT,
         ),
     ] = None,
-    batch_per_worker: Annotated[
-        int | None,
-        typer.Option(
-            metavar="B", help="Batch of each worker: N times B is another training.", rich_help_panel=_WHAT
-        ),
-    ] = None,
+    batch_per_worker: Annotated[int | None, options.BATCH_PER_WORKER] = None,
     lr_scale: Annotated[
         str | None,
-        typer.Option(help="With --batch-per-worker: none, linear, sqrt.", rich_help_panel=_WHAT),
+        option(
+            "", "Learning rate with --batch-per-worker: none, linear or sqrt scaling.", options.TRAINING_PANEL
+        ),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Another data set; see samestep data list.", rich_help_panel=_DATA),
+        option("NAME", "Another data set; samestep data list prints the names.", options.DATA_PANEL),
     ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the data set.", rich_help_panel=_DATA)
-    ] = None,
-    subset: Annotated[
-        int | None, typer.Option(metavar="K", help="Train on the first K samples.", rich_help_panel=_DATA)
-    ] = None,
+    data_dir: options.DataDir = None,
+    subset: Annotated[int | None, option("K", "Train on the first K samples.", options.DATA_PANEL)] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Run folder; else runs/RECIPE-TIME.", rich_help_panel=_RESULTS),
+        Path | None, option("DIR", "Run folder. Default: runs/RECIPE-TIME.", options.RESULTS_PANEL)
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=_RESULTS)
-    ] = False,
-    clock: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Write down each worker's steps there: how long each took, and each part of it.",
-            rich_help_panel=_RESULTS,
-        ),
-    ] = None,
-    clock_steps: Annotated[
-        int | None,
-        typer.Option(
-            metavar="K", help="End the training after so many clocked steps.", rich_help_panel=_RESULTS
-        ),
-    ] = None,
-    clock_warm_up: Annotated[
-        int,
-        typer.Option(metavar="W", help="Steps before the first that is clocked.", rich_help_panel=_RESULTS),
-    ] = 5,
+    as_json: options.AsJson = False,
+    clock: options.Clock = None,
+    clock_steps: options.ClockSteps = None,
+    clock_warm_up: options.ClockWarmUp = 5,
     **settings: Any,
 ) -> None:
     """Train a built-in recipe on N workers, with the result of one.
 
-    Everything is checked before a worker starts. Under srun, mpirun or torchrun the launcher's tasks are
-    the workers; elsewhere -n of them start here. SIGTERM and SIGUSR1 (--stop-signal) finish the step, write
-    a checkpoint and end with exit code 75; --resume goes on from it. So do the workers by themselves, up to
-    --max-restarts times, after one has failed.
+    All input is checked before a worker starts. Under srun, mpirun or torchrun the launcher's tasks are the
+    workers; otherwise -n of them start here. On SIGTERM and SIGUSR1 (--stop-signal) the workers finish their
+    step, write a checkpoint and end with exit code 75; --resume continues from it. After the failure of a
+    worker all workers continue from it by themselves, up to --max-restarts times.
     """
     from samestep.recipes.order import check_compiler, resolve
     from samestep.recipes.request import Request, after_failure, configuration
 
     if eval_only != (weights is not None):
-        raise UsageError(
-            "--eval-only and --from CHECKPOINT go together: what to score, and to train nothing."
-        )
+        raise UsageError("--eval-only and --from CHECKPOINT need each other; give both or none.")
     clocking = clocking_of(clock, steps=clock_steps, warm_up=clock_warm_up)
     if clocking is not None and eval_only:
-        raise UsageError("--clock takes down the steps of a training, and --eval-only trains nothing.")
+        raise UsageError(
+            "--clock records the steps of a training, and --eval-only does not train; leave out one of them."
+        )
     request = Request(
         recipe=recipe,
         fast=fast,
@@ -193,43 +147,34 @@ def train(
     if env.integer(environment, "TORCHELASTIC_RESTART_COUNT"):
         request = after_failure(request)
     if threads is None and configuration(request)[0].get("exact") and asked_threads(environment) is None:
-        threads = 1  # as everywhere else, so that the bits are the same
-    job = Job(
-        program=Program(target="samestep", kind="module"),
-        workers=workers,
-        max_restarts=max_restarts,
-        patience_s=FINISH_S,
-    )
-    went_in(job)
-    decision = decide(job, mode="native", threads=threads, environment=environment)
-    decision = watched(bound(decision, bind), hang_timeout=hang_timeout, sanitize=False)
-    refuse_unused(job, decision.plan, Meeting(), launcher=decision.found.launcher)
-    _leave_if_finished(request, decision, as_json=as_json)
+        threads = 1  # the same number everywhere gives the same bits
+    job = Job(program=OWN_PROGRAM, workers=workers, max_restarts=max_restarts, patience_s=FINISH_S)
+    decision = with_checks(decide_own(job, threads=threads, bind=bind), hang_timeout=hang_timeout)
+    refuse_unused(job, decision.plan, Rendezvous(), launcher=decision.detected.launcher)
+    _exit_if_finished(request, decision, as_json=as_json)
     resolved = resolve(request, workers=decision.size)
-    if (
-        resolved.settings.compile and not accelerator_count()
-    ):  # else the workers look: devices are theirs to open
+    if resolved.settings.compile and not accelerator_count():  # only workers may open accelerators
         check_compiler(resolved)
-    if clocking is not None and starts_all(decision):
+    if clocking is not None and decision.starts_all:
         clocking.refuse_used()
     if isinstance(decision.plan, Spawn) and (decision.size > 1 or max_restarts):
         raise typer.Exit(_start(decision, request, resolved, clocking, as_json=as_json))
     work = partial(_work, decision, resolved, clocking, threads=threads, as_json=as_json)
-    if decision.found.launcher == SAMESTEP.name:  # which watches its workers
+    if decision.detected.launcher == SAMESTEP.name:  # it runs its workers under the watchdog already
         work()
     else:
-        watch_here(decision, work)
+        run_monitored(decision, work)
 
 
-def _leave_if_finished(request: "Request", decision: Decision, *, as_json: bool) -> None:
-    """End here if the run has: whoever resumes it again, a chain of jobs or a restart, need not know."""
+def _exit_if_finished(request: "Request", decision: Decision, *, as_json: bool) -> None:
+    """Exit with code 0 if the run to resume has finished, so that a chain of jobs or a restart succeeds."""
     from samestep.recipes.request import configuration
 
     folder = request.resume
     if folder is None or not RunFolder.has_finished(folder) or not configuration(request)[1]:
         return
-    if decision.speaks:
-        tell(f"{folder}: that run has finished, and nothing is left to do; see its result.json.")
+    if decision.is_main:
+        log(f"the run in {folder} has finished; see its result.json.")
         if as_json:
             print(json_line(RunFolder.read_result(folder)).rstrip())
     raise typer.Exit
@@ -243,29 +188,25 @@ def _start(
     *,
     as_json: bool,
 ) -> int:
-    """Start the workers, each with all that was asked for and the folder settled; return the exit code."""
+    """Start the workers with the same request and a fixed run folder, and return the exit code."""
     if resolved.weights is None:
         from samestep.recipes.cook import prepare
 
         refuse_unmeasured(decision, resolved.settings.algorithm)
-        if isinstance(decision.plan, Spawn) and not decision.plan.nodes.rank:  # rank 0 writes, so its node
+        # Rank 0 writes, so its node prepares the folder.
+        if isinstance(decision.plan, Spawn) and not decision.plan.nodes.rank:
             prepare(resolved)
         request = replace(request, out=None if request.resume else resolved.out)
-    if decision.speaks:
-        _tell_what_it_is(decision, resolved)
-        tell(headline(decision))
-    program = replace(decision.job.program, args=_arguments(request, clocking, as_json=as_json))
+    if decision.is_main:
+        _log_settings(decision, resolved)
     try:
-        code, why = act(replace(decision, job=replace(decision.job, program=program))), ""
+        code, why = start_own(decision, _arguments(request, clocking, as_json=as_json)), ""
     except Error as error:
         if not _has_finished(resolved):
             raise
         code, why = error.exit_code, str(error).strip().partition("\n")[0]
     if code and _has_finished(resolved):
-        tell(
-            f"the training has finished, see {resolved.out / 'result.json'}; after that a worker failed. "
-            f"{why}"
-        )
+        log(f"the training has finished, see {resolved.out / 'result.json'}; then a worker failed. {why}")
         return 0
     return code
 
@@ -274,11 +215,11 @@ def _has_finished(resolved: "ResolvedConfig") -> bool:
     return resolved.weights is None and RunFolder.has_finished(resolved.out)
 
 
-def _tell_what_it_is(decision: Decision, resolved: "ResolvedConfig") -> None:
+def _log_settings(decision: Decision, resolved: "ResolvedConfig") -> None:
     settings, workers = resolved.settings, decision.size
-    for said in (resolved.label, settings.advice(workers), settings.about_exact(workers)):
-        if said is not None:
-            tell(said)
+    for line in (resolved.label, settings.advice(workers), settings.about_exact(workers)):
+        if line is not None:
+            log(line)
 
 
 def _work(
@@ -289,19 +230,19 @@ def _work(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Be a worker, or the only one."""
+    """Train or evaluate, as one of the workers."""
     from samestep.recipes.cook import score
     from samestep.recipes.order import broadcast_resolved, check_compiler
     from samestep.world.join import join
 
-    bind_worker(decision, decision.found.place)
+    bind_worker(decision, decision.detected.place)
     finished = False
     try:
         with join(threads=threads) as world:
             check_compiler(resolved, world.device)
             resolved = broadcast_resolved(resolved, world)
-            if decision.found.launcher != SAMESTEP.name:  # which has told it
-                world.on_main(lambda: _tell_what_it_is(decision, resolved))
+            if decision.detected.launcher != SAMESTEP.name:  # it has logged them itself
+                world.on_main(lambda: _log_settings(decision, resolved))
             if resolved.weights is not None:
                 found = score(world, resolved)
                 world.print(json_line(found.as_dict()).rstrip() if as_json else found.summary())
@@ -311,21 +252,21 @@ def _work(
             if result is not None and world.place.is_main:
                 _report(result, resolved.out, as_json=as_json)
     except KeyboardInterrupt:
-        if decision.size == 1:  # of several, the launcher says it
-            tell(f"ended by signal {SIGINT:d}.")
+        if decision.size == 1:  # with several workers the launcher logs it
+            log(f"ended by signal {SIGINT:d}.")
         raise
     except PutOff as stopped:
         if world.place.is_main:
-            tell(f"{stopped}. Go on with: samestep train --resume {resolved.out}")
+            log(f"{stopped}. To continue: samestep train --resume {resolved.out}")
         raise typer.Exit(stopped.exit_code) from None
     except Exception as error:
         if not finished:
             raise
-        tell(f"the training has finished; after that this worker failed: {_line(error)}")
+        log(f"the training has finished; then this worker failed: {_line(error)}")
 
 
 def _train(world: "World", resolved: "ResolvedConfig", clocking: ClockOptions | None) -> "Result | None":
-    """Train; return the result, or None where the training was left once enough steps were clocked."""
+    """Train, and return the result; None if the training was stopped after ``--clock-steps``."""
     from samestep.recipes.clocked import clocked
     from samestep.recipes.cook import run_recipe
 
@@ -334,29 +275,29 @@ def _train(world: "World", resolved: "ResolvedConfig", clocking: ClockOptions | 
     samples = len(resolved.train_set)
     config = resolved.training() | {"samples": samples}
     train = partial(run_recipe, world, resolved)
-    result = clocked(train, world, clocking, samples_per_epoch=samples, config=config, report=tell)
+    result = clocked(train, world, clocking, samples_per_epoch=samples, config=config, report=log)
     if result is None and world.place.is_main:
-        tell(clocking.stopped_message())
+        log(clocking.stopped_message())
     return result
 
 
 def _report(result: "Result", folder: Path, *, as_json: bool) -> None:
-    """Print what came of a training, and write its page; neither makes a failure of the training."""
+    """Print the result of a training, and write its page; an error there does not fail the training."""
     where = f"run folder: {folder}"
     try:
-        where += f", as a picture: {write_report(folder)}"
-    except Exception as error:  # noqa: BLE001 - the result is on disk, whatever the page meets
-        tell(f"the training has finished, and its page cannot be made: {_line(error)}")
+        where += f", page: {write_report(folder)}"
+    except Exception as error:  # noqa: BLE001 - the result is on disk already
+        log(f"the training has finished, but its page cannot be written: {_line(error)}")
     try:
         text = json_line(result.as_dict()).rstrip() if as_json else f"{result.summary()}\n{where}"
         print(text, flush=True)
     except OSError as error:
-        tell(f"the training has finished, and its result cannot be printed: {_line(error)}")
+        log(f"the training has finished, but its result cannot be printed: {_line(error)}")
         _discard_output()
 
 
 def _discard_output() -> None:
-    """Discard what could not be printed: the interpreter would try again at its end, and fail for it."""
+    """Discard what could not be printed, because the interpreter prints it again at its end, and fails."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -364,21 +305,21 @@ def _discard_output() -> None:
 
 def _line(error: BaseException) -> str:
     """Return an error in one line."""
-    told = " ".join(str(error).split()) or type(error).__name__
-    return told if isinstance(error, Error) else f"{type(error).__name__}: {told}"
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if isinstance(error, Error) else f"{type(error).__name__}: {text}"
 
 
 def _arguments(request: "Request", clocking: ClockOptions | None, *, as_json: bool) -> tuple[str, ...]:
-    """Return the arguments that ask for `request` again."""
+    """Return the command-line arguments of `request`."""
     flags = {
         one.name: getattr(request, one.name)
         for one in fields(request)
         if one.name not in ("recipe", "changes", "weights")
     }
-    said = as_arguments({**flags, **request.changes})
+    words = as_arguments({**flags, **request.changes})
     if request.weights is not None:
-        said += ["--eval-only", f"--from={request.weights}"]
+        words += ["--eval-only", f"--from={request.weights}"]
     if clocking is not None:
         steps, warm_up = clocking.steps, clocking.warm_up
-        said += as_arguments({"clock": clocking.folder, "clock_steps": steps, "clock_warm_up": warm_up})
-    return ("train", *([request.recipe] if request.recipe else []), *said, *(["--json"] if as_json else []))
+        words += as_arguments({"clock": clocking.folder, "clock_steps": steps, "clock_warm_up": warm_up})
+    return ("train", *([request.recipe] if request.recipe else []), *words, *(["--json"] if as_json else []))

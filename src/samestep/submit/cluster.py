@@ -1,4 +1,4 @@
-"""Asks Slurm: takes a job, and says what became of it."""
+"""Submits jobs to Slurm, and reads their state from its commands."""
 
 import re
 import subprocess
@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samestep.base.errors import Error, UsageError
-from samestep.submit.follow import Seen
+from samestep.submit.follow import JobStatus
 from samestep.submit.states import ENDS, exit_code, in_words
 
-_PATIENCE_S = 60
-_SILENT = 124
-"""The exit code of a command that did not answer, as that of ``timeout``."""
+_TIMEOUT_S = 60
+_TIMED_OUT = 124
+"""The exit code of a command that did not end in time, as that of ``timeout``."""
 
-_SPEAKER = re.compile(r"^sbatch: (error|fatal): ")
-_AWAY = re.compile("configuration source|Unable to contact slurm controller")
-"""How sbatch says that there is no Slurm to which it could give a job."""
+_PREFIX = re.compile(r"^sbatch: (error|fatal): ")
+_UNREACHABLE = re.compile("configuration source|Unable to contact slurm controller")
+"""The errors of sbatch when it cannot reach Slurm."""
 
 _FIELD = re.compile(r"\b(JobState|Reason|ExitCode|Restarts|NodeList|BatchHost)=(\S+)")
 
 Ask = Callable[[Sequence[str]], "Answer"]
-"""Runs one of Slurm's commands."""
+"""Runs a command of Slurm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a command answered."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -34,7 +34,7 @@ class Answer:
 
 
 def ask(words: Sequence[str]) -> Answer:
-    """Run one of Slurm's commands to its end; a Ctrl-C is for this process, and not for sbatch on its way."""
+    """Run a command of Slurm to its end; it has its own session, so that a Ctrl-C does not interrupt it."""
     try:
         ended = subprocess.run(
             words,
@@ -42,52 +42,52 @@ def ask(words: Sequence[str]) -> Answer:
             capture_output=True,
             text=True,
             check=False,
-            timeout=_PATIENCE_S,
+            timeout=_TIMEOUT_S,
             start_new_session=True,
         )
     except FileNotFoundError:
         return Answer(127, "", f"there is no {words[0]} on this machine")
     except subprocess.TimeoutExpired:
-        return Answer(_SILENT, "", f"{words[0]} did not answer within {_PATIENCE_S} s")
+        return Answer(_TIMED_OUT, "", f"{words[0]} did not answer within {_TIMEOUT_S} s")
     return Answer(ended.returncode, ended.stdout, ended.stderr)
 
 
 def submit(script: Path, *, name: str = "", ask: Ask = ask) -> str:
-    """Give a job to Slurm and return its number.
+    """Submit a job to Slurm, and return its number.
 
     Args:
         script: of the job.
-        name: of the job, where the script is no name for it.
-        ask: runs one of Slurm's commands; tests pass their own.
+        name: of the job in error messages; empty for the path of the script.
+        ask: runs a command of Slurm; tests pass their own.
 
     Raises:
-        UsageError: Slurm does not take it, or does not answer.
+        UsageError: Slurm rejects the job, or does not answer.
     """
     answer = ask(["sbatch", "--parsable", str(script)])
     number = answer.out.strip().partition(";")[0]  # the name of the cluster may follow
     if answer.code == 0 and number.isdecimal():
         return number
-    if answer.code == _SILENT:
+    if answer.code == _TIMED_OUT:
         raise UsageError(
-            f"{answer.err}. Slurm may have taken the job {name or script} all the same: look with "
-            "squeue --me before submitting it again."
+            f"{answer.err}. Slurm may still have accepted the job {name or script}; check with squeue --me "
+            "before you submit it again."
         )
-    lines = [_SPEAKER.sub("", line) for line in (answer.err or answer.out).splitlines()]
-    if any(_AWAY.search(line) for line in lines):
+    lines = [_PREFIX.sub("", line) for line in (answer.err or answer.out).splitlines()]
+    if any(_UNREACHABLE.search(line) for line in lines):
         raise UsageError(
-            f"Slurm does not answer here ({lines[-1]}). Submit from a login node of the cluster, or see what "
-            "would be submitted with --dry-run."
+            f"Slurm does not answer here ({lines[-1]}). Submit from a login node of the cluster, or print "
+            "the job with --dry-run."
         )
-    said = " ".join(" ".join(lines).split()) or f"sbatch exited {answer.code}"
-    raise UsageError(f"Slurm did not take the job {name or script}: {said}")
+    reason = " ".join(" ".join(lines).split()) or f"sbatch ended with exit code {answer.code}"
+    raise UsageError(f"Slurm rejected the job {name or script}: {reason}")
 
 
-class SlurmFollowed:
-    """A job of Slurm that is followed.
+class FollowedSlurmJob:
+    """A submitted Slurm job.
 
     Args:
         number: of the job.
-        ask: runs one of Slurm's commands; tests pass their own.
+        ask: runs a command of Slurm; tests pass their own.
     """
 
     def __init__(self, number: str, *, ask: Ask = ask) -> None:
@@ -97,43 +97,43 @@ class SlurmFollowed:
         self._ask = ask
         self._log: Path | None = None
 
-    def look(self) -> Seen:
-        """Return what Slurm says about the job now.
+    def status(self) -> JobStatus:
+        """Return the present state of the job.
 
         Raises:
-            Error: Slurm has forgotten it.
+            Error: neither Slurm nor its accounting has the job.
         """
         answer = self._ask(["scontrol", "show", "job", self._number])
         if answer.code and "Invalid job id" in answer.err + answer.out:
-            return self._remembered()
-        if answer.code:  # busy, or being restarted: the job goes on without it
-            return Seen(words=f"Slurm does not answer ({' '.join(answer.err.split())})", log=self._log)
-        lines = answer.out.split("\n\n")[0].splitlines()  # of an array, the first task
+            return self._accounted()
+        if answer.code:  # Slurm is busy or restarts, and the job goes on
+            return JobStatus(words=f"Slurm does not answer ({' '.join(answer.err.split())})", log=self._log)
+        lines = answer.out.split("\n\n")[0].splitlines()  # the first task of an array
         self._log = next((_log(line) for line in lines if line.strip().startswith("StdOut=")), self._log)
-        told = [line for line in lines if not re.match(r"\s*(JobId|Command|WorkDir|Std|Comment)", line)]
-        fields = dict(_FIELD.findall("\n".join(told)))
-        state = fields.get("JobState", "PENDING")
-        restarts = int(fields.get("Restarts", "0"))
+        fields = [line for line in lines if not re.match(r"\s*(JobId|Command|WorkDir|Std|Comment)", line)]
+        values = dict(_FIELD.findall("\n".join(fields)))
+        state = values.get("JobState", "PENDING")
+        restarts = int(values.get("Restarts", "0"))
         words = in_words(
-            state, reason=fields.get("Reason", ""), nodes=fields.get("NodeList", ""), restarts=restarts
+            state, reason=values.get("Reason", ""), nodes=values.get("NodeList", ""), restarts=restarts
         )
-        return _seen(state, words, fields.get("ExitCode", "0:0"), self._log)
+        return _status(state, words, values.get("ExitCode", "0:0"), self._log)
 
-    def _remembered(self) -> Seen:
-        """Return what the accounting says of a job that is no longer in Slurm's memory."""
+    def _accounted(self) -> JobStatus:
+        """Return the state of a job that only the accounting still has."""
         answer = self._ask(["sacct", "-n", "-X", "-P", "-o", "State,ExitCode", "-j", self._number])
-        state, _, told = answer.out.strip().partition("|")
+        state, _, code = answer.out.strip().partition("|")
         state = state.split(" ")[0]  # "CANCELLED by 1000"
         if answer.code or state not in ENDS:
-            raise Error(f"Slurm no longer knows {self.name}, and its accounting does not say how it ended.")
-        return _seen(state, in_words(state), told, self._log)
+            raise Error(f"Slurm no longer has {self.name}, and its accounting has no final state of it.")
+        return _status(state, in_words(state), code, self._log)
 
 
-def _seen(state: str, words: str, told: str, log: Path | None) -> Seen:
+def _status(state: str, words: str, slurm_code: str, log: Path | None) -> JobStatus:
     if state not in ENDS:
-        return Seen(words=words, log=log, waits=state == "PENDING")
-    code = exit_code(state, told)
-    return Seen(
+        return JobStatus(words=words, log=log, waits=state == "PENDING")
+    code = exit_code(state, slurm_code)
+    return JobStatus(
         words=f"{words}, exit code {code}" if code else words,
         log=log,
         exit_code=code,

@@ -1,19 +1,19 @@
-"""A job without a scheduler: a process of its own on this host, which outlives the terminal."""
+"""Runs a job without a scheduler, as a process of this host that outlives the terminal."""
 
 import os
 import signal
 import subprocess
 from pathlib import Path
 
-from samestep.submit.follow import Seen
+from samestep.submit.follow import JobStatus
 
 
-class DetachedFollowed:
-    """A script that runs in a session of its own, with its output in a file.
+class DetachedJob:
+    """A script that runs in its own session, with its output in a file.
 
     Args:
-        script: what bash is to run.
-        log: takes all that it prints.
+        script: the script that bash runs.
+        log: the new file for its output.
     """
 
     def __init__(self, script: Path, log: Path) -> None:
@@ -28,14 +28,14 @@ class DetachedFollowed:
         self._log = log
         self.name = f"job {self._process.pid}"
         self.number = str(self._process.pid)
-        # The whole group: mpirun ends the workers on the other hosts.
+        # The signal goes to the whole process group, so that mpirun ends the workers on the other hosts.
         self.stop = f"kill -{signal.SIGTERM.name[3:]} -- -{os.getpgid(self._process.pid)}"
 
-    def look(self) -> Seen:
-        """Return what is known of it now."""
+    def status(self) -> JobStatus:
+        """Return the present state of the script."""
         code = self._process.poll()
         if code is None:
-            return Seen(words="runs", log=self._log)
+            return JobStatus(words="runs", log=self._log)
         code = 128 - code if code < 0 else code
         words = f"has failed, exit code {code}" if code else "has ended well"
-        return Seen(words=words, log=self._log, exit_code=code)
+        return JobStatus(words=words, log=self._log, exit_code=code)

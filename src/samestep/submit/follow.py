@@ -1,4 +1,4 @@
-"""Follows a job to its end: its state in words, and its log as it grows."""
+"""Follows a job to its end: prints each change of its state, and its log as it grows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,23 +7,23 @@ from time import monotonic, sleep
 from typing import Protocol
 
 _LOG_S = 0.3
-"""Between two looks at the log."""
+"""Seconds between two reads of the log."""
 
 _FIRST_S, _GROWTH = 0.5, 1.3
 _LONGEST_WAITING_S, _LONGEST_S = 15.0, 5.0
-"""Between two questions to the scheduler: it has many users."""
+"""Seconds between two polls of the job; they are rare because a scheduler serves many users."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What is known of a job now.
+class JobStatus:
+    """The present state of a job.
 
     Args:
-        words: its state.
-        log: the file that holds its output, if there is one.
+        words: the state in words.
+        log: the file with its output, if there is one.
         waits: whether it has not started.
-        exit_code: how it ended; None while it has not.
-        cut_off: whether something else than its own script has ended it.
+        exit_code: its exit code; None while it has not ended.
+        cut_off: whether it was ended from outside, and not by its own script.
     """
 
     words: str
@@ -33,22 +33,22 @@ class Seen:
     cut_off: bool = False
 
 
-class Followed(Protocol):
-    """A job that can be asked for its state."""
+class FollowedJob(Protocol):
+    """A job whose state can be polled."""
 
     name: str
     stop: str
     """The command that ends it."""
 
-    def look(self) -> Seen:
-        """Return what is known of it now."""
+    def status(self) -> JobStatus:
+        """Return the present state of the job."""
 
 
-class Log:
-    """A log that is read as it grows.
+class LogReader:
+    """A reader of a file that grows.
 
     Args:
-        show: takes what has come.
+        show: prints the new part.
     """
 
     def __init__(self, show: Callable[[bytes], None]) -> None:
@@ -56,50 +56,50 @@ class Log:
         self._read = 0
 
     def read(self, path: Path | None) -> None:
-        """Show what has come since the last time."""
+        """Print what was added since the last call."""
         try:
             if path is None or not (size := path.stat().st_size) or size == self._read:
                 return
-            if size < self._read:  # written anew
+            if size < self._read:  # it was overwritten
                 self._read = 0
             with path.open("rb") as file:
                 file.seek(self._read)
                 new = file.read()
-        except OSError:  # not there yet
+        except OSError:  # it does not exist yet
             return
         self._read += len(new)
         self._show(new)
 
 
 def follow(
-    job: Followed,
+    job: FollowedJob,
     *,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
     show: Callable[[bytes], None],
     pause: Callable[[float], None] = sleep,
     now: Callable[[], float] = monotonic,
 ) -> int:
-    """Follow a job until it has ended; return its exit code.
+    """Follow a job until it has ended, and return its exit code.
 
     Args:
-        job: to follow.
-        tell: takes each change of its state, as a sentence.
-        show: takes what it prints.
-        pause: waits for seconds.
-        now: tells the time in seconds.
+        job: the job.
+        log: receives each change of its state, as a sentence.
+        show: prints its output.
+        pause: waits for a number of seconds.
+        now: returns the time in seconds.
     """
-    log, said, every, asked = Log(show), "", _FIRST_S, float("-inf")
-    seen = Seen(words="")
+    reader, logged, every, polled = LogReader(show), "", _FIRST_S, float("-inf")
+    status = JobStatus(words="")
     while True:
-        if now() - asked >= every:
-            seen, asked = job.look(), now()
-            if seen.exit_code is not None:
-                log.read(seen.log)
-            if seen.words != said:
-                tell(f"{job.name} {seen.words}.")
-                said, every = seen.words, _FIRST_S
-            every = min(every * _GROWTH, _LONGEST_WAITING_S if seen.waits else _LONGEST_S)
-            if seen.exit_code is not None:
-                return seen.exit_code
-        log.read(seen.log)
+        if now() - polled >= every:
+            status, polled = job.status(), now()
+            if status.exit_code is not None:
+                reader.read(status.log)
+            if status.words != logged:
+                log(f"{job.name} {status.words}.")
+                logged, every = status.words, _FIRST_S
+            every = min(every * _GROWTH, _LONGEST_WAITING_S if status.waits else _LONGEST_S)
+            if status.exit_code is not None:
+                return status.exit_code
+        reader.read(status.log)
         pause(_LOG_S)

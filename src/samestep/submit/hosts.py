@@ -1,4 +1,4 @@
-"""The hosts of an MPI job: as flags, as both kinds of files list them, and whether they can be reached."""
+"""Reads the hosts of an MPI job from flags and files, and checks that they can run it."""
 
 import shlex
 import socket
@@ -15,22 +15,22 @@ from samestep.base.units import whole
 LOCAL = ("localhost", "127.0.0.1")
 _MOST_SLOTS = 1 << 20
 ANSWER_S = 10
-"""How long a host may take to be reached."""
+"""Seconds to connect to a host."""
 
 _IMPORT_S = 60
 _NO_FOLDER, _NO_PROGRAM, _NO_SAMESTEP = 41, 42, 43
 
 Ask = Callable[[Sequence[str]], tuple[int, str]]
-"""Runs a command; returns its exit code and what it said on stderr."""
+"""Runs a command, and returns its exit code and its stderr."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host and how many workers it takes.
+    """A host, and its number of workers.
 
     Args:
-        name: as MPI and the other hosts know it.
-        slots: workers.
+        name: the name or address that MPI and the other hosts use.
+        slots: number of workers.
     """
 
     name: str
@@ -41,10 +41,10 @@ class Host:
 
 
 def hosts_of(text: str) -> tuple[Host, ...]:
-    """Read ``a:2,b:2``; a host without a number takes one worker.
+    """Parse ``a:2,b:2``; a host without a number has one worker.
 
     Raises:
-        UsageError: it is not of that form.
+        UsageError: the text does not have that form.
     """
     return _distinct([_host(item.strip(), f"--hosts {text!r}") for item in text.split(",")])
 
@@ -52,10 +52,10 @@ def hosts_of(text: str) -> tuple[Host, ...]:
 def hosts_in(path: Path) -> tuple[Host, ...]:
     """Read a file with a host on each line: ``a slots=2`` (Open MPI's), ``a:2`` (MPICH's) or ``a``.
 
-    A host that is there several times without a number takes as many workers: schedulers repeat the line.
+    A host listed several times without a number has as many workers, because schedulers repeat its line.
 
     Raises:
-        UsageError: it cannot be read, lists no hosts, or has a line of another form.
+        UsageError: the file cannot be read, lists no hosts, or has a line of another form.
     """
     try:
         lines = read_text(path).splitlines()
@@ -77,16 +77,16 @@ def hosts_in(path: Path) -> tuple[Host, ...]:
                 bare.add(host.name)
                 found.append(host)
     if not found:
-        raise UsageError(f"the hostfile {path} lists no hosts. Give each a line: NAME slots=WORKERS.")
+        raise UsageError(f"the hostfile {path} lists no hosts; give each one a line: NAME slots=WORKERS.")
     return _distinct(found)
 
 
 def _host(text: str, where: str) -> Host:
     name, _, slots = text.partition(":")
     if not name or name.startswith("-") or any(character.isspace() for character in name):
-        raise UsageError(f"{where}: {text!r} is not the name of a host, as in a:2,b:2.")
+        raise UsageError(f"{where}: {text!r} is not the name of a host, such as those in a:2,b:2.")
     if slots and not 0 < (whole(slots) or 0) <= _MOST_SLOTS:
-        raise UsageError(f"{where}: {slots!r} is not a number of workers, as in a:2,b:2.")
+        raise UsageError(f"{where}: {slots!r} is not a number of workers, such as those in a:2,b:2.")
     return Host(name, int(slots or 1))
 
 
@@ -94,29 +94,30 @@ def _distinct(found: list[Host]) -> tuple[Host, ...]:
     names = [one.name for one in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise UsageError(f"host {twice} is named twice. Name it once, with all its workers: {twice}:2.")
+        raise UsageError(f"host {twice} is listed twice; list it once, with all its workers: {twice}:2.")
     return tuple(found)
 
 
 def is_here(host: Host) -> bool:
-    """Return whether a host is this one, by its name."""
+    """Return whether the name of a host is that of this one."""
     here = socket.gethostname()
     return host.name in (*LOCAL, here, here.partition(".")[0])
 
 
-def unfit(
+def unusable(
     hosts: Iterable[Host], *, ssh: str, folder: Path, program: str | None, python: str, ask: Ask | None = None
 ) -> list[str]:
-    """Return what keeps the hosts other than this one from taking part, one sentence for each.
+    """Return why hosts other than this one cannot run the job, one sentence for each such host.
 
-    Each is reached as mpirun will reach it, all at once, and asked for the folder, the program and samestep.
+    All hosts are checked at once, over the connection that mpirun uses: the folder, the program and samestep
+    must be there.
 
     Args:
         hosts: of the job.
-        ssh: the command that reaches a host.
-        folder: where the job is to run.
+        ssh: the command that connects to a host.
+        folder: the working folder of the job.
         program: a file that each worker reads, if there is one.
-        python: what runs the workers; empty where only the job itself can find it.
+        python: the interpreter of the workers; empty if only the job itself can find it.
         ask: runs a command; tests pass their own.
     """
     others = [one for one in hosts if not is_here(one)]
@@ -128,21 +129,21 @@ def unfit(
     begin = [*words, *(options if Path(words[0]).name == "ssh" else [])]
     with ThreadPoolExecutor(max_workers=min(32, len(others))) as pool:
         answers = list(pool.map(ask or _run, [[*begin, one.name, question] for one in others]))
-    told = {
-        _NO_FOLDER: f"has no folder {folder}: share it, or give one that all hosts have",
-        _NO_PROGRAM: f"has no file {program} there",
+    problems = {
+        _NO_FOLDER: f"has no folder {folder}; use one that all hosts share",
+        _NO_PROGRAM: f"has no file {program} in that folder",
         _NO_SAMESTEP: f"cannot import samestep with {python}",
     }
     return [
-        f"{one.name} {told.get(code) or f'cannot be reached by `{ssh} {one.name}`'}"
-        + (f" ({_last_line(said)})" if said.strip() else "")
-        for one, (code, said) in zip(others, answers, strict=True)
+        f"{one.name} {problems.get(code) or f'cannot be reached by `{ssh} {one.name}`'}"
+        + (f" ({stderr.strip().splitlines()[-1].strip()})" if stderr.strip() else "")
+        for one, (code, stderr) in zip(others, answers, strict=True)
         if code
     ]
 
 
 def _question(folder: Path, program: str | None, python: str) -> str:
-    """Return a line of shell that exits with what is missing."""
+    """Return a line of shell whose exit code names what is missing."""
     steps = [f"cd {shlex.quote(str(folder))} 2>/dev/null || exit {_NO_FOLDER}"]
     if program is not None:
         steps.append(f"test -r {shlex.quote(program)} || exit {_NO_PROGRAM}")
@@ -161,7 +162,3 @@ def _run(words: Sequence[str]) -> tuple[int, str]:
     except subprocess.TimeoutExpired:
         return 124, f"no answer within {_IMPORT_S} s"
     return ended.returncode, ended.stderr
-
-
-def _last_line(text: str) -> str:
-    return text.strip().splitlines()[-1].strip()

@@ -1,4 +1,4 @@
-"""A job of Open MPI or MPICH as a value, and as a script whose one command says what each flag is for."""
+"""Describes a job for Open MPI or MPICH, and writes its script, which explains each flag of mpirun."""
 
 import re
 import shlex
@@ -14,29 +14,29 @@ from samestep.submit.words import command, comment, explained, quoted
 from samestep.submit.work import Work
 
 FLAVOURS = ("openmpi", "mpich")
-_SAYS = {"openmpi": "Open MPI", "mpich": "HYDRA"}
+_VERSION_SIGNS = {"openmpi": "Open MPI", "mpich": "HYDRA"}
 _PORT = "$((15000 + RANDOM % 14000))"
 
 Flags = list[tuple[str, str]]
-"""Flags as a shell reads them, each with what it is for."""
+"""Flags, quoted for a shell, each with its purpose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpiJob:
-    """One job.
+    """A job for Open MPI or MPICH.
 
     Args:
-        work: what each worker runs.
+        work: the command that each worker runs.
         name: of the job.
-        hosts: where, and how many workers each takes.
-        workers: in total; the hosts are filled in turn.
+        hosts: the hosts, with the number of workers of each.
+        workers: number of workers; the hosts are filled in their order.
         flavour: ``openmpi`` or ``mpich``.
         mpirun: the program that starts it.
-        site: how hosts are reached, and where the programs are.
-        folder: where each worker starts.
+        site: the connection to the hosts, and the software of the job.
+        folder: the working folder of each worker.
         python: the interpreter that submits.
-        as_root: whether root submits, which Open MPI wants to be told.
-        forwarded: names of variables that the workers on other hosts are to have as well.
+        as_root: whether root submits, for which Open MPI needs a flag.
+        forwarded: names of variables that workers on other hosts get too.
     """
 
     work: Work
@@ -55,36 +55,36 @@ class MpiJob:
         room = sum(host.slots for host in self.hosts)
         if not 1 <= self.workers <= room:
             listed = ",".join(map(str, self.hosts))
-            raise UsageError(f"-n {self.workers} workers, but the hosts have room for 1 to {room}: {listed}.")
+            raise UsageError(f"-n {self.workers} does not fit the hosts {listed}; give 1 to {room}.")
         first = self.hosts[0].name
         if first in LOCAL and len(self.hosts) > 1:
             raise UsageError(
-                f"rank 0 is on {first}, which is {self.hosts[1].name} itself for the workers there: they "
-                "would look for it in vain. Give this host by the name that the others know."
+                f"rank 0 is on {first}, an address that the workers on {self.hosts[1].name} cannot reach; "
+                "give the name of this host that the other hosts use."
             )
 
 
 def flavour_of(version: str) -> str | None:
-    """Return whose mpirun says this about its version; None for another.
+    """Return the flavor of mpirun with this version text; None for another program.
 
     >>> flavour_of("mpirun (Open MPI) 4.1.4"), flavour_of("HYDRA build details:"), flavour_of("Intel(R) MPI")
     ('openmpi', 'mpich', None)
     """
-    return next((name for name, sign in _SAYS.items() if sign.lower() in version.lower()), None)
+    return next((name for name, sign in _VERSION_SIGNS.items() if sign.lower() in version.lower()), None)
 
 
 def find(flavour: str, *, version_of: Callable[[str], str | None]) -> tuple[str, str]:
-    """Return the flavour and the program that starts jobs of it.
+    """Return the flavor, and the program that starts its jobs.
 
     Args:
-        flavour: as asked for; empty for whatever there is.
-        version_of: returns what a program says about its version; None where there is no such program.
+        flavour: the one to find; empty for any.
+        version_of: returns the version text of a program; None if there is no such program.
 
     Raises:
         UsageError: there is none, or it is neither Open MPI nor MPICH.
     """
     if flavour and flavour not in FLAVOURS:
-        raise UsageError(f"--flavour {flavour!r} is neither of {' and '.join(FLAVOURS)}.")
+        raise UsageError(f"--flavour {flavour!r} is not one of {', '.join(FLAVOURS)}.")
     names = [f"mpirun.{flavour}", "mpirun", "mpiexec"] if flavour else ["mpirun", "mpiexec"]
     others = []
     for name in names:
@@ -96,9 +96,9 @@ def find(flavour: str, *, version_of: Callable[[str], str | None]) -> tuple[str,
             return found, name
         others.append(f"{name} is {(version.strip().splitlines() or ['silent'])[0]}")
     wanted = flavour or "Open MPI or MPICH"
-    seen = f" ({'; '.join(others)})" if others else ""
+    found_text = f" ({'; '.join(others)})" if others else ""
     raise UsageError(
-        f"no mpirun of {wanted} is on the PATH{seen}. Load its module; with --dry-run --flavour says which."
+        f"no mpirun of {wanted} is on the PATH{found_text}; load its module, or give --dry-run and --flavour."
     )
 
 
@@ -120,67 +120,67 @@ def script(job: MpiJob) -> str:
 def _openmpi(job: MpiJob) -> Flags:
     flags = [
         (f"-np {job.workers}", "workers in total"),
-        ("--host " + quoted([",".join(map(str, job.hosts))])[0], "where, and how many on each"),
-        ("--map-by slot", "neighbouring ranks share a host"),
-        ("--bind-to none", "else a rank gets one core; samestep shares them out"),
-        ("--wdir " + quoted([str(job.folder)])[0], "each worker starts in this folder"),
+        ("--host " + quoted([",".join(map(str, job.hosts))])[0], "the hosts, and the workers on each"),
+        ("--map-by slot", "consecutive ranks share a host"),
+        ("--bind-to none", "samestep divides the cores among the ranks itself"),
+        ("--wdir " + quoted([str(job.folder)])[0], "the working folder of each worker"),
     ]
     if job.as_root:
         flags.append(("--allow-run-as-root", "you are root"))
     flags += [(f"-x {name}={value}", why) for name, value, why in _variables(job)]
     loaded = ("LD_LIBRARY_PATH", "PATH") if job.site.modules else ()
     names = dict.fromkeys(("PYTHONUNBUFFERED", *job.forwarded, *loaded))
-    flags += [(f"-x {name}", "as it is set here") for name in names]
+    flags += [(f"-x {name}", "the value that it has here") for name in names]
     if job.site.ssh != "ssh":
-        flags.append(("--mca plm_rsh_agent " + quoted([job.site.ssh])[0], "reaches the other hosts"))
+        flags.append(("--mca plm_rsh_agent " + quoted([job.site.ssh])[0], "connects to the other hosts"))
     if job.site.interface:
         value = quoted([job.site.interface])[0]
-        flags.append((f"--mca oob_tcp_if_include {value}", "mpirun's own messages take this interface"))
+        flags.append((f"--mca oob_tcp_if_include {value}", "mpirun's own messages use this interface"))
     return flags
 
 
 def _mpich(job: MpiJob) -> Flags:
     flags = [
         (f"-n {job.workers}", "workers in total"),
-        ("-hosts " + quoted([",".join(map(str, job.hosts))])[0], "where, and how many on each"),
-        ("-bind-to none", "samestep shares the cores out itself"),
-        ("-wdir " + quoted([str(job.folder)])[0], "each worker starts in this folder"),
+        ("-hosts " + quoted([",".join(map(str, job.hosts))])[0], "the hosts, and the workers on each"),
+        ("-bind-to none", "samestep divides the cores among the ranks itself"),
+        ("-wdir " + quoted([str(job.folder)])[0], "the working folder of each worker"),
     ]
     flags += [(f"-genv {name} {value}", why) for name, value, why in _variables(job)]
     if job.site.ssh != "ssh":
         reach = shlex.split(job.site.ssh)[0]
         flags += [
-            ("-launcher ssh", "hosts are reached over ssh,"),
-            ("-launcher-exec " + quoted([reach])[0], "or what takes its place"),
+            ("-launcher ssh", "connects to the hosts with ssh,"),
+            ("-launcher-exec " + quoted([reach])[0], "or with this program"),
         ]
     if job.site.interface:
         value = quoted([job.site.interface])[0]
-        flags.append((f"-iface {value}", "mpiexec's own messages take this interface"))
+        flags.append((f"-iface {value}", "mpiexec's own messages use this interface"))
     return flags
 
 
 def _variables(job: MpiJob) -> list[tuple[str, str, str]]:
-    """Return the variables that the workers are given, each with what it is for."""
+    """Return the variables of the workers, each with its value and its purpose."""
     found = []
     if any(host.name not in LOCAL for host in job.hosts):
         master = quoted([job.hosts[0].name.rpartition("@")[2]])[0]  # ssh's user is no part of the address
         if job.flavour == "openmpi":
-            found.append(("MASTER_ADDR", master, "where the workers meet: the host of rank 0"))
+            found.append(("MASTER_ADDR", master, "the rendezvous is on the host of rank 0"))
         elif job.work.verb == "run":
-            # A script may call MPI_Init: Hydra then cannot be asked for the address before.
-            found.append(("MASTER_ADDR", master, "where the workers meet: the host of rank 0,"))
-            found.append(("MASTER_PORT", _PORT, "and a port on it, another at each start"))
+            # A script may call MPI_Init, after which Hydra no longer serves the address.
+            found.append(("MASTER_ADDR", master, "the rendezvous is on the host of rank 0,"))
+            found.append(("MASTER_PORT", _PORT, "on another port at each start"))
     if job.site.interface:
         value = quoted([job.site.interface])[0]
         found += [
-            (f"{library}_SOCKET_IFNAME", value, f"{name}'s messages take this interface")
+            (f"{library}_SOCKET_IFNAME", value, f"{name}'s messages use this interface")
             for library, name in (("GLOO", "Gloo"), ("NCCL", "NCCL"))
         ]
     return found
 
 
 def _ssh(job: MpiJob) -> list[str]:
-    """Return what MPICH reads about ssh from the environment: it takes no arguments elsewhere."""
+    """Return the line that passes arguments of ssh to MPICH, which reads them only from the environment."""
     extra = shlex.split(job.site.ssh)[1:]
     if job.flavour != "mpich" or not extra:
         return []
@@ -188,7 +188,7 @@ def _ssh(job: MpiJob) -> list[str]:
 
 
 def forwarded(names: list[str]) -> tuple[str, ...]:
-    """Return those of the variables set here that workers on other hosts are to have too.
+    """Return the names of the variables that workers on other hosts get too.
 
     >>> forwarded(["HOME", "NCCL_DEBUG", "PYTHONPATH"])
     ('NCCL_DEBUG', 'PYTHONPATH')

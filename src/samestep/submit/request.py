@@ -1,4 +1,4 @@
-"""What a job asks Slurm for, and what the scripts of all jobs have in common: their head, and their srun."""
+"""Describes the resources of a Slurm job, and writes the parts that the scripts of all jobs share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ LAUNCHES: tuple[Launch, ...] = ("tasks", "node")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmRequest:
-    """What one job asks for.
+    """The resources of one job.
 
     Args:
         name: of the job.
-        nodes: how many.
-        per_node: workers on each.
+        nodes: number of nodes.
+        per_node: workers on each node.
         gpus_per_node: GPUs of each node; 0 for none.
-        site: what else to ask for, and where the programs are.
-        launch: who starts the workers.
+        site: further requests, and the software of the job.
+        launch: whether Slurm starts each worker (``tasks``), or samestep does on each node (``node``).
         output: the log, with Slurm's ``%j`` for the number of the job.
         python: the interpreter that submits.
     """
@@ -44,29 +44,29 @@ class SlurmRequest:
             ("--gpus-per-node", self.gpus_per_node, 0),
         ):
             if value < least:
-                raise UsageError(f"{flag} {value}: there must be at least {least}.")
+                raise UsageError(f"{flag} is {value}; give at least {least}.")
             if value > MOST_WORKERS:
-                raise UsageError(f"{flag} {value} is too large; use {MOST_WORKERS:,} or less.")
+                raise UsageError(f"{flag} is {value}; give at most {MOST_WORKERS:,}.")
         if 0 < self.gpus_per_node < self.per_node:
             raise UsageError(
-                f"{self.per_node} workers on each node cannot share --gpus-per-node {self.gpus_per_node}: "
-                "each needs a GPU of its own. Ask for more GPUs or fewer workers."
+                f"{self.per_node} workers on each node need a GPU each, but --gpus-per-node is "
+                f"{self.gpus_per_node}; ask for more GPUs or fewer workers."
             )
 
     @property
     def workers(self) -> int:
-        """Workers in total."""
+        """Number of workers on all nodes."""
         return self.nodes * self.per_node
 
 
 def written(*paragraphs: Sequence[str]) -> str:
-    """Return a script of these paragraphs; those without a line are left out."""
+    """Return a script of these paragraphs; empty ones are left out."""
     return "#!/bin/bash\n" + "\n\n".join("\n".join(lines) for lines in paragraphs if lines) + "\n"
 
 
 def head(asked: SlurmRequest, *, by: str) -> list[str]:
     """Return the lines that sbatch reads; `by` is the command that writes them."""
-    each = ", each on a GPU of its own" if asked.per_node == asked.gpus_per_node else ""
+    each = ", with a GPU each" if asked.per_node == asked.gpus_per_node else ""
     return [
         comment(f"{asked.name}: {counted(asked.workers, 'worker')} on {counted(asked.nodes, 'node')}{each}."),
         comment(f"Written by {by}; sbatch takes this file as it is."),
@@ -77,7 +77,7 @@ def head(asked: SlurmRequest, *, by: str) -> list[str]:
 
 
 def software(site: SlurmSite) -> list[str]:
-    """Return the lines that make the programs available."""
+    """Return the lines that set up the software."""
     return [*site.preparation(), "export PYTHONUNBUFFERED=1  # the log grows with every line printed"]
 
 
@@ -88,22 +88,22 @@ def samestep(asked: SlurmRequest) -> list[str]:
 
 
 def srun_flags(asked: SlurmRequest, *, ends_together: bool) -> list[tuple[str, str]]:
-    """Return the flags of srun, quoted for a shell, each with what it is for.
+    """Return the flags of srun, quoted for a shell, each with its purpose.
 
     Args:
-        asked: what the job asks for.
-        ends_together: whether a worker that fails ends the others.
+        asked: the resources of the job.
+        ends_together: whether a failed worker ends the others.
     """
     site, flags = asked.site, []
     if site.cpus_per_task is not None:
         why = "srun does not take it from the job (Slurm 22.05 and later)"
         flags.append(('--cpus-per-task="$SLURM_CPUS_PER_TASK"', why))
     if ends_together:
-        flags.append(("--kill-on-bad-exit=1", "one worker that fails ends the others"))
+        flags.append(("--kill-on-bad-exit=1", "a failed worker ends the others"))
     if site.container and site.container_runtime == "pyxis":
         flags.append(("--container-image=" + quoted([site.container])[0], "the workers' container"))
-        flags.append(('--container-mounts="$PWD"', "with this folder in it,"))
-        flags.append(('--container-workdir="$PWD"', "and started there"))
+        flags.append(('--container-mounts="$PWD"', "this folder is mounted in it,"))
+        flags.append(('--container-workdir="$PWD"', "and is the working folder"))
     return flags
 
 
@@ -132,5 +132,5 @@ def _site(site: SlurmSite) -> list[str]:
         "--constraint": site.constraint,
     }
     lines = [directive(flag, value) for flag, value in asked.items() if value]
-    # The user's own words, quoted as sbatch wants them.
+    # User-defined options, quoted for sbatch.
     return lines + [directive(one.removeprefix("#SBATCH").strip()) for one in site.directives]

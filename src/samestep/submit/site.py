@@ -1,4 +1,4 @@
-"""What a site's jobs have in common: the tables of the user's configuration, under any flag."""
+"""Holds the defaults for all jobs of a site, from the user's configuration, and merges them with flags."""
 
 import shlex
 from collections.abc import Mapping
@@ -10,19 +10,19 @@ from samestep.base.errors import UsageError
 from samestep.submit.words import quoted
 
 RUNTIMES = ("apptainer", "singularity", "pyxis")
-"""What runs containers: two programs, and a plugin of Slurm."""
+"""Container runtimes: two programs, and a plugin of Slurm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
-    """Where a job finds its programs.
+    """The software of a job.
 
     Args:
         modules: environment modules to load.
-        venv: a virtual environment; by default the interpreter that submits is used.
-        container: an image to run the workers in; its own Python is used.
-        container_runtime: what runs it.
-        lines: of shell, before the workers start.
+        venv: a virtual environment; empty for the interpreter that submits.
+        container: the image of the workers, whose Python is used; empty for none.
+        container_runtime: one of `RUNTIMES`.
+        lines: lines of shell that run before the workers start.
     """
 
     modules: tuple[str, ...] = ()
@@ -34,15 +34,15 @@ class Software:
     def __post_init__(self) -> None:
         if self.container_runtime not in RUNTIMES:
             raise UsageError(
-                f"container-runtime {self.container_runtime!r} is none of {', '.join(RUNTIMES)}."
+                f"container-runtime {self.container_runtime!r} is not one of {', '.join(RUNTIMES)}."
             )
         if self.container and self.venv:
             raise UsageError(
-                f"container {self.container} has its own Python, and venv {self.venv} is another: give one."
+                f"container {self.container} and venv {self.venv} each have a Python; give only one of them."
             )
 
     def preparation(self) -> list[str]:
-        """Return the lines of shell that make the programs available."""
+        """Return the lines of shell that set up the software."""
         prepared = []
         if self.modules:
             prepared.append(f"module load {' '.join(quoted(self.modules))} || exit")
@@ -68,18 +68,18 @@ class Software:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmSite(Software):
-    """``[slurm]``: what jobs ask this site's Slurm for.
+    """The ``[slurm]`` table: requests of all Slurm jobs of a site.
 
     Args:
-        partition: where to run.
-        account: whom to charge.
-        reservation: nodes set aside, as for a course.
+        partition: the partition to run in.
+        account: the account to charge.
+        reservation: reserved nodes, for instance of a course.
         qos: quality of service.
         constraint: features of the nodes.
-        time: limit, as Slurm reads it: minutes, or ``1-12:00:00``.
+        time: time limit in the notation of Slurm: minutes, or ``1-12:00:00``.
         mem: memory of each node, such as ``64G``.
-        cpus_per_task: processors of each worker.
-        directives: further flags of sbatch, such as ``--exclusive``.
+        cpus_per_task: cores of each worker.
+        directives: further options of sbatch, such as ``--exclusive``.
     """
 
     partition: str = ""
@@ -95,18 +95,18 @@ class SlurmSite(Software):
     def __post_init__(self) -> None:
         super(SlurmSite, self).__post_init__()  # slots: the short form does not know this class
         if self.cpus_per_task is not None and self.cpus_per_task < 1:
-            raise UsageError(f"--cpus-per-task {self.cpus_per_task}: each worker needs a processor.")
+            raise UsageError(f"--cpus-per-task is {self.cpus_per_task}; give at least 1.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpiSite(Software):
-    """``[mpi]``: how MPI reaches this site's hosts.
+    """The ``[mpi]`` table: the hosts of a site, and the connection to them.
 
     Args:
-        flavour: ``openmpi`` or ``mpich``; by default what ``mpirun`` says it is.
-        hostfile: lists the hosts.
+        flavour: ``openmpi`` or ``mpich``; empty for that of ``mpirun``.
+        hostfile: a file that lists the hosts.
         interface: the network interface between the hosts.
-        ssh: the command that reaches a host.
+        ssh: the command that connects to a host.
     """
 
     flavour: str = ""
@@ -117,23 +117,23 @@ class MpiSite(Software):
     def __post_init__(self) -> None:
         super(MpiSite, self).__post_init__()
         if self.container_runtime == "pyxis" and self.container:
-            raise UsageError("container-runtime pyxis is a plugin of Slurm: use apptainer or singularity.")
+            raise UsageError("container-runtime pyxis needs Slurm; use apptainer or singularity.")
         try:
             words = shlex.split(self.ssh)
         except ValueError as error:
-            raise UsageError(f"ssh {self.ssh!r} is no command of a shell: {str(error).lower()}.") from None
+            raise UsageError(f"ssh {self.ssh!r} is not a shell command: {str(error).lower()}.") from None
         if not words:
-            raise UsageError(f"ssh {self.ssh!r} names no command. Leave it out for ssh itself.")
+            raise UsageError(f"ssh {self.ssh!r} has no command; leave it out to use ssh.")
 
     def python(self, here: str) -> list[str]:
-        """Return the words that call Python; on other hosts no virtual environment is active."""
+        """Return the words that call Python, by its path, because hosts do not activate an environment."""
         if self.venv:
             return quoted([_at_home(self.venv).rstrip("/") + "/bin/python"])
         return super(MpiSite, self).python(here)
 
 
 def _at_home(path: str) -> str:
-    """Return a path with its ``~`` as what it stands for; quotes would keep the shell from seeing it."""
+    """Return a path with ``~`` expanded, because a shell does not expand it within quotes."""
     return str(Path(path).expanduser()) if path.startswith("~") else path
 
 
@@ -141,13 +141,13 @@ Site = TypeVar("Site", SlurmSite, MpiSite)
 
 
 def with_flags(site: Site, flags: Mapping[str, Any]) -> Site:
-    """Return `site` as the flags that were given change it; None and empty lists were not."""
-    given = {name: value for name, value in flags.items() if value is not None and value != []}
-    told: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+    """Return `site`, changed by the flags that were given; None and an empty list mean not given."""
+    changes: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in flags.items()
+        if value is not None and value != []
     }
-    if "container" in told and "venv" not in told:
-        told["venv"] = ""  # the flag beats the file
-    if "venv" in told and "container" not in told:
-        told["container"] = ""
-    return replace(site, **told)
+    for flag, other in (("container", "venv"), ("venv", "container")):
+        if flag in changes and other not in changes:
+            changes[other] = ""  # a flag overrides the file's other kind of Python
+    return replace(site, **changes)

@@ -1,61 +1,64 @@
-"""What Slurm says about a job, in words."""
+"""Describes the states of a Slurm job in words."""
 
 from collections.abc import Mapping
 
 REASONS: Mapping[str, str] = {
-    "None": "until the scheduler has looked at it",
+    "None": "until the scheduler has considered it",
     "Resources": "for nodes to become free",
     "Priority": "behind jobs of higher priority",
-    "BeginTime": "until its start time; Slurm holds a job that was queued again back for two minutes",
+    "BeginTime": "until its start time; Slurm holds a requeued job back for two minutes",
     "Dependency": "for another job",
-    "DependencyNeverSatisfied": "for another job that will never be as it must: cancel it",
+    "DependencyNeverSatisfied": "for another job that can no longer end as required; cancel it",
     "JobHeldUser": "because you hold it (scontrol release)",
     "JobHeldAdmin": "because an administrator holds it",
     "Reservation": "for its reservation to begin",
     "ReqNodeNotAvail": "for nodes that are down, reserved or being emptied",
     "NodeDown": "for a node that is down",
-    "Licenses": "for a licence",
-    "PartitionDown": "because its partition takes no jobs now",
+    "Licenses": "for a license",
+    "PartitionDown": "because its partition accepts no jobs now",
     "PartitionInactive": "because its partition starts no jobs now",
-    "PartitionNodeLimit": "for more nodes than its partition gives: it will not start",
-    "PartitionTimeLimit": "for more time than its partition gives: it will not start",
-    "BadConstraints": "for nodes that there are not: it will not start",
-    "InvalidAccount": "because of its account: it will not start",
-    "InvalidQOS": "because of its quality of service: it will not start",
+    "PartitionNodeLimit": "for more nodes than its partition allows; it will not start",
+    "PartitionTimeLimit": "for more time than its partition allows; it will not start",
+    "BadConstraints": "for nodes that do not exist; it will not start",
+    "InvalidAccount": "because of its account; it will not start",
+    "InvalidQOS": "because of its quality of service; it will not start",
     "JobArrayTaskLimit": "for other tasks of its array",
-    "Cleaning": "for what is left of its last start",
+    "Cleaning": "until its last start is cleaned up",
     "launch_failed_requeued_held": "because it could not be started; an administrator has to release it",
 }
-"""Why a job waits; others are limits of an account or a QOS, whose names say which."""
+"""Why a job waits, by Slurm's code; other codes name a limit of an account or a QOS."""
 
 _STATES: Mapping[str, str] = {
     "CONFIGURING": "its nodes are being prepared",
     "COMPLETING": "is ending",
     "STAGE_OUT": "is ending",
-    "SIGNALING": "is being signalled",
+    "SIGNALING": "is being signaled",
     "SUSPENDED": "is suspended",
     "STOPPED": "is stopped",
-    "RESIZING": "changes its size",
-    "REQUEUED": "is being queued again",
-    "REQUEUE_FED": "is being queued again",
-    "REQUEUE_HOLD": "is held back after being queued again (scontrol release)",
-    "SPECIAL_EXIT": "is held back after being queued again (scontrol release)",
-    "RESV_DEL_HOLD": "is held back, its reservation is gone (scontrol release)",
+    "RESIZING": "is being resized",
+    "REQUEUED": "is being requeued",
+    "REQUEUE_FED": "is being requeued",
+    "REQUEUE_HOLD": "is requeued and held (scontrol release)",
+    "SPECIAL_EXIT": "is requeued and held (scontrol release)",
+    "RESV_DEL_HOLD": "is held because its reservation was deleted (scontrol release)",
 }
+
+WITH_REQUEUE = "--requeue lets it continue"
+"""The remedy for a job that was ended from outside."""
 
 ENDS: Mapping[str, str] = {
     "COMPLETED": "has ended well",
     "FAILED": "has failed",
-    "TIMEOUT": "was ended at its time limit (--time gives it more; --requeue lets it go on)",
+    "TIMEOUT": f"was ended at its time limit (raise --time; {WITH_REQUEUE})",
     "CANCELLED": "was cancelled",
-    "NODE_FAIL": "was ended: one of its nodes failed",
-    "OUT_OF_MEMORY": "was ended: it took more memory than it asked for (--mem)",
-    "PREEMPTED": "was ended for another job (--requeue lets it go on)",
+    "NODE_FAIL": "was ended because one of its nodes failed",
+    "OUT_OF_MEMORY": "was ended because it used more memory than requested (raise --mem)",
+    "PREEMPTED": f"was preempted by another job ({WITH_REQUEUE})",
     "BOOT_FAIL": "could not be started: a node did not boot",
     "DEADLINE": "was ended at its deadline",
-    "REVOKED": "was given to another cluster",
+    "REVOKED": "was moved to another cluster",
 }
-"""The states that no job leaves."""
+"""The final states."""
 
 
 def in_words(state: str, *, reason: str = "", nodes: str = "", restarts: int = 0) -> str:
@@ -76,17 +79,17 @@ def in_words(state: str, *, reason: str = "", nodes: str = "", restarts: int = 0
     return ENDS.get(state) or _STATES.get(state) or f"is in state {state}"
 
 
-def exit_code(state: str, told: str) -> int:
-    """Return what a shell would say of a job that ended.
+def exit_code(state: str, slurm_code: str) -> int:
+    """Return the exit code of a job that ended, as a shell has it.
 
     Args:
         state: one of `ENDS`.
-        told: Slurm's ``ExitCode``, the code and the signal.
+        slurm_code: Slurm's ``ExitCode``: the code and the signal.
 
     >>> exit_code("FAILED", "3:0"), exit_code("CANCELLED", "0:15"), exit_code("TIMEOUT", "0:0")
     (3, 143, 1)
     """
-    code, _, number = told.partition(":")
+    code, _, number = slurm_code.partition(":")
     if code.isdecimal() and int(code):
         return int(code)
     if number.isdecimal() and int(number):

@@ -1,4 +1,4 @@
-"""Text that a shell, or sbatch, reads back as what was meant."""
+"""Quotes text for shells and for sbatch."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ _PLAIN = re.compile(r"[\w@%+=:,./\[\]-]+", re.ASCII)
 
 
 def quoted(words: Iterable[str]) -> list[str]:
-    r"""Return `words` as bash reads them back, one by one, each on one line: a comment may hold it.
+    r"""Return `words` quoted for bash, each on one line, so that it also fits into a comment.
 
     >>> print(*quoted(["a b", "two\nlines"]))
     'a b' $'two\nlines'
@@ -26,14 +26,14 @@ def _on_one_line(word: str) -> str:
 
 
 def directive(flag: str, value: object = "") -> str:
-    r"""Return one of sbatch's lines; sbatch reads quotes and backslashes, but is no shell.
+    r"""Return an ``#SBATCH`` line; sbatch reads quotes and backslashes, but is not a shell.
 
     >>> directive("--job-name", 'an "odd" name')
     '#SBATCH --job-name="an \\"odd\\" name"'
     """
     text = str(value)
     if re.search(r"[\n\r\0]", flag + text):
-        raise UsageError(f"{flag} {text!r} holds a line break, which no line of a job can.")
+        raise UsageError(f"{flag} {text!r} contains a line break; give one line.")
     if not text:
         return f"#SBATCH {flag}"
     if not _PLAIN.fullmatch(text):
@@ -42,7 +42,7 @@ def directive(flag: str, value: object = "") -> str:
 
 
 def command(*parts: Sequence[str], width: int = WIDTH) -> str:
-    r"""Return words that are quoted already as one command; each part begins on a line of its own.
+    r"""Return quoted words as one command; each part starts on a new line.
 
     >>> print(command(["srun", "--exclusive"], ["python", "-m", "samestep"], width=18))
     srun --exclusive \
@@ -62,19 +62,19 @@ def command(*parts: Sequence[str], width: int = WIDTH) -> str:
 
 
 def explained(flags: Iterable[tuple[str, str]]) -> list[str]:
-    """Return comment lines that say what each flag is for, the reasons below each other."""
+    """Return comment lines with the purpose of each flag, aligned."""
     pairs = list(flags)
     widest = max((len(flag) for flag, _ in pairs if len(flag) <= _WIDEST), default=0)
     return [f"#   {flag:{widest}}  {why}" for flag, why in pairs]
 
 
 def comment(text: str) -> str:
-    """Return `text` as one comment line, whatever it holds."""
+    """Return `text` as one comment line, even if it contains line breaks."""
     return "# " + " ".join(text.split())
 
 
 def slug(name: str) -> str:
-    """Return `name` as part of a file's name, and of the patterns that Slurm makes file names of.
+    """Return `name` as a part of a file name, and of the patterns from which Slurm makes file names.
 
     >>> slug("my training; no. 1")
     'my-training-no.-1'

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from samestep.base.errors import UsageError
 from samestep.submit.request import SlurmRequest
-from samestep.submit.sequence import Kept, script
+from samestep.submit.sequence import RecordedCommand, script
 from samestep.submit.site import SlurmSite
 from samestep.trials.trial import Trial
 
@@ -87,5 +87,5 @@ def _request(workers: int, nodes: int, options: JobOptions) -> SlurmRequest:
     )
 
 
-def _kept(trial: Trial) -> Kept:
-    return Kept(words=trial.command, folder=trial.folder, variables=trial.environment)
+def _kept(trial: Trial) -> RecordedCommand:
+    return RecordedCommand(words=trial.command, folder=trial.folder, variables=trial.environment)

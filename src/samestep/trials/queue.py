@@ -9,9 +9,10 @@ from time import monotonic, sleep
 
 from samestep.base.errors import Error
 from samestep.base.units import counted
-from samestep.submit.cluster import SlurmFollowed
-from samestep.submit.follow import Followed, Seen
+from samestep.submit.cluster import FollowedSlurmJob
+from samestep.submit.follow import FollowedJob, JobStatus
 from samestep.submit.sequence import exit_code
+from samestep.submit.states import WITH_REQUEUE
 from samestep.trials.failed import LATE_S, is_complete, outcome_of
 from samestep.trials.trial import Outcome, Report, Trial
 
@@ -71,7 +72,7 @@ class Queue:
         jobs: Sequence[SubmittedJob],
         *,
         report: Report,
-        followed: Callable[[str], Followed] = SlurmFollowed,
+        followed: Callable[[str], FollowedJob] = FollowedSlurmJob,
         pause: Callable[[float], None] = sleep,
         now: Callable[[], float] = monotonic,
     ) -> None:
@@ -129,7 +130,7 @@ class _JobMonitor:
         report: is called with each change of the state.
     """
 
-    def __init__(self, job: SubmittedJob, followed: Followed, report: Report) -> None:
+    def __init__(self, job: SubmittedJob, followed: FollowedJob, report: Report) -> None:
         self.left = list(job.trials)
         self.state = ""
         self._failed: list[tuple[Trial, int]] = []
@@ -168,20 +169,20 @@ class _JobMonitor:
             else:
                 yield outcome_of(trial, code)
 
-    def poll(self) -> Seen:
+    def poll(self) -> JobStatus:
         """Poll the state of the job, and report it if it has changed."""
         try:
-            seen = self._followed.look()
+            status = self._followed.status()
         except Error as error:  # Slurm has deleted its record
-            seen = Seen(words=f"has ended with unknown result ({str(error).rstrip('.')})", exit_code=1)
+            status = JobStatus(words=f"has ended with unknown result ({str(error).rstrip('.')})", exit_code=1)
         # --requeue is a flag of samestep submit only.
-        words = seen.words.replace("; --requeue lets it go on", "").replace(" (--requeue lets it go on)", "")
+        words = status.words.replace(f"; {WITH_REQUEUE}", "").replace(f" ({WITH_REQUEUE})", "")
         if words != self.state:
             self.state = words
             self._report(f"{self._job.in_words()} {words}.")
-        return seen
+        return status
 
-    def ended(self, seen: Seen) -> Iterator[Outcome]:
+    def ended(self, seen: JobStatus) -> Iterator[Outcome]:
         """Yield the failed runs of a job that has ended, one for each group of repeats."""
         yield from self.arrived(inf)
         why = f"job {self._job.number} {self.state}"

@@ -139,7 +139,7 @@ def test_a_study_is_submitted_as_four_jobs_and_collected_later(slurm, here):
     assert points(here) == [(1, 1, 12), (2, 1, 12), (3, 1, 12), (4, 1, 12)]
     study = json.loads((here / "study" / "study.json").read_text())
     assert "--submit slurm" in " ".join(study["command"])
-    assert any("a job of its own" in note for note in study["notes"])
+    assert any("separate job" in note for note in study["notes"])
 
 
 def test_jobs_of_a_native_script_have_its_flags_for_their_workers(slurm, tmp_path):

@@ -87,7 +87,7 @@ def test_salloc_from_a_login_node_sends_the_work_in(slurm):
 
     assert done.code == 0, done.err
     assert places(done.out)[0] == placed("node0", "node0", "node1", "node1")
-    assert "is not in it: starting there, with srun" in done.err
+    assert "this shell holds Slurm allocation" in done.err
 
 
 def test_salloc_refuses_what_its_tasks_do_not_make(slurm):
@@ -101,7 +101,7 @@ def test_verify_from_a_login_node_is_one_task_on_one_of_the_nodes(slurm, script)
     done = slurm.run("salloc", "--nodes=2", "--ntasks-per-node=2", *verify)
 
     assert done.code == 0, done.err
-    assert "is not in it: starting there, with srun" in done.err
+    assert "this shell holds Slurm allocation" in done.err
     assert done.out.splitlines()[-1] == "same: the runs take the same steps, over 2 steps."
 
 

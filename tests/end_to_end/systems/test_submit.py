@@ -92,8 +92,8 @@ def test_a_training_goes_on_after_a_warning_a_preemption_and_the_loss_of_its_fir
         True,
         True,
     ]
-    assert f"Go on with: samestep train --resume runs/train-digits-{number}" in done.out
-    assert "samestep: the job goes back to the queue" in done.out
+    assert f"samestep train --resume runs/train-digits-{number}" in done.out
+    assert "samestep: the job is requeued" in done.out
     assert "right (" in done.out  # the result, of the last start
     assert re.search(r"runs on node\[1-2\], start 4\.", done.err)
     assert (run / "result.json").exists()

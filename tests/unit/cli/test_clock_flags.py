@@ -1,4 +1,4 @@
-"""What is to be clocked, from the flags."""
+"""The flags of the step clock."""
 
 from pathlib import Path
 
@@ -12,22 +12,22 @@ HERE = Path("clock")
 
 
 @pytest.mark.parametrize(
-    ("folder", "steps", "warm_up", "words"),
+    ("folder", "steps", "warm_up", "named"),
     [
-        (None, 5, 5, "give --clock DIR too"),
-        (HERE, 0, 5, "a clocked run has at least one step"),
-        (HERE, 5, -1, "--clock-warm-up -1"),
+        (None, 5, 5, "--clock-steps .*--clock DIR"),
+        (HERE, 0, 5, "--clock-steps .*0"),
+        (HERE, 5, -1, "--clock-warm-up .*-1"),
     ],
 )
-def test_what_cannot_be_clocked_is_refused(folder, steps, warm_up, words):
-    with pytest.raises(UsageError, match=words):
+def test_wrong_values_are_refused(folder, steps, warm_up, named):
+    with pytest.raises(UsageError, match=named):
         clocking(folder, steps=steps, warm_up=warm_up)
 
 
-def test_a_file_is_no_folder_for_clocks(tmp_path):
+def test_a_file_instead_of_a_folder_is_refused(tmp_path):
     (tmp_path / "a.csv").write_text("")
 
-    with pytest.raises(UsageError, match=r"a\.csv is a file: give a folder"):
+    with pytest.raises(UsageError, match=r"a\.csv is a file"):
         clocking(tmp_path / "a.csv", steps=None, warm_up=5)
 
 
@@ -50,5 +50,5 @@ def test_a_folder_of_another_run_is_refused_once_before_anything_starts(
     assert not Path("run").exists()
 
 
-def test_without_a_folder_nothing_is_clocked():
+def test_without_a_folder_no_step_is_recorded():
     assert clocking(None, steps=None, warm_up=5) is None

@@ -1,6 +1,7 @@
-"""``samestep doctor`` speaks once, for people or machines, and its exit code says whether it hurts."""
+"""``samestep doctor`` prints one report, as text or JSON, and its exit code is 1 with a problem."""
 
 import json
+import re
 import socket
 import sys
 
@@ -13,20 +14,20 @@ from support.recordings import recording
 
 @pytest.fixture
 def environment(monkeypatch, tmp_path):
-    """Let the doctor see another environment than this process's, and a run folder of its own."""
+    """Return a function that sets the environment that the doctor reads; the run folder is temporary."""
     monkeypatch.chdir(tmp_path)
 
-    def see(values):
+    def set_to(values):
         monkeypatch.setattr(env, "snapshot", lambda: dict(values))
 
-    return see
+    return set_to
 
 
 @pytest.fixture
 def rank_alone(environment):
-    """Be a rank of two of one host whose other one is not there."""
+    """Return a function that makes this process a rank of two on one host, without the other."""
 
-    def see(rank, **changes):
+    def set_to(rank, **changes):
         here = {"RANK": str(rank), "LOCAL_RANK": str(rank), "TORCHELASTIC_USE_AGENT_STORE": "False"}
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -34,10 +35,10 @@ def rank_alone(environment):
         master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         environment({**recording("torchrun_one_host_rank1").environment, **here, **master, **changes})
 
-    return see
+    return set_to
 
 
-def test_a_single_process_is_told_of_itself(environment, capsys):
+def test_a_single_process_reports_itself(environment, capsys):
     environment({})
     code = run_command(["doctor"])
 
@@ -49,10 +50,10 @@ def test_a_single_process_is_told_of_itself(environment, capsys):
     assert "fsync, rename and lock work" in shown
 
 
-def test_what_hurts_is_shown_and_exits_with_1(environment, capsys):
+def test_a_problem_is_printed_and_exits_with_1(environment, capsys):
     environment(recording("slurm_sbatch_script").environment)
     assert run_command(["doctor", "--no-devices"]) == 1
-    assert "problem: Slurm job 5 has room for 4 tasks" in capsys.readouterr().out
+    assert re.search("problem: .*job 5 .*4 tasks", capsys.readouterr().out)
 
 
 def test_contradictory_variables_are_one_line_and_exit_with_2(environment, capsys):
@@ -67,24 +68,24 @@ def test_contradictory_variables_are_one_line_and_exit_with_2(environment, capsy
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "named"),
     [
-        (["--json", "--ticket"], "give one of the two"),
-        (["--wait", "-1"], "no time to wait"),
-        (["-n", "0"], "-n 0"),
+        (["--json", "--ticket"], ["--json", "--ticket"]),
+        (["--wait", "-1"], ["--wait", "-1"]),
+        (["-n", "0"], ["-n 0"]),
     ],
 )
-def test_flags_that_make_no_sense_are_one_line_and_exit_with_2(environment, capsys, flags, says):
+def test_wrong_flags_are_one_line_and_exit_with_2(environment, capsys, flags, named):
     environment({})
     assert run_command(["doctor", *flags]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert says in line
+    assert all(text in line for text in named)
 
 
 def test_one_task_on_each_node_starts_the_workers_there(environment, monkeypatch):
     environment(recording("slurm_step_4x1_rank3").environment)
     decisions = []
-    monkeypatch.setattr("samestep.cli.doctor.act", lambda decision: decisions.append(decision) or 0)
+    monkeypatch.setattr("samestep.cli.doctor.execute", lambda decision: decisions.append(decision) or 0)
     assert run_command(["doctor", "-n", "8", "--ticket"]) == 0
 
     (decision,) = decisions
@@ -98,26 +99,26 @@ def test_rank_0_names_a_rank_that_does_not_come(rank_alone, capsys):
     assert run_command(["doctor", "--no-devices", "--wait", "0.2"]) == 1
 
     shown = capsys.readouterr().out
-    assert "problem: rank 1 of 2 did not come" in shown
+    assert "problem: rank 1 of 2 " in shown
     assert "LOCAL_WORLD_SIZE=2" in shown
-    assert "meets at    127.0.0.1:" in shown
+    assert " 127.0.0.1:" in shown
 
 
-def test_a_rank_that_does_not_reach_rank_0_tells_its_problems_itself(rank_alone, capsys):
+def test_a_rank_that_does_not_reach_rank_0_prints_its_problems_itself(rank_alone, capsys):
     rank_alone(1)
     assert run_command(["doctor", "--no-devices", "--wait", "0.2"]) == 1
 
     shown = capsys.readouterr()
     assert shown.out == ""
-    who = f"rank 1 on {socket.gethostname()}: problem: "
-    assert all(line.startswith(who) for line in shown.err.splitlines())
-    assert f"{who}The other ranks could not be asked: rank 0 did not answer at 127.0.0.1:" in shown.err
+    lines = shown.err.splitlines()
+    assert all(line.startswith(f"rank 1 on {socket.gethostname()}: problem: ") for line in lines)
+    assert any("rank 0" in line and "127.0.0.1:" in line for line in lines)
 
 
-def test_an_unresolvable_master_is_told_once(rank_alone, capsys):
+def test_an_unresolvable_master_is_reported_once(rank_alone, capsys):
     rank_alone(1, MASTER_ADDR="no-such-host.invalid")
     assert run_command(["doctor", "--no-devices", "--wait", "0.2"]) == 1
-    assert capsys.readouterr().err.count("no-such-host.invalid, the host of rank 0") == 1
+    assert capsys.readouterr().err.count("no-such-host.invalid") == 1
 
 
 def test_json_is_one_object(environment, capsys):
@@ -152,11 +153,11 @@ def test_a_ticket_can_be_pasted_and_holds_no_secret(environment, capsys, tmp_pat
     assert str(home) not in shown
 
 
-def test_without_torch_the_rest_is_still_said(environment, capsys, monkeypatch):
+def test_without_torch_the_rest_is_still_reported(environment, capsys, monkeypatch):
     environment({})
     monkeypatch.setitem(sys.modules, "torch", None)
     assert run_command(["doctor"]) == 1
 
     shown = capsys.readouterr().out
     assert "rank 0 of 1" in shown
-    assert "torch cannot be imported" in shown
+    assert "problem: torch " in shown

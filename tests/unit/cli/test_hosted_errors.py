@@ -1,4 +1,4 @@
-"""How an exception that ends a program is told."""
+"""An exception of samestep that ends a program is one line with the line of the program."""
 
 import pytest
 
@@ -10,9 +10,7 @@ from samestep.launch.job import Program
 @pytest.mark.parametrize(
     ("error", "code"), [(UsageError, 2), (PeerLost, 1)], ids=["wrong input", "lost peer"]
 )
-def test_what_is_not_the_programs_fault_is_one_line_with_the_programs_line(
-    tmp_path, error, code, monkeypatch
-):
+def test_an_error_of_samestep_is_one_line_with_the_line_of_the_program(tmp_path, error, code, monkeypatch):
     import sys
 
     monkeypatch.setattr(sys, "argv", [*sys.argv])

@@ -15,7 +15,7 @@ TASK = {
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """Run ``samestep run ... SCRIPT`` with `environment`; return its exit code, output and words."""
+    """Run ``samestep run ... SCRIPT`` with `environment`; return its exit code, stdout and stderr."""
     script = tmp_path / "train.py"
     script.write_text("import torch.distributed as dist\ndist.init_process_group()")
     monkeypatch.chdir(tmp_path)
@@ -37,12 +37,13 @@ def run(tmp_path, monkeypatch, capsys):
         (["--max-restarts", "2"], "requeue"),
     ],
 )
-def test_flags_about_workers_are_refused_where_a_launcher_started_them(run, flags, instead):
+def test_flags_of_workers_are_refused_if_a_launcher_started_them(run, flags, instead):
     code, out, err = run(*flags, environment=TASK | {"MASTER_PORT": "1234"})
 
     assert (code, out) == (2, "")
     (line,) = err.splitlines()
-    assert f"{flags[0]} does nothing here: the workers are the tasks that openmpi started" in line
+    assert flags[0] in line
+    assert "openmpi" in line
     assert instead in line
 
 
@@ -50,7 +51,7 @@ def test_a_port_alone_is_used_under_a_launcher(run, monkeypatch):
     from samestep.cli import run as module
 
     settled = []
-    monkeypatch.setattr(module, "dry_run_of", lambda decision: settled.append(decision.plan.master) or [])
+    monkeypatch.setattr(module, "dry_run_lines", lambda decision: settled.append(decision.plan.master) or [])
     assert run("--master-port", 4711, environment=TASK)[0] == 0
     assert run("--master-port", 4711, environment=TASK | {"MASTER_ADDR": "::1", "MASTER_PORT": "1"})[0] == 0
     assert run("--master-addr", "localhost", environment=TASK)[0] == 0
@@ -69,7 +70,7 @@ def test_a_port_alone_is_used_under_a_launcher(run, monkeypatch):
         ["--nnodes", 2, "--rdzv-endpoint", "node0:1", "--master-port", 4711, "--node-rank", 0],
     ],
 )
-def test_flags_of_several_nodes_are_refused_where_they_would_be_ignored(run, flags):
+def test_flags_of_several_nodes_are_refused_on_one_node(run, flags):
     code, out, err = run(*flags)
 
     assert (code, out) == (2, "")
@@ -82,30 +83,30 @@ C10D = ["--nnodes", 2, "--rdzv-backend", "c10d", "--rdzv-endpoint"]
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "named"),
     [
-        ([*STATIC, "--master-port", 99999], "--master-port 99999 is no port"),
-        ([*STATIC, "--master-port", -5], "--master-port -5 is no port"),
-        ([*C10D, "node0:99999"], "node0:99999: 99999 is no port"),
-        ([*C10D, "node0:0"], "node0:0: 0 is no port"),
-        ([*STATIC, "--rdzv-conf", "timeout=abc"], "timeout=abc: give a whole number"),
-        ([*STATIC, "--rdzv-conf", "join_timeout=3"], "static has no such option, only timeout."),
-        ([*C10D, "node0", "--rdzv-conf", "min_nodes=3"], "c10d has no such option"),
-        ([*C10D, "node0", "--rdzv-conf", "is_host=maybe"], "is_host=maybe: give yes or no"),
-        ([*C10D, "node0", "--rdzv-conf", "join_timeout=0"], "join_timeout=0: give a whole number"),
+        ([*STATIC, "--master-port", 99999], "--master-port 99999"),
+        ([*STATIC, "--master-port", -5], "--master-port -5"),
+        ([*C10D, "node0:99999"], "--rdzv-endpoint node0:99999"),
+        ([*C10D, "node0:0"], "--rdzv-endpoint node0:0"),
+        ([*STATIC, "--rdzv-conf", "timeout=abc"], "--rdzv-conf timeout=abc"),
+        ([*STATIC, "--rdzv-conf", "join_timeout=3"], "--rdzv-conf join_timeout=3: static"),
+        ([*C10D, "node0", "--rdzv-conf", "min_nodes=3"], "--rdzv-conf min_nodes=3: c10d"),
+        ([*C10D, "node0", "--rdzv-conf", "is_host=maybe"], "--rdzv-conf is_host=maybe"),
+        ([*C10D, "node0", "--rdzv-conf", "join_timeout=0"], "--rdzv-conf join_timeout=0"),
         (["--monitor-interval", -1], "--monitor-interval -1"),
         (["--monitor-interval", "nan"], "--monitor-interval nan"),
     ],
 )
-def test_values_that_torchs_agent_would_fail_on_are_refused(run, flags, said):
+def test_values_on_which_the_agent_of_torch_fails_are_refused(run, flags, named):
     code, out, err = run(*flags)
 
     assert (code, out) == (2, "")
     (line,) = err.splitlines()
-    assert said in line
+    assert named in line
 
 
-def test_options_of_the_meeting_are_accepted(run):
+def test_options_of_the_rendezvous_are_accepted(run):
     assert run(*STATIC, "--rdzv-conf", "timeout=30")[0] == 0
     assert run(*C10D, "node0", "--rdzv-conf", "is_host=False,join_timeout=30,keep_alive_interval=2")[0] == 0
 
@@ -119,7 +120,7 @@ def test_options_of_the_meeting_are_accepted(run):
         ["--rdzv-backend", "c10d", "--rdzv-endpoint", "[::1]:0"],
     ],
 )
-def test_flags_that_one_node_fulfils_are_accepted(run, flags):
+def test_flags_that_are_true_of_one_node_are_accepted(run, flags):
     assert run(*flags)[0] == 0
 
 
@@ -133,8 +134,8 @@ def test_flags_that_one_node_fulfils_are_accepted(run, flags):
         (["--rdzv-backend", "c10d", "--rdzv-endpoint", "node0"], "node0:29500"),
     ],
 )
-def test_an_address_of_ipv6_is_told_from_its_port(run, flags, where):
+def test_an_ipv6_address_is_separated_from_its_port(run, flags, where):
     code, out, err = run("--nnodes", 2, *flags)
 
     assert code == 0, err
-    assert f"meeting at {where} (" in out
+    assert f" {where} (" in out

@@ -1,11 +1,12 @@
-"""`samestep scale`: what it takes for what, what it refuses before anything runs, what it keeps."""
+"""`samestep scale`: the kinds of its targets, wrong input before anything runs, and the stored study."""
 
+import re
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
-from samestep.cli import scale_target, scale_where
+from samestep.cli import scale_local, scale_target
 from samestep.cli.main import application, run_command
 from samestep.recipes.book import find
 from samestep.scaling.files import read_study
@@ -21,21 +22,21 @@ SPAWNS = "import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n"
 def script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(SERIAL)
-    monkeypatch.setattr(scale_where, "cpu_share", lambda: Cores(4))
-    monkeypatch.setattr(scale_where, "accelerator_count", lambda: 0)
+    monkeypatch.setattr(scale_local, "cpu_share", lambda: Cores(4))
+    monkeypatch.setattr(scale_local, "accelerator_count", lambda: 0)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     return "train.py"
 
 
 class Cores:
-    """A machine's."""
+    """The cores of a machine."""
 
     def __init__(self, usable):
         self.usable, self.limited_by = usable, "the machine itself"
 
 
 def planned(capsys, *arguments):
-    """Return the commands that a study would run, in the order of workers."""
+    """Return the commands of a study's runs, in the order of workers."""
     assert run_command(["scale", "--dry-run", "--repeats=1", *arguments]) == 0
     lines = [line.split(": ", 1)[1].split() for line in capsys.readouterr().out.splitlines()]
     return sorted(lines, key=lambda words: int(words[words.index("-n") + 1]))
@@ -46,7 +47,7 @@ def refused(capsys, *arguments):
     return capsys.readouterr().err
 
 
-def test_what_is_no_flag_of_scale_is_the_scripts(script, capsys):
+def test_options_that_scale_does_not_have_are_passed_to_the_script(script, capsys):
     one, two = planned(capsys, "train.py", "-n", "1,2", "--lr", "0.1", "--", "--steps", "7")
 
     assert (
@@ -62,14 +63,14 @@ MAKER = "import tyro\ntyro.cli(print)\n"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "named"),
     [
-        (["train.py", "--seed=1"], "--seed is a flag of train.py and of samestep scale: whose is it?"),
-        (["train.py", "-n", "1,2", "--seed", "1", "--", "--lr", "1"], "--seed is a flag of train.py"),
+        (["train.py", "--seed=1"], "--seed .*train.py and samestep scale"),
+        (["train.py", "-n", "1,2", "--seed", "1", "--", "--lr", "1"], "--seed .*train.py"),
         (["-m", "train", "--seed=1"], "samestep scale -n 1,2 -m -- train --seed ..."),
-        (["uses.py", "--seed=1"], "--seed is a flag of train.py and of"),
-        (["made.py", "--steps=1"], "--steps is a flag of samestep scale, and may be one of made.py too"),
-        (["digits", "--seed=1"], "--seed is a flag of samestep train and of samestep scale"),
+        (["uses.py", "--seed=1"], "--seed .*train.py"),
+        (["made.py", "--steps=1"], "--steps .*made.py:2"),
+        (["digits", "--seed=1"], "--seed .*samestep train and samestep scale"),
         (["--seed=1", "train.py"], ""),
         (["--steps=1", "made.py", "--lr=1"], ""),
         (["train.py", "--steps=7", "-n", "1,2"], ""),
@@ -79,20 +80,20 @@ MAKER = "import tyro\ntyro.cli(print)\n"
         (["digits", "--threads=1", "--", "--seed=1"], ""),
     ],
 )
-def test_a_flag_that_the_target_has_too_is_refused_behind_it(script, capsys, monkeypatch, arguments, said):
+def test_an_option_that_the_target_has_too_is_refused_after_it(script, capsys, monkeypatch, arguments, named):
     for name, text in {"train": PARSER, "uses": "import train\n", "made": MAKER}.items():
         Path(f"{name}.py").write_text(text)
     monkeypatch.setattr("sys.argv", ["samestep", "scale", "--dry-run", *arguments])
 
-    assert run_command(["scale", "--dry-run", *arguments]) == (2 if said else 0)
+    assert run_command(["scale", "--dry-run", *arguments]) == (2 if named else 0)
     err = capsys.readouterr().err
-    assert said in err if said else not err
+    assert re.search(named, err) if named else not err
 
 
-def test_flags_that_a_recipe_shares_with_scale_are_known():
+def test_the_options_that_train_and_scale_share_are_these():
     shared = {
-        *("--algorithm", "--batch-norm", "--bind", "--hang-timeout", "--threads"),  # handed on
-        *("--json", "--out"),  # of the study: what a run prints and keeps is nobody's
+        *("--algorithm", "--batch-norm", "--bind", "--hang-timeout", "--threads"),  # passed on
+        *("--json", "--out"),  # of the study; those of a run are discarded
     }
     flags = [
         {flag for one in command.params for flag in one.opts if flag.startswith("--")}
@@ -136,7 +137,7 @@ def test_an_efficiency_may_be_in_percent(script, capsys):
     assert planned(capsys, "train.py", "--out=s", "--worth", "70%") == planned(capsys, "train.py", "--out=s")
 
 
-def test_what_is_compared_goes_behind_what_was_said(script, capsys):
+def test_options_of_a_variant_follow_the_given_ones(script, capsys):
     words = planned(capsys, "digits", "-n", "2", "--sync=ddp", "--compare", "sync=flat,bucketed")
 
     assert sorted([w for w in line if w.startswith("--sync")] for line in words) == [
@@ -145,100 +146,100 @@ def test_what_is_compared_goes_behind_what_was_said(script, capsys):
     ]
 
 
-def test_threads_that_the_environment_says_take_cores_too(script, capsys, monkeypatch):
+def test_threads_of_the_environment_take_cores_too(script, capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "4,2")
 
-    assert "2 workers oversubscribe 4 cores (the machine itself), 4 threads each" in refused(
-        capsys, "train.py"
-    )
+    assert re.search("2 workers .*4 cores .*4 threads", refused(capsys, "train.py"))
     assert len(planned(capsys, "train.py", "--threads=2")) == 2
 
 
-def test_compared_variables_of_threads_are_not_overruled(script, capsys):
+def test_compared_variables_of_threads_are_not_overridden(script, capsys):
     arguments = ("train.py", "-n", "2", "--compare", "env:OMP_NUM_THREADS=1,2")
     assert "--threads" not in str(planned(capsys, *arguments))
 
 
-def test_compared_threads_are_not_said_twice(script, capsys):
+def test_compared_threads_are_not_given_twice(script, capsys):
     for words in planned(capsys, "train.py", "-n", "2", "--compare", "threads=1,2"):
         assert len([word for word in words if word.startswith("--threads")]) == 1
 
 
 @pytest.mark.parametrize(
-    ("arguments", "problem"),
+    ("arguments", "named"),
     [
-        (["train.py", "-n", "1,8"], "8 workers oversubscribe 4 cores"),
+        (["train.py", "-n", "1,8"], "8 workers .*4 cores"),
         (
             ["train.py", "-n", "1,4", "--threads=2"],
-            "oversubscribe 4 cores (the machine itself), 2 threads",
+            "4 cores .*2 threads",
         ),
         (
             ["train.py", "-n", "1,2,4", "--compare", "threads=1,2"],
-            "4 workers oversubscribe 4 cores (the machine itself), 2 threads each",
+            "4 workers .*4 cores .*2 threads",
         ),
         (
             ["train.py", "-n", "1,2", "--compare", "env:OMP_NUM_THREADS=1,4"],
-            "2 workers oversubscribe 4 cores (the machine itself), 4 threads each",
+            "2 workers .*4 cores .*4 threads",
         ),
-        (["train.py", "-n", "one"], "-n 'one' is no list of numbers"),
-        (["train.py", "-n", "0,2"], "there must be at least one worker"),
-        (["train.py", "-n", "1,2,1"], "-n 1,2,1: 1 is there twice. How often each runs, --repeats says."),
-        (["train.py", "--worth=70"], "--worth 70 is no efficiency: give one such as 0.7"),
-        (["train.py", "--worth=0.7x"], "--worth 0.7x is no efficiency: give one such as 0.7 or 70%"),
-        (["digits", "--foo", "3"], "samestep train: No such option: --foo"),
-        (["digits", "--epochs=x"], "samestep train: Invalid value for '--epochs'"),
+        (["train.py", "-n", "one"], "-n 'one'"),
+        (["train.py", "-n", "0,2"], "-n 0,2"),
+        (["train.py", "-n", "1,2,1"], "-n 1,2,1 .*--repeats"),
+        (["train.py", "--worth=70"], "--worth 70 "),
+        (["train.py", "--worth=0.7x"], "--worth 0.7x "),
+        (["digits", "--foo", "3"], "samestep train: .*--foo"),
+        (["digits", "--epochs=x"], "samestep train: .*'--epochs'"),
         (["digits", "--bind=foo"], "--bind 'foo'"),
         (["train.py", "--bind=foo"], "--bind 'foo'"),
-        (["train.py", "--split=foo"], "--split 'foo' is none of call, loader"),
-        (["digits", "--compare", "sync=ddp,bogus"], "--sync 'bogus' is not one of"),
+        (["train.py", "--split=foo"], "--split 'foo' .*call, loader"),
+        (["digits", "--compare", "sync=ddp,bogus"], "--sync 'bogus'"),
         (["digits", "-n", "1,4", "--batch-size=3"], "--batch-size 3"),
-        (["train.py", "--scaling=up"], "--scaling 'up' is none of auto, strong, weak, both"),
-        (["train.py", "-n", "1,3", "--b={64/n}"], "64 is not divisible by n = 3"),
-        (["--repeat=3", "train.py"], "samestep scale has no option --repeat"),
-        (["torchrun", "train.py"], "torchrun starts workers itself. Give the script"),
-        (["spawns.py"], "spawns.py starts its own workers, where scale cannot see them"),
-        (["native.py", "--split=loader"], "--split says how a serial script is run on several workers"),
-        (["native.py", "--compare=algorithm=ring,tree"], "--algorithm says how a serial script is run"),
+        (["train.py", "--scaling=up"], "--scaling 'up' .*auto, strong, weak, both"),
+        (["train.py", "-n", "1,3", "--b={64/n}"], "64 .*n = 3"),
+        (["--repeat=3", "train.py"], "--repeat\\b"),
+        (["torchrun", "train.py"], "torchrun .*--compare launcher="),
+        (["spawns.py"], "spawns.py .*--mode native"),
+        (["native.py", "--split=loader"], "--split .*native.py .*--mode autopilot"),
+        (["native.py", "--compare=algorithm=ring,tree"], "--algorithm .*native.py .*--mode autopilot"),
         (
             ["train.py", "--mode=native", "--compare=batch-norm=global,local"],
-            "--batch-norm says how a serial",
+            "--batch-norm .*train.py .*--mode autopilot",
         ),
-        (["nowhere.py"], "nowhere.py does not exist"),
-        (["letters"], "letters is neither a script that is there nor a recipe"),
-        (["digits", "--resume", "runs/a"], "--resume does not go with samestep scale"),
-        (["digits", "--clock", "/tmp/q"], "which needs each run's clock in a folder of the study's"),
-        (["digits", "--", "--clock-steps=3"], "which needs as many steps of each run: say --steps"),
-        (["digits", "--clock-warm-up", "1"], "which needs as many of each run: say --warm-up"),
-        (["digits", "--split=loader"], "--split says how a script is run"),
-        (["train.py", "--compare", "sync=ddp,flat"], "--sync is a flag of recipes"),
+        (["nowhere.py"], "nowhere.py "),
+        (["letters"], "letters .*digits, mnist"),
+        (["digits", "--resume", "runs/a"], "--resume "),
+        (["digits", "--clock", "/tmp/q"], "--clock "),
+        (["digits", "--", "--clock-steps=3"], "--clock-steps .*--steps"),
+        (["digits", "--clock-warm-up", "1"], "--clock-warm-up .*--warm-up"),
+        (["digits", "--split=loader"], "--split .*digits"),
+        (["train.py", "--compare", "sync=ddp,flat"], "--sync .*recipes"),
         (
-            ["digits", "--compare", "colour=red,blue"],
-            "nor env:NAME, nor a flag of samestep train",
+            ["digits", "--compare", "color=red,blue"],
+            "color.*env:NAME",
         ),
-        (["digits", "--scaling=weak", "--config=a.toml"], "give --batch-size too"),
+        (["digits", "--scaling=weak", "--config=a.toml"], "--scaling weak .*--batch-size"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_runs(script, capsys, arguments, problem):
+def test_wrong_input_is_refused_before_anything_runs(script, capsys, arguments, named):
     Path("spawns.py").write_text(SPAWNS)
     Path("native.py").write_text(NATIVE)
 
-    assert problem in refused(capsys, *arguments)
+    assert re.search(named, refused(capsys, *arguments))
     assert not Path("studies").exists()
 
 
 @pytest.mark.parametrize(
-    ("out", "problem"),
+    ("out", "named"),
     [
-        ("used", "--out used: there is a.txt in it already. Give a folder without files."),
-        ("used/a.txt", "used/a.txt is a file. Give another folder."),
-        ("used/a.txt/study", "used/a.txt is a file. Give another folder."),
+        ("used", "a.txt"),
+        ("used/a.txt", "used/a.txt is a file"),
+        ("used/a.txt/study", "used/a.txt is a file"),
     ],
 )
-def test_a_folder_that_cannot_be_the_studys_is_refused_by_a_dry_run_too(script, capsys, out, problem):
+def test_a_folder_that_cannot_be_used_is_refused_by_a_dry_run_too(script, capsys, out, named):
     Path("used").mkdir()
     Path("used/a.txt").write_text("")
 
-    assert problem in refused(capsys, "--dry-run", "train.py", "--out", out)
+    error = refused(capsys, "--dry-run", "train.py", "--out", out)
+    assert f"--out {out} " in error
+    assert named in error
 
 
 def test_more_workers_than_cores_can_be_forced(script, capsys):
@@ -249,11 +250,11 @@ def test_the_tasks_of_a_launcher_do_not_scale(script, capsys, monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
 
-    assert "scale starts its own runs" in refused(capsys, "train.py")
+    assert "launcher" in refused(capsys, "train.py")
 
 
 class Failing:
-    """Makes one run, which gives nothing, beside others who keep a processor busy."""
+    """Executes one run, which fails, beside other programs that keep a core busy."""
 
     def background_load(self):
         return Load(0.94, 2)
@@ -264,18 +265,18 @@ class Failing:
         yield Outcome(trial=trials[0], exit_code=1, error="no data")
 
 
-def test_a_terminal_is_told_where_a_log_is_from_here_and_the_file_from_its_folder(
+def test_paths_of_logs_are_relative_to_this_folder_in_messages_and_to_the_study_in_files(
     script, capsys, monkeypatch
 ):
-    monkeypatch.setattr(scale_where, "Local", Failing)
+    monkeypatch.setattr(scale_local, "Local", Failing)
     assert run_command(["scale", script, "-n", "1", "--repeats=1", "--out", "a b/c"]) == 1
-    told, said = capsys.readouterr()
-    assert said.startswith("samestep: other programs keep 0.9 of 2 processors busy: rates may be less")
+    out, err = capsys.readouterr()
+    assert "0.9 of 2 processors" in err.splitlines()[0]
     (note,) = read_study(Path("a b/c")).notes
     start, log = note.removesuffix(".").split("Its log: ")
 
     assert Path("a b/c", log).read_text() == "no data"
-    assert f"{start}Its log: a b/c/{log}." in told.splitlines()
+    assert f"{start}Its log: a b/c/{log}." in out.splitlines()
     assert run_command(["report", "a b/c/study.json"]) == 0
     assert f"{start}Its log: a b/c/{log}." in capsys.readouterr().out.splitlines()
     assert f"Its log: {log}." in Path("a b/c/report.html").read_text()

@@ -1,12 +1,13 @@
-"""`samestep scale` and Slurm: what it refuses, and what it would start."""
+"""`samestep scale` and Slurm: its jobs and steps, and wrong input."""
 
 import os
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
-from samestep.cli import scale_where
+from samestep.cli import scale_local
 from samestep.cli.main import run_command
 
 ALLOCATION = {
@@ -30,7 +31,7 @@ def allocation(monkeypatch):
     for name, value in ALLOCATION.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(scale_where.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(scale_local.shutil, "which", lambda name: f"/usr/bin/{name}")
 
 
 def scale(capsys, *arguments):
@@ -49,48 +50,48 @@ def test_each_number_of_workers_is_printed_as_a_job(capsys):
     gpus = [line.partition("=")[2] for line in out.splitlines() if line.startswith("#SBATCH --gpus-per-node")]
     assert (nodes, gpus) == (["1", "1", "2"], ["1", "2", "2"])
     assert out.count("#SBATCH --time=20\n") == out.count("module load gcc || exit\n") == 3
-    assert out.count("\nkept ") == 6
+    assert out.count("\nrecorded ") == 6
     assert not Path("studies").exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "named"),
     [
-        (("train.py", "--time", "20"), "--time is about jobs: give --submit slurm too"),
-        (("train.py", "--directive=-x"), "--directive is about jobs"),
-        (("train.py", "--detach"), "--detach is about jobs"),
-        (("train.py", "--submit", "pbs"), "--submit 'pbs': jobs can be submitted to slurm"),
-        (("train.py", "--submit", "slurm", "--nproc-per-node", 0), "--nproc-per-node 0"),
+        (("train.py", "--time", "20"), "--time .*--submit slurm"),
+        (("train.py", "--directive=-x"), "--directive .*--submit slurm"),
+        (("train.py", "--detach"), "--detach .*--submit slurm"),
+        (("train.py", "--submit", "pbs"), "--submit 'pbs' .*slurm"),
+        (("train.py", "--submit", "slurm", "--nproc-per-node", 0), "--nproc-per-node .*0"),
         (
             ("train.py", "--submit", "slurm", "--nproc-per-node", 4, "--gpus-per-node", 2),
-            "4 workers cannot share --gpus-per-node 2",
+            "--nproc-per-node 4 .*--gpus-per-node .*2",
         ),
-        (("train.py", "--collect", "study"), "leave train.py out"),
-        (("--collect", "study", "--dry-run"), "--dry-run says how a study is made, and --collect goes on"),
-        (("-n", "2", "--worth", "0.7", "--collect", "study"), "-n says how a study is made"),
-        (("--collect", "study", "--steps=30"), "--steps says how a study is made"),
-        (("--collect", "study", "--mem", "4G"), "--mem says how a study is made"),
-        (("--collect", "study", "--json", "--worth=70%"), "Give --collect the folder of a submitted"),
-        (("--collect", "study"), "Give --collect the folder of a submitted study"),
-        ((), "what is to be measured?"),
+        (("train.py", "--collect", "study"), "--collect study .*train.py"),
+        (("--collect", "study", "--dry-run"), "--dry-run .*--collect"),
+        (("-n", "2", "--worth", "0.7", "--collect", "study"), "-n .*--collect"),
+        (("--collect", "study", "--steps=30"), "--steps .*--collect"),
+        (("--collect", "study", "--mem", "4G"), "--mem .*--collect"),
+        (("--collect", "study", "--json", "--worth=70%"), "--collect "),
+        (("--collect", "study"), "--collect "),
+        ((), "script or a recipe"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(capsys, arguments, said):
+def test_wrong_input_is_refused(capsys, arguments, named):
     code, _, err = scale(capsys, *arguments)
 
     assert code == 2
-    assert said in err
+    assert re.search(named, err)
 
 
-def test_where_there_is_no_slurm_nothing_is_written(capsys, monkeypatch):
+def test_without_slurm_nothing_is_written(capsys, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     code, _, err = scale(capsys, "train.py", "--submit", "slurm")
 
     assert (code, Path("studies").exists()) == (2, False)
-    assert "there is no sbatch on this machine" in err
+    assert "sbatch" in err
 
 
-def test_where_slurm_does_not_answer_no_folder_is_left(capsys, monkeypatch, tmp_path):
+def test_if_slurm_does_not_answer_no_folder_is_left(capsys, monkeypatch, tmp_path):
     sbatch = tmp_path / "bin" / "sbatch"
     sbatch.parent.mkdir()
     sbatch.write_text(
@@ -104,7 +105,7 @@ def test_where_slurm_does_not_answer_no_folder_is_left(capsys, monkeypatch, tmp_
         code, _, err = scale(capsys, "train.py", "--submit", "slurm", *out)
 
         assert (code, err.count("\n")) == (2, 1)
-        assert err.startswith("samestep: error: Slurm does not answer here (Could not establish a config")
+        assert "Could not establish a configuration source" in err
         assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -115,24 +116,23 @@ def test_in_an_allocation_runs_are_steps_that_fill_its_nodes(capsys, allocation)
     steps = sorted(line.partition("srun ")[2].split(" --ntasks-per-node")[0] for line in out.splitlines())
     assert steps == [f"--nodes={nodes} --relative=0 --ntasks={n}" for nodes, n in ((1, 1), (1, 2), (2, 4))]
     assert "--threads" not in out
-    assert err.startswith("samestep: each run is a step of Slurm allocation 12 (")
+    assert "Slurm allocation 12 (" in err
 
 
 def test_what_does_not_fit_an_allocation_is_refused_unless_forced(capsys, allocation):
     code, _, err = scale(capsys, "train.py", "-n", "1,8", "--dry-run")
 
     assert code == 2
-    assert "8 workers oversubscribe Slurm allocation 12 (2 node(s) with 2 processor(s): room for 4)" in err
+    assert re.search("8 workers .*Slurm allocation 12 .*4", err)
     _, out, _ = scale(capsys, "train.py", "-n", "1,8", "--dry-run", "--repeats", 1, "--oversubscribe")
     assert out.count("--overcommit") == 2
     _, _, err = scale(capsys, "train.py", "-n", "1,4", "--threads", 2, "--dry-run")
-    assert "4 workers oversubscribe Slurm allocation 12 (" in err
-    assert "room for 4), 2 threads each" in err
+    assert re.search("4 workers .*Slurm allocation 12 .*2 threads", err)
 
 
 def test_an_allocation_of_several_nodes_without_srun_is_refused(capsys, allocation, monkeypatch):
-    monkeypatch.setattr(scale_where.shutil, "which", lambda name: None)
+    monkeypatch.setattr(scale_local.shutil, "which", lambda name: None)
     code, _, err = scale(capsys, "train.py", "--dry-run")
 
     assert code == 2
-    assert "needs srun to start workers on its nodes, which is not here" in err
+    assert "srun" in err

@@ -1,4 +1,4 @@
-"""A study as it is made: told run by run, kept whoever ends it, and not left behind empty."""
+"""The runs of a study are logged one by one, and the study is kept after an interruption."""
 
 import errno
 import json
@@ -17,11 +17,11 @@ from samestep.trials.trial import Outcome
 
 
 class Measured:
-    """Makes one run."""
+    """Executes one run."""
 
-    def run(self, trials, told):
+    def run(self, trials, begin):
         trial = trials[0]
-        told(trial.in_words())
+        begin(trial.in_words())
         trial.clock.mkdir(parents=True)
         for rank in range(trial.workers):
             header = {"format": 1, "rank": rank, "size": trial.workers, "kind": "native", "host": "a"}
@@ -31,28 +31,28 @@ class Measured:
 
 
 class Interrupted(Measured):
-    """Makes one run, and is then ended as by `number`."""
+    """Executes one run, and then receives the signal `number`."""
 
     def __init__(self, number):
         self._number = number
 
-    def run(self, trials, told):
-        yield from super().run(trials, told)
+    def run(self, trials, begin):
+        yield from super().run(trials, begin)
         os.kill(os.getpid(), self._number)
         raise AssertionError
 
 
 @pytest.fixture
-def heard():
-    """Ctrl-C is heard here, whoever runs the tests."""
+def interruptible():
+    """Ctrl-C raises KeyboardInterrupt, also where the tests run in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.usefixtures("heard")
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_who_ends_a_study_keeps_what_was_measured(tmp_path, capsys, number):
+def test_an_interrupted_study_is_kept(tmp_path, capsys, number):
     request = Request(target="t.py", workers=(1, 2), steps=1, warm_up=0, repeats=2, folder=tmp_path / "s")
     trials = plan(request)
     request.folder.mkdir()
@@ -62,12 +62,12 @@ def test_who_ends_a_study_keeps_what_was_measured(tmp_path, capsys, number):
     study = read_study(tmp_path / "s")
     assert [point.workers for point in study.points] == [trials[0].workers]
     assert "interrupted" in [finding.code for finding in study.findings]
-    assert f"run 1 of 4: {trials[0].in_words()}" in capsys.readouterr().err
+    assert f"1 of 4: {trials[0].in_words()}" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-@pytest.mark.usefixtures("heard")
-def test_who_ends_a_study_twice_keeps_it_too(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("interruptible")
+def test_a_study_that_is_interrupted_again_while_it_is_written_is_kept(tmp_path, monkeypatch):
     def interrupted(*arguments, **named):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -83,68 +83,70 @@ def test_who_ends_a_study_twice_keeps_it_too(tmp_path, monkeypatch):
 
 
 class Begun:
-    """Is ended, as by Ctrl-C, while its first run goes."""
+    """Is interrupted during its first run."""
 
-    def run(self, trials, told):
+    def run(self, trials, begin):
         trials[0].clock.mkdir(parents=True)
         trials[0].log.write_text("epoch 1")
         os.kill(os.getpid(), signal.SIGINT)
         yield from ()
 
 
-@pytest.mark.usefixtures("heard")
-@pytest.mark.parametrize("goes_on", [False, True])
-def test_of_a_study_in_which_no_run_ended_nothing_is_left_unless_its_runs_go_on(tmp_path, capsys, goes_on):
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("continues", [False, True])
+def test_a_study_without_an_ended_run_is_removed_unless_its_runs_continue(tmp_path, continues):
     request = Request(target="t.py", workers=(1,), steps=1, warm_up=0, repeats=1, folder=tmp_path / "a" / "s")
     frame, trials = Frame(request=request, places=2), plan(request)
-    with nullcontext() if goes_on else pytest.raises(KeyboardInterrupt), new_folder(request.folder):
-        assert finish(frame, trials, Begun(), goes_on=goes_on)[1] == 130
+    with nullcontext() if continues else pytest.raises(KeyboardInterrupt), new_folder(request.folder):
+        assert finish(frame, trials, Begun(), continues=continues)[1] == 130
 
-    assert trials[0].log.exists() == (tmp_path / "a").exists() == goes_on
-    assert ("nothing is kept" in capsys.readouterr().err) == (not goes_on)
+    assert trials[0].log.exists() == (tmp_path / "a").exists() == continues
 
 
 class Timed:
-    """Says how long runs took; the second gives nothing, and is not repeated."""
+    """Executes runs of known durations; the second fails, and is not repeated."""
 
-    def run(self, trials, told):
+    def run(self, trials, begin):
         for number in (0, 1, 3):
-            told(trials[number].in_words())
+            begin(trials[number].in_words())
             error = "none" if number == 1 else ""
             yield Outcome(trial=trials[number], samples_per_second=1234.5, seconds=60.0 + number, error=error)
 
 
-def test_each_run_is_told_with_its_result_and_what_is_left(tmp_path, capsys, monkeypatch):
+def test_each_run_is_logged_with_its_result_and_the_remaining_time(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("samestep.cli.scale_study.collect_study", lambda *_, **__: None)
-    monkeypatch.setattr("samestep.cli.scale_study._kept", lambda *_: "page")
+    monkeypatch.setattr("samestep.cli.scale_study._store", lambda *_: "page")
     request = Request(target="t.py", workers=(1, 2), steps=1, warm_up=0, repeats=2, folder=tmp_path)
     trials = plan(request)
     finish(Frame(request=request, places=2), trials, Timed())
 
     names = [trial.in_words() for trial in trials]
-    assert capsys.readouterr().err.splitlines()[1:-1] == [
-        f"samestep: run 1 of 4: {names[0]}",
-        f"samestep: {names[0]}: 1,234 samples/s, in 1 min 0 s; 3 runs to go, about 3 min 0 s",
-        f"samestep: run 2 of 4: {names[1]}",
-        f"samestep: {names[1]}: none.",
-        f"samestep: run 3 of 4: {names[3]}",
-        f"samestep: {names[3]}: 1,234 samples/s, in 1 min 3 s",
+    expected = [
+        ("1 of 4", names[0]),
+        (names[0], "1,234 samples/s", "1 min 0 s", "3 runs", "3 min 0 s"),
+        ("2 of 4", names[1]),
+        (names[1], "none."),
+        ("3 of 4", names[3]),
+        (names[3], "1,234 samples/s", "1 min 3 s"),
     ]
+    lines = capsys.readouterr().err.splitlines()[1:-1]
+    assert len(lines) == len(expected)
+    assert all(part in line for line, parts in zip(lines, expected, strict=True) for part in parts)
 
 
-def test_a_study_goes_on_where_its_terminal_is_not_listened_to(tmp_path):
+def test_a_study_continues_if_sighup_is_ignored(tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     request = Request(target="t.py", workers=(1,), steps=1, warm_up=0, repeats=1, folder=tmp_path / "s")
     request.folder.mkdir()
     try:
-        with pytest.raises(AssertionError):  # it came to its end
+        with pytest.raises(AssertionError):  # the runner came to its end
             finish(Frame(request=request, places=2), plan(request), Interrupted(signal.SIGHUP))
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_terminal_that_is_gone_does_not_take_the_study_along(tmp_path):
+def test_a_study_is_written_after_its_terminal_is_gone(tmp_path):
     def gone(_number, _frame):
         raise BrokenPipeError
 
@@ -171,14 +173,12 @@ def test_a_study_that_cannot_be_written_is_returned_to_be_printed(tmp_path, caps
 
     assert code == 2
     assert len(study.points) == 1
-    said = (
-        f"cannot write {tmp_path / 's' / 'study.json'}: No space left on device. The study is only printed."
-    )
-    assert capsys.readouterr().err.splitlines()[-1] == f"samestep: error: {said}"
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert f"{tmp_path / 's' / 'study.json'}: No space left on device" in last
 
 
-def test_another_studys_folder_is_left_alone(tmp_path):
+def test_the_folder_of_another_study_is_refused(tmp_path):
     (tmp_path / "study.json").write_text("{}")
 
-    with pytest.raises(UsageError, match=r"there is study\.json in it already"), new_folder(tmp_path):
+    with pytest.raises(UsageError, match=r"--out .*study\.json"), new_folder(tmp_path):
         pass

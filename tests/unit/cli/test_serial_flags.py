@@ -1,4 +1,4 @@
-"""The flags that control how a serial script is split: their values, and where they do nothing."""
+"""The flags of serial scripts: their values, and programs on which they have no effect."""
 
 from contextlib import nullcontext
 from dataclasses import fields, replace
@@ -8,9 +8,9 @@ import pytest
 from samestep.autopilot.options import Options
 from samestep.base import env
 from samestep.base.errors import UsageError
-from samestep.cli import measured
+from samestep.cli import serial_flags
+from samestep.cli.decision import decide
 from samestep.cli.main import run_command
-from samestep.cli.running import decide
 from samestep.cli.serial_flags import with_options
 from samestep.collectives.crossovers import Measured
 from samestep.launch.job import Job, Logs, Nodes, Program, Std
@@ -31,42 +31,44 @@ def flags(**others):
     return {one.name: one.default for one in fields(Options)} | others
 
 
-def test_what_is_said_is_what_a_serial_script_is_run_with(decision):
+def test_given_values_are_the_options_of_a_serial_script(decision):
     assert with_options(decision(), **flags()).options == Options()
     assert with_options(decision(), **flags(batch_norm="local")).options == Options(batch_norm="local")
     assert with_options(decision(workers=1), **flags(batch_norm="local")).options.batch_norm == "local"
 
 
-def test_all_output_is_prefixed_by_the_launcher_unless_the_user_says_what_is(decision):
+def test_all_output_sets_tee_unless_the_user_does(decision):
     assert with_options(decision(), **flags(all_output=True)).job.logs.tee == Std.parse("-t", "3")
     assert with_options(decision(), **flags()).job.logs.tee.is_empty
-    said = decision()
-    said = replace(said, job=replace(said.job, logs=Logs(tee=Std.parse("-t", "1"))))
-    assert with_options(said, **flags(all_output=True)).job.logs == said.job.logs
+    own = decision()
+    own = replace(own, job=replace(own.job, logs=Logs(tee=Std.parse("-t", "1"))))
+    assert with_options(own, **flags(all_output=True)).job.logs == own.job.logs
 
 
-def test_another_value_is_refused_with_those_there_are(decision):
-    with pytest.raises(UsageError, match="--batch-norm 'layer' is none of global, local"):
+def test_a_wrong_value_is_refused_with_the_choices(decision):
+    with pytest.raises(UsageError, match=r"--batch-norm 'layer' .*global, local"):
         with_options(decision(), **flags(batch_norm="layer"))
 
 
-def test_a_flag_that_would_do_nothing_is_refused(decision):
+def test_a_flag_without_effect_is_refused(decision):
     native = decision("import torch.distributed as dist\ndist.init_process_group('gloo')")
 
     with_options(native, **flags())
-    with pytest.raises(UsageError, match=r"--batch-norm says how .*train.py is not taken for one"):
+    with pytest.raises(UsageError, match=r"--batch-norm .*train\.py .*--mode autopilot"):
         with_options(native, **flags(batch_norm="local"))
-    with pytest.raises(UsageError, match="say -n 2 or more"):
+    with pytest.raises(UsageError, match=r"--explain .*-n 2"):
         with_options(decision(workers=1), **flags(explain=True))
 
 
-def test_a_choice_by_what_was_measured_is_refused_before_a_worker_starts(decision, tmp_path, monkeypatch):
+def test_algorithm_auto_without_measurements_is_refused_before_a_worker_starts(
+    decision, tmp_path, monkeypatch
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(measured, "accelerator_count", lambda: 0)
+    monkeypatch.setattr(serial_flags, "accelerator_count", lambda: 0)
 
-    with pytest.raises(UsageError, match="Measure once with: samestep bench all-reduce -n 2 --save"):
+    with pytest.raises(UsageError, match="samestep bench all-reduce -n 2 --save"):
         with_options(decision(), **flags(algorithm="auto"))
-    with pytest.raises(UsageError, match="--algorithm 'tre' is none of"):
+    with pytest.raises(UsageError, match="--algorithm 'tre'"):
         with_options(decision(), **flags(algorithm="tre"))
     with_options(decision(workers=1), **flags(algorithm="auto"))
     Measured(ranks=2, hosts=1, device="cpu").save([(4, "ring")])
@@ -74,23 +76,23 @@ def test_a_choice_by_what_was_measured_is_refused_before_a_worker_starts(decisio
 
 
 @pytest.mark.parametrize("rank", [0, 1, None])
-def test_on_several_nodes_it_is_the_first_one_that_must_have_measured(decision, rank, tmp_path, monkeypatch):
+def test_on_several_nodes_the_measurements_of_the_first_one_count(decision, rank, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(measured, "accelerator_count", lambda: 0)
+    monkeypatch.setattr(serial_flags, "accelerator_count", lambda: 0)
     nodes = Nodes(count=2, rank=rank, endpoint="first:29500")
     there = replace(decision(), plan=Spawn(local=2, nodes=nodes))
 
     with pytest.raises(UsageError, match="4 ranks on 2 hosts") if rank == 0 else nullcontext():
-        measured.refuse_unmeasured(there, "auto")
+        serial_flags.refuse_unmeasured(there, "auto")
 
 
-def test_a_training_that_cannot_choose_begins_no_run_folder(tmp_path, monkeypatch, capsys):
+def test_a_training_without_measurements_creates_no_run_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(measured, "accelerator_count", lambda: 0)
+    monkeypatch.setattr(serial_flags, "accelerator_count", lambda: 0)
     monkeypatch.setattr(env, "snapshot", dict)
 
     asked = ["train", "digits", "-n", "2", "--algorithm", "auto", "--out", str(tmp_path / "run")]
     assert run_command(asked) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("Measure once with: samestep bench all-reduce -n 2 --save")
+    assert line.endswith("samestep bench all-reduce -n 2 --save")
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""Flags made of settings: their help names every choice."""
+"""The help of a flag that is made from a setting names every choice."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""The script of an MPI job, and the hosts it runs on."""
+"""The script of an MPI job, and its hosts."""
 
 from pathlib import Path
 
@@ -17,13 +17,13 @@ OPEN_MPI = """\
 export PYTHONUNBUFFERED=1  # the log grows with every line printed
 
 #   -np 4                workers in total
-#   --host a:2,b:2       where, and how many on each
-#   --map-by slot        neighbouring ranks share a host
-#   --bind-to none       else a rank gets one core; samestep shares them out
-#   --wdir '/my work'    each worker starts in this folder
-#   -x MASTER_ADDR=a     where the workers meet: the host of rank 0
-#   -x PYTHONUNBUFFERED  as it is set here
-#   -x NCCL_DEBUG        as it is set here
+#   --host a:2,b:2       the hosts, and the workers on each
+#   --map-by slot        consecutive ranks share a host
+#   --bind-to none       samestep divides the cores among the ranks itself
+#   --wdir '/my work'    the working folder of each worker
+#   -x MASTER_ADDR=a     the rendezvous is on the host of rank 0
+#   -x PYTHONUNBUFFERED  the value that it has here
+#   -x NCCL_DEBUG        the value that it has here
 mpirun -np 4 --host a:2,b:2 --map-by slot --bind-to none --wdir '/my work' -x MASTER_ADDR=a \\
     -x PYTHONUNBUFFERED -x NCCL_DEBUG \\
     /usr/bin/python3 -m samestep run train.py 'a; b'
@@ -38,13 +38,13 @@ export PYTHONUNBUFFERED=1  # the log grows with every line printed
 export HYDRA_LAUNCHER_EXTRA_ARGS='-p 2222'
 
 #   -n 3                                            workers in total
-#   -hosts a:2,b:2                                  where, and how many on each
-#   -bind-to none                                   samestep shares the cores out itself
-#   -wdir '/my work'                                each worker starts in this folder
-#   -genv MASTER_ADDR a                             where the workers meet: the host of rank 0,
-#   -genv MASTER_PORT $((15000 + RANDOM % 14000))   and a port on it, another at each start
-#   -launcher ssh                                   hosts are reached over ssh,
-#   -launcher-exec ssh                              or what takes its place
+#   -hosts a:2,b:2                                  the hosts, and the workers on each
+#   -bind-to none                                   samestep divides the cores among the ranks itself
+#   -wdir '/my work'                                the working folder of each worker
+#   -genv MASTER_ADDR a                             the rendezvous is on the host of rank 0,
+#   -genv MASTER_PORT $((15000 + RANDOM % 14000))   on another port at each start
+#   -launcher ssh                                   connects to the hosts with ssh,
+#   -launcher-exec ssh                              or with this program
 mpirun -n 3 -hosts a:2,b:2 -bind-to none -wdir '/my work' -genv MASTER_ADDR a \\
     -genv MASTER_PORT $((15000 + RANDOM % 14000)) -launcher ssh -launcher-exec ssh \\
     /venv/bin/python -m samestep run train.py 'a; b'
@@ -65,22 +65,22 @@ def job(**changes):
     return MpiJob(**plain | changes)
 
 
-def test_the_command_of_open_mpi_says_what_each_flag_is_for():
+def test_the_script_for_open_mpi_explains_each_flag():
     assert script(job(forwarded=("NCCL_DEBUG",))) == OPEN_MPI
 
 
-def test_the_command_of_mpich_says_what_each_flag_is_for():
+def test_the_script_for_mpich_explains_each_flag():
     made = script(job(flavour="mpich", workers=3, site=MpiSite(ssh="ssh -p 2222", venv="/venv")))
 
     assert [line.split() for line in made.splitlines()] == [line.split() for line in MPICH.splitlines()]
 
 
-def test_a_recipe_asks_hydra_where_the_workers_meet():
+def test_a_recipe_gets_the_rendezvous_from_hydra():
     assert "MASTER" not in script(job(flavour="mpich", work=work(["train", "digits"])))
 
 
 @pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
-def test_the_user_of_ssh_is_no_part_of_where_the_workers_meet(flavour):
+def test_the_user_of_ssh_is_not_part_of_the_address(flavour):
     made = script(job(flavour=flavour, hosts=hosts_of("al@a:2,al@b:2")))
 
     assert "MASTER_ADDR=a " in made or "MASTER_ADDR a " in made
@@ -88,7 +88,7 @@ def test_the_user_of_ssh_is_no_part_of_where_the_workers_meet(flavour):
 
 
 def test_rank_0_is_not_localhost_for_other_hosts():
-    with pytest.raises(UsageError, match="rank 0 is on localhost, which is b itself for the workers there"):
+    with pytest.raises(UsageError, match=r"localhost.* b "):
         job(hosts=hosts_of("localhost:2,b:2"))
     assert "MASTER" not in script(job(hosts=hosts_of("localhost:4")))
 
@@ -102,22 +102,22 @@ def test_a_line_break_in_a_flag_does_not_end_the_comment_that_explains_it(flavou
     assert not any(line.startswith("touch") for line in made.splitlines())
 
 
-def test_more_workers_than_the_hosts_take_are_refused():
-    with pytest.raises(UsageError, match="room for 1 to 4: a:2,b:2"):
+def test_more_workers_than_slots_are_refused():
+    with pytest.raises(UsageError, match=r"-n 5 .*a:2,b:2.* 4"):
         job(workers=5)
 
 
-def test_whose_mpirun_there_is():
-    says = {"mpirun": "mpirun (Open MPI) 4.1.4", "mpirun.mpich": "HYDRA build details:\n Version: 4.0.2"}
+def test_the_flavor_of_mpirun_is_in_its_version():
+    versions = {"mpirun": "mpirun (Open MPI) 4.1.4", "mpirun.mpich": "HYDRA build details:\n Version: 4.0.2"}
 
-    assert find("", version_of=says.get) == ("openmpi", "mpirun")
-    assert find("mpich", version_of=says.get) == ("mpich", "mpirun.mpich")
-    with pytest.raises(UsageError, match=r"no mpirun of mpich is on the PATH \(mpirun is .*Open MPI\) 4"):
-        find("mpich", version_of={"mpirun": says["mpirun"]}.get)
-    with pytest.raises(UsageError, match=r"no mpirun of Open MPI or MPICH is on the PATH\. Load"):
+    assert find("", version_of=versions.get) == ("openmpi", "mpirun")
+    assert find("mpich", version_of=versions.get) == ("mpich", "mpirun.mpich")
+    with pytest.raises(UsageError, match=r"mpich .*\(mpirun is .*Open MPI\) 4"):
+        find("mpich", version_of={"mpirun": versions["mpirun"]}.get)
+    with pytest.raises(UsageError, match="Open MPI or MPICH"):
         find("", version_of={}.get)
-    with pytest.raises(UsageError, match="neither of openmpi and mpich"):
-        find("lam", version_of=says.get)
+    with pytest.raises(UsageError, match=r"'lam' .*openmpi, mpich"):
+        find("lam", version_of=versions.get)
 
 
 def test_a_hostfile_of_either_kind(tmp_path):
@@ -134,19 +134,19 @@ def test_a_line_for_each_worker_as_pbs_writes_it(tmp_path):
 
     for text in ("a slots=2\na\n", "a\na:2\n"):
         file.write_text(text)
-        with pytest.raises(UsageError, match="host a is named twice"):
+        with pytest.raises(UsageError, match="host a "):
             hosts_in(file)
 
 
 @pytest.mark.parametrize("text", ["a:x", "a:0", "", "a,,b", "a:2,a:3", "-o:2", "a b:2"])
-def test_hosts_that_cannot_be_are_refused(text):
+def test_wrong_hosts_are_refused(text):
     with pytest.raises(UsageError):
         hosts_of(text)
 
 
-def test_a_hostfile_names_its_line(tmp_path):
+def test_an_error_in_a_hostfile_names_its_line(tmp_path):
     file = tmp_path / "hosts"
     file.write_text("a slots=2\nb slots=two\n")
 
-    with pytest.raises(UsageError, match=r"hosts:2: 'b slots=two': 'two' is not a number"):
+    with pytest.raises(UsageError, match=r"hosts:2: 'b slots=two': 'two'"):
         hosts_in(file)

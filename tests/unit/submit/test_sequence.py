@@ -1,10 +1,10 @@
-"""A job that runs several commands: its script as a whole, and as bash runs it."""
+"""A job that runs several commands: its whole script, and its run by bash."""
 
 import shutil
 import subprocess
 
 from samestep.submit.request import SlurmRequest
-from samestep.submit.sequence import Kept, exit_code, script
+from samestep.submit.sequence import RecordedCommand, exit_code, script
 from samestep.submit.site import SlurmSite
 
 SCRIPT = """\
@@ -23,21 +23,21 @@ export PYTHONUNBUFFERED=1  # the log grows with every line printed
 export WANDB_MODE=disabled
 
 #   --cpus-per-task="$SLURM_CPUS_PER_TASK"  srun does not take it from the job (Slurm 22.05 and later)
-#   --kill-on-bad-exit=1                    one worker that fails ends the others
+#   --kill-on-bad-exit=1                    a failed worker ends the others
 failed=0
-kept() {  # FOLDER COMMAND...: as the job's tasks; its output and exit code are kept in the folder
+recorded() {  # FOLDER COMMAND...: run it as the job's tasks, with its output and exit code in the folder
     local folder="$1" code=0
     shift
-    [ ! -e "$folder/exit-code" ] || return 0  # a job that was queued again goes on where it was,
-    find "$folder" -mindepth 2 -delete  # without what its first start left half done
+    [ ! -e "$folder/exit-code" ] || return 0  # a requeued job skips commands that have ended,
+    find "$folder" -mindepth 2 -delete  # and removes what an interrupted one has written
     srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 "$@" > "$folder/log.txt" 2>&1 || code=$?
     echo "$code" > "$folder/exit-code.part" && mv "$folder/exit-code.part" "$folder/exit-code"
     [ "$code" -eq 0 ] || failed=1
 }
 
-kept '/study/trials/1 a' \\
+recorded '/study/trials/1 a' \\
     /venv/bin/python -m samestep run train.py '--text=a b'
-kept /study/trials/2 env NCCL_ALGO='Ring, Tree' \\
+recorded /study/trials/2 env NCCL_ALGO='Ring, Tree' \\
     /venv/bin/python -m samestep run train.py
 
 exit "$failed"
@@ -56,10 +56,12 @@ def asked(**changes):
     return SlurmRequest(**plain | changes)
 
 
-def test_commands_follow_each_other_and_what_they_share_is_said_once(tmp_path):
+def test_commands_follow_each_other_and_common_variables_are_exported_once(tmp_path):
     off = {"WANDB_MODE": "disabled"}
-    first = Kept(words=("run", "train.py", "--text=a b"), folder="/study/trials/1 a", variables=off)
-    second = Kept(
+    first = RecordedCommand(
+        words=("run", "train.py", "--text=a b"), folder="/study/trials/1 a", variables=off
+    )
+    second = RecordedCommand(
         words=("run", "train.py"),
         folder="/study/trials/2",
         variables=off | {"NCCL_ALGO": "Ring, Tree"},
@@ -69,7 +71,7 @@ def test_commands_follow_each_other_and_what_they_share_is_said_once(tmp_path):
 
 
 def test_each_command_leaves_its_exit_code_and_the_next_one_runs(tmp_path):
-    """As bash runs it, with an srun that only starts its command, as one task."""
+    """Run the script with bash, and an srun that only starts its command, as one task."""
     (tmp_path / "bin").mkdir()
     srun = tmp_path / "bin" / "srun"
     srun.write_text('#!/bin/sh\nshift  # --kill-on-bad-exit=1\nexec "$@"\n')
@@ -84,9 +86,9 @@ def test_each_command_leaves_its_exit_code_and_the_next_one_runs(tmp_path):
     (folders[1] / "clock").mkdir()
     (folders[1] / "clock" / "rank-0.jsonl").touch()  # which was in the middle of this one
     sequence = [
-        Kept(words=("3",), folder=folders[0], variables={"VALUE": "x y"}),
-        Kept(words=("0", "$odd"), folder=folders[1], variables={"VALUE": "z"}),
-        Kept(words=("1",), folder=folders[2], variables={"VALUE": "z"}),
+        RecordedCommand(words=("3",), folder=folders[0], variables={"VALUE": "x y"}),
+        RecordedCommand(words=("0", "$odd"), folder=folders[1], variables={"VALUE": "z"}),
+        RecordedCommand(words=("1",), folder=folders[2], variables={"VALUE": "z"}),
     ]
     made = asked(nodes=1, site=SlurmSite(), python=str(python))
     bash = shutil.which("bash")

@@ -1,4 +1,4 @@
-"""What is written for a shell or for sbatch is read back as it was."""
+"""Text that is quoted for a shell or for sbatch is read back unchanged."""
 
 import shlex
 import subprocess
@@ -21,8 +21,8 @@ def test_a_directive_is_one_line_that_reads_as_it_was_meant(name):
     assert shlex.split(line[8:], posix=True) == [f"--job-name={name}"]
 
 
-def test_a_line_break_is_no_part_of_a_directive():
-    with pytest.raises(UsageError, match="line break"):
+def test_a_line_break_in_a_directive_is_refused():
+    with pytest.raises(UsageError, match="--job-name"):
         directive("--job-name", "a\n#SBATCH --uid=0")
 
 

@@ -38,9 +38,9 @@ def test_each_number_of_workers_is_a_job_with_its_runs_in_the_order_of_the_study
     assert "# Written by samestep scale; sbatch takes this file as it is." in lines
     assert "#SBATCH --job-name=train-4" in lines
     assert "#SBATCH --partition=gpu" in lines
-    assert [line for line in lines if line.startswith("kept /")] == [
-        "kept /study/trials/0 \\",
-        "kept /study/trials/3 \\",
+    assert [line for line in lines if line.startswith("recorded /")] == [
+        "recorded /study/trials/0 \\",
+        "recorded /study/trials/3 \\",
     ]
     assert "    python -m samestep run --clock=/study/trials/3/clock train.py" in lines
 

@@ -5,15 +5,15 @@ import json
 import pytest
 
 from samestep.base.errors import Error
-from samestep.submit.follow import Seen
+from samestep.submit.follow import JobStatus
 from samestep.submit.states import ENDS
 from samestep.trials.queue import Queue, SubmittedJob
 from samestep.trials.trial import Trial
 
-RUNS = Seen(words="runs on node0")
-WELL = Seen(words="has ended well", exit_code=0)
-FAILED = Seen(words="has failed, exit code 1", exit_code=1)
-LATE = Seen(words=ENDS["TIMEOUT"], exit_code=1, cut_off=True)
+RUNS = JobStatus(words="runs on node0")
+WELL = JobStatus(words="has ended well", exit_code=0)
+FAILED = JobStatus(words="has failed, exit code 1", exit_code=1)
+LATE = JobStatus(words=ENDS["TIMEOUT"], exit_code=1, cut_off=True)
 
 
 class Followed:
@@ -22,7 +22,7 @@ class Followed:
     def __init__(self, *states):
         self.states = list(states)
 
-    def look(self):
+    def status(self):
         while callable(self.states[0]):
             self.states.pop(0)()
         seen = self.states.pop(0) if len(self.states) > 1 else self.states[0]

@@ -1,4 +1,4 @@
-"""What a worker's program said last is kept for whoever reads its clock."""
+"""The last line that a worker's program printed is stored in its clock file, and write errors are logged."""
 
 import errno
 import io
@@ -6,38 +6,38 @@ import os
 import sys
 
 from samestep.base.place import Place
-from samestep.cli.clocking import _checked, _last_line
+from samestep.cli.worker_clock import _checked, _last_line
 from samestep.measure.clock_file import ClockFile, ClockOptions
 
 
-def test_the_last_line_on_stderr_is_kept_and_the_stream_is_as_before(capsys):
+def test_the_last_line_on_stderr_is_kept_and_the_stream_is_restored(capsys):
     written = sys.stderr.write
-    with _last_line(sys.stderr) as said:
+    with _last_line(sys.stderr) as last_line:
         print("usage: t.py", file=sys.stderr)
         print("t.py: error: no --lr\n", file=sys.stderr)
 
-    assert said() == "t.py: error: no --lr"
+    assert last_line() == "t.py: error: no --lr"
     assert sys.stderr.write == written
     assert capsys.readouterr().err == "usage: t.py\nt.py: error: no --lr\n\n"
 
 
-def test_where_nothing_was_written_nothing_is_told():
-    with _last_line(io.TextIOWrapper(io.BytesIO())) as said:
-        assert said() == ""
+def test_without_output_the_last_line_is_empty():
+    with _last_line(io.TextIOWrapper(io.BytesIO())) as last_line:
+        assert last_line() == ""
 
 
-def test_a_stream_that_cannot_be_listened_to_is_left_alone():
+def test_a_stream_that_cannot_be_patched_is_left_alone():
     class Fixed:
         __slots__ = ()
 
         def write(self, text):
             return len(text)
 
-    with _last_line(Fixed()) as said:
-        assert said() == ""
+    with _last_line(Fixed()) as last_line:
+        assert last_line() == ""
 
 
-def test_a_full_disk_is_told_at_the_end_and_not_in_the_script(tmp_path, monkeypatch, capsys):
+def test_a_full_disk_is_reported_at_the_end_and_not_in_the_script(tmp_path, monkeypatch, capsys):
     def full(fd, data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

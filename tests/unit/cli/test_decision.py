@@ -1,11 +1,13 @@
-"""What ``samestep run`` decides about a job, and what it says before."""
+"""Decisions of ``samestep run`` about a job, and the lines that describe them."""
 
 import pytest
+from samestep.cli.execution import log_failure
 
 from samestep.base.errors import UsageError
 from samestep.base.machine import CpuShare
-from samestep.cli import shares
-from samestep.cli.running import banner, decide, dry_run, tell_end, watched
+from samestep.cli import decision as decision_module
+from samestep.cli.decision import decide, with_checks
+from samestep.cli.decision_text import banner, dry_run_lines
 from samestep.launch.failure import Failure
 from samestep.launch.job import Job, Nodes, Program
 from samestep.launch.supervisor import Outcome
@@ -22,7 +24,7 @@ NATIVE = "import torch.distributed as dist\ndist.init_process_group('gloo')"
 @pytest.fixture(autouse=True)
 def _a_share_of_a_big_machine(monkeypatch):
     share = CpuShare(allowed=tuple(range(8)), cores=8, machine=64)
-    monkeypatch.setattr(shares, "cpu_share", lambda: share)
+    monkeypatch.setattr(decision_module, "cpu_share", lambda: share)
 
 
 @pytest.fixture
@@ -36,11 +38,11 @@ def settled(tmp_path):
     return settle
 
 
-def test_tasks_that_nobody_bound_share_the_processors(settled):
+def test_unbound_tasks_share_the_cores(settled):
     assert settled(NATIVE, TASKS).threads.count == 2
 
 
-def test_tasks_that_their_launcher_bound_have_processors_of_their_own(settled):
+def test_tasks_bound_by_their_launcher_do_not_share_cores(settled):
     environment = recording("slurm_step_uneven_rank3").environment
     environment = environment | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
 
@@ -48,17 +50,17 @@ def test_tasks_that_their_launcher_bound_have_processors_of_their_own(settled):
     assert settled(NATIVE, environment | {"SLURM_CPUS_ON_NODE": "8"}).threads.count == 2
 
 
-def test_ranks_that_will_join_settle_their_threads_themselves_and_say_how_many_they_are(settled):
+def test_ranks_of_samestep_join_set_their_threads_and_print_their_number_themselves(settled):
     decision = settled(JOINS, TASKS)
 
     assert decision.threads is None
-    (line,) = banner(decision)
-    assert "joins its peers itself" in line
-    assert "threads: as samestep.join finds" in "\n".join(dry_run(decision))
+    assert decision.is_settled_by_join
+    assert len(banner(decision)) == 1
+    assert any(line.startswith("threads: ") and "samestep.join" in line for line in dry_run_lines(decision))
     assert settled(JOINS, TASKS, threads=3).threads.count == 3
 
 
-def test_the_banner_says_whose_number_of_threads_it_is(settled):
+def test_the_banner_names_the_source_of_the_number_of_threads(settled):
     first, _ = banner(settled(NATIVE, {"OMP_NUM_THREADS": "3"}, workers=2))
     assert first == "2 workers on this node, 3 threads each (OMP_NUM_THREADS=3)"
 
@@ -66,7 +68,7 @@ def test_the_banner_says_whose_number_of_threads_it_is(settled):
     assert first == "2 workers on this node, 4 threads each"
 
 
-def test_a_failure_that_may_follow_from_another_nodes_is_told_with_its_message(settled, capsys):
+def test_a_failure_that_may_follow_from_another_nodes_is_logged_with_its_message(settled, capsys):
     nodes = Nodes(count=2, rank=0, endpoint="node0:29500")
     lost = Failure(
         rank=1,
@@ -77,7 +79,7 @@ def test_a_failure_that_may_follow_from_another_nodes_is_told_with_its_message(s
         message="rank 2 of 4 did not\ncome within 600 s.",
         traceback="Traceback\n",
     )
-    tell_end(settled(NATIVE, {}, nodes=nodes, workers=4), Outcome(cause=lost), 0)
+    log_failure(settled(NATIVE, {}, nodes=nodes, workers=4), Outcome(cause=lost), 0)
 
     (line,) = capsys.readouterr().err.splitlines()
     assert "rank 1 of 4" in line
@@ -85,23 +87,22 @@ def test_a_failure_that_may_follow_from_another_nodes_is_told_with_its_message(s
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("inf"), float("nan")])
-def test_a_time_to_wait_that_is_none_is_refused(settled, seconds):
-    with pytest.raises(UsageError, match=r"--hang-timeout .* is no time to wait"):
-        watched(settled(NATIVE, TASKS), hang_timeout=seconds, sanitize=False)
+def test_a_wrong_time_limit_is_refused(settled, seconds):
+    with pytest.raises(UsageError, match="--hang-timeout"):
+        with_checks(settled(NATIVE, TASKS), hang_timeout=seconds, sanitize=False)
 
 
-def test_one_worker_has_nobody_to_be_compared_with(settled):
-    assert watched(settled(NATIVE, TASKS), hang_timeout=60.0, sanitize=True).sanitize
-    with pytest.raises(UsageError, match="--sanitize compares the workers"):
-        watched(settled(NATIVE, {}, workers=1), hang_timeout=60.0, sanitize=True)
+def test_sanitize_needs_two_workers(settled):
+    assert with_checks(settled(NATIVE, TASKS), hang_timeout=60.0, sanitize=True).sanitize
+    with pytest.raises(UsageError, match=r"--sanitize .*-n 2"):
+        with_checks(settled(NATIVE, {}, workers=1), hang_timeout=60.0, sanitize=True)
 
 
-def test_a_number_of_workers_behind_a_serial_script_is_pointed_out(tmp_path):
+def test_a_number_of_workers_after_a_serial_script_is_pointed_out(tmp_path):
     (tmp_path / "train.py").write_text("print(1)")
     job = Job(program=Program(target=str(tmp_path / "train.py"), args=("-n", "2")))
 
-    told = dry_run(decide(job, mode="auto", threads=None, environment={}))
+    lines = dry_run_lines(decide(job, mode="auto", threads=None, environment={}))
 
-    assert told[-1].endswith(
-        "train.py is a serial script (-n behind it was handed to it: samestep's flags come before)"
-    )
+    assert "train.py is a serial script" in lines[-1]
+    assert "`-n`" in lines[-1]

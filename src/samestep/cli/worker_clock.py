@@ -1,4 +1,4 @@
-"""``--clock``: the step clock beside each worker's program, and their end after the same step."""
+"""Records the steps of each worker's program (``--clock``), and ends all workers after the same step."""
 
 import multiprocessing
 import signal
@@ -16,8 +16,8 @@ from samestep.autopilot.steering import undo_replication
 from samestep.base import env
 from samestep.base.errors import Error
 from samestep.base.place import Place
-from samestep.cli.leaving import leave
-from samestep.cli.running import tell
+from samestep.cli.console import log
+from samestep.cli.script_exit import exit_process
 from samestep.launch.hosting import Ending
 from samestep.launch.programs import Around
 from samestep.measure.clock_file import ClockFile, ClockOptions, Kind, has_ended
@@ -25,20 +25,20 @@ from samestep.watch.clocked import ScriptClock
 from samestep.world.detect import detect
 
 PATIENCE_S = 10.0
-"""How long a worker that has made its steps waits for the others to make theirs."""
+"""Seconds that a worker which has recorded its steps waits for the others."""
 
 _KEPT = 1000
-"""Characters of what a worker wrote to stderr last."""
+"""Characters of stderr that are kept, to find its last line."""
 
 
 def clocked(run: Callable[[], Ending], *, around: Around, clocking: ClockOptions, kind: Kind) -> Ending:
-    """Run a worker's program, in what it needs around it, and clock its steps.
+    """Run a worker's program in `around`, and record its steps.
 
     Args:
-        run: runs it.
-        around: what it needs.
-        clocking: what is wanted.
-        kind: what the program is.
+        run: runs the program.
+        around: runs a function in the program's other wrappers.
+        clocking: which steps are recorded, and where.
+        kind: the kind of program.
     """
     environment = env.snapshot()
     place = detect(environment).place
@@ -52,15 +52,15 @@ def clocked(run: Callable[[], Ending], *, around: Around, clocking: ClockOptions
         loaders=place.size if kind == "native" else 1,
     )
 
-    def heard() -> Ending:
-        with clock.attached(), _last_line(sys.stderr) as said:
+    def run_clocked() -> Ending:
+        with clock.attached(), _last_line(sys.stderr) as last_line:
             ending = run()
         failed = ending.error or (f"exit code {ending.exit_code}" if ending.exit_code else "")
-        clock.end(f"error: {failed}" if failed else "end", ending.message or (said() if failed else ""))
+        clock.end(f"error: {failed}" if failed else "end", ending.message or (last_line() if failed else ""))
         return ending if failed else replace(ending, exit_code=_checked(file))
 
     try:
-        return around(heard)
+        return around(run_clocked)
     except Error as error:
         clock.end(f"error: {type(error).__name__}", str(error))
         raise
@@ -68,9 +68,9 @@ def clocked(run: Callable[[], Ending], *, around: Around, clocking: ClockOptions
 
 @contextmanager
 def _last_line(stream: TextIO) -> Iterator[Callable[[], str]]:
-    """Give what tells the last line that was written: of a bare exit code it is the reason.
+    """Yield a function that returns the last line written to `stream`.
 
-    It may be seen nowhere else: of a serial script's workers the first alone prints.
+    It explains a bare exit code, and may appear nowhere else: only rank 0 of a serial script prints.
     """
     written, end = stream.write, ""
 
@@ -79,7 +79,7 @@ def _last_line(stream: TextIO) -> Iterator[Callable[[], str]]:
         end = (end + text)[-_KEPT:]
         return written(text)
 
-    with suppress(AttributeError):  # a stream of the script's own may have no room for it
+    with suppress(AttributeError):  # a user-defined stream may not allow it
         stream.write = write  # type: ignore[method-assign]
     try:
         yield lambda: next((line for line in reversed(end.splitlines()) if line.strip()), "").strip()
@@ -89,27 +89,27 @@ def _last_line(stream: TextIO) -> Iterator[Callable[[], str]]:
 
 
 def _leave_together(file: ClockFile, clocking: ClockOptions, place: Place) -> NoReturn:
-    """End this process, whatever the script would catch, once the others have made their steps too."""
+    """End this process, whatever exceptions the script catches, once the others have recorded their steps."""
     deadline = time.monotonic() + PATIENCE_S
     others = [clocking.file_of(rank) for rank in range(place.size)]
     while time.monotonic() < deadline and not all(map(has_ended, others)):
         time.sleep(0.005)
     exit_code = _checked(file)
     if place.is_main and not exit_code:
-        tell(clocking.stopped_message())
+        log(clocking.stopped_message())
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a loader's would take its workers' end for a failure
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # that of a DataLoader raises when its workers end
     undo_replication()
     for child in multiprocessing.active_children():
         child.terminate()
-    leave(exit_code)
+    exit_process(exit_code)
 
 
 def _checked(file: ClockFile) -> int:
-    """Return the exit code of a program that ended well; say which steps are missing, if some are."""
+    """Return the exit code of a program that ended well; log an error if some steps could not be written."""
     try:
         file.check()
     except Error as error:
-        tell(f"error: {error}")
+        log(f"error: {error}")
         return error.exit_code
     return 0

@@ -1,4 +1,4 @@
-"""Where the runs of a study happen: who starts their workers, and how many of them can compute at once."""
+"""Executes the runs of a scaling study on this host, or in the Slurm allocation of this process."""
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +9,7 @@ from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.base.machine import cpu_share
 from samestep.base.units import counted
-from samestep.cli.running import tell
+from samestep.cli.console import log
 from samestep.cli.scale_study import finish, new_folder
 from samestep.launch.accelerators import accelerator_count
 from samestep.launch.room import Room, room
@@ -26,16 +26,16 @@ from samestep.world.detect import detect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
-    """A place for runs.
+class LocalRuns:
+    """The runs of a study on this host or in an allocation.
 
     Args:
-        runner: runs them.
-        command: returns what starts one.
-        places: workers that can compute at the same time.
-        what: they compute on, in words.
-        threads: of each worker; None where that is not for this command to say.
-        per_node: workers on a node at most; None for one node.
+        runner: executes the runs.
+        command: returns the command that starts a run.
+        places: number of workers that can compute at the same time.
+        what: the resources behind `places`, in words.
+        threads: compute threads of each worker; None if this command does not set them.
+        per_node: maximum number of workers per node; None for a single node.
     """
 
     runner: Local
@@ -45,51 +45,55 @@ class Where:
     threads: int | None = None
     per_node: int | None = None
 
-    def shown(self, frame: Frame, trials: Sequence[Trial]) -> str:  # noqa: ARG002 - that of jobs needs it
-        """Return what would be run, as lines."""
+    def describe(self, frame: Frame, trials: Sequence[Trial]) -> str:  # noqa: ARG002 - SlurmJobs needs it
+        """Return the commands of the runs, as lines."""
         return "\n".join(in_lines(trials, self.command))
 
-    def made(self, frame: Frame, trials: Sequence[Trial]) -> tuple[Study, int]:
-        """Run trials; return the study of them and the exit code."""
+    def execute(self, frame: Frame, trials: Sequence[Trial]) -> tuple[Study, int]:
+        """Execute the runs, and return their study and the exit code."""
         with new_folder(frame.request.folder):
             _warn_of(self.runner.background_load())
             return finish(frame, trials, self.runner)
 
 
 def _warn_of(others: Load | None) -> None:
-    """Say what other programs do, before any time is spent on runs beside them."""
+    """Warn of the CPU load of other programs, before time is spent on runs beside them."""
     if others is not None and others.is_much:
-        tell(
-            f"other programs keep {others.in_words()} busy: rates may be less than on a quiet machine, and "
-            "differ from run to run."
+        log(
+            f"other programs keep {others.in_words()} busy; rates may be lower than on an idle machine, and "
+            "differ between runs."
         )
 
 
-def here(numbers: Sequence[int], *, threads: int | None, compared: Sequence[int], on_cpu: bool) -> Where:
-    """Return this host, or the Slurm allocation that this process has.
+def local_runs(
+    numbers: Sequence[int], *, threads: int | None, compared: Sequence[int], on_cpu: bool
+) -> LocalRuns:
+    """Return the runs on this host, or in the Slurm allocation of this process.
 
     Args:
-        numbers: of workers.
-        threads: of each, if the user said.
-        compared: threads of each in the variants, where these differ in them.
-        on_cpu: whether accelerators are left alone.
+        numbers: numbers of workers.
+        threads: compute threads of each worker, if the user gave a number.
+        compared: compute threads in the variants, if these differ in them.
+        on_cpu: whether accelerators are not used.
 
     Raises:
-        UsageError: this process is one of several workers already, or the number of threads is none.
+        UsageError: this process is one of several tasks, or the number of threads is below 1.
     """
     environment = env.snapshot()
     if detect(environment).place.size > 1:
-        raise UsageError("scale starts its own runs: call it in one process, not as the tasks of a launcher.")
+        raise UsageError(
+            "scale starts its own runs; start it in one process, not as several tasks of a launcher."
+        )
     if threads is not None and threads < 1:
-        raise UsageError(f"--threads {threads}: a worker computes with at least one.")
+        raise UsageError(f"--threads is {threads}; give at least 1.")
     held = room(environment)
     each = max(compared, default=threads) or _threads_of_environment(environment)
     if held is not None and (held.nodes > 1 or shutil.which("srun")):
         where = _in_allocation(replace(held, gpus=None) if on_cpu else held, max(numbers), each=each)
-        return replace(where, threads=threads)  # else what a step gives each worker, the same in all
+        return replace(where, threads=threads)  # None: each Slurm step gives its workers the same share
     accelerators = 0 if on_cpu else accelerator_count()
     if accelerators:
-        return Where(
+        return LocalRuns(
             runner=Local(),
             command=launchers.command,
             places=accelerators,
@@ -99,9 +103,9 @@ def here(numbers: Sequence[int], *, threads: int | None, compared: Sequence[int]
     share = cpu_share()
     cores = f"{counted(share.usable, 'core')} ({share.limited_by})"
     if each is None:
-        # The same for each, however many there are: with all cores at one worker, more could bring nothing.
+        # The same number at each -n: if one worker used all cores, more workers could not be faster.
         each = threads = max(1, share.usable // max(numbers))
-    return Where(
+    return LocalRuns(
         runner=Local(),
         command=launchers.command,
         places=max(1, share.usable // each),
@@ -111,7 +115,7 @@ def here(numbers: Sequence[int], *, threads: int | None, compared: Sequence[int]
 
 
 def _threads_of_environment(environment: Mapping[str, str]) -> int | None:
-    """Return the threads of a worker that the user's variables say; None where they do not."""
+    """Return the threads that the user's environment sets for a worker; None if it sets none."""
     if not environment.get("OMP_NUM_THREADS", "").strip():
         return None
     return threads_per_rank(environment, cpu_share(), local_size=1, sharing=1).count
@@ -121,16 +125,18 @@ def _shared_by(what: str, each: int) -> str:
     return what if each == 1 else f"{what}, {each} threads each"
 
 
-def _in_allocation(held: Room, largest: int, *, each: int | None) -> Where:
-    """Return an allocation, where a worker on processors has room for its threads, if somebody said them."""
+def _in_allocation(held: Room, largest: int, *, each: int | None) -> LocalRuns:
+    """Return the runs in an allocation; `each` is the threads of a CPU worker, if the user set them."""
     if shutil.which("srun") is None:
-        raise UsageError(f"{held.in_words()} needs srun to start workers on its nodes, which is not here.")
-    tell(f"each run is a step of {held.in_words()}")
+        raise UsageError(
+            f"{held.in_words()} needs srun to start workers on its nodes, and there is no srun here."
+        )
+    log(f"each run is a step of {held.in_words()}")
     places, what = held.places, held.in_words()
     if each is not None and held.gpus is None:
         places = min(places, held.nodes * max(1, held.processors // each))
         what = _shared_by(what, each)
-    return Where(
+    return LocalRuns(
         runner=Steps(held, largest),
         command=partial(step, room=held, largest=largest),
         places=places,

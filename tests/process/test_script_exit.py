@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from samestep.cli.leaving import leave
+from samestep.cli.script_exit import exit_process
 from support import process_pool  # noqa: F401 - it says what the fork server loads
 
 
@@ -19,7 +19,7 @@ def writing(folder):
     binary.write(b"loss")
     packed.write("loss 0.5\n")
     atexit.register(lambda: text.write("the end\n"))
-    leave()
+    exit_process()
 
 
 def waiting(folder):
@@ -27,7 +27,7 @@ def waiting(folder):
     log = (folder / "text").open("w")
     log.write("loss 0.5\n")
     atexit.register(threading.Event().wait)
-    leave(2, limit_s=0.05)
+    exit_process(2, limit_s=0.05)
 
 
 def failing(folder):
@@ -39,7 +39,7 @@ def failing(folder):
     log, broken = (folder / "text").open("w"), Broken()
     log.write("loss 0.5\n")
     atexit.register(lambda: 1 / 0)
-    leave()
+    exit_process()
     del broken
 
 
