@@ -29,15 +29,21 @@ $(READY): requirements.lock pyproject.toml
 train: $(READY)
 	$(BIN)/samestep train digits -n 2
 
-# Tests within one process leave a core idle, and those of processes wait for each other: both at once.
+# Tests within one process leave a core idle, and those of processes wait for each other: three parts at once.
 test: $(READY)
-	@$(MAKE) --no-print-directory --jobs=2 test-threads test-processes
+	@$(MAKE) --no-print-directory --jobs=3 --keep-going test-threads test-scripts test-commands test-processes
 
 test-threads: $(READY)
 	$(BIN)/python -m pytest tests --ignore=tests/process --ignore=tests/end_to_end
 
+test-scripts: $(READY)
+	$(BIN)/python -m pytest tests/process/autopilot tests/process/study
+
+test-commands: $(READY)
+	$(BIN)/python -m pytest tests/end_to_end
+
 test-processes: $(READY)
-	$(BIN)/python -m pytest tests/process tests/end_to_end
+	$(BIN)/python -m pytest tests/process --ignore=tests/process/autopilot --ignore=tests/process/study
 
 check: $(READY)
 	$(BIN)/ruff check .
