@@ -21,7 +21,7 @@ class Verifier:
         timeout_s: how long a script may take.
     """
 
-    def __init__(self, *, timeout_s=60.0):
+    def __init__(self, *, timeout_s=100.0):
         self._timeout_s = timeout_s
         self._start()
 

@@ -57,22 +57,27 @@ def test_a_script_that_cannot_be_split_is_refused_in_plain_words(processes, alon
 
 
 DRAW_IN_LOADING = {"phases_in_one_loop.py"}
-LOADERS = [script for script in SCRIPTS if "DataLoader(" in script.path.read_text()]
+"""Scripts that draw random numbers while they load, which shares of workers would draw in another order."""
+IN_SHARES = "(--load shared)"
+"""The end of the account's line about such a script, where each worker has to load its share."""
 
 SHARED = [script for script in SCRIPTS if script.name not in REFUSED]
 
 
 @pytest.mark.parametrize("script", SHARED, ids=lambda script: script.name.removesuffix(".py"))
 def test_a_serial_script_does_on_several_workers_what_it_does_on_one(processes, alone, script, tmp_path):
+    """Two workers load a share of each batch; how three load is chosen by the time that it takes."""
     serial, theirs = alone(script)
-    for size in (2, 3):
+    two: Load = "auto" if script.name in DRAW_IN_LOADING else "shared"
+    for size, load in ((2, two), (3, "auto")):
         folder = tmp_path / str(size)
-        ranks = run(processes, script, size, folder)
+        ranks = run(processes, script, size, folder, load)
         assert not any(trace for _, _, trace in ranks), ranks
         printed, account, _ = ranks[0]
         split = [line for line in account if line.endswith("calls split")]
         assert split
         assert not [line for line in split if line.startswith(UNSPLIT.get(script.name, ()))]
+        assert not [line for line in account if line.endswith(IN_SHARES)]
         if script.deterministic:
             patterns = script.timing_patterns + script.slice_patterns
             assert difference(serial, printed, leave_out=patterns) is None
@@ -83,13 +88,9 @@ def test_a_serial_script_does_on_several_workers_what_it_does_on_one(processes, 
                 assert same_contents(theirs / name, folder / name), name
 
 
-@pytest.mark.parametrize("script", LOADERS, ids=lambda script: script.name.removesuffix(".py"))
-def test_it_does_so_where_each_worker_loads_its_share(processes, alone, script, tmp_path):
-    serial, _ = alone(script)
+@pytest.mark.parametrize("name", sorted(DRAW_IN_LOADING))
+def test_draws_while_loading_in_shares_are_an_exception(processes, name, tmp_path):
+    script = next(one for one in SCRIPTS if one.name == name)
     ranks = run(processes, script, 2, tmp_path / "2", "shared")
     assert not any(trace for _, _, trace in ranks), ranks
-    printed, account, _ = ranks[0]
-    exceptions = [line for line in account if line.endswith("(--load shared)")]
-    assert bool(exceptions) == (script.name in DRAW_IN_LOADING), account
-    if script.deterministic and not exceptions:
-        assert difference(serial, printed, leave_out=script.timing_patterns) is None
+    assert [line for line in ranks[0][1] if line.endswith(IN_SHARES)]

@@ -144,6 +144,6 @@ def test_all_reduces_overlap_backward_if_it_does_not_communicate(options, early)
     def on_each_rank(world):
         with shared(world, options) as (_, gradients):
             F.mse_loss(made()(drawn(6, 5)), drawn(6, 3)).backward()
-            return [one._job.may_overlap for one in gradients._synchronizers]
+            return [one._config.may_overlap for one in gradients._synchronizers]
 
     assert run_ranks(on_each_rank, 2) == [early, early]

@@ -1,13 +1,13 @@
 """Decisions of ``samestep run`` about a job, and the lines that describe them."""
 
 import pytest
-from samestep.cli.execution import log_failure
 
 from samestep.base.errors import UsageError
 from samestep.base.machine import CpuShare
 from samestep.cli import decision as decision_module
 from samestep.cli.decision import decide, with_checks
 from samestep.cli.decision_text import banner, dry_run_lines
+from samestep.cli.execution import log_failure
 from samestep.launch.failure import Failure
 from samestep.launch.job import Job, Nodes, Program
 from samestep.launch.supervisor import Outcome
