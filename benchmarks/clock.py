@@ -36,7 +36,7 @@ from samestep.autopilot.calls import own_samples
 from samestep.autopilot.options import DEFAULTS
 from samestep.autopilot.steering import replicated_script
 from samestep.base.place import Place
-from samestep.measure.clock_file import ClockFile, Clocking
+from samestep.measure.clock_file import ClockFile, ClockOptions
 from samestep.models.convnet import ConvNet
 from samestep.watch.clocked import ScriptClock
 from samestep.world.process_group import ProcessGroupWorld
@@ -89,7 +89,7 @@ def measure(
         for has_clock in order.sample([False, True], 2):
             with contextlib.ExitStack() as stack:
                 if has_clock:
-                    clocking = Clocking(folder=folder / str(number))
+                    clocking = ClockOptions(folder=folder / str(number))
                     file = ClockFile(clocking, world.place, "native")
                     clock = ScriptClock(file, clocking, stop=lambda: None, own=own_samples)
                     stack.callback(clock.end, "end")

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from samestep.world.math_kernels import settle_math_kernels
+from samestep.world.network_store import close_all
 
 hypothesis.settings.register_profile("samestep", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("samestep")
@@ -32,6 +33,7 @@ def leaves_no_trace():
     grad_mode = torch.is_grad_enabled()
     backward, dtype = torch.autograd.backward, torch.get_default_dtype()
     yield
+    close_all()
     left = [thread.name for thread in threading.enumerate() if thread not in threads and not _kept(thread)]
 
     assert _user_set(os.environ) == _user_set(environment), "the test changed the environment"

@@ -1,6 +1,7 @@
 """``samestep run --clock``: a file of each worker's steps, and the end of all of them after the same step."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,8 @@ def test_all_workers_are_stopped_after_the_same_step(tmp_path, script, kind, wor
     ended = samestep("run", "-n", workers, "--clock", folder, *FEW, GALLERIES / script, **temporary)
 
     assert (ended.code, "Traceback" in ended.err) == (0, False), ended.err
-    said = f"samestep: stopped after 3 clocked steps, as --clock-steps says. They are in {folder}, which"
-    assert ended.err.count(said) == 1
+    assert re.findall(r"stopped after (\d+) clocked steps", ended.err) == ["3"]
+    assert str(folder) in ended.err
     assert not list((tmp_path / "temporary").glob("samestep-*"))
     ranks = read(folder)
     assert len(ranks) == workers
@@ -64,9 +65,7 @@ def test_a_recipe_is_ended_after_the_same_step(tmp_path):
     ended = samestep("train", "digits", "-n", 2, "--clock", tmp_path / "clock", *FEW, "--out", out, "--json")
 
     assert (ended.code, ended.out) == (0, ""), ended.err
-    assert (
-        ended.err.count(f"stopped after 3 clocked steps, as --clock-steps says. They are in {tmp_path}") == 1
-    )
+    assert re.findall(r"stopped after (\d+) clocked steps", ended.err) == ["3"]
     for first, steps, last in read(tmp_path / "clock"):
         assert (first["kind"], first["warm_up"], first["steps"]) == ("recipe", 2, 3)
         assert [step["step"] for step in steps] == [2, 3, 4]

@@ -1,6 +1,7 @@
 """``samestep report``, as a user types it."""
 
 import json
+import re
 
 from samestep.cli.main import run_command
 from samestep.scaling.files import write_study
@@ -45,7 +46,7 @@ def test_a_study_gets_its_page_beside_it_and_its_table(tmp_path, capsys):
     assert "4      7,950" in out
     assert verdict in out
     assert out.splitlines()[-1] == f"page: {tmp_path / 'report.html'}"
-    assert "Worth it, from 50" in (tmp_path / "report.html").read_text()
+    assert re.search(r"Worth it [^?<]*50", (tmp_path / "report.html").read_text())
 
 
 def test_four_run_folders_make_a_study(tmp_path, capsys, monkeypatch):
@@ -73,10 +74,10 @@ def test_what_makes_no_study_is_one_line_and_exit_code_2(tmp_path, capsys):
     table.write_text("1,100\n2,soon\n")
     run = str(run_folder(tmp_path / "run"))
     for arguments, message in (
-        ([str(table)], f"{table}, line 2: 'soon' is no time in seconds"),
-        ([run, "--worth", "0.7"], "add --scaling"),
-        ([str(table), "--worth", "70"], "--worth 70 is no efficiency"),
-        ([run, "--scaling"], "all runs are of 3 workers"),
+        ([str(table)], f"{table}, line 2: 'soon'"),
+        ([run, "--worth", "0.7"], "--scaling"),
+        ([str(table), "--worth", "70"], "--worth 70 "),
+        ([run, "--scaling"], "3 workers"),
     ):
         assert run_command(["report", *arguments]) == 2
         err = capsys.readouterr().err
@@ -88,4 +89,4 @@ def test_a_training_leaves_a_page(tmp_path, capsys):
     folder = tmp_path / "run"
     assert run_command(["train", "digits", "--epochs", "1", "--subset", "128", "--out", str(folder)]) == 0
     assert f"as a picture: {folder / 'report.html'}" in capsys.readouterr().out
-    assert "of the test set right after 1 epoch, 2 steps" in (folder / "report.html").read_text()
+    assert "1 epoch, 2 steps" in (folder / "report.html").read_text()

@@ -1,6 +1,7 @@
-"""`samestep verify` as a user calls it: what it prints, its exit code, and that it leaves nothing behind."""
+"""`samestep verify` as a user calls it: its output, its exit code and its cleanup."""
 
 import json
+import re
 from pathlib import Path
 
 import torch
@@ -20,11 +21,11 @@ def test_a_faulty_script_is_exit_code_1_with_its_cause(tmp_path, monkeypatch):
     assert (report["verdict"], report["same"], report["workers"]) == ("different", False, [2])
     assert (finding["cause"], finding["workers"], finding["step"]) == ("sum-not-mean", 2, 0)
     assert finding["max_relative_deviation"] > 0.5
-    assert "2 times that of one worker" in finding["message"]
+    assert "2 times" in finding["message"]
 
 
-def test_a_right_script_is_exit_code_0_and_its_files_are_as_before(tmp_path, monkeypatch):
-    # It would go on from this file, and writes it anew after each second epoch.
+def test_a_right_script_is_exit_code_0_and_its_files_are_unchanged(tmp_path, monkeypatch):
+    # The script resumes from this file, and rewrites it after every second epoch.
     model = torch.nn.Linear(10, 1)
     torch.save({"MODEL_STATE": model.state_dict(), "EPOCHS_RUN": 1}, tmp_path / "snapshot.pt")
     before = (tmp_path / "snapshot.pt").read_bytes()
@@ -32,15 +33,16 @@ def test_a_right_script_is_exit_code_0_and_its_files_are_as_before(tmp_path, mon
     ended = samestep("verify", GALLERY / "snapshots.py", "--steps=30", "-n", "2,3")
     assert ended.code == 0, ended.err
     assert "Loading snapshot" not in ended.out + ended.err
-    assert ended.out.splitlines()[-1] == "same: the runs take the same steps, over 16 steps."
+    assert re.match(r"same: .*\b16 steps", ended.out.splitlines()[-1])
     assert [path.name for path in tmp_path.iterdir()] == ["snapshot.pt"]
     assert (tmp_path / "snapshot.pt").read_bytes() == before
 
 
-def test_nothing_is_left_of_a_run_that_fails_on_one_worker(tmp_path, monkeypatch):
+def test_a_run_that_fails_on_one_worker_leaves_no_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("open('log.txt', 'w').write('1')\nraise SystemExit('no data')\n")
     ended = samestep("verify", "train.py")
     assert ended.code == 2
-    assert "train.py fails on one worker already: SystemExit: no data" in ended.err
+    assert "train.py" in ended.err
+    assert "SystemExit: no data" in ended.err
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]

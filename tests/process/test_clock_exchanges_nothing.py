@@ -15,7 +15,7 @@ from samestep.autopilot.calls import own_samples
 from samestep.autopilot.options import DEFAULTS
 from samestep.autopilot.steering import replicated_script
 from samestep.collectives.shared_memory import SharedMemory
-from samestep.measure.clock_file import ClockFile, Clocking
+from samestep.measure.clock_file import ClockFile, ClockOptions
 from samestep.watch.clocked import ScriptClock
 from samestep.watch.events import wrapped
 
@@ -59,7 +59,7 @@ class Counted:
 
 def exchanged(world, folder, made, *, clocks):
     """Return how often this rank exchanges while it trains."""
-    clocking = Clocking(folder=Path(folder), warm_up=1)
+    clocking = ClockOptions(folder=Path(folder), warm_up=1)
     counted = Counted()
     with counted.attached():
         before = counted.so_far()

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from samestep.autopilot.calls import own_samples
 from samestep.autopilot.options import DEFAULTS
 from samestep.autopilot.steering import replicated_script
-from samestep.measure.clock_file import ClockFile, Clocking
+from samestep.measure.clock_file import ClockFile, ClockOptions
 from samestep.replicas.replicate import replicate
 from samestep.watch.bucketed import MIN_ELEMENTS
 from samestep.watch.clocked import ScriptClock
@@ -42,7 +42,7 @@ def clocked(place, folder, script, *, overlaps=False):
     KEPT.clear()
     module.StepWriter, found = KeepingWriter, module.StepWriter
     try:
-        clocking = Clocking(folder=Path(folder), warm_up=0)
+        clocking = ClockOptions(folder=Path(folder), warm_up=0)
         clock = ScriptClock(
             ClockFile(clocking, place, "native"), clocking, stop=lambda: None, own=own_samples
         )

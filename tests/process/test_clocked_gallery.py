@@ -15,7 +15,7 @@ from samestep.autopilot.options import Options
 from samestep.autopilot.steering import replicated_script
 from samestep.launch.hosting import host
 from samestep.launch.job import Program
-from samestep.measure.clock_file import STEP_PHASES, ClockFile, Clocking
+from samestep.measure.clock_file import STEP_PHASES, ClockFile, ClockOptions
 from samestep.watch.clocked import ScriptClock
 from support.hosted import as_found
 
@@ -25,7 +25,7 @@ STYLES = ("accumulation.py", "amp_scaler.py", "checkpointed.py", "gan.py", "lbfg
 
 def clocked(world, script, folder):
     """Run a script on a rank, and return its clocked steps."""
-    clocking = Clocking(folder=Path(folder) / "clock", warm_up=0)
+    clocking = ClockOptions(folder=Path(folder) / "clock", warm_up=0)
     options = Options(device=script.device)
     with as_found(), redirect_stdout(StringIO()), own_device(options):
         os.chdir(folder)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from samestep.autopilot.calls import own_samples
 from samestep.autopilot.options import DEFAULTS
 from samestep.autopilot.steering import replicated_script
-from samestep.measure.clock_file import ClockFile, Clocking
+from samestep.measure.clock_file import ClockFile, ClockOptions
 from samestep.replicas.replicate import replicate
 from samestep.watch.clocked import ScriptClock
 
@@ -25,7 +25,7 @@ WEIGHTS = 4 * (3 + 1)
 
 def sent(world, folder, script):
     """Return what carried the gradients of a script, and what was told of each of its steps."""
-    clocking = Clocking(folder=Path(folder), warm_up=0)
+    clocking = ClockOptions(folder=Path(folder), warm_up=0)
     file = ClockFile(clocking, world.place, "native")
     clock = ScriptClock(file, clocking, stop=lambda: None, own=own_samples)
     with clock.attached():

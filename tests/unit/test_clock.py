@@ -1,4 +1,4 @@
-"""A step clock splits time into phases and loses none of it."""
+"""A step clock splits all time of a step into phases."""
 
 from samestep.measure.clock import OTHER, PHASES, HostClock
 
@@ -34,7 +34,7 @@ def test_a_phase_marked_twice_counts_both_times():
     assert clock.drain()[0] == dict.fromkeys((*PHASES, OTHER), 0.0) | {"forward": 4.0, "backward": 2.0}
 
 
-def test_starting_anew_leaves_out_what_went_before():
+def test_start_discards_an_unfinished_step():
     times = iter([0.0, 5.0, 6.0])
     clock = HostClock(now=lambda: next(times))
 

@@ -201,14 +201,14 @@ class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run one operation."""
-        kwargs = dict(kwargs or {})
-        if kwargs.get("dtype") in _LOWER:
-            kwargs["dtype"] = torch.float64
-        result = func(*args, **kwargs)
+        if kwargs and kwargs.get("dtype") in _LOWER:
+            kwargs = {**kwargs, "dtype": torch.float64}
+        result = func(*args, **(kwargs or {}))
+        # The dtype first: hardly any result is of lower precision here, and this runs for each operation.
+        if not isinstance(result, Tensor) or result.dtype not in _LOWER:
+            return result
         is_made = func.overloadpacket in _MADE_OF_NUMBERS or not any(isinstance(one, Tensor) for one in args)
-        if is_made and isinstance(result, Tensor) and result.dtype in _LOWER:
-            return result.double()
-        return result
+        return result.double() if is_made else result
 
 
 def _weight_noise(values: Tensor, own: torch.Generator) -> Tensor:

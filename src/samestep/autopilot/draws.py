@@ -92,15 +92,17 @@ class DrawRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run one operation."""
+        kwargs = kwargs or {}
+        if not _is_seeded(func):
+            return func(*args, **kwargs)
         if _is_composite(func):
             with self:
-                return func.decompose(*args, **(kwargs or {}))
-        result = func(*args, **(kwargs or {}))
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            value = result[0] if isinstance(result, tuple) else result
-            shape = tuple(value.shape) if isinstance(value, Tensor) else ()
-            order = tuple(memory_order(value)) if isinstance(value, Tensor) else ()
-            self.shapes.append(DrawRecord(_named(func, shape), shape, order))
+                return func.decompose(*args, **kwargs)
+        result = func(*args, **kwargs)
+        value = result[0] if isinstance(result, tuple) else result
+        shape = tuple(value.shape) if isinstance(value, Tensor) else ()
+        order = tuple(memory_order(value)) if isinstance(value, Tensor) else ()
+        self.shapes.append(DrawRecord(_named(func, shape), shape, order))
         return result
 
 
@@ -119,7 +121,7 @@ class SplitDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run one operation."""
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        if not _is_seeded(func):
             return func(*args, **kwargs)
         if _is_composite(func):
             with self:
@@ -246,9 +248,15 @@ def _named(func: Any, shape: Sequence[int]) -> DrawType:
     return DrawType(str(func.overloadpacket), len(shape))
 
 
+@functools.cache
+def _is_seeded(func: Any) -> bool:
+    """Return whether an operation draws random numbers; kept, as `tags` is a new list each time."""
+    return torch.Tag.nondeterministic_seeded in func.tags
+
+
 def _is_composite(func: Any) -> bool:
     """Return whether an operation draws by calling others; torch dispatches those in inference mode only."""
-    return torch.Tag.nondeterministic_seeded in func.tags and func.has_kernel_for_dispatch_key(_COMPOSITE)
+    return bool(func.has_kernel_for_dispatch_key(_COMPOSITE))
 
 
 def _only_dim(shape: Sequence[int], samples: int) -> int | None:

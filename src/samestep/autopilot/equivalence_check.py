@@ -250,13 +250,13 @@ class EquivalenceCheck:
         failure, whole, expected = "", None, None
         kept: Attributes = {}
         try:
-            with precise, eagerly(self._module, when=True), changing_no_files():
+            with eagerly(self._module, when=True), changing_no_files():
                 whole = (
-                    run.whole(given, grad=grad, records=True)
+                    run.whole(given, grad=grad, records=True, precise=precise)
                     if self._draws
-                    else run.recorded(given, grad=grad)
+                    else run.recorded(given, grad=grad, precise=precise)
                 )
-                with quiet():
+                with precise, quiet():
                     expected = self._gradients(whole.tensors, given) if grad and whole is not None else None
                 kept = changed(run.left, python_state(self._module))
             failure = UNLIKE_DRAWS if whole is None else whole.flaw
@@ -316,17 +316,20 @@ class EquivalenceCheck:
             failure = in_one_line(error)
         if not self._comparison.agreed(not failure):
             return failure or "the backward of another worker's slice failed"
+        pairs = list(zip(gradients, expected, strict=True))
+        if not self._comparison.agreed(all((own is None) == (whole is None) for own, whole in pairs)):
+            return "its slices have gradients of other parameters"
         scale = largest(*(one for one in expected if one is not None))
-        for own, whole in zip(gradients, expected, strict=True):
-            if not self._comparison.agreed((own is None) == (whole is None)):
-                return "its slices have gradients of other parameters"
+        is_mean = True
+        for own, whole in pairs:
             if own is None or whole is None:
                 continue
             mean = own.contiguous()
             self._world.all_reduce(mean)
             mean.div_(self._world.place.size)
-            if not self._comparison.agreed(close(mean, whole, scale=scale)):
-                return "its gradients are not the mean of those of slices: its backward compares samples"
+            is_mean = is_mean and close(mean, whole, scale=scale)
+        if not self._comparison.agreed(is_mean):
+            return "its gradients are not the mean of those of slices: its backward compares samples"
         return ""
 
 

@@ -1,5 +1,6 @@
 """Splits one call across the ranks, and compares its results with the unsplit call."""
 
+import hashlib
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -159,16 +160,9 @@ class SplitComparison:
     ) -> tuple[Mapping[Path, Joint], Any] | str:
         value = outcome(self._module, outputs, whole.sides)
         parts = dict(leaves(value))
-        if not self.agreed(
-            parts.keys() == whole.outputs.keys() and run.before.left().keys() <= set(whole.sides)
-        ):
-            return "its outputs have another structure"
-        number = self._number_of_slice(run, whole, outputs, split.total)
-        if number:
-            return number
-        # A loss that every rank computes from all samples has the right mean, too.
-        if keeps and self.agreed(all(close(part, whole.outputs[path]) for path, part in parts.items())):
-            return "its outputs do not depend on these inputs"
+        of_values, of_state = self._differences(run, whole, outputs, parts, split.total, keeps=keeps)
+        if of_values:
+            return of_values
         joints: dict[Path, Joint] = {}
         together: dict[Path, Tensor] = {}
         left: dict[Path, Sequence[Joint]] = {}
@@ -178,32 +172,53 @@ class SplitComparison:
                 return f"its output{text(path[1:])} {NOT_GATHERED}"
             left[path] = [joint for joint, _ in found]
             joints[path], together[path] = found[0]
-        if why := self._state_of_slice(run, whole):
-            return why
+        if of_state:
+            return of_state
         if keeps:
             self._joints = left
         result, kept = mapped(value, lambda path, _: together[path])
         assign_side_outputs(self._module, kept)
         return joints, result
 
-    def _state_of_slice(self, run: ModuleRun, whole: UnsplitCall) -> str:
-        """Return how buffers and generators differ after a split call; empty if they are equal."""
-        buffer = differing_buffer(run.before.buffers(), whole.buffers)
-        if not self.agreed(buffer is None):
-            return f"its buffers differ: it keeps statistics of its slice ({buffer or 'on another worker'})"
-        if not self.agreed(RngState.now(self._world.device).same(whole.drawn)):
-            return "it draws random numbers in a way that cannot be split"
-        return ""
+    def _differences(
+        self,
+        run: ModuleRun,
+        whole: UnsplitCall,
+        outputs: Any,
+        parts: Mapping[Path, Tensor],
+        total: int,
+        *,
+        keeps: bool,
+    ) -> tuple[str, str]:
+        """Return how the outputs differ on any rank, and how the state after the call does; empty for equal.
 
-    def _number_of_slice(self, run: ModuleRun, whole: UnsplitCall, outputs: Any, total: int) -> str:
-        """Return the number beside tensors that may depend on the slice, on any rank; empty if none does."""
+        All of it is known before the outputs are gathered, so the ranks agree on it in one collective.
+        """
+        alike = parts.keys() == whole.outputs.keys() and run.before.left().keys() <= set(whole.sides)
         place = returned_number(whole.returned, outputs, total)
-        if not self.agreed(place is None):
-            return f"its output{place or ''} is a number that may depend on the slice"
         name = kept_of_slice(whole.left, changed(run.left, python_state(self._module)), total)
-        if not self.agreed(name is None):
-            return f"it keeps a number that may depend on the slice ({name or 'on another worker'})"
-        return ""
+        buffer = differing_buffer(run.before.buffers(), whole.buffers)
+        elsewhere = "on another worker"
+        values = {
+            "its outputs have another structure": alike,
+            f"its output{place or ''} is a number that may depend on the slice": place is None,
+            f"it keeps a number that may depend on the slice ({name or elsewhere})": name is None,
+        }
+        state = {
+            f"its buffers differ: it keeps statistics of its slice ({buffer or elsewhere})": buffer is None,
+            "it draws random numbers in a way that cannot be split": RngState.now(self._world.device).same(
+                whole.drawn
+            ),
+        }
+        # A loss that every rank computes from all samples has the right mean, too.
+        is_fixed = keeps and alike and all(close(part, whole.outputs[path]) for path, part in parts.items())
+        *equal, is_fixed = self.agreed_on_each(*values.values(), *state.values(), is_fixed)
+        found = [why for why, holds in zip((*values, *state), equal, strict=True) if not holds]
+        of_values = [why for why in found if why in values]
+        of_state = [why for why in found if why in state]
+        if is_fixed:
+            of_values.append("its outputs do not depend on these inputs")
+        return next(iter(of_values), ""), next(iter(of_state), "")
 
     def _joints_of(
         self, path: Path, whole: Tensor, part: Tensor, split: BatchSplit, scale: float, *, all_of_them: bool
@@ -230,12 +245,22 @@ class SplitComparison:
 
     def agreed(self, here: bool) -> bool:  # noqa: FBT001 - the only argument
         """Return whether all ranks have passed True."""
-        flag = torch.tensor([float(here)], dtype=torch.float64, device=self._world.device)
-        self._world.all_reduce(flag, op="min")
-        return bool(flag.item())
+        return self.agreed_on_each(here)[0]
+
+    def agreed_on_each(self, *here: bool) -> list[bool]:
+        """Return for each argument whether all ranks have passed True."""
+        flags = torch.tensor([float(one) for one in here], dtype=torch.float64, device=self._world.device)
+        self._world.all_reduce(flags, op="min")
+        return [bool(one) for one in flags.tolist()]
 
     def _agreed_on(self, value: Any) -> bool:
-        return self.agreed(value == self._world.broadcast_object(value))
+        """Return whether all ranks have passed a value with the same `repr`."""
+        digest = hashlib.blake2b(repr(value).encode(), digest_size=6).digest()
+        number = float(int.from_bytes(digest, "big"))  # exact: a double has 53 bits
+        least = torch.tensor([number, -number], dtype=torch.float64, device=self._world.device)
+        self._world.all_reduce(least, op="min")
+        lowest, negative_of_highest = least.tolist()
+        return bool(lowest == -negative_of_highest)
 
 
 def _may_be_reduced(tensor: Tensor, total: int) -> bool:

@@ -1,8 +1,9 @@
 """Runs unsplit calls for comparison, on every rank, and restores the state that they change."""
 
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,13 +91,15 @@ class ModuleRun:
         self.before.restore()
         self.drawn.restore()
 
-    def recorded(self, given: CallArguments, *, grad: bool = False) -> UnsplitCall | None:
+    def recorded(
+        self, given: CallArguments, *, grad: bool = False, precise: AbstractContextManager[Any] | None = None
+    ) -> UnsplitCall | None:
         """Return the results as `whole` does, with the random draws; None if recording changes the draws."""
-        whole = self.whole(given, grad=grad)
+        whole = self.whole(given, grad=grad, precise=precise)
         if self.drawn.same(whole.drawn):
             return whole
         self.restore()
-        again = self.whole(given, grad=grad, records=True)
+        again = self.whole(given, grad=grad, records=True, precise=precise)
         return again if again.drawn.same(whole.drawn) else None
 
     def _writes(
@@ -113,13 +116,22 @@ class ModuleRun:
         name = self.before.rewritten(versions)
         return "" if name is None else f"it writes to {name}, and what it writes could not be compared"
 
-    def whole(self, given: CallArguments, *, grad: bool = False, records: bool = False) -> UnsplitCall:
+    def whole(
+        self,
+        given: CallArguments,
+        *,
+        grad: bool = False,
+        records: bool = False,
+        precise: AbstractContextManager[Any] | None = None,
+    ) -> UnsplitCall:
         """Return the results of an unsplit call; do not restore the module.
 
         Args:
             given: the arguments of the call; they are not changed.
             grad: whether a graph is built.
             records: whether the shapes of random draws are recorded; compiled code then runs eagerly.
+            precise: the context that computes the call in another precision; the bookkeeping around it, which
+                no precision changes, runs without this context.
         """
         recorder = DrawRecorder() if records else None
         copied = given.copied()
@@ -132,6 +144,7 @@ class ModuleRun:
             torch.set_grad_enabled(grad),
             quiet() as printed,
             eagerly(self.module, when=records),
+            precise or nullcontext(),
             recorder or nullcontext(),
             reads if self.dims else nullcontext(),
         ):
@@ -193,7 +206,7 @@ def _sums(module: nn.Module) -> list[float]:
     for one in module.parameters():
         if one.numel():
             values = one.detach()
-            found += [float(values.sum().abs()), float(values.abs().sum())]
+            found += [abs(values.sum().item()), values.abs().sum().item()]
     return found
 
 
@@ -221,10 +234,13 @@ def largest(*tensors: Tensor) -> float:
     """Return the largest finite absolute value of floating-point tensors; 0 if there is none."""
     found = 0.0
     for tensor in tensors:
-        if tensor.is_floating_point() or tensor.is_complex():
+        if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex()):
             absolute = tensor.detach().abs()
-            finite = absolute[torch.isfinite(absolute)]
-            found = max(found, float(finite.max()) if finite.numel() else 0.0)
+            value = float(absolute.max())  # the usual case; a NaN is the maximum, too
+            if not math.isfinite(value):
+                finite = absolute[torch.isfinite(absolute)]
+                value = float(finite.max()) if finite.numel() else 0.0
+            found = max(found, value)
     return found
 
 

@@ -18,6 +18,7 @@ from samestep.cli.giving_up import give_up
 from samestep.cli.outside import went_in
 from samestep.cli.progress import progress_bar
 from samestep.cli.running import Decision, act, decide, headline, tell
+from samestep.cli.secret_flag import with_secret_file
 from samestep.cli.setting_flags import as_arguments
 from samestep.cli.shares import bind_worker, bound
 from samestep.collectives.crossovers import Measured
@@ -132,7 +133,7 @@ def measured(collective: str) -> Callable[..., None]:
     Results are compared with float64 first; an algorithm that is wrong is not timed, and the exit code is 1.
     Under srun, mpirun or torchrun the launcher's tasks are the workers; elsewhere -n of them start here.
     """
-    return command
+    return with_secret_file(command)
 
 
 def _spelled(collective: str) -> str:

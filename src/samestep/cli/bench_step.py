@@ -16,6 +16,7 @@ from samestep.cli.giving_up import give_up
 from samestep.cli.outside import went_in
 from samestep.cli.progress import progress_bar
 from samestep.cli.running import Decision, act, decide, headline, tell
+from samestep.cli.secret_flag import with_secret_file
 from samestep.cli.setting_flags import as_arguments
 from samestep.cli.shares import bind_worker, bound
 from samestep.launch.accelerators import accelerator_count
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from samestep.world.world import World
 
 
+@with_secret_file
 def step(
     *,
     workers: Annotated[int | None, typer.Option("-n", metavar="N", help="Workers in total.")] = None,

@@ -20,7 +20,7 @@ from samestep.cli.leaving import leave
 from samestep.cli.running import tell
 from samestep.launch.hosting import Ending
 from samestep.launch.programs import Around
-from samestep.measure.clock_file import ClockFile, Clocking, Kind, has_ended
+from samestep.measure.clock_file import ClockFile, ClockOptions, Kind, has_ended
 from samestep.watch.clocked import ScriptClock
 from samestep.world.detect import detect
 
@@ -31,7 +31,7 @@ _KEPT = 1000
 """Characters of what a worker wrote to stderr last."""
 
 
-def clocked(run: Callable[[], Ending], *, around: Around, clocking: Clocking, kind: Kind) -> Ending:
+def clocked(run: Callable[[], Ending], *, around: Around, clocking: ClockOptions, kind: Kind) -> Ending:
     """Run a worker's program, in what it needs around it, and clock its steps.
 
     Args:
@@ -88,7 +88,7 @@ def _last_line(stream: TextIO) -> Iterator[Callable[[], str]]:
             del stream.write
 
 
-def _leave_together(file: ClockFile, clocking: Clocking, place: Place) -> NoReturn:
+def _leave_together(file: ClockFile, clocking: ClockOptions, place: Place) -> NoReturn:
     """End this process, whatever the script would catch, once the others have made their steps too."""
     deadline = time.monotonic() + PATIENCE_S
     others = [clocking.file_of(rank) for rank in range(place.size)]
@@ -96,7 +96,7 @@ def _leave_together(file: ClockFile, clocking: Clocking, place: Place) -> NoRetu
         time.sleep(0.005)
     exit_code = _checked(file)
     if place.is_main and not exit_code:
-        tell(clocking.stopped_words())
+        tell(clocking.stopped_message())
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a loader's would take its workers' end for a failure
     undo_replication()

@@ -15,6 +15,7 @@ from samestep.base.errors import UsageError
 from samestep.base.units import LONGEST_S
 from samestep.cli.outside import went_in
 from samestep.cli.running import act, decide
+from samestep.cli.secret_flag import with_secret_file
 from samestep.cli.setting_flags import as_arguments
 from samestep.doctor.clean import clean as clean_up
 from samestep.doctor.consult import Told, Wishes, consult
@@ -25,6 +26,7 @@ from samestep.launch.job import Job, Program
 from samestep.world.detect import detect
 
 
+@with_secret_file
 def doctor(
     *,
     workers: Annotated[

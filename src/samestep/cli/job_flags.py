@@ -13,7 +13,7 @@ from samestep.launch.accelerators import workers_per_node
 from samestep.launch.job import Job, Kind, Logs, Nodes, Program, Std
 from samestep.launch.output import check_writable
 from samestep.launch.plan import Join, Plan, endpoint, host_of
-from samestep.measure.clock_file import Clocking
+from samestep.measure.clock_file import ClockOptions
 from samestep.world.detect import LOOPBACK
 
 DEFAULT_PORT = 29500
@@ -248,7 +248,7 @@ def _options(text: str, backend: str) -> Mapping[str, str]:
     return options
 
 
-def clocking(folder: Path | None, *, steps: int | None, warm_up: int) -> Clocking | None:
+def clocking(folder: Path | None, *, steps: int | None, warm_up: int) -> ClockOptions | None:
     """Return what of each step is to be clocked.
 
     Raises:
@@ -264,4 +264,4 @@ def clocking(folder: Path | None, *, steps: int | None, warm_up: int) -> Clockin
         raise UsageError(f"--clock-warm-up {warm_up}: give how many steps go before, or 0.")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--clock {folder} is a file: give a folder, in which each worker writes one.")
-    return Clocking(folder=folder, steps=steps, warm_up=warm_up)
+    return ClockOptions(folder=folder, steps=steps, warm_up=warm_up)

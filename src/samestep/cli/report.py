@@ -1,5 +1,6 @@
 """``samestep report``: runs, or a scaling study, as a page."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from samestep.report.run_page import NAME
 from samestep.report.scaling.page import write_study_page
 from samestep.report.scaling.sources import is_about_scaling, is_study, study_of
 from samestep.report.scaling.text import study_text, terminal_width
-from samestep.report.words import headline
+from samestep.report.words import headline, hints
 from samestep.report.write import write_text
 from samestep.scaling.files import as_json as study_as_json
 from samestep.scaling.logs import seen_from_here
@@ -65,12 +66,15 @@ def report(
         page = write_text(out or paths[0] / NAME, run_page.render(runs[0]))
     else:
         page = write_text(out or Path(NAME), compare.render(runs))
-    said = dict(zip(names(runs), map(headline, runs), strict=True))
+    headlines = dict(zip(names(runs), map(headline, runs), strict=True))
     if as_json:
-        print(json_line({"page": str(page), "runs": said}).rstrip())
+        found = {
+            name: [asdict(hint) for hint in hints(run)] for name, run in zip(headlines, runs, strict=True)
+        }
+        print(json_line({"page": str(page), "runs": headlines, "hints": found}).rstrip())
         return
-    for name, words in said.items():
-        print(words if len(said) == 1 else f"{name}: {words}")
+    for name, words in headlines.items():
+        print(words if len(headlines) == 1 else f"{name}: {words}")
     print(f"page: {page}")
 
 

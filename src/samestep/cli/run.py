@@ -15,6 +15,7 @@ from samestep.cli.outside import went_in
 from samestep.cli.running import act, banner, decide, tell, watched
 from samestep.cli.running import dry_run as dry_run_of
 from samestep.cli.scratch import with_scratch
+from samestep.cli.secret_flag import with_secret_file
 from samestep.cli.serial_flags import with_options
 from samestep.cli.shares import bound
 from samestep.collectives.crossovers import ALGORITHMS
@@ -32,6 +33,7 @@ _JOB, _NODES, _OUTPUT = "Workers", "Several nodes (torchrun's flags)", "Output"
 _SERIAL = "Serial scripts"
 
 
+@with_secret_file
 def run(
     target: Annotated[
         str, typer.Argument(metavar="PROGRAM", help="A script, or what -m or --no-python say.")

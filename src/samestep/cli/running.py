@@ -24,9 +24,9 @@ from samestep.launch.programs import become, entry_of, has_met
 from samestep.launch.restarts import Restarts
 from samestep.launch.supervisor import Outcome
 from samestep.launch.variables import joined_variables
-from samestep.measure.clock_file import Clocking
-from samestep.source.modules import own_folders, source_of
-from samestep.source.recognise import Recognised, recognise
+from samestep.measure.clock_file import ClockOptions
+from samestep.source.modules import source_of, user_folders
+from samestep.source.recognise import ScriptKind, classify
 from samestep.world.banner import threads_text
 from samestep.world.binding import in_words as binding_words
 from samestep.world.compute_threads import Threads, thread_variables
@@ -65,14 +65,14 @@ class Decision:
     job: Job
     plan: Plan
     found: Detected
-    script: Recognised | None
+    script: ScriptKind | None
     threads: Threads | None
     guarded: bool
     options: Options = DEFAULTS
     hang_timeout_s: float = 0.0
     sanitize: bool = False
     count: bool = False
-    clocking: Clocking | None = None
+    clocking: ClockOptions | None = None
     bind: str = "none"
     exit_code_is_told: bool = False
 
@@ -149,7 +149,7 @@ def watched(
     hang_timeout: float,
     sanitize: bool,
     count: bool = False,
-    clocking: Clocking | None = None,
+    clocking: ClockOptions | None = None,
 ) -> Decision:
     """Return the decision with what the user wants watched.
 
@@ -310,6 +310,10 @@ def _run_here(decision: Decision, join: Join) -> NoReturn:
     if program.kind == "executable":
         ending = become(program).ending
     else:
+        if place.size > 1 and decision.script is not None and decision.script.kind != "spawns":
+            from samestep.world.torch_rendezvous import protect_rendezvous
+
+            protect_rendezvous()
         ending = watch(decision)(partial(around(decision), lambda: host(program)), _last_word())
     write_stderr(ending.traceback)
     if ending.exit_code == 0 and decision.guarded and not has_met(place.size):
@@ -338,21 +342,21 @@ def _last_word() -> Callable[[Ending], None]:
     return say
 
 
-def _script(program: Program, mode: str) -> Recognised | None:
+def _script(program: Program, mode: str) -> ScriptKind | None:
     """Return what the script is: as it looks, or as the user says."""
     if mode == "autopilot" and program.kind == "executable":
         raise UsageError("--mode autopilot steers Python scripts, and --no-python runs an executable.")
     if mode == "native" or program.kind == "executable":
         return None
-    return Recognised("serial") if mode == "autopilot" else look_at(program)
+    return ScriptKind("serial") if mode == "autopilot" else look_at(program)
 
 
-def look_at(program: Program) -> Recognised:
+def look_at(program: Program) -> ScriptKind:
     """Return what a script or module is, from its text."""
     if program.kind != "script" and program.target == "samestep":  # whose own verbs share out what they do
-        return Recognised("native", joins=True)
+        return ScriptKind("native", joins=True)
     file, roots = text_of(program)
-    return Recognised("native") if file is None else recognise(file, roots=roots)
+    return ScriptKind("native") if file is None else classify(file, roots=roots)
 
 
 def text_of(program: Program) -> tuple[Path | None, list[Path]]:
@@ -360,8 +364,8 @@ def text_of(program: Program) -> tuple[Path | None, list[Path]]:
     here, path = Path.cwd(), sys.path[1:]  # the first is this command's own folder
     if program.kind == "script":
         file = Path(program.target)
-        return file, [file.parent, *own_folders(path), here]
-    return source_of(program.target, [str(here), *path]), [here, *own_folders(path)]
+        return file, [file.parent, *user_folders(path), here]
+    return source_of(program.target, [str(here), *path]), [here, *user_folders(path)]
 
 
 def _refuse_copies_of_launchers(decision: Decision) -> None:

@@ -133,10 +133,10 @@ def _claimed(target: str, kind: Kind, names: Sequence[str]) -> Iterator[tuple[st
         return
     its = flags_of(file, roots=roots)
     for name in names:
-        if name in its.written:
-            yield name, f"is a flag of {its.written[name]} and of samestep scale"
-        elif its.maker is not None:
-            made = f"{its.maker.file}:{its.maker.line}, {its.maker.name}, makes flags that cannot be seen"
+        if name in its.literal:
+            yield name, f"is a flag of {its.literal[name]} and of samestep scale"
+        elif its.parser is not None:
+            made = f"{its.parser.file}:{its.parser.line}, {its.parser.name}, makes flags that cannot be seen"
             yield name, f"is a flag of samestep scale, and may be one of {target} too ({made})"
 
 

@@ -18,12 +18,13 @@ from samestep.cli.job_flags import clocking as clocking_of
 from samestep.cli.measured import refuse_unmeasured
 from samestep.cli.outside import went_in
 from samestep.cli.running import Decision, act, decide, headline, starts_all, tell, watch_here, watched
+from samestep.cli.secret_flag import with_secret_file
 from samestep.cli.setting_flags import as_arguments, given, with_flags_of
 from samestep.cli.shares import bind_worker, bound
 from samestep.launch.accelerators import accelerator_count
 from samestep.launch.job import Job, Program
 from samestep.launch.plan import Spawn
-from samestep.measure.clock_file import Clocking
+from samestep.measure.clock_file import ClockOptions
 from samestep.report.run_page import write_report
 from samestep.training.conduct import RunOptions
 from samestep.training.run_folder import RunFolder
@@ -43,6 +44,7 @@ FINISH_S = 300.0
 _WHAT, _DATA, _RESULTS = "What", "Data", "Results"
 
 
+@with_secret_file
 @with_flags_of(Settings, RunOptions)
 def train(
     recipe: Annotated[
@@ -237,7 +239,7 @@ def _start(
     decision: Decision,
     request: "Request",
     resolved: "ResolvedConfig",
-    clocking: Clocking | None,
+    clocking: ClockOptions | None,
     *,
     as_json: bool,
 ) -> int:
@@ -282,7 +284,7 @@ def _tell_what_it_is(decision: Decision, resolved: "ResolvedConfig") -> None:
 def _work(
     decision: Decision,
     resolved: "ResolvedConfig",
-    clocking: Clocking | None,
+    clocking: ClockOptions | None,
     *,
     threads: int | None,
     as_json: bool,
@@ -322,7 +324,7 @@ def _work(
         tell(f"the training has finished; after that this worker failed: {_line(error)}")
 
 
-def _train(world: "World", resolved: "ResolvedConfig", clocking: Clocking | None) -> "Result | None":
+def _train(world: "World", resolved: "ResolvedConfig", clocking: ClockOptions | None) -> "Result | None":
     """Train; return the result, or None where the training was left once enough steps were clocked."""
     from samestep.recipes.clocked import clocked
     from samestep.recipes.cook import run_recipe
@@ -334,7 +336,7 @@ def _train(world: "World", resolved: "ResolvedConfig", clocking: Clocking | None
     train = partial(run_recipe, world, resolved)
     result = clocked(train, world, clocking, samples_per_epoch=samples, config=config, report=tell)
     if result is None and world.place.is_main:
-        tell(clocking.stopped_words())
+        tell(clocking.stopped_message())
     return result
 
 
@@ -366,7 +368,7 @@ def _line(error: BaseException) -> str:
     return told if isinstance(error, Error) else f"{type(error).__name__}: {told}"
 
 
-def _arguments(request: "Request", clocking: Clocking | None, *, as_json: bool) -> tuple[str, ...]:
+def _arguments(request: "Request", clocking: ClockOptions | None, *, as_json: bool) -> tuple[str, ...]:
     """Return the arguments that ask for `request` again."""
     flags = {
         one.name: getattr(request, one.name)

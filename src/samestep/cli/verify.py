@@ -188,8 +188,9 @@ def _show(report: Report) -> None:
         where = f"{finding.workers} worker{'s' * (finding.workers > 1)}"
         at = "" if finding.step is None else f", step {finding.step}"
         console.print(f"{finding.cause} ({where}{at}): {finding.message}", soft_wrap=True, markup=False)
-    if report.not_seen:
+    if report.not_compared:
         console.print(
-            f"Not seen, so not compared: no {' and no '.join(report.not_seen)} (--steps).", soft_wrap=True
+            f"Not seen, so not compared: no {' and no '.join(report.not_compared.values())} (--steps).",
+            soft_wrap=True,
         )
     console.print(f"{report.verdict}: {_WORDS[report.verdict]}, over {report.steps} steps.", soft_wrap=True)

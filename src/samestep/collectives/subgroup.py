@@ -18,6 +18,7 @@ from samestep.collectives.broadcast import TREE as BROADCAST
 from samestep.collectives.ring import RING
 from samestep.collectives.tree import TREE
 from samestep.world.operation import Op
+from samestep.world.sealed_objects import opened, sealed
 from samestep.world.world import DerivedWorld, NothingPending, Pending, World
 
 T = TypeVar("T")
@@ -97,14 +98,14 @@ class Subgroup(DerivedWorld):
 
     def broadcast_object(self, value: T, *, source: int = 0) -> T:
         """See `World.broadcast_object`; the value is pickled."""
-        data = pickle.dumps(value) if self.place.rank == source else b""
+        data = sealed(pickle.dumps(value)) if self.place.rank == source else b""
         length = torch.tensor([len(data)], device=self.device)
         self.broadcast(length, source=source)
         packed = torch.empty(int(length), dtype=torch.uint8, device=self.device)
         if data:
             packed.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         self.broadcast(packed, source=source)
-        found: T = pickle.loads(bytes(packed.tolist()))  # noqa: S301 - from a rank of this job
+        found: T = pickle.loads(opened(bytes(packed.tolist())))  # noqa: S301 - from a rank of this job
         return found
 
     def all_gather_objects(self, value: T) -> list[T]:

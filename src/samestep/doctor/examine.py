@@ -15,7 +15,7 @@ from samestep.doctor.diagnosis import Diagnosis
 from samestep.doctor.part import Finding, Part, Row, joined
 from samestep.doctor.within import within
 from samestep.doctor.words import numbers_text
-from samestep.measure.versions import torchs_own
+from samestep.measure.versions import toolkit_versions
 from samestep.world import rendezvous
 from samestep.world.device import BACKENDS, DeviceFacts
 from samestep.world.gloo_interface import IFNAME, own_address
@@ -114,7 +114,7 @@ def versions(here: Here) -> Part:
         "python": machine.python,
         "torch": machine.torch,
         "numpy": package_version("numpy"),
-        **(torchs_own(here.facts.kind) if here.facts is not None else {}),
+        **(toolkit_versions(here.facts.kind) if here.facts is not None else {}),
     }
     text = ", ".join(f"{name} {version}" for name, version in found.items())
     return Part(rows=(("versions", text),), facts={"versions": found})

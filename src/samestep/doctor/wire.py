@@ -3,7 +3,8 @@
 It measures what the network gives to anybody. The caller leads::
 
     caller                        answerer
-      token, rank       ---->                     who it is
+      handshake         <--->                     both have the token: see `samestep.world.authentication`
+      rank              ---->                     who it is
       8 bytes, often    ---->
                         <----     its clock       half of the shortest way there and back is the latency
       bytes for a while ---->     its rate
@@ -15,7 +16,11 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
+
+from samestep.world.authenticated_client import connect
+from samestep.world.authenticated_server import Callers, Server
 
 _TOKEN = 16
 _CHUNK = 256 * 1024
@@ -55,17 +60,18 @@ class Door:
 
     def __init__(self, address: str) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.socket(family, socket.SOCK_STREAM)
-        self._listener.bind((address, 0))
-        self._listener.listen(64)
+        listener = socket.create_server((address, 0), family=family, backlog=64)
         self.address: str = address
-        self.port: int = self._listener.getsockname()[1]
+        self.port: int = listener.getsockname()[1]
         self.token = secrets.token_bytes(_TOKEN)
-        """What a caller must say first."""
+        """What a caller must prove that it has; it leaves this host through the ranks' store alone."""
+        self._callers = Callers()
+        self._server = Server(listener, self.token, self._callers, name="samestep-door")
 
     def close(self) -> None:
         """Stop listening."""
-        self._listener.close()
+        self._server.close()
+        self._callers.close()
 
     def answer(self, caller: int, *, limit_s: float) -> None:
         """Wait for a rank to call, and answer until it has measured.
@@ -77,15 +83,10 @@ class Door:
         Raises:
             OSError: it did not call, or broke off.
         """
-        deadline = time.monotonic() + limit_s
-        while True:
-            self._listener.settimeout(max(0.01, deadline - time.monotonic()))
-            connection, _ = self._listener.accept()
-            with connection:
-                _prepare(connection, limit_s)
-                if _exactly(connection, _TOKEN + 4) == self.token + struct.pack("!I", caller):
-                    _answer(connection)
-                    return
+        connection = self._callers.taken(struct.pack("!I", caller), limit_s=limit_s)
+        with connection:
+            _prepare(connection, limit_s)
+            _answer(connection)
 
 
 def call(a: int, b: int, *, at: tuple[str, int], token: bytes, window_s: float, limit_s: float) -> Link:
@@ -95,16 +96,18 @@ def call(a: int, b: int, *, at: tuple[str, int], token: bytes, window_s: float, 
         a: this rank.
         b: the one to call.
         at: address and port where it listens.
-        token: what it wants to hear first.
+        token: what both have.
         window_s: how long bytes are sent, each way.
         limit_s: how long to wait for it, and for each of its messages.
 
     Raises:
         OSError: it cannot be reached, or broke off.
     """
-    with socket.create_connection(at, timeout=limit_s) as connection:
+    authenticated = connect(*at, token, timeout_s=limit_s)
+    with closing(authenticated):
+        authenticated.ask(struct.pack("!I", a), timeout_s=limit_s)
+        connection = authenticated.plain
         _prepare(connection, limit_s)
-        connection.sendall(token + struct.pack("!I", a))
         latency, ahead = _pings(connection, window_s / 4)
         connection.sendall(_ENOUGH)
         connection.sendall(struct.pack("!d", window_s))

@@ -135,6 +135,11 @@ def endpoint(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def host_and_port(endpoint: str) -> tuple[str, int]:
+    """Return both halves of such a word."""
+    return host_of(endpoint), int(endpoint.rpartition(":")[2])
+
+
 def host_of(endpoint: str) -> str:
     """Return the host of such a word."""
     return endpoint.rpartition(":")[0].strip("[]")

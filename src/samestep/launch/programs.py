@@ -57,10 +57,18 @@ def entry_of(
             return become(program)
         _draw_apart()
         settle_math_kernels()
+        if start.place.size > 1:
+            _protect_rendezvous()
         ending = watch(partial(_ending, around, partial(host, program, word.foretell)), word.foretell)
         return Report(ending=ending, result=has_met(start.place.size))
 
     return run
+
+
+def _protect_rendezvous() -> None:
+    from samestep.world.torch_rendezvous import protect_rendezvous
+
+    protect_rendezvous()
 
 
 def _ending(around: Around, run: Callable[[], Ending]) -> Ending:

@@ -27,6 +27,7 @@ from samestep.launch.hosting import Ending, exited, told
 from samestep.launch.report import Report, Word
 from samestep.launch.variables import Round, worker_variables
 from samestep.launch.workers import Workers
+from samestep.world.job_secret import shared_secret
 from samestep.world.threads import run_ranks
 
 T = TypeVar("T")
@@ -87,11 +88,15 @@ def _forked_entry(fn: Callable[..., Any], args: Sequence[Any]) -> Entry:
 
 def _in_processes(entry: Entry, n: int) -> list[Any]:
     ensure_standard()
-    with reserved_port() as holder, Workers(private=[holder.fileno()]) as workers:
+    with (
+        reserved_port() as holder,
+        shared_secret() as secret,
+        Workers(private=[holder.fileno(), secret.file]) as workers,
+    ):
         this = Round(run_id=uuid.uuid4().hex[:8], restarts=0, max_restarts=0, master=holder.getsockname())
-        quiet = {"SAMESTEP_BANNER": "0"}
+        own = secret.variables | {"SAMESTEP_BANNER": "0"}
         workers.start(
-            [Start(place=place, variables=worker_variables(place, this) | quiet) for place in places(n)],
+            [Start(place=place, variables=worker_variables(place, this) | own) for place in places(n)],
             entry,
         )
         while workers.running and not workers.failures:

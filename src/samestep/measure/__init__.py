@@ -1,1 +1,1 @@
-"""Clocks and step phases: where the time went."""
+"""Step clocks: measure the phases of training steps and write them to files."""

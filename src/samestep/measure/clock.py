@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, phase by phase, without slowing it down."""
+"""Measures the phases of training steps without slowing them down."""
 
 import time
 from collections.abc import Callable
@@ -11,32 +11,32 @@ from samestep.base import phases
 from samestep.measure.instants import DeviceInstants, HostInstants, Instant, Instants
 
 Phases: TypeAlias = dict[str, float]
-"""Seconds of each of `PHASES` in one step, and of `OTHER`."""
+"""Seconds of one step in each of `PHASES` and in `OTHER`."""
 
 PHASES = phases.OF_LOOP
-"""The phases of a step, in order; `exposed_sync` is the exchange that backward did not hide."""
+"""The phases of a step, in order; `exposed_sync` is the communication that backward did not hide."""
 OTHER = "other"
-"""What is done between two steps that is part of neither, such as a checkpoint: told with the later one."""
+"""Time between two steps, such as for a checkpoint; it is recorded with the later step."""
 
 
 class StepClock(Protocol):
-    """Reads the time at the ends of the phases of each step."""
+    """Records the time at the end of each phase of a step."""
 
     def start(self) -> None:
-        """Begin a step now, and forget one that was begun before."""
+        """Begin a step now, and discard an unfinished one."""
 
     def mark(self, phase: str) -> None:
         """End `phase`, one of `PHASES` or `OTHER`, which began at the last mark."""
 
     def step_done(self) -> None:
-        """End a step with its last mark and begin the next there."""
+        """End a step at its last mark, and begin the next one there."""
 
     def drain(self) -> list[Phases]:
-        """Return the steps done since the last call; may wait for a device. A phase not marked took 0 s."""
+        """Return the steps since the last call, with 0 s for unmarked phases; waits for the device."""
 
 
 class _Marks(Generic[Instant]):
-    """The book-keeping of both clocks; they differ in what an instant is."""
+    """The implementation of both clocks, which differ in their type of instant."""
 
     def __init__(self, instants: Instants[Instant]) -> None:
         self._instants = instants
@@ -72,10 +72,10 @@ class _Marks(Generic[Instant]):
 
 
 class HostClock(_Marks[float]):
-    """A step clock for the CPU, where a phase is over when its code is.
+    """A step clock for the CPU, where a phase ends with its code.
 
     Args:
-        now: returns seconds; must never go backwards.
+        now: returns monotonic seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
@@ -83,9 +83,9 @@ class HostClock(_Marks[float]):
 
 
 class DeviceClock(_Marks[torch.Event]):
-    """A step clock for an accelerator: an instant is an event in its queue, read once it has passed.
+    """A step clock for an accelerator, whose instants are events in the device's stream.
 
-    Nothing waits for the device while steps run; `drain` waits for the last event it reads.
+    Steps never wait for the device; `drain` waits for the last event that it reads.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -93,5 +93,5 @@ class DeviceClock(_Marks[torch.Event]):
 
 
 def step_clock(device: torch.device) -> StepClock:
-    """Return the clock that fits `device`."""
+    """Return a step clock for `device`."""
     return HostClock() if device.type == "cpu" else DeviceClock(device)

@@ -1,10 +1,10 @@
-"""What the steps of one worker took, in a file: ``rank-R.jsonl``, one JSON object per line.
+"""Writes the steps of one worker to ``rank-R.jsonl``, one JSON object per line.
 
-===========  ================================================================================
-first line   who and where: rank, launcher, device, threads, versions (`header`)
-next lines   a step each: when it began, its seconds, its samples, the seconds of its phases
-last line    how it ended: ``ended``, the most memory, samples of an epoch
-===========  ================================================================================
+===========  ==========================================================================
+first line   header: rank, launcher, device, threads, versions
+next lines   one step each: start time, seconds, samples, seconds of each phase
+last line    end of the run: ``ended``, peak memory, samples per epoch
+===========  ==========================================================================
 """
 
 import json
@@ -21,33 +21,33 @@ from samestep.base.errors import Error, UsageError
 from samestep.base.machine import machine, processor
 from samestep.base.place import Place
 from samestep.base.topology import ranges
-from samestep.measure.versions import driver, torchs_own
+from samestep.measure.versions import driver_version, toolkit_versions
 
 if TYPE_CHECKING:
     import torch
 
 FORMAT = 1
 STEP_PHASES = phases.ALL
-"""The phases of a step; their seconds add up to the step's."""
+"""The phases of a step; their seconds add up to those of the step."""
 ENDED = '{"ended": '
-"""How the last line begins, and no other."""
+"""Beginning of the last line, and of no other line."""
 
 Kind: TypeAlias = Literal["serial", "steered", "native", "recipe"]
 
 Config: TypeAlias = Mapping[str, Any]
 
-# The script may run where files are opened in its own place; ours are real.
+# The script's calls of os.open are redirected to its scratch folder; clock files are not.
 _open = os.open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clocking:
-    """What a user wants to have clocked.
+class ClockOptions:
+    """The options of a step clock.
 
     Args:
-        folder: where the files of all workers go.
-        steps: how many steps are taken down before the run is stopped; None for all of them.
-        warm_up: steps before those.
+        folder: folder of the files of all workers.
+        steps: number of recorded steps after which the run is stopped; None for no limit.
+        warm_up: number of steps before the first recorded one.
     """
 
     folder: Path
@@ -59,40 +59,40 @@ class Clocking:
         return self.folder / f"rank-{rank}.jsonl"
 
     def refuse_used(self) -> None:
-        """Refuse a folder of another run before any worker is started, each of which would refuse it too.
+        """Reject a folder with files of another run, before any worker starts.
 
         Raises:
-            UsageError: it is such a one.
+            UsageError: the folder holds such files.
         """
         there = next(self.folder.glob("rank-*.jsonl"), None)
         if there is not None:
             raise _used(self.folder, there.name)
 
-    def stopped_words(self) -> str:
-        """Return what is said where a run was stopped after as many steps as were wanted."""
+    def stopped_message(self) -> str:
+        """Return the message about a run that was stopped after its last recorded step."""
         return (
-            f"stopped after {self.steps} clocked steps, as --clock-steps says. They are in {self.folder}, "
-            "which samestep report --scaling reads."
+            f"stopped after {self.steps} clocked steps (--clock-steps). They are in {self.folder}, for "
+            "samestep report --scaling."
         )
 
 
 class ClockFile:
-    """The file of one worker.
+    """The clock file of one worker.
 
     Args:
-        clocking: what is wanted.
-        place: whose it is.
-        kind: what runs.
-        again: whether the workers were started anew after a failure, and the file may be.
-        config: what a recipe is trained as.
+        clocking: the options of the clock.
+        place: the worker's rank and host.
+        kind: kind of the program.
+        again: whether the workers were restarted after a failure; the file is then overwritten.
+        config: settings of a recipe.
 
     Raises:
-        UsageError: there is such a file already, or there can be none.
+        UsageError: the file exists already, or cannot be created.
     """
 
     def __init__(
         self,
-        clocking: Clocking,
+        clocking: ClockOptions,
         place: Place,
         kind: Kind,
         *,
@@ -101,7 +101,7 @@ class ClockFile:
     ) -> None:
         self._clocking, self._place, self._kind, self._config = clocking, place, kind, config
         self.path = clocking.file_of(place.rank).absolute()
-        # Now, before anything is clocked: steps would have a part of the 10 to 30 ms that it takes.
+        # Read here because it takes 10 to 30 ms, which would otherwise count as part of a step.
         self._machine = machine()
         self._header_bytes = 0
         self._failure = ""
@@ -118,14 +118,14 @@ class ClockFile:
         """Write the first line.
 
         Args:
-            device: that this worker computes on.
-            backend: of its process group, or what else carries gradients; empty without one.
-            sync: how gradients are exchanged; empty where they are not.
+            device: the worker's device.
+            backend: backend of the process group, or other transport of gradients; empty without one.
+            sync: algorithm of gradient synchronization; empty without one.
         """
         import torch
 
         place, here = self._place, self._machine
-        said = {
+        header = {
             "format": FORMAT,
             "rank": place.rank,
             "size": place.size,
@@ -148,8 +148,8 @@ class ClockFile:
             "sync": sync,
             "system": here.system,
             "torch": here.torch,
-            **torchs_own(device.type),
-            "driver": driver(device.type),
+            **toolkit_versions(device.type),
+            "driver": driver_version(device.type),
             "python": here.python,
             "samestep": here.samestep,
             "argv": sys.argv,
@@ -157,30 +157,30 @@ class ClockFile:
             "warm_up": self._clocking.warm_up,
             "steps": self._clocking.steps,
         }
-        self.write([said])
+        self.write([header])
         self._header_bytes = os.fstat(self._fd).st_size
 
     def forget_steps(self) -> None:
-        """Take back all lines but the first."""
+        """Remove all lines but the first."""
         os.ftruncate(self._fd, self._header_bytes)
 
     def write(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Append lines, unless some could not be written before; see `check`."""
+        """Append lines, unless an earlier write failed; see `check`."""
         left = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
         try:
-            while left and not self._failure:  # a disk that is nearly full takes a part
+            while left and not self._failure:  # on a nearly full disk, a write can be partial
                 left = left[os.write(self._fd, left) :]
         except OSError as error:
             self._failure = (
                 f"--clock {self._clocking.folder}: cannot write {self.path.name}: {error.strerror}. "
-                "The script went on, but its steps are not all there."
+                "The script ran to its end, but some of its steps are missing."
             )
 
     def check(self) -> None:
-        """Refuse to end well where lines are missing; the script that is clocked is not disturbed by it.
+        """Raise the error of an earlier write, which did not interrupt the script.
 
         Raises:
-            Error: some could not be written.
+            Error: lines are missing.
         """
         if self._failure:
             raise Error(self._failure)
@@ -197,13 +197,13 @@ class ClockFile:
         """Write the last line, and close the file.
 
         Args:
-            ended: ``steps`` as many as were wanted, ``end`` of the script, ``error: ..``.
-            message: of the error.
-            device: that this worker computed on.
-            made: steps in all, with those before the first that is taken down.
-            samples_per_epoch: of all workers together; None where that is not known.
+            ended: ``steps`` if the run was stopped after them, ``end`` of the script, or ``error: ..``.
+            message: text of the error.
+            device: the worker's device.
+            made: number of all steps, with those before the first recorded one.
+            samples_per_epoch: over all workers; None if unknown.
         """
-        said = {
+        last = {
             "ended": ended,
             "message": message,
             "made": made,
@@ -211,18 +211,18 @@ class ClockFile:
             "peak_device_bytes": _peak_device_bytes(device),
             "samples_per_epoch": samples_per_epoch,
         }
-        self.write([said])
+        self.write([last])
         os.close(self._fd)
 
 
 def _used(folder: Path, name: str) -> UsageError:
     return UsageError(
-        f"--clock {folder}: {name} is there already, from another run. Give a folder without such files."
+        f"--clock {folder}: {name} exists already, from another run. Give a folder without such files."
     )
 
 
 def has_ended(path: Path) -> bool:
-    """Return whether the last line of a worker's file is there."""
+    """Return whether a worker's file is complete."""
     try:
         fd = _open(path, os.O_RDONLY)
     except OSError:
@@ -242,9 +242,9 @@ def _name(device: "torch.device") -> str:
 
 
 def _id(device: "torch.device") -> str:
-    """Return what tells an accelerator from others of its host, whatever its number; empty for nothing."""
-    ask = getattr(_backend(device), "get_device_properties", None)
-    return "" if device.type == "cpu" or ask is None else str(getattr(ask(device), "uuid", ""))
+    """Return the UUID of an accelerator; empty if it has none."""
+    properties = getattr(_backend(device), "get_device_properties", None)
+    return "" if device.type == "cpu" or properties is None else str(getattr(properties(device), "uuid", ""))
 
 
 def _backend(device: "torch.device") -> Any:
@@ -254,7 +254,7 @@ def _backend(device: "torch.device") -> Any:
 
 
 def _peak_memory_bytes() -> int | None:
-    """Return the most memory that this process has had at a time, where the system tells."""
+    """Return the peak resident memory of this process; None if the system does not report it."""
     try:
         fd = _open("/proc/self/status", os.O_RDONLY)
     except OSError:
@@ -268,8 +268,6 @@ def _peak_memory_bytes() -> int | None:
 
 
 def _peak_device_bytes(device: "torch.device") -> int:
-    """Return the most memory that tensors have had on an accelerator at a time."""
-    if device.type == "cpu":
-        return 0
-    ask = getattr(_backend(device), "max_memory_allocated", None)
-    return 0 if ask is None else int(ask(device))
+    """Return the peak memory of tensors on an accelerator; 0 for the CPU."""
+    peak = getattr(_backend(device), "max_memory_allocated", None)
+    return 0 if device.type == "cpu" or peak is None else int(peak(device))

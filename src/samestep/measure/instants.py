@@ -1,4 +1,4 @@
-"""What a moment is, on a processor and in the queue of an accelerator."""
+"""Defines instants: times on the host, and events in the stream of an accelerator."""
 
 import time
 from collections.abc import Callable
@@ -10,37 +10,37 @@ Instant = TypeVar("Instant")
 
 
 def is_captured(device: torch.device) -> bool:
-    """Return whether what this thread gives a device to do now is kept in a CUDA graph, and not done yet."""
+    """Return whether this thread captures a CUDA graph: work on the device is then recorded, not run."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 class Instants(Protocol[Instant]):
-    """Takes moments, and tells what lies between them."""
+    """Creates instants and measures the time between them."""
 
     of_device: ClassVar[bool]
-    """Whether only the thread that works on a device may ask, and not while a graph is captured."""
+    """Whether queries are limited to the thread that uses the device, outside a graph capture."""
 
     def now(self) -> Instant:
-        """Return this moment; waits for nothing."""
+        """Return the current instant without waiting."""
 
     def between(self, before: Instant, after: Instant) -> float:
-        """Return the seconds between two moments that have passed."""
+        """Return the seconds between two instants that have passed."""
 
     def epoch_s(self, instant: Instant) -> float:
-        """Return the seconds since the epoch of a moment that has passed."""
+        """Return the Unix time, in seconds, of an instant that has passed."""
 
     def has_passed(self, instant: Instant) -> bool:
-        """Return whether a moment has passed; waits for nothing."""
+        """Return whether an instant has passed, without waiting."""
 
     def wait(self, instant: Instant) -> None:
-        """Return once a moment has passed."""
+        """Wait until an instant has passed."""
 
 
 class HostInstants:
-    """Moments of the processor, where a thing is over when its code is.
+    """Instants of the host, where work ends with its code.
 
     Args:
-        now: returns seconds; must never go backwards.
+        now: returns monotonic seconds.
     """
 
     of_device: ClassVar[bool] = False
@@ -48,7 +48,7 @@ class HostInstants:
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.now = now
         self._origin_s: float | None = None
-        """Since the epoch, where `now` is 0."""
+        """Unix time at which `now` is 0."""
 
     def between(self, before: float, after: float) -> float:
         """See `Instants.between`."""
@@ -70,13 +70,12 @@ class HostInstants:
 
 
 class DeviceInstants:
-    """Moments of an accelerator: events in its queue. Only the first one is waited for, here.
+    """Instants of an accelerator: events in its current stream.
 
-    What CUDA is asked of an event while it captures a graph spoils the capture, by default whichever thread
-    asks.
+    By default, a query of an event in any thread invalidates a CUDA graph capture.
 
     Args:
-        device: whose queue; the program's current device may be another.
+        device: the accelerator; not necessarily the program's current device.
     """
 
     of_device: ClassVar[bool] = True
@@ -88,7 +87,7 @@ class DeviceInstants:
         self._epoch_s = time.time_ns() / 1e9
 
     def now(self) -> torch.Event:
-        """See `Instants.now`; nothing runs while a graph is captured, and it is still the moment before."""
+        """See `Instants.now`; during a graph capture nothing runs, so the last instant is returned."""
         if not is_captured(self._device):
             self._last = self._recorded()
         return self._last

@@ -1,15 +1,15 @@
-"""What an accelerator is driven by: versions of what lies below torch."""
+"""Reads the versions of the accelerator software below torch."""
 
 from pathlib import Path
 
 _DRIVER = Path("/sys/module/nvidia/version")
 
 
-def torchs_own(device_type: str) -> dict[str, str]:
-    """Return the versions by name of what torch was built with to compute on a device; none for processors.
+def toolkit_versions(device_type: str) -> dict[str, str]:
+    """Return the versions of the libraries that torch was built with for a device, by name; none for the CPU.
 
     Args:
-        device_type: torch's name of it, such as ``cuda``.
+        device_type: torch's name of the device type, such as ``cuda``.
     """
     if device_type == "cpu":
         return {}
@@ -23,12 +23,12 @@ def torchs_own(device_type: str) -> dict[str, str]:
     return {name: version for name, version in found.items() if version}
 
 
-def driver(device_type: str, file: Path = _DRIVER) -> str:
-    """Return the version of the driver of NVIDIA's GPUs; empty for other devices, and where nobody tells.
+def driver_version(device_type: str, file: Path = _DRIVER) -> str:
+    """Return the version of the NVIDIA driver; empty for other devices, and if it is unknown.
 
     Args:
-        device_type: torch's name of what is computed on.
-        file: where the kernel tells it.
+        device_type: torch's name of the device type.
+        file: file in which the kernel module exports its version.
     """
     try:
         return file.read_text().strip() if device_type == "cuda" else ""

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from samestep.base import env
 from samestep.base.errors import Error
-from samestep.measure.clock_file import ClockFile, Clocking, Config
+from samestep.measure.clock_file import ClockFile, ClockOptions, Config
 from samestep.sharding.position import Position
 from samestep.training.parallel import LocalBatch, LocalBatches
 from samestep.training.result import Result
@@ -24,7 +24,7 @@ class StepLimitReached(BaseException):
 def clocked(
     train: Callable[[Loading], Result],
     world: World,
-    clocking: Clocking,
+    clocking: ClockOptions,
     *,
     samples_per_epoch: int,
     config: Config,

@@ -1,1 +1,1 @@
-"""From the records of runs to a page that one can read."""
+"""Reports: HTML pages about runs and scaling studies."""

@@ -1,4 +1,4 @@
-"""What all charts have in common: their size, their axes, their legend, and the figure around them."""
+"""Draws the common parts of all charts: axes, legend, and the surrounding figure."""
 
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
@@ -7,22 +7,22 @@ from samestep.report.scales import label
 
 WIDTH, HEIGHT = 640, 270
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 26, 36
-"""Room around what is drawn."""
-COLOURS = 8
-"""Colours that the page's style has; more lines use them again."""
+"""Margins around the plot area."""
+COLORS = 8
+"""Number of colors in the style sheet; further lines reuse them."""
 FLOOR = HEIGHT - BOTTOM
-"""Where the x axis is."""
+"""Y coordinate of the x axis."""
 
 
 def figure(title: str, drawn: Iterable[str], *, words: str, legend: str = "", note: str = "") -> str:
     """Return a chart as a figure element.
 
     Args:
-        title: said above.
+        title: caption above the chart.
         drawn: shapes, back to front.
-        words: the chart for those who do not see it.
+        words: description of the chart for screen readers.
         legend: see `legend`.
-        note: said below.
+        note: text below the chart.
     """
     below = f'<p class="note">{escape(note)}</p>' if note else ""
     above = f"<figcaption>{escape(title)}</figcaption>{legend}"
@@ -30,20 +30,20 @@ def figure(title: str, drawn: Iterable[str], *, words: str, legend: str = "", no
 
 
 def picture(drawn: Iterable[str], *, words: str, width: int = WIDTH, height: int = HEIGHT) -> str:
-    """Return shapes as an SVG element that says in `words` what it shows."""
+    """Return shapes as an SVG element with the description `words`."""
     opened = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(words)}">'
     return f"{opened}{''.join(drawn)}</svg>"
 
 
 def nothing(title: str) -> str:
-    """Return the figure of a chart that has nothing to show."""
+    """Return the figure of a chart without data."""
     return f'<figure><figcaption>{escape(title)}</figcaption><p class="none">Nothing yet.</p></figure>'
 
 
 def y_axis(
     place: Callable[[float], float], ticks: Iterable[float], name: str, text: Callable[[float], str] = label
 ) -> str:
-    """Return lines across at `ticks`, and what the axis counts."""
+    """Return grid lines at `ticks`, and the name of the y axis."""
     lines = "".join(
         f'<path class="grid" d="M{LEFT},{place(tick):.1f}H{WIDTH - RIGHT}"/>'
         f'<text class="tick y" x="{LEFT - 6}" y="{place(tick) + 4:.1f}">{escape(text(tick))}</text>'
@@ -53,14 +53,14 @@ def y_axis(
 
 
 def x_axis(place: Callable[[float], float], ticks: Iterable[float], name: str) -> str:
-    """Return the x axis with a number at each of `ticks`, and what it counts."""
+    """Return the x axis with a number at each of `ticks`, and its name."""
     return x_labels(((place(tick), label(tick)) for tick in ticks), name)
 
 
 def x_labels(
     labels: Iterable[tuple[float, str]], name: str, *, floor: int = FLOOR, width: int = WIDTH
 ) -> str:
-    """Return the x axis with texts at places of the page, and what it counts."""
+    """Return the x axis with texts at x coordinates, and its name."""
     return "".join(
         f'<text class="tick x" x="{place:.1f}" y="{floor + 16}">{escape(text)}</text>'
         for place, text in labels
@@ -71,7 +71,7 @@ def x_labels(
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> str:
-    """Return a legend of (shapes in a box of ten by ten, name), or nothing for fewer than two."""
+    """Return a legend of (shapes in a 10 by 10 box, name); empty for fewer than two entries."""
     if len(entries) < 2:
         return ""
     items = "".join(
@@ -82,5 +82,5 @@ def legend(entries: Sequence[tuple[str, str]]) -> str:
 
 
 def key(number: int) -> str:
-    """Return the box of a legend for a colour."""
-    return f'<rect class="key c{number % COLOURS}" width="10" height="10"/>'
+    """Return the legend box of a color."""
+    return f'<rect class="key c{number % COLORS}" width="10" height="10"/>'

@@ -1,4 +1,4 @@
-"""Bars in groups: parts on top of each other, in patterns as well as colours, and the gap to the ideal."""
+"""Draws grouped and stacked bar charts, with patterns besides colors and the gap to the ideal."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from samestep.scaling.words import percent
 
 _WIDEST = 76
 _TALL = 15
-"""A part at least so high has its share written into it."""
+"""Least height of a part that shows its share."""
 _LEGIBLE = 30
-"""Numbers need a bar at least so wide."""
+"""Least width of a bar that shows numbers."""
 _HATCHES = (
     "",  # plain
     "M0,8L8,0M-2,2L2,-2M6,10L10,6",  # rising
@@ -28,31 +28,31 @@ _HATCHES = (
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a bar."""
+    """A stacked part of a bar."""
 
     kind: int
-    """Its place among the chart's kinds."""
+    """Index in the chart's kinds."""
     value: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One bar; it stands among those of its group."""
+    """One bar of a group."""
 
     name: str
-    """Said below it; empty for nothing."""
+    """Text below the bar, or empty."""
     parts: Sequence[Part]
     ideal: float = 0.0
-    """Drawn as an empty frame where it is more than the bar."""
+    """Ideal value, drawn as an empty frame if it exceeds the bar."""
     low: float = 0.0
     high: float = 0.0
-    """The interval of the whole; equal for none."""
+    """Interval of the bar's value; equal ends for none."""
     text: str = ""
-    """Said above it."""
+    """Text above the bar."""
 
     @property
     def value(self) -> float:
-        """How high it is."""
+        """Sum of the parts."""
         return sum(part.value for part in self.parts)
 
 
@@ -70,18 +70,18 @@ class BarChart:
 
     title: str
     x: str
-    """What the groups are."""
+    """Name of the x axis."""
     y: str
-    """What the y axis counts, with its unit."""
+    """Name of the y axis, with its unit."""
     kinds: Sequence[tuple[str, str]]
-    """Of parts: the class of its colour, and its name."""
+    """Color class and name of each kind of part."""
     groups: Sequence[Group]
     text: Callable[[float], str] = label
-    """A value as text, for those who do not see the chart."""
+    """Formats a value for screen readers."""
     shares: bool = False
-    """Whether each part says its share of the bar."""
+    """Whether each part shows its share of the bar."""
     note: str = ""
-    """Said below."""
+    """Text below the chart."""
 
     def render(self) -> str:
         """Return the chart as a figure element."""
@@ -114,10 +114,11 @@ class BarChart:
         for part in bar.parts:
             top, bottom = y(below + part.value), y(below)
             below += part.value
-            colour = self.kinds[part.kind][0]
-            yield hatched(part.kind, colour, left, top, width, bottom - top)
+            color = self.kinds[part.kind][0]
+            yield hatched(part.kind, color, left, top, width, bottom - top)
             if self.shares and whole and bottom - top >= _TALL and width >= _LEGIBLE:
-                yield _written(percent(part.value / whole), colour, middle, (top + bottom) / 2)
+                at = f'x="{middle:.1f}" y="{(top + bottom) / 2 + 4:.1f}"'
+                yield f'<text class="on x {color}" {at}>{percent(part.value / whole)}</text>'
         if bar.high > bar.low:
             yield whisker(middle, y(bar.low), y(bar.high), floor=y(0))
         if bar.text and width >= _LEGIBLE:
@@ -127,21 +128,17 @@ class BarChart:
             yield f'<text class="tick x" x="{middle:.1f}" y="{y(0) + 13:.1f}">{escape(bar.name)}</text>'
 
     def _words(self) -> str:
-        """Return the chart for those who do not see it."""
-        said = (
+        """Return a description of the chart for screen readers."""
+        values = (
             f"{' '.join(filter(None, (group.name, self.x, bar.name)))} {self.text(bar.value)}"
             for group in self.groups
             for bar in group.bars
         )
-        return f"{self.title}, {self.y}: {', '.join(said)}"
-
-
-def _written(text: str, colour: str, x: float, y: float) -> str:
-    return f'<text class="on x {colour}" x="{x:.1f}" y="{y + 4:.1f}">{text}</text>'
+        return f"{self.title}, {self.y}: {', '.join(values)}"
 
 
 def patterns() -> str:
-    """Return the patterns that `hatched` refers to; once on a page."""
+    """Return the patterns that `hatched` refers to; a page needs them once."""
     drawn = "".join(
         f'<pattern id="hatch{number}" width="8" height="8" patternUnits="userSpaceOnUse">'
         f'<path class="hatch" d="{path}"/></pattern>'
@@ -151,21 +148,21 @@ def patterns() -> str:
     return f'<svg class="patterns" width="0" height="0" aria-hidden="true"><defs>{drawn}</defs></svg>'
 
 
-def hatched(kind: int, colour: str, left: float, top: float, width: float, height: float) -> str:
-    """Return a rectangle in a colour and the pattern of a kind."""
+def hatched(kind: int, color: str, left: float, top: float, width: float, height: float) -> str:
+    """Return a rectangle with a color and the pattern of a kind."""
     number = kind % len(_HATCHES)
-    plain = box(f"part {colour}", left, top, width, height)
+    plain = box(f"part {color}", left, top, width, height)
     if not _HATCHES[number]:
         return plain
     return plain + box("", left, top, width, height, f' fill="url(#hatch{number})"')
 
 
-def key(kind: int, colour: str) -> str:
-    """Return the box of a legend for a kind."""
-    return hatched(kind, colour, 0, 0, 10, 10)
+def key(kind: int, color: str) -> str:
+    """Return the legend box of a kind."""
+    return hatched(kind, color, 0, 0, 10, 10)
 
 
 def box(names: str, left: float, top: float, width: float, height: float, more: str = "") -> str:
-    """Return a rectangle of the classes `names`."""
+    """Return a rectangle with the CSS classes `names`."""
     kind = f' class="{names}"' if names else ""
     return f'<rect{kind} x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}"{more}/>'

@@ -1,4 +1,4 @@
-"""Several runs side by side, on one page."""
+"""Compares several runs side by side on one page."""
 
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -13,22 +13,22 @@ from samestep.report.write import write_text
 
 
 def write_comparison(folders: Sequence[Path], out: Path) -> Path:
-    """Write a page that lays the runs in `folders` side by side; return its path.
+    """Write a page that shows the runs in `folders` side by side, and return its path.
 
     Raises:
-        UsageError: one is no run folder, a file is damaged, or the page cannot be written.
+        UsageError: one is not a run folder, a file is damaged, or the page cannot be written.
     """
     return write_text(out, render([read_run(folder) for folder in folders]))
 
 
 def render(runs: Sequence[Run]) -> str:
-    """Return the page of several runs."""
+    """Return the page of several runs as HTML."""
     title = f"{len(runs)} runs side by side"
     return page(f"samestep: {title}", _body(title, runs), foot=f"Made by samestep {__version__}.")
 
 
 def differing(runs: Sequence[Run]) -> list[tuple[str, ...]]:
-    """Return the settings in which `runs` differ, each with its value in every run."""
+    """Return the settings in which `runs` differ, with the value of each run."""
     names = sorted({name for run in runs for name in run.config})
     rows = [(name, *(str(run.config.get(name, "")) for run in runs)) for name in names]
     return [row for row in rows if len(set(row[1:])) > 1]
@@ -36,12 +36,8 @@ def differing(runs: Sequence[Run]) -> list[tuple[str, ...]]:
 
 def _body(title: str, runs: Sequence[Run]) -> Iterator[str]:
     yield f"<header><h1>{escape(title)}</h1></header>"
-    yield section(
-        "What they came to", table(list(zip(names(runs), map(headline, runs), strict=True))), _results(runs)
-    )
-    yield section(
-        "How they learnt", f'<div class="grid2">{"".join(chart.render() for chart in curves(runs))}</div>'
-    )
+    yield section("Results", table(list(zip(names(runs), map(headline, runs), strict=True))), _results(runs))
+    yield section("Training", f'<div class="grid2">{"".join(chart.render() for chart in curves(runs))}</div>')
     rows = differing(runs)
     same = "" if rows else "<p>None.</p>"
     yield section("Settings that differ", table(rows, head=("setting", *names(runs))) if rows else same)

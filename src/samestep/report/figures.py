@@ -1,4 +1,4 @@
-"""What is drawn of runs: each figure takes one run, or several side by side."""
+"""Builds the charts of one run, or of several runs side by side."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -9,17 +9,17 @@ from samestep.report.scales import Bin, thin
 from samestep.report.svg import Chart, Line, Mark
 
 MOST = 400
-"""Places along a curve."""
+"""Maximum number of points of a curve."""
 _WINDOWS = 120
-"""Places along the areas of the phases."""
+"""Maximum number of points of the areas of phases."""
 
 
 def curves(runs: Sequence[Run]) -> list[Chart]:
-    """Return loss, accuracy and learning rate of `runs`, a line for each."""
+    """Return the charts of loss, accuracy and learning rate, with a line for each run."""
     several = len(runs) > 1
     marks = () if several else _starts(runs[0])
     thinned = max((len(run.steps["step"]) for run in runs), default=0) > MOST
-    note = "The line is the mean of neighbouring steps; the band goes from the least to the greatest."
+    note = "The line is the mean of neighboring steps; the band is their range."
 
     def column(name: str) -> list[Line]:
         drawn = (thin(run.steps["step"], run.steps[name], most=MOST) for run in runs)
@@ -58,10 +58,11 @@ def curves(runs: Sequence[Run]) -> list[Chart]:
 
 
 def times(run: Run) -> list[Chart]:
-    """Return where the time of a run's steps went, over the steps and by rank."""
+    """Return the charts of a run's phases over the steps, and of its speed by rank."""
     steps = run.steps["step"]
     phases = [
-        Line(_spoken(name), thin(steps, _milliseconds(run.steps[name]), most=_WINDOWS)) for name in PHASES
+        Line(name.replace("_", " "), thin(steps, _milliseconds(run.steps[name]), most=_WINDOWS))
+        for name in PHASES
     ]
     shown = [line for line in phases if any(one.mean > 0 for one in line.bins)]
     by_rank = groupby(
@@ -74,7 +75,7 @@ def times(run: Run) -> list[Chart]:
         speeds.append(Line(f"rank {rank}", thin([row["step"] for row in own], values, most=_WINDOWS)))
     return [
         Chart(
-            title="Where the time of a step goes",
+            title="Phases of a step",
             x="steps",
             y="ms per step",
             lines=shown,
@@ -89,7 +90,7 @@ def times(run: Run) -> list[Chart]:
             lines=speeds,
             marks=_starts(run),
             zero=True,
-            note="Each worker's share of the samples by the time its steps took; all wait for the slowest.",
+            note="Samples of each worker's share per second of its steps; all workers wait for the slowest.",
         ),
     ]
 
@@ -105,7 +106,7 @@ def _evaluated(
 
 
 def _milliseconds(seconds: Iterable[float]) -> list[float]:
-    """Return times in ms, 0 for those that are missing: areas on top of each other have the same steps."""
+    """Return times in ms, with 0 for missing ones, since stacked areas need equal steps."""
     return [1e3 * one if math.isfinite(one) else 0.0 for one in seconds]
 
 
@@ -114,15 +115,11 @@ def _points(run: Run, name: str) -> list[Bin]:
 
 
 def _finite(points: Iterable[tuple[float, float]]) -> list[Bin]:
-    """Return each point that has a place on the page."""
+    """Return the finite points."""
     return [Bin(x, y, y, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
 
 
 def _starts(run: Run) -> tuple[Mark, ...]:
-    """Return where the run was gone on with, and with how many workers."""
+    """Return marks at the steps from which the run was resumed, with its numbers of workers."""
     resumed = [session for session in run.sessions[1:] if session["step"]]
     return tuple(Mark(one["step"], f"{one['world_size']} workers") for one in resumed[-12:])
-
-
-def _spoken(phase: str) -> str:
-    return phase.replace("_", " ")

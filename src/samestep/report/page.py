@@ -1,4 +1,4 @@
-"""One self-contained page: its frame, its style, its tables."""
+"""Builds a self-contained HTML page from sections and tables."""
 
 from collections.abc import Collection, Iterable, Sequence
 from html import escape
@@ -8,19 +8,19 @@ Row = Sequence[object]
 
 
 def page(title: str, body: Iterable[str], *, foot: str, styles: Sequence[str] = ()) -> str:
-    """Return a whole HTML page.
+    """Return an HTML page.
 
     Args:
-        title: text.
-        body: HTML.
-        foot: text.
-        styles: style sheets beside the one that all pages have.
+        title: title as text.
+        body: elements as HTML.
+        foot: footer as text.
+        styles: names of style sheets besides the common one.
     """
     sheets = "".join(map(_sheet, ("style.css", *styles)))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        # No favicon of its own would make a browser ask for one.
+        # An empty favicon keeps browsers from requesting one.
         '<link rel="icon" href="data:,">\n'
         f"<title>{escape(title)}</title>\n<style>{sheets}</style>\n</head>\n<body>\n"
         + "\n".join(body)
@@ -29,7 +29,7 @@ def page(title: str, body: Iterable[str], *, foot: str, styles: Sequence[str] = 
 
 
 def section(title: str, *parts: str) -> str:
-    """Return a section under a heading."""
+    """Return a section with a heading."""
     return f"<section><h2>{escape(title)}</h2>{''.join(parts)}</section>"
 
 
@@ -37,9 +37,9 @@ def table(rows: Iterable[Row], *, head: Row = (), right: Collection[int] = ()) -
     """Return a table of texts.
 
     Args:
-        rows: their cells; a number stands at the right of its cell.
-        head: the names of the columns.
-        right: columns whose texts stand at the right as well.
+        rows: cells of each row; numbers are right-aligned.
+        head: names of the columns.
+        right: columns whose texts are right-aligned as well.
     """
     top = f"<thead>{_row(head, 'th', right)}</thead>" if head else ""
     body = "".join(_row(row, "td", right) for row in rows)
@@ -47,7 +47,7 @@ def table(rows: Iterable[Row], *, head: Row = (), right: Collection[int] = ()) -
 
 
 def bullets(texts: Sequence[str], kind: str) -> str:
-    """Return a list of sentences, or nothing where there are none."""
+    """Return a list of sentences with the CSS class `kind`; empty for none."""
     if not texts:
         return ""
     return f'<ul class="{kind}">{"".join(f"<li>{escape(text)}</li>" for text in texts)}</ul>'

@@ -1,19 +1,19 @@
-"""Measured points with their intervals against an ideal line, told apart by shape as well as colour."""
+"""Draws charts of measured points with intervals and an ideal line, with shapes besides colors."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from samestep.report.axes import COLOURS, FLOOR, LEFT, RIGHT, TOP, WIDTH, figure, legend, x_axis, y_axis
+from samestep.report.axes import COLORS, FLOOR, LEFT, RIGHT, TOP, WIDTH, figure, legend, x_axis, y_axis
 from samestep.report.scales import Scale, label, span, ticks
 
 _WIDE = 8
-"""Axes count doublings where the greatest value is more than so many times the least."""
+"""Ratio of the greatest to the least value above which an axis is logarithmic."""
 ROOM = 1.15
-"""How far beyond all values an interval may reach before it is cut."""
+"""Largest ratio of an interval's end to all values; beyond it the interval is clipped."""
 _APART = 22
-"""Least distance of two numbers along the x axis."""
+"""Least distance of two numbers on the x axis."""
 _SHAPES = (
     "M{x:.1f},{y:.1f}m-{r},0a{r},{r} 0 1,0 {d},0a{r},{r} 0 1,0 -{d},0Z",  # a circle
     "M{x:.1f},{y:.1f}m-{r},-{r}h{d}v{d}h-{d}Z",  # a square
@@ -23,46 +23,46 @@ _SHAPES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """A value and the interval it is known to."""
+class DataPoint:
+    """A measured value with its confidence interval."""
 
     x: float
     y: float
     low: float
     high: float
-    is_doubtful: bool = False
-    """Drawn hollow."""
+    is_hollow: bool = False
+    """Whether the point is drawn hollow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one kind."""
+    """The points of one kind."""
 
     name: str
-    points: Sequence[Measured]
+    points: Sequence[DataPoint]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointChart:
-    """Series of points over numbers of workers, with their intervals."""
+    """A chart of points over numbers of workers, with their intervals."""
 
     title: str
     y: str
-    """What the y axis counts, with its unit."""
+    """Name of the y axis, with its unit."""
     series: Sequence[Series]
-    """At least one, with a point."""
+    """At least one series with a point."""
     ideal: Callable[[float], float]
-    """What would be ideal at each x."""
+    """Returns the ideal value at an x."""
     limit: tuple[float, str] | None = None
-    """A level to be reached, and what to call it."""
+    """Required level and its name."""
     by_doublings: bool = False
-    """Whether the y axis counts doublings where the x axis does; otherwise it begins at 0."""
+    """Whether the y axis is logarithmic if the x axis is; otherwise it begins at 0."""
     tick: Callable[[float], str] = label
-    """A number along the y axis as text."""
+    """Formats a number on the y axis."""
     text: Callable[[float], str] = label
-    """A value as text."""
+    """Formats a value."""
     note: str = ""
-    """Said below."""
+    """Text below the chart."""
 
     def render(self) -> str:
         """Return the chart as a figure element."""
@@ -101,23 +101,23 @@ class PointChart:
             f'<text class="marked limited" x="{LEFT + 4}" y="{y(value) + 12:.1f}">{escape(name)}</text>'
         )
 
-    def _drawn(self, number: int, points: Sequence[Measured], x: "Axis", y: "Axis") -> str:
-        colour = f"c{number % COLOURS}"
+    def _drawn(self, number: int, points: Sequence[DataPoint], x: "Axis", y: "Axis") -> str:
+        color = f"c{number % COLORS}"
         ordered = sorted(points, key=lambda point: point.x)
         line = "L".join(f"{x(point.x):.1f},{y(point.y):.1f}" for point in ordered)
-        shapes = [f'<path class="line {colour} dash{number % len(_SHAPES)}" d="M{line}"/>']
+        shapes = [f'<path class="line {color} dash{number % len(_SHAPES)}" d="M{line}"/>']
         for point in ordered:
             shapes.append(whisker(x(point.x), y(point.low), y(point.high)))
-            shapes.append(marker(number, x(point.x), y(point.y), is_hollow=point.is_doubtful))
+            shapes.append(marker(number, x(point.x), y(point.y), is_hollow=point.is_hollow))
             if len(self.series) == 1:
-                # Below the point, so that the ideal line does not run through it, unless the axis is there.
+                # Below the point, clear of the ideal line; above it if the axis is too near.
                 down = y(point.y) + 20 if y(point.y) + 24 < FLOOR else y(point.y) - 10
                 at = f'x="{x(point.x) + 4:.1f}" y="{down:.1f}"'
                 shapes.append(f'<text class="value" {at}>{escape(self.text(point.y))}</text>')
         return "".join(shapes)
 
     def _words(self) -> str:
-        """Return the chart for those who do not see it."""
+        """Return a description of the chart for screen readers."""
         return "; ".join(
             f"{self.title}{', ' + one.name if len(self.series) > 1 else ''}: "
             + ", ".join(f"{self.text(point.y)} at {label(point.x)} workers" for point in one.points)
@@ -127,7 +127,7 @@ class PointChart:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Maps positive values to places in proportion, or by their doublings."""
+    """Maps positive values to coordinates, linearly or logarithmically."""
 
     scale: Scale
     is_log: bool
@@ -145,11 +145,11 @@ class Axis:
         """Return an axis that holds `values`.
 
         Args:
-            values: positive ones.
-            start: the place of the least.
-            stop: the place of the greatest.
-            is_log: whether it counts doublings; None for where values are far apart.
-            zero: whether it begins at 0.
+            values: positive values.
+            start: coordinate of the least value.
+            stop: coordinate of the greatest value.
+            is_log: whether the axis is logarithmic; None decides by the range of the values.
+            zero: whether the axis begins at 0.
         """
         if is_log is None:
             is_log = max(values) > _WIDE * min(values) > 0
@@ -157,7 +157,7 @@ class Axis:
         return cls(Scale(*span(known, zero=zero), start, stop), is_log)
 
     def __call__(self, value: float) -> float:
-        """Return the place of `value`."""
+        """Return the coordinate of `value`."""
         return self.scale(math.log2(value) if self.is_log else value)
 
     def round_numbers(self) -> list[float]:
@@ -170,19 +170,19 @@ class Axis:
 
 
 def marker(number: int, x: float, y: float, *, r: float = 4.5, is_hollow: bool = False) -> str:
-    """Return the shape of a series."""
+    """Return the marker of a series."""
     outline = _SHAPES[number % len(_SHAPES)].format(x=x, y=y, r=r, d=2 * r)
-    return f'<path class="point{" hollow" if is_hollow else ""} c{number % COLOURS}" d="{outline}"/>'
+    return f'<path class="point{" hollow" if is_hollow else ""} c{number % COLORS}" d="{outline}"/>'
 
 
 def whisker(x: float, low: float, high: float, *, floor: float = FLOOR) -> str:
-    """Return an interval, or nothing where it is too small to be seen.
+    """Return an interval, or an empty string if it is too small to see.
 
     Args:
-        x: where it stands.
-        low: the place of its lower end; it is cut at `floor`.
-        high: the place of its upper end; where that is above the chart, an arrow says so.
-        floor: where the chart ends.
+        x: its x coordinate.
+        low: y coordinate of its lower end, clipped at `floor`.
+        high: y coordinate of its upper end; above the chart it becomes an arrow.
+        floor: y coordinate of the lower edge of the chart.
     """
     if abs(low - high) < 1:
         return ""
@@ -192,7 +192,7 @@ def whisker(x: float, low: float, high: float, *, floor: float = FLOOR) -> str:
 
 
 def _apart(xs: Iterable[float], x: Callable[[float], float]) -> list[float]:
-    """Return as many of `xs`, which are in order, as have room for a number."""
+    """Return those of the ascending `xs` that have room for a number."""
     found: list[float] = []
     for one in xs:
         if not found or x(one) - x(found[-1]) >= _APART:

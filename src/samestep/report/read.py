@@ -1,4 +1,4 @@
-"""A run folder as a value: whatever of it there is, and nothing invented."""
+"""Reads a run folder; missing files give empty values."""
 
 from array import array
 from collections import Counter
@@ -19,62 +19,61 @@ _COLUMNS = ("step", "loss", "lr", *PHASES)
 _EVALUATED = ("seconds", "accuracy", "loss")
 _NAN = float("nan")
 _MOST = 1e18
-"""Of anything that is counted or timed: sums and products of larger numbers have no end."""
+"""Largest count or time; sums and products of larger numbers overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint at rest."""
+    """A checkpoint on disk."""
 
     name: str
     num_bytes: int | None
-    """None where it cannot be read."""
+    """Size; None if the checkpoint cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a run folder tells; lists are empty and mappings too where a file is missing."""
+    """The contents of a run folder; the values of missing files are empty."""
 
     path: Path
     config: Mapping[str, Any]
     steps: Mapping[str, "array[float]"]
-    """By column: ``step``, ``loss`` (NaN where it was not finite), ``lr``, and seconds of each phase."""
+    """Columns ``step``, ``loss``, ``lr``, and seconds of each phase; numbers that were not finite are NaN."""
     evaluations: list[dict[str, Any]]
-    """A figure that was not finite is NaN, here and below."""
     ranks: list[dict[str, Any]]
     sessions: list[dict[str, Any]]
     result: Mapping[str, Any]
-    """Empty: the run has not finished."""
+    """Final result; empty if the run has not finished."""
     checkpoints: list[Checkpoint]
 
     @property
     def name(self) -> str:
-        """What to call it: the folder's name."""
+        """Name of the folder."""
         return self.path.resolve().name
 
     @property
     def num_steps(self) -> int:
-        """Steps that were taken, along the course that counts."""
+        """Number of steps in the current lineage."""
         return int(self.steps["step"][-1]) if self.steps["step"] else 0
 
     @property
     def workers(self) -> int | None:
-        """Workers of the last start; None where nobody says."""
+        """Number of workers of the last start; None if unknown."""
         if self.sessions:
             return int(self.sessions[-1]["world_size"])
         return self.result.get("world_size")
 
 
 def read_run(path: Path) -> Run:
-    """Return what the run folder `path` tells.
+    """Return the contents of the run folder `path`.
 
-    A last line that is half written, as a killed run leaves it, is left out.
+    An incomplete last line, as a killed run leaves it, is ignored.
 
     Raises:
-        UsageError: it is no run folder, or a file of it is damaged; names the file and the line.
+        UsageError: it is not a run folder, or a file in it is damaged; names the file and the line.
     """
     if not (path / "config.toml").is_file():
-        raise UsageError(f"{path} is no run folder: there is no config.toml in it.")
+        raise UsageError(f"{path} is not a run folder: it has no config.toml.")
     try:
         return Run(
             path=path,
@@ -93,7 +92,7 @@ def read_run(path: Path) -> Run:
 
 
 def names(runs: Sequence[Run]) -> list[str]:
-    """Return what to call each of several runs: the folder's name, or its path where two have the same."""
+    """Return a unique name for each run: the folder's name, or its path if two names are equal."""
     count = Counter(run.name for run in runs)
     return [run.name if count[run.name] == 1 else str(run.path) for run in runs]
 
@@ -109,13 +108,13 @@ def _columns(path: Path) -> dict[str, "array[float]"]:
 def _rows(
     path: Path, counts: Sequence[str], figures: Sequence[str] = (), more: Sequence[str] = ()
 ) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file of JSON lines; none where there is no file.
+    """Yield the objects of a file of JSON lines; none if the file does not exist.
 
     Args:
         path: the file.
-        counts: what each has as a number.
-        figures: what each has as a number, or as null where it was not finite.
-        more: figures that may be missing.
+        counts: keys of required integers.
+        figures: keys of required numbers; null stands for NaN.
+        more: keys of optional numbers.
     """
     if not path.exists():
         return
@@ -125,7 +124,7 @@ def _rows(
         except ValueError:
             if not line.endswith("\n"):
                 return
-            raise UsageError(f"{path} is damaged: line {number} is no JSON.") from None
+            raise UsageError(f"{path} is damaged: line {number} is not JSON.") from None
         where = f"line {number}"
         _check(path, where, row, (*counts, *figures))
         yield row | _numbers(path, where, row, counts, (*figures, *more))
@@ -133,19 +132,19 @@ def _rows(
 
 def _check(path: Path, where: str, found: Any, needed: Sequence[str]) -> None:
     if not isinstance(found, dict) or any(name not in found for name in needed):
-        raise UsageError(f"{path} is of something else: {where} lacks {', '.join(needed)}.")
+        raise UsageError(f"{path} has another format: {where} lacks one of {', '.join(needed)}.")
 
 
 def _numbers(
     path: Path, where: str, row: Mapping[str, Any], counts: Sequence[str], figures: Sequence[str]
 ) -> dict[str, float]:
-    """Return the numbers in `row`; a figure that is null is NaN, which JSON does not have."""
+    """Return the numbers in `row`; null, which JSON has for NaN, becomes NaN."""
     numbers = {name: row[name] for name in counts}
     numbers |= {name: _NAN if row[name] is None else row[name] for name in figures if name in row}
     for name, value in numbers.items():
         if not (_is_count(value) if name in counts else _is_number(value)):
             raise UsageError(
-                f"{path} is damaged: {where} holds what is no number to {_MOST:g}: {name} {value!r:.40}."
+                f"{path} is damaged: {name} in {where} is {value!r:.40}, not a number up to {_MOST:g}."
             )
     return numbers
 
@@ -166,10 +165,10 @@ def _result(path: Path) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise UsageError(f"{path} is damaged: it is no JSON object.")
+        raise UsageError(f"{path} is damaged: it is not a JSON object.")
     counts, figures = ("epochs", "steps"), (*_EVALUATED, "samples_per_second")
-    _check(path, "it", found, (*counts, *figures))
-    return found | _numbers(path, "it", found, counts, figures)
+    _check(path, "the object", found, (*counts, *figures))
+    return found | _numbers(path, "the object", found, counts, figures)
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -180,7 +179,7 @@ def _toml(path: Path) -> dict[str, Any]:
 
 
 def _checkpoints(path: Path) -> list[Checkpoint]:
-    """Return the checkpoints in a folder; one that cannot be read is no reason against a page of the run."""
+    """Return the checkpoints in a folder, with those that cannot be read."""
     try:
         steps = [folder for folder in path.iterdir() if folder.name.startswith("step-")]
     except OSError:
@@ -188,7 +187,7 @@ def _checkpoints(path: Path) -> list[Checkpoint]:
     steps.sort(key=lambda folder: (len(folder.name), folder.name))
     found = []
     for folder in steps:
-        with suppress(FileNotFoundError, NotADirectoryError):  # a run that goes on removes old ones
+        with suppress(FileNotFoundError, NotADirectoryError):  # a live run removes old checkpoints
             found.append(_checkpoint(folder))
     return found
 

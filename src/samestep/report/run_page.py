@@ -1,4 +1,4 @@
-"""``report.html``: one run as a page."""
+"""Writes ``report.html``, the page of one run."""
 
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -17,28 +17,28 @@ NAME = "report.html"
 
 
 def write_report(run_folder: Path) -> Path:
-    """Write the page of one run into its folder; return its path.
+    """Write the page of a run into its folder, and return its path.
 
     Raises:
-        UsageError: it is no run folder, a file of it is damaged, or the page cannot be written.
+        UsageError: it is not a run folder, a file in it is damaged, or the page cannot be written.
     """
     run = read_run(run_folder)
     return write_text(run_folder / NAME, render(run))
 
 
 def render(run: Run) -> str:
-    """Return the page of one run."""
+    """Return the page of a run as HTML."""
     return page(f"samestep: {run.name}", _body(run), foot=f"Made by samestep {__version__} from {run.path}.")
 
 
 def _body(run: Run) -> Iterator[str]:
     yield f"<header><h1>{escape(run.name)}</h1>"
     yield f'<p class="headline">{escape(headline(run))}</p></header>'
-    yield bullets(hints(run), "hints")
-    yield section("How it learnt", _grid(chart.render() for chart in curves([run])))
-    yield section("How fast", _grid(chart.render() for chart in times(run)), _phases(run))
+    yield bullets([hint.message for hint in hints(run)], "hints")
+    yield section("Training", _grid(chart.render() for chart in curves([run])))
+    yield section("Speed", _grid(chart.render() for chart in times(run)), _phases(run))
     if run.sessions:
-        yield section("What it ran on", _sessions(run), _machine(run.sessions[-1]))
+        yield section("Starts and machine", _sessions(run), _machine(run.sessions[-1]))
     yield section("Settings", table(sorted((name, _text(value)) for name, value in run.config.items())))
     if run.checkpoints:
         rows = [
@@ -67,7 +67,7 @@ def _phases(run: Run) -> str:
 def _sessions(run: Run) -> str:
     rows = [
         (
-            "began" if session.get("checkpoint") is None else f"went on from {session['checkpoint']}",
+            "new" if session.get("checkpoint") is None else f"resumed from {session['checkpoint']}",
             int(session["step"]),
             int(session["world_size"]),
             *(_text(session.get(name, "")) for name in ("nodes", "launcher", "device", "threads")),
@@ -75,18 +75,18 @@ def _sessions(run: Run) -> str:
         )
         for session in run.sessions
     ]
-    head = ("start", "after step", "workers", "nodes", "launcher", "device", "threads each", "when (UTC)")
+    head = ("start", "after step", "workers", "nodes", "launcher", "device", "threads each", "time (UTC)")
     return table(rows, head=head)
 
 
 def _machine(session: Mapping[str, Any]) -> str:
-    told = _provenance(session)
-    machine = told.get("machine")
+    provenance = _provenance(session)
+    machine = provenance.get("machine")
     facts = dict(machine) if isinstance(machine, dict) else {}
     facts.pop("cpu", None)
     if isinstance(facts.get("memory_bytes"), int):
         facts["memory"] = bytes_text(facts.pop("memory_bytes"))
-    command = told.get("command")
+    command = provenance.get("command")
     rows = [("command", " ".join(map(str, command)) if isinstance(command, list) else "")]
     return table([*rows, *((name, _text(value)) for name, value in facts.items())])
 

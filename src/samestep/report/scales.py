@@ -1,4 +1,4 @@
-"""From numbers to places on a page, and the round numbers along an axis."""
+"""Maps numbers to coordinates, and chooses round numbers along an axis."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps values ``low .. high`` to places ``start .. stop``, in proportion."""
+    """Maps values ``low .. high`` linearly to coordinates ``start .. stop``."""
 
     low: float
     high: float
@@ -15,16 +15,16 @@ class Scale:
     stop: float
 
     def __call__(self, value: float) -> float:
-        """Return the place of `value`."""
+        """Return the coordinate of `value`."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.stop - self.start)
 
 
 def span(values: Iterable[float], *, zero: bool = False) -> tuple[float, float]:
-    """Return a lowest and a highest value with all finite `values` between, never equal.
+    """Return the range of the finite `values`, widened if it is empty.
 
     Args:
-        values: may hold NaN and infinities, which are left out.
-        zero: let it begin at 0 where no value is negative.
+        values: numbers; NaN and infinities are ignored.
+        zero: whether the range includes 0.
     """
     finite = [value for value in values if math.isfinite(value)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
@@ -37,7 +37,7 @@ def span(values: Iterable[float], *, zero: bool = False) -> tuple[float, float]:
 
 
 def ticks(low: float, high: float, *, most: int = 6) -> list[float]:
-    """Return round numbers within ``low .. high``: 1, 2 or 5 times a power of ten apart, at most so many."""
+    """Return at most `most` round numbers in ``low .. high``, 1, 2 or 5 times a power of ten apart."""
     rough = (high - low) / most
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10, 20) if (high - low) / (power * factor) <= most - 1)
@@ -47,7 +47,7 @@ def ticks(low: float, high: float, *, most: int = 6) -> list[float]:
 
 
 def label(value: float) -> str:
-    """Return a number as short as it can be said on an axis."""
+    """Return a number as short text for an axis."""
     if value == 0:
         return "0"
     if abs(value) >= 1e6:
@@ -59,7 +59,7 @@ def label(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Several neighbouring values as one: where they are, their mean, and the least and the greatest."""
+    """The mean, least and greatest of neighboring values, at one x."""
 
     x: float
     mean: float
@@ -68,9 +68,9 @@ class Bin:
 
 
 def thin(xs: Sequence[float], ys: Sequence[float], *, most: int = 400) -> list[Bin]:
-    """Return at most `most` bins of neighbouring points; no extreme is lost.
+    """Return at most `most` bins of neighboring points, which keep all extremes.
 
-    A bin stands where its last point does. Values that are not finite are left out.
+    The x of a bin is that of its last point. Values that are not finite are ignored.
     """
     width = -(-len(xs) // most) or 1
     bins = []

@@ -1,4 +1,4 @@
-"""Charts as inline SVG: pure functions from values to text. Colours and fonts are the page's own."""
+"""Draws line and area charts as inline SVG; the page's style sheet sets colors and fonts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from html import escape
 from itertools import pairwise
 
 from samestep.report.axes import (
-    COLOURS,
+    COLORS,
     FLOOR,
     LEFT,
     RIGHT,
@@ -24,7 +24,7 @@ from samestep.report.scales import Bin, Scale, label, span, ticks
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a chart; its band is where bins differ from their mean."""
+    """One line of a chart, with a band from the least to the greatest value of each bin."""
 
     name: str
     bins: Sequence[Bin]
@@ -32,7 +32,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place on the x axis with something to say."""
+    """A labeled position on the x axis."""
 
     x: float
     text: str
@@ -40,24 +40,24 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Lines over one axis, or areas on top of each other."""
+    """A chart of lines or stacked areas."""
 
     title: str
     x: str
-    """What the x axis counts."""
+    """Name of the x axis."""
     y: str
-    """What the y axis counts, with its unit."""
+    """Name of the y axis, with its unit."""
     lines: Sequence[Line]
     marks: Sequence[Mark] = field(default=())
     stacked: bool = False
-    """Areas on top of each other; all lines have bins at the same places then."""
+    """Whether the lines are stacked areas; their bins then have the same x."""
     zero: bool = False
     """Whether the y axis begins at 0."""
     note: str = ""
-    """Said below."""
+    """Text below the chart."""
 
     def render(self) -> str:
-        """Return the chart as a figure element; a sentence where there is nothing to draw."""
+        """Return the chart as a figure element, or a sentence if there are no data."""
         drawn = [line for line in self.lines if line.bins]
         if not drawn:
             return nothing(self.title)
@@ -73,7 +73,7 @@ class Chart:
         return figure(self.title, parts, words=self._words(drawn), legend=legend(entries), note=self.note)
 
     def _words(self, drawn: Sequence[Line]) -> str:
-        """Return the chart for those who do not see it."""
+        """Return a description of the chart for screen readers."""
         ends = "; ".join(
             f"{line.name} from {label(line.bins[0].mean)} to {label(line.bins[-1].mean)}" for line in drawn
         )
@@ -85,19 +85,19 @@ def _lines(lines: Sequence[Line], x: Scale, *, zero: bool) -> tuple[Scale, list[
     y = Scale(*span(values, zero=zero), FLOOR, TOP)
     shapes = []
     for number, line in enumerate(lines):
-        colour = f"c{number % COLOURS}"
+        color = f"c{number % COLORS}"
         if any(one.low < one.high for one in line.bins):
             outline = [(one.x, one.high) for one in line.bins] + [
                 (one.x, one.low) for one in reversed(line.bins)
             ]
-            shapes.append(f'<path class="band {colour}" d="{_path(outline, x, y)}Z"/>')
+            shapes.append(f'<path class="band {color}" d="{_path(outline, x, y)}Z"/>')
         means = [(one.x, one.mean) for one in line.bins]
         if len(means) == 1:
             shapes.append(
-                f'<circle class="dot {colour}" cx="{x(means[0][0]):.1f}" cy="{y(means[0][1]):.1f}" r="3"/>'
+                f'<circle class="dot {color}" cx="{x(means[0][0]):.1f}" cy="{y(means[0][1]):.1f}" r="3"/>'
             )
         else:
-            shapes.append(f'<path class="line {colour}" d="{_path(means, x, y)}"/>')
+            shapes.append(f'<path class="line {color}" d="{_path(means, x, y)}"/>')
     return y, shapes
 
 
@@ -113,7 +113,7 @@ def _areas(lines: Sequence[Line], x: Scale) -> tuple[Scale, list[str]]:
     for number, (below, above) in enumerate(pairwise(tops)):
         upper = list(zip(xs, above, strict=True))
         outline = upper + list(zip(xs, below, strict=True))[::-1]
-        shapes.append(f'<path class="area c{number % COLOURS}" d="{_path(outline, x, y)}Z"/>')
+        shapes.append(f'<path class="area c{number % COLORS}" d="{_path(outline, x, y)}Z"/>')
     return y, shapes
 
 

@@ -1,4 +1,4 @@
-"""One step over the ranks: a row for each, on one time line."""
+"""Draws one step as a time line with a row for each rank."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,22 +12,22 @@ _WIDTH = 1240
 _ROW, _BAR = 26, 18
 _TOP = 8
 _WIDE = 44
-"""A span at least so wide says its length."""
+"""Least width of a span that shows its length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a rank did for a while."""
+    """A phase of a rank, from begin to end in ms."""
 
     kind: int
-    """Its place among the chart's kinds."""
+    """Index in the chart's kinds."""
     begin: float
     end: float
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one rank did."""
+    """The spans of one rank."""
 
     name: str
     spans: Sequence[Span]
@@ -35,15 +35,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLine:
-    """Rows of spans over one axis of milliseconds."""
+    """A chart of rows of spans over milliseconds."""
 
     title: str
     kinds: Sequence[tuple[str, str]]
-    """Of spans: the class of its colour, and its name."""
+    """Color class and name of each kind of span."""
     rows: Sequence[Row]
-    """At least one, with a span."""
+    """At least one row with a span."""
     note: str = ""
-    """Said below."""
+    """Text below the chart."""
 
     def render(self) -> str:
         """Return the time line as a figure element as wide as the page."""
@@ -70,19 +70,18 @@ class TimeLine:
         shapes = [name]
         for span in row.spans:
             left, width = x(span.begin), x(span.end) - x(span.begin)
-            colour = self.kinds[span.kind][0]
-            shapes.append(hatched(span.kind, colour, left, top, width, _BAR))
+            color = self.kinds[span.kind][0]
+            shapes.append(hatched(span.kind, color, left, top, width, _BAR))
             if width >= _WIDE:
-                said = f"{span.end - span.begin:.3g} ms"
                 at = f'x="{left + width / 2:.1f}" y="{top + 13}"'
-                shapes.append(f'<text class="on x {colour}" {at}>{said}</text>')
+                shapes.append(f'<text class="on x {color}" {at}>{span.end - span.begin:.3g} ms</text>')
         return "".join(shapes)
 
     def _words(self) -> str:
-        """Return the time line for those who do not see it."""
-        said = (
+        """Return a description of the time line for screen readers."""
+        rows = (
             f"{row.name}: "
             + ", ".join(f"{self.kinds[one.kind][1]} {one.end - one.begin:.3g} ms" for one in row.spans)
             for row in self.rows
         )
-        return f"{self.title}; {'; '.join(said)}"
+        return f"{self.title}; {'; '.join(rows)}"

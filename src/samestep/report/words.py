@@ -1,27 +1,45 @@
-"""What runs came to, in plain words."""
+"""Summarizes a run in a sentence, and finds what limits it."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import groupby
 from statistics import median
+from typing import Literal, TypeAlias
 
 from samestep.report.read import PHASES, Run
 
-_WAITING = 0.10
-_EXCHANGE = 0.30
-_BEHIND = 0.85
+_DATA_SHARE = 0.10
+_SYNC_SHARE = 0.30
+_SLOW = 0.85
+
+HintCode: TypeAlias = Literal[
+    "loss-not-finite", "waiting-for-data", "exposed-communication", "slow-rank", "label"
+]
+"""Stable codes of hints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A problem of a run, and what to do about it."""
+
+    code: HintCode
+    message: str
+    rank: int | None = None
 
 
 def headline(run: Run) -> str:
-    """Return the run in one sentence."""
-    who = _counted(run.workers, "worker") if run.workers else "A run"
+    """Return a one-sentence summary of the run."""
+    subject = _counted(run.workers, "worker") if run.workers else "A run"
     where = f"most of a step is {_largest_phase(run)}" if run.steps["step"] else "no step was taken"
+    accuracy = (run.result or (run.evaluations or [{}])[-1]).get("accuracy")
+    right = "" if accuracy is None else f"{accuracy:.2%} of the test set right"
     if run.result:
-        right, seconds = run.result["accuracy"], run.result["seconds"]
         trained = f"{_counted(run.result['epochs'], 'epoch')}, {_counted(run.result['steps'], 'step')}"
-        return f"{who}: {right:.2%} of the test set right after {trained}, {seconds:,.1f} s; {where}."
-    sofar = f", {run.evaluations[-1]['accuracy']:.2%} of the test set right so far" if run.evaluations else ""
-    return f"{who}: not finished; {_counted(run.num_steps, 'step')} taken{sofar}; {where}."
+        return f"{subject}: {right} after {trained}, {run.result['seconds']:,.1f} s; {where}."
+    return (
+        f"{subject}: not finished, {_counted(run.num_steps, 'step')} so far{right and ', '}{right}; {where}."
+    )
 
 
 def shares(run: Run) -> dict[str, float]:
@@ -29,55 +47,60 @@ def shares(run: Run) -> dict[str, float]:
     return {name: _median(run.steps[name]) for name in PHASES}
 
 
-def hints(run: Run) -> list[str]:
-    """Return what somebody who looks at the figures would say, where something is off."""
-    found = []
+def hints(run: Run) -> Iterator[Hint]:
+    """Yield the problems of a run."""
     lost = sum(not math.isfinite(loss) for loss in run.steps["loss"])
     if lost:
         steps = _counted(lost, "step")
-        found.append(f"The loss was not finite in {steps}: try a lower learning rate, or --clip-norm.")
-    phases = shares(run)
-    whole = sum(phases.values()) or 1.0
-    data, exchange = phases["data"] / whole, phases["exposed_sync"] / whole
-    if data > _WAITING:
-        found.append(f"{data:.0%} of a step is waiting for data: more --loader-workers, or data in memory.")
-    if exchange > _EXCHANGE:
-        found.append(
-            f"{exchange:.0%} of a step is waiting for the exchange of gradients: fewer workers, a larger "
-            "--batch-size (another training), or --compress."
+        yield Hint(
+            "loss-not-finite",
+            f"The loss was not finite in {steps}: try a lower learning rate, or --clip-norm.",
         )
-    found += _slow_ranks(run)
+    phases = shares(run)
+    step_s = sum(phases.values()) or 1.0
+    data, sync = phases["data"] / step_s, phases["exposed_sync"] / step_s
+    if data > _DATA_SHARE:
+        yield Hint(
+            "waiting-for-data",
+            f"{data:.0%} of a step is waiting for data: use more --loader-workers, or keep data in memory.",
+        )
+    if sync > _SYNC_SHARE:
+        yield Hint(
+            "exposed-communication",
+            f"{sync:.0%} of a step is exposed communication of gradients: use fewer workers, a larger "
+            "--batch-size (which changes the training), or --compress.",
+        )
+    yield from _slow_ranks(run)
     if run.config.get("label"):
-        found.append(str(run.config["label"]))
-    return found
+        yield Hint("label", str(run.config["label"]))
 
 
-def _slow_ranks(run: Run) -> list[str]:
-    """Say which rank computes slower than the others: those that wait longer in the exchange wait for it.
+def _slow_ranks(run: Run) -> Iterator[Hint]:
+    """Yield the ranks that compute slower than the others since the last start.
 
-    Since the last start: before it, a rank may have had another share of the batch, and another machine.
+    Before the last start, a rank's share of the batch and its machine can have been different.
     """
     began = run.sessions[-1]["step"] if run.sessions else 0
-    now = [row for row in run.ranks if row["step"] > began]
-    busy = {}
-    for rank, rows in groupby(sorted(now, key=lambda row: row["rank"]), key=lambda row: row["rank"]):
-        own = [row.get("forward", 0.0) + row.get("backward", 0.0) for row in rows]
-        busy[rank] = _median(own)
-    if len(busy) < 2:
-        return []
-    typical = median(busy.values())
-    return [
-        f"Rank {rank} computes at {typical / seconds:.0%} of the usual speed, and the others wait for it."
-        for rank, seconds in busy.items()
-        if seconds and typical / seconds < _BEHIND
-    ]
+    rows = sorted((row for row in run.ranks if row["step"] > began), key=lambda row: row["rank"])
+    busy = {
+        rank: _median(row.get("forward", 0.0) + row.get("backward", 0.0) for row in own)
+        for rank, own in groupby(rows, key=lambda row: row["rank"])
+    }
+    typical = median(busy.values()) if len(busy) > 1 else 0.0
+    for rank, seconds in busy.items():
+        if seconds and typical and typical / seconds < _SLOW:
+            yield Hint(
+                "slow-rank",
+                f"Rank {rank} computes at {typical / seconds:.0%} of the median speed: the others wait.",
+                rank=rank,
+            )
 
 
 def _largest_phase(run: Run) -> str:
     phases = shares(run)
-    whole = sum(phases.values())
+    step_s = sum(phases.values())
     name = max(phases, key=lambda phase: phases[phase])
-    return f"{name.replace('_', ' ')} ({phases[name] / whole:.0%})" if whole else "too short to measure"
+    return f"{name.replace('_', ' ')} ({phases[name] / step_s:.0%})" if step_s else "too short to measure"
 
 
 def _median(values: Iterable[float]) -> float:
@@ -85,5 +108,5 @@ def _median(values: Iterable[float]) -> float:
     return median(finite) if finite else 0.0
 
 
-def _counted(number: int | None, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""Writing a page: whole or not at all."""
+"""Writes a page atomically."""
 
 from pathlib import Path
 
@@ -7,10 +7,10 @@ from samestep.base.own_names import write_whole
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write `text` to `path`; a reader finds the old file or the new one.
+    """Write `text` to `path` atomically, and return the path.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
     try:
         if path.is_dir():

@@ -1,1 +1,1 @@
-"""Which samples each rank sees, and when: pure arithmetic on (order, place, position)."""
+"""Computes which samples each rank reads in each step, as pure functions."""

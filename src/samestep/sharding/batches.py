@@ -1,4 +1,4 @@
-"""The global batches of one epoch: spans of its order, cut the same way on every rank."""
+"""Divides an epoch into global batches, in the same way on every rank."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ class GlobalBatch:
     start: int
     stop: int
     after: Position
-    """Where the run stands once this batch is used; the next epoch's beginning after the last one."""
+    """Position after this batch; the beginning of the next epoch after the last batch."""
 
     @property
     def count(self) -> int:
-        """Samples in the batch, over all ranks."""
+        """Number of samples in the batch, over all ranks."""
         return self.stop - self.start
 
     def share(self, rank: int, size: int) -> range:
@@ -27,23 +27,25 @@ class GlobalBatch:
         return range(self.start + part.start, self.start + part.stop)
 
     def weight(self, rank: int, size: int, *, of: int | None = None) -> float:
-        """Return what the mean over this rank's share weighs; see `samestep.sharding.share.weight`.
+        """Return the weight of the mean over a rank's share; see `samestep.sharding.share.weight`.
 
         Args:
-            rank: whose share.
+            rank: the rank.
             size: number of ranks.
-            of: samples of the whole step, where this is a micro-batch of it.
+            of: number of samples in the step, if this is a micro-batch of it.
         """
         return weight(len(self.share(rank, size)), self.count if of is None else of, size)
 
     def micro_batches(self, parts: int) -> list["GlobalBatch"]:
-        """Return the batch in `parts` parts, the first ones larger by one where it does not divide.
+        """Return the batch in `parts` parts, the first ones larger by one if it does not divide evenly.
 
-        They are parts of the *global* batch, so their samples do not depend on the number of ranks, each of
-        which takes its share of each. Of fewer samples than parts there are as many parts as samples.
+        The *global* batch is divided, and each rank takes its share of each part, so the samples of a part do
+        not depend on the number of ranks. A batch of fewer samples than parts has one part per sample.
         """
-        cuts = [share(self.count, part, parts) for part in range(parts)]
-        return [GlobalBatch(self.start + cut.start, self.start + cut.stop, self.after) for cut in cuts if cut]
+        spans = [share(self.count, part, parts) for part in range(parts)]
+        return [
+            GlobalBatch(self.start + one.start, self.start + one.stop, self.after) for one in spans if one
+        ]
 
 
 def batches(
@@ -53,16 +55,16 @@ def batches(
 
     An epoch of 10 samples in batches of 4, and the ranks that take them::
 
-        sample    0 1 2 3 | 4 5 6 7 | 8 9        a short last batch is kept, and weighs what it holds
+        sample    0 1 2 3 | 4 5 6 7 | 8 9        a short last batch is kept, weighted by its samples
         1 rank    0 0 0 0 | 0 0 0 0 | 0 0
         2 ranks   0 0 1 1 | 0 0 1 1 | 0 1
         3 ranks   0 0 1 2 | 0 0 1 2 | 0 1        rank 2 takes part in the last step with no sample
 
     Args:
-        count: samples in the data set.
-        batch_size: samples per step, over all ranks.
-        position: where to begin; its `samples` need not be a multiple of `batch_size`.
-        drop_last: leave out a last batch that is not full.
+        count: number of samples in the data set.
+        batch_size: number of samples per step, over all ranks.
+        position: first position; its `samples` can be any number, not only a multiple of `batch_size`.
+        drop_last: drop a last batch that is not full.
     """
     for start in range(position.samples, count, batch_size):
         stop = min(start + batch_size, count)
@@ -74,7 +76,7 @@ def batches(
 
 
 def micro_batches(steps: Iterable[GlobalBatch], parts: int) -> Iterator[tuple[GlobalBatch, GlobalBatch]]:
-    """Yield each step's micro-batches, each with its step; see `GlobalBatch.micro_batches`."""
+    """Yield each micro-batch of each step, after its step; see `GlobalBatch.micro_batches`."""
     for step in steps:
         for micro in [step] if parts == 1 else step.micro_batches(parts):
             yield step, micro

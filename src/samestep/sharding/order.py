@@ -1,4 +1,4 @@
-"""The order of an epoch's samples, as a pure function of (seed, epoch, count)."""
+"""Computes the order of an epoch's samples, as a pure function of (seed, epoch, count)."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,10 +7,9 @@ from numpy.typing import NDArray
 def epoch_order(count: int, *, seed: int, epoch: int, shuffle: bool = True) -> NDArray[np.int64]:
     """Return the ids 0 .. count-1 in the order that `epoch` visits them.
 
-    Every rank computes it for itself; nothing is sent. It is the order that sorts `count` random
-    64-bit words, drawn from the counter-based Philox generator under the key (seed, epoch): only the
-    bit stream of Philox is relied upon, which NumPy keeps from version to version, unlike the
-    algorithm behind its `permutation`.
+    Every rank computes it without communication. It is the order that sorts `count` random 64-bit words from
+    the counter-based Philox generator with the key (seed, epoch). NumPy guarantees the bit stream of Philox
+    across versions, but not the algorithm of its `permutation`.
 
     Args:
         count: number of samples, the same on every rank.
@@ -27,11 +26,11 @@ def epoch_order(count: int, *, seed: int, epoch: int, shuffle: bool = True) -> N
 
 
 def _sorting(words: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return the order that sorts `words`; equal ones stay as they stand.
+    """Return the order that sorts `words`, with equal words in their original order.
 
-    What ``np.argsort(words, kind="stable")`` returns, in a sixth (AVX) to a half of the time: the place of
-    each word takes its low bits, and the words themselves are sorted. Where only low bits tell words apart,
-    and where they are equal, a second look decides.
+    The result equals ``np.argsort(words, kind="stable")``, in a sixth (AVX) to a half of the time: the index
+    of each word replaces its low bits, and the words themselves are sorted. Words with equal high bits are
+    sorted a second time, in full.
     """
     places = np.arange(len(words), dtype=np.uint64)
     low = np.uint64((1 << len(words).bit_length()) - 1)
@@ -41,7 +40,7 @@ def _sorting(words: NDArray[np.uint64]) -> NDArray[np.int64]:
     packed &= ~low
     same = np.flatnonzero(packed[1:] == packed[:-1])
     if len(same):
-        unsure = np.union1d(same, same + 1)  # runs of equal high bits; each holds its places in order
-        tied = order[unsure]
-        order[unsure] = tied[np.argsort(words[tied], kind="stable")]
+        ties = np.union1d(same, same + 1)  # runs of equal high bits, each in index order
+        tied = order[ties]
+        order[ties] = tied[np.argsort(words[tied], kind="stable")]
     return order

@@ -1,4 +1,4 @@
-"""Where a run stands in its data: three integers that know nothing of the number of workers."""
+"""Defines the position of a run in its data, independent of the number of workers."""
 
 from dataclasses import dataclass
 
@@ -9,24 +9,24 @@ _LARGEST = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The next sample to be used.
+    """The position of the next sample.
 
-    It says the same at any number of workers, so a run may stop on 4 of them in the middle of an epoch
-    and go on with 3. ``dataclasses.asdict`` gives what a checkpoint stores.
+    It does not depend on the number of workers, so a run can stop on 4 workers in the middle of an epoch and
+    continue on 3. A checkpoint stores its ``dataclasses.asdict``.
     """
 
     seed: int = 0
-    """Chooses the order of every epoch."""
+    """Seed of the order of every epoch."""
     epoch: int = 0
-    """Epochs completed."""
+    """Number of completed epochs."""
     samples: int = 0
-    """Samples used in this epoch, by all workers together."""
+    """Number of samples used in this epoch, over all workers."""
 
     def __post_init__(self) -> None:
         for name in ("seed", "epoch", "samples"):
             value = getattr(self, name)
             if not 0 <= value <= _LARGEST:
-                raise UsageError(f"{name}={value} is not within 0 .. 2**64-1")
+                raise UsageError(f"{name} is {value}; use a number from 0 to 2**64-1")
 
     def next_epoch(self) -> "Position":
         """Return the beginning of the epoch after this one."""

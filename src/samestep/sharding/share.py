@@ -1,10 +1,11 @@
-"""How many of a global batch's samples each rank takes, and what its mean weighs."""
+"""Computes each rank's share of a global batch, and the weight of its mean."""
 
 
 def share(count: int, rank: int, size: int) -> range:
-    """Return the places within a global batch of `count` samples that `rank` of `size` takes.
+    """Return the indices in a global batch of `count` samples that `rank` of `size` takes.
 
-    Contiguous and in rank order; the first ``count % size`` ranks take one more. Shares of 7 samples::
+    Shares are contiguous and in rank order; the first ``count % size`` ranks take one sample more. Shares
+    of 7 samples::
 
         sample    0 1 2 3 4 5 6
         1 rank    0 0 0 0 0 0 0
@@ -21,15 +22,15 @@ def share(count: int, rank: int, size: int) -> range:
 
 
 def weight(local: int, total: int, size: int) -> float:
-    """Return what the mean over `local` of the `total` samples weighs in an average over `size` ranks.
+    """Return the weight of the mean over `local` of `total` samples, in an average over `size` ranks.
 
-    The ranks' gradients are averaged with 1/N, so each rank's mean loss is first multiplied by this::
+    The ranks' gradients are averaged with 1/N, so each rank's mean loss is first multiplied by its weight::
 
          1                           local * N      sum of local losses       sum of all losses
         --- * sum over ranks of    ----------- *   ---------------------  =  -------------------
          N                            total                local                    total
 
-    Weights of all ranks add up to N; equal shares weigh 1.0, an empty one 0.0.
+    The weights of all ranks add up to N; equal shares have weight 1.0, an empty share has 0.0.
 
     >>> [weight(local, 7, 3) for local in (3, 2, 2)]
     [1.2857142857142858, 0.8571428571428571, 0.8571428571428571]

@@ -1,1 +1,1 @@
-"""A script as text: what it is and what it does, read without running it."""
+"""Reads the source of a script, without running it."""

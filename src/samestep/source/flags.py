@@ -1,7 +1,7 @@
-"""Which flags a program takes, as far as its text tells; nothing is run.
+"""Finds the command-line flags of a program in its source.
 
-Most programs write their flags down, each as a string, as argparse and click read them. Others have them made
-of the names of fields and parameters, or by a package: those stand nowhere as flags.
+Most programs contain each flag as a string, for argparse or click. Other flags do not appear in the source:
+they are derived from the names of fields and parameters, or defined by an installed package.
 """
 
 import ast
@@ -10,17 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from samestep.source.names import Names, running, used_names
-from samestep.source.recognise import Evidence, is_one_of, own_modules
+from samestep.source.names import Names, executed_nodes, used_names
+from samestep.source.recognise import Evidence, is_one_of, user_modules
 
 _FLAGS = re.compile(r"--?[A-Za-z][\w-]*(/--?[A-Za-z][\w-]*)*=?")
-"""A string that is a flag; click has some that are two, for yes and for no."""
+"""A string that is a flag, or two flags as in click's ``--yes/--no``."""
 
 _PARSED = re.compile(r"\.parse_(known_)?args\w*$")
-_WRITTEN = ("argparse", "optparse", "configargparse")
-"""Packages whose parsers are told each flag."""
+_EXPLICIT = ("argparse", "optparse", "configargparse")
+"""Packages whose parsers take each flag as a string."""
 
-MADE = (
+DERIVING = (
     "absl.flags",
     "argh",
     "chz.entrypoint",
@@ -45,47 +45,47 @@ MADE = (
     "typer",
     "tyro",
 )
-"""What makes flags of names, or reads them from a text that is written for people."""
+"""Calls that derive flags from names, or read them from a usage text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """The flags that a program has.
+    """The flags of a program.
 
     Args:
-        written: those in its text, each with the file.
-        maker: what reads others, of which nothing can be seen; None for nothing.
+        literal: flags in the source, each with its file.
+        parser: first call that defines further, unknown flags; None if there is none.
     """
 
-    written: Mapping[str, Path]
-    maker: Evidence | None
+    literal: Mapping[str, Path]
+    parser: Evidence | None
 
 
 def flags_of(script: Path, *, roots: Sequence[Path]) -> Flags:
-    """Return the flags of `script`, from its text and that of the modules it imports.
+    """Return the flags in the source of `script` and of the user's modules that it imports.
 
     Args:
         script: the file that runs as ``__main__``.
-        roots: folders of the user's own code where its imports are looked for.
+        roots: folders of the user's code in which imports are searched.
 
     Raises:
-        UsageError: the script is not text that Python can read.
+        UsageError: the script is not valid Python.
     """
-    written: dict[str, Path] = {}
-    makers: list[Evidence] = []
+    literal: dict[str, Path] = {}
+    uses: list[Evidence] = []
     own = {script.parent.name}
-    for file, tree in own_modules(script, roots):
+    for file, tree in user_modules(script, roots):
         own |= {file.stem, file.parent.name}
-        nodes = running(tree, is_main=file is script)
+        nodes = executed_nodes(tree, is_main=file is script)
         for node in nodes:
             text = node.value if isinstance(node, ast.Constant) else None
             if isinstance(text, str) and _FLAGS.fullmatch(text):
-                written |= dict.fromkeys(text.removesuffix("=").split("/"), file)
-        makers += [Evidence(file, line, name) for name, line in used_names(nodes, Names(tree))]
-    return Flags(written, next((use for use in makers if _makes_flags(use.name, own)), None))
+                literal |= dict.fromkeys(text.removesuffix("=").split("/"), file)
+        uses += [Evidence(file, line, name) for name, line in used_names(nodes, Names(tree))]
+    return Flags(literal, next((use for use in uses if _defines_flags(use.name, own)), None))
 
 
-def _makes_flags(name: str, own: set[str]) -> bool:
+def _defines_flags(name: str, own: set[str]) -> bool:
     top = name.partition(".")[0]
-    elsewhere = _PARSED.search(name) is not None and top not in own and top not in _WRITTEN
-    return elsewhere or is_one_of(name, MADE)
+    elsewhere = _PARSED.search(name) is not None and top not in own and top not in _EXPLICIT
+    return elsewhere or is_one_of(name, DERIVING)

@@ -1,4 +1,4 @@
-"""Where a module's source is, found without importing anything."""
+"""Finds the source of a module without importing anything."""
 
 import sys
 import sysconfig
@@ -14,15 +14,14 @@ _INSTALLED = {"site-packages", "dist-packages"}
 def source_of(name: str, path: Sequence[str]) -> Path | None:
     """Return the file that ``python -m name`` runs, or None if it has no Python source.
 
-    Packages on the way are not imported, as `importlib.util.find_spec` would: their code is the user's
-    and may do anything.
+    Parent packages are not imported, as `importlib.util.find_spec` does: their code can have side effects.
 
     Args:
-        name: dotted name of a module, or of a package that has a ``__main__``.
-        path: folders to look in, as `sys.path`.
+        name: dotted name of a module, or of a package with a ``__main__``.
+        path: folders to search, as in `sys.path`.
 
     Raises:
-        UsageError: there is no such module.
+        UsageError: the module does not exist.
     """
     top, *below = name.split(".")
     spec = PathFinder.find_spec(top, path) or _editable(top)
@@ -34,14 +33,14 @@ def source_of(name: str, path: Sequence[str]) -> Path | None:
     if spec is not None and spec.submodule_search_locations:
         spec = PathFinder.find_spec(f"{name}.__main__", spec.submodule_search_locations)
         if spec is None:
-            raise UsageError(f"-m {name}: {name} is a package without a __main__ and cannot be run.")
+            raise UsageError(f"-m {name}: the package {name} has no __main__; name a module of it.")
     if spec is None:
-        raise UsageError(f"-m {name}: there is no such module in {path[0]} nor among the installed ones.")
+        raise UsageError(f"-m {name}: no such module in {path[0]} or among the installed packages.")
     return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
 
 
-def own_folders(path: Iterable[str]) -> list[Path]:
-    """Return the folders of a `sys.path` that hold a user's own code: not the library, nothing installed."""
+def user_folders(path: Iterable[str]) -> list[Path]:
+    """Return the folders of a `sys.path` without the standard library and installed packages."""
     library = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
     folders = [Path(entry) for entry in path if entry]
     return [
@@ -52,7 +51,7 @@ def own_folders(path: Iterable[str]) -> list[Path]:
 
 
 def editable_folder(package: str) -> Path | None:
-    """Return the folder in which an editable install keeps a package of the user's, or None."""
+    """Return the source folder of a package that is installed as editable, or None."""
     spec = _editable(package)
     if spec is None or spec.origin is None:
         return None
@@ -61,7 +60,7 @@ def editable_folder(package: str) -> Path | None:
 
 
 def _editable(package: str) -> ModuleSpec | None:
-    """Ask the finders that editable installs add beside Python's own; none of them imports a top package."""
+    """Return the spec that an editable install's finder has for a package; no package is imported."""
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
         if find is None or finder in (BuiltinImporter, FrozenImporter, PathFinder):

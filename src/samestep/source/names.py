@@ -1,17 +1,17 @@
-"""Full names of what a module uses, whatever it calls them by."""
+"""Resolves the names in a module to full dotted names."""
 
 import ast
 from collections.abc import Iterator
 
 _MEANINGS = 8
-"""What one name is followed to at most; a name that is bound more often is nobody's launcher."""
+"""Maximum number of bindings of one name; a name that is bound more often is not a launcher's."""
 
 
 class Names:
-    """What the names in one module stand for.
+    """The names that a module binds, with their full names.
 
-    Follows ``import a.b as c``, ``from a import b as c``, ``from a import *``, ``c = a.b`` and ``c = a.b()``,
-    wherever they stand. A name that is bound twice stands for both: which one counts where is not asked.
+    Resolves ``import a.b as c``, ``from a import b as c``, ``from a import *``, ``c = a.b`` and ``c = a.b()``
+    anywhere in the module. A name that is bound twice has both meanings everywhere.
 
     >>> names = Names(ast.parse("import torch.distributed as dist"))
     >>> list(names.full(ast.parse("dist.barrier").body[0].value))
@@ -33,9 +33,9 @@ class Names:
                         self._bind(target.id, name)
 
     def full(self, node: ast.expr) -> Iterator[str]:
-        """Yield the full names that a dotted expression may have; none for any other expression.
+        """Yield the possible full names of a dotted expression; none for any other expression.
 
-        What a call returns goes by the name of what was called.
+        The result of a call has the name of the called function.
         """
         parts: list[str] = []
         while isinstance(node, (ast.Attribute, ast.Call)):
@@ -67,26 +67,26 @@ class Names:
 
 
 def assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield the targets of an assignment of any form, each with the value; none for another node."""
+    """Yield the targets of an assignment of any form with its value; none for another node."""
     if isinstance(node, ast.Assign):
         yield from ((target, node.value) for target in node.targets)
     elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
         yield node.target, node.value
 
 
-def running(tree: ast.Module, *, is_main: bool) -> list[ast.AST]:
-    """Return the nodes of what may run.
+def executed_nodes(tree: ast.Module, *, is_main: bool) -> list[ast.AST]:
+    """Return the nodes of a module that can be executed.
 
     Args:
         tree: the module.
-        is_main: whether it runs as ``__main__``; if not, its ``if __name__ == "__main__":`` does not run.
+        is_main: whether it runs as ``__main__``; if not, its ``if __name__ == "__main__":`` is left out.
     """
     body = [node for node in tree.body if is_main or not _is_main_guard(node)]
     return [node for top in body for node in ast.walk(top)]
 
 
 def used_names(nodes: list[ast.AST], names: Names) -> Iterator[tuple[str, int]]:
-    """Yield the full name and the line of what is called, decorates or is derived from, in order."""
+    """Yield the full name and the line of each called function, decorator and base class, in order."""
     uses: list[ast.expr] = []
     for node in nodes:
         if isinstance(node, ast.Call):

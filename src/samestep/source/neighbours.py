@@ -1,4 +1,4 @@
-"""The modules of the user's own that a script imports."""
+"""Finds the user's modules that a script imports."""
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -7,15 +7,15 @@ from pathlib import Path
 from samestep.source.modules import editable_folder
 
 _DEEPEST = 64
-"""Packages within each other that are followed."""
+"""Maximum depth of nested packages."""
 
 
-class Neighbours:
-    """Where the imports of a program's modules lead; installed packages are not followed.
+class ImportedModules:
+    """The files that a program's modules import, without installed packages.
 
     Args:
-        roots: where absolute imports are looked for; the first that has the module counts.
-        known: packages that are judged by their names, and not followed beyond the first root.
+        roots: folders in which absolute imports are searched; the first one with the module counts.
+        known: packages that are recognized by name, and searched in the first root only.
     """
 
     def __init__(self, roots: Sequence[Path], known: frozenset[str]) -> None:
@@ -55,7 +55,7 @@ class Neighbours:
 
 
 def _files(base: Path, name: str) -> list[Path]:
-    """Return the files of a dotted name below `base`: the packages on the way, and the module itself."""
+    """Return the files of a dotted name below `base`: its parent packages and the module itself."""
     parts = [part for part in name.split(".", _DEEPEST)[:_DEEPEST] if part.isidentifier()]
     files = []
     for depth in range(1, len(parts) + 1):

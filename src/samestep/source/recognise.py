@@ -1,12 +1,12 @@
-"""What a script is, read from its text: does it bring its own workers, join others, or know of one only?
+"""Classifies a script by its source: it starts its own workers, joins a process group, or is serial.
 
-======== ===================================================== ============================
-kind     the script, or a module beside it                     so it is
-======== ===================================================== ============================
-spawns   starts its own workers, each with a rank it sets itself started once, and left to it
-native   sets up `torch.distributed` or uses what does         started on every worker
-serial   neither                                               one worker's work
-======== ===================================================== ============================
+======== ============================================================ ====================================
+kind     the script, or a module that it imports                      how samestep runs it
+======== ============================================================ ====================================
+spawns   starts its own workers and sets their ranks                  once
+native   sets up `torch.distributed`, or uses a library that does     on every worker
+serial   neither                                                      on every worker, its work split
+======== ============================================================ ====================================
 """
 
 import ast
@@ -18,16 +18,16 @@ from typing import Literal, TypeAlias
 
 from samestep.base.errors import UsageError
 from samestep.base.regular_files import TEXT_BYTES, read_bytes
-from samestep.source.names import Names, running, used_names
-from samestep.source.neighbours import Neighbours
-from samestep.source.own_rank import BY_HAND, sets_rank
+from samestep.source.names import Names, executed_nodes, used_names
+from samestep.source.neighbours import ImportedModules
+from samestep.source.own_rank import INIT_PROCESS_GROUP, sets_rank
 
 Kind: TypeAlias = Literal["native", "spawns", "serial"]
 
 MAX_FILES = 300
-"""Modules that are followed; what is not found in so many is taken to be absent."""
+"""Maximum number of modules that are read."""
 
-# Anything below a name counts as well.
+# Names below an entry match as well.
 LAUNCHES = (
     "torch.distributed.launcher",
     "torch.distributed.run",
@@ -39,8 +39,8 @@ LAUNCHES = (
     "ray.train.lightning",
     "torchrunx",
 )
-NUMBERED = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
-"""Ways to start processes that are told a number; unless another says the rank, it is theirs."""
+SPAWNERS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
+"""Ways to start numbered processes; the number is the rank, unless the script sets another one."""
 
 PROCESSES = (
     "torch.multiprocessing.Process",
@@ -48,10 +48,10 @@ PROCESSES = (
     "torch.multiprocessing.get_context.Process",
     "multiprocessing.get_context.Process",
 )
-"""Ways to start processes for any purpose; they are workers where the script says their ranks."""
+"""Ways to start processes for any purpose; they are workers if the script sets their ranks."""
 
 NATIVE = (
-    *BY_HAND,
+    *INIT_PROCESS_GROUP,
     "torch.distributed.init_device_mesh",
     "torch.distributed.device_mesh.init_device_mesh",
     "torch.distributed.rpc.init_rpc",
@@ -96,12 +96,12 @@ NATIVE = (
     "mpi4py",
 )
 
-_KNOWN = frozenset(name.partition(".")[0] for name in (*LAUNCHES, *NUMBERED, *PROCESSES, *NATIVE))
+_KNOWN = frozenset(name.partition(".")[0] for name in (*LAUNCHES, *SPAWNERS, *PROCESSES, *NATIVE))
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One call that shows what a script is.
+    """A call that shows the kind of a script.
 
     >>> str(Evidence(Path("train.py"), 12, "torch.distributed.init_process_group"))
     'train.py:12 torch.distributed.init_process_group'
@@ -116,13 +116,13 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Recognised:
-    """What a script is.
+class ScriptKind:
+    """The kind of a script.
 
     Args:
-        kind: see above.
-        evidence: the first call that shows it; none shows that it is serial.
-        joins: whether it calls `samestep.join`.
+        kind: see the module's table.
+        evidence: first call that shows the kind; None for a serial script.
+        joins: whether the script calls `samestep.join`.
     """
 
     kind: Kind
@@ -130,58 +130,58 @@ class Recognised:
     joins: bool = False
 
 
-def recognise(script: Path, *, roots: Sequence[Path] = ()) -> Recognised:
-    """Say what `script` is, from its text and that of the modules it imports; nothing is run.
+def classify(script: Path, *, roots: Sequence[Path] = ()) -> ScriptKind:
+    """Return the kind of `script`, from its source and that of the user's modules that it imports.
 
-    Which processes are workers is judged cautiously: a native script that is taken to start its own would
-    run on one worker only. A script that cannot be judged is native.
+    In doubt a script is native: if it were classified as one that starts its own workers, it would run on one
+    worker only.
 
     Args:
         script: the file that runs as ``__main__``.
-        roots: folders of the user's own code where its imports are looked for; by default beside it.
+        roots: folders of the user's code in which imports are searched; by default the script's folder.
 
     Raises:
-        UsageError: the script is not text that Python can read.
+        UsageError: the script is not valid Python.
     """
     native, numbered, processes = None, None, None
     by_hand, own_ranks, joins = False, False, False
     try:
-        for file, tree in own_modules(script, roots or [script.parent]):
-            names, nodes = Names(tree), running(tree, is_main=file is script)
+        for file, tree in user_modules(script, roots or [script.parent]):
+            names, nodes = Names(tree), executed_nodes(tree, is_main=file is script)
             own_ranks = own_ranks or sets_rank(nodes, names)
             for name, line in used_names(nodes, names):
                 use = Evidence(file, line, name)
                 if is_one_of(name, LAUNCHES):
-                    return Recognised("spawns", use)
-                numbered = numbered or (use if is_one_of(name, NUMBERED) else None)
+                    return ScriptKind("spawns", use)
+                numbered = numbered or (use if is_one_of(name, SPAWNERS) else None)
                 processes = processes or (use if is_one_of(name, PROCESSES) else None)
                 native = native or (use if is_one_of(name, NATIVE) else None)
-                by_hand = by_hand or is_one_of(name, BY_HAND)
+                by_hand = by_hand or is_one_of(name, INIT_PROCESS_GROUP)
                 joins = joins or name == "samestep.join"
-    except (RecursionError, MemoryError):  # an expression too long or too deep for Python's own parser
-        return Recognised("native")
+    except (RecursionError, MemoryError):  # an expression is too long or too deep for Python's parser
+        return ScriptKind("native")
     if numbered and (own_ranks or not by_hand):
-        return Recognised("spawns", numbered)
+        return ScriptKind("spawns", numbered)
     if processes and own_ranks and by_hand:
-        return Recognised("spawns", processes)
-    return Recognised("native", native, joins) if native else Recognised("serial")
+        return ScriptKind("spawns", processes)
+    return ScriptKind("native", native, joins) if native else ScriptKind("serial")
 
 
-def own_modules(script: Path, roots: Sequence[Path]) -> Iterator[tuple[Path, ast.Module]]:
-    """Yield the script and then the modules of the user's own that it imports, nearest first."""
+def user_modules(script: Path, roots: Sequence[Path]) -> Iterator[tuple[Path, ast.Module]]:
+    """Yield the script and the user's modules that it imports, breadth-first."""
     waiting = deque([script])
     seen = {script.resolve()}
-    neighbours = Neighbours(roots, _KNOWN)
+    imported = ImportedModules(roots, _KNOWN)
     while waiting:
         file = waiting.popleft()
         tree = _parsed(file, is_script=file is script)
         if tree is None:
             continue
         yield file, tree
-        for neighbour in neighbours.of(tree, file):
-            if len(seen) < MAX_FILES and neighbour.resolve() not in seen:
-                seen.add(neighbour.resolve())
-                waiting.append(neighbour)
+        for module in imported.of(tree, file):
+            if len(seen) < MAX_FILES and module.resolve() not in seen:
+                seen.add(module.resolve())
+                waiting.append(module)
 
 
 def _parsed(file: Path, *, is_script: bool) -> ast.Module | None:
@@ -189,16 +189,16 @@ def _parsed(file: Path, *, is_script: bool) -> ast.Module | None:
         return ast.parse(read_bytes(file, most=TEXT_BYTES), filename=str(file))
     except (SyntaxError, ValueError) as error:
         if not is_script:
-            return None  # Python will say so, should the script ever import it
+            return None  # Python reports it if the script imports the module
         where = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         why = error.msg if isinstance(error, SyntaxError) else error
-        raise UsageError(f"{file}{where} is not Python that can be read: {why}.") from None
+        raise UsageError(f"{file}{where} is not valid Python: {why}.") from None
     except OSError as error:
         if not is_script:
             return None
-        raise UsageError(f"{file} cannot be read: {error.strerror}.") from None
+        raise UsageError(f"cannot read {file}: {error.strerror}.") from None
 
 
 def is_one_of(name: str, table: tuple[str, ...]) -> bool:
-    """Return whether a full name is one of a table's, or lies below one."""
+    """Return whether a full name equals an entry of a table, or is below one."""
     return any(name == entry or name.startswith(f"{entry}.") for entry in table)

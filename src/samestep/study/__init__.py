@@ -1,1 +1,1 @@
-"""What may be concluded from several runs of one script."""
+"""Verification: compares runs of one script on several numbers of workers."""

@@ -1,8 +1,8 @@
-"""Runs whose optimizers hold the same parameters otherwise: in another order, in other groups, or in parts.
+"""Aligns the parameters of runs whose optimizers hold them in other orders, in other groups, or in parts.
 
-What is taken down of a step is in the order of its optimizer's parameters. Here it is put into the order of
-the reference: a parameter is known by its name in the models that were called, or else by its shape and by
-what it held at first. Where each rank holds a part of them, what is known of one is that of a rank that does.
+A step is recorded in the order of its optimizer's parameters and converted to the reference's order. A
+parameter is identified by its name in the called models, or else by its shape and its initial values. If each
+rank holds a part of the parameters, each value is taken from a rank that holds it.
 """
 
 from collections import Counter
@@ -13,35 +13,35 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from samestep.study.seen import Seen, relative
+from samestep.study.seen import RunRecord, relative
 from samestep.watch.sketch import BUCKETS
 from samestep.watch.trace import OptimizerParameter, Step, Trace
 
 Places: TypeAlias = Sequence[Mapping[int, int]]
-"""Where each parameter of the reference is: its place in the list of each rank that holds it."""
+"""For each parameter of the reference: its index in a run's list, by the rank that holds it."""
 _VECTORS = ("gradient", "before", "after")
 _EQUAL = 1e-6
-"""Relative; what one parameter's sketches may differ by."""
+"""Relative tolerance for sketches of one parameter."""
 
 
-class UnlikeError(Exception):
-    """It cannot be told which parameter of one run is which of the other."""
+class UnmatchedParametersError(Exception):
+    """The parameters of two runs cannot be matched."""
 
 
-def aligned(reference: Seen, *others: Seen) -> Sequence[Seen]:
-    """Return runs with the parameters of each step in the order of the first.
+def align_parameters(reference: RunRecord, *others: RunRecord) -> Sequence[RunRecord]:
+    """Return runs with the parameters of each step in the order of the first run.
 
     Raises:
-        UnlikeError: it cannot be told which is which.
+        UnmatchedParametersError: a parameter has no unambiguous match.
     """
     if all(_is_alike(reference, one) for one in others):
         return reference, *others
     optimizers = range(len(reference.facts.parameters))
     if any(len(trace.facts.parameters) != len(optimizers) for one in others for trace in _ranks(one)):
-        raise UnlikeError
+        raise UnmatchedParametersError
     runs = (reference, *others)
     places = [[_places(reference, one, optimizer) for optimizer in optimizers] for one in runs]
-    # What one run's optimizer does not hold must be what another's holds and never changes.
+    # A parameter that an optimizer lacks was found to be constant, and is dropped from all runs.
     kept = [
         [index for index in range(len(reference.facts.parameters[k])) if all(of[k][index] for of in places)]
         for k in optimizers
@@ -58,8 +58,8 @@ def aligned(reference: Seen, *others: Seen) -> Sequence[Seen]:
     ]
 
 
-def without_parameters(run: Seen) -> Seen:
-    """Return a run of whose parameters and gradients nothing is known."""
+def drop_parameters(run: RunRecord) -> RunRecord:
+    """Return a run without its parameters and gradients."""
 
     def bare(step: Step) -> Step:
         rates = sorted(set(step.learning_rates))
@@ -68,12 +68,12 @@ def without_parameters(run: Seen) -> Seen:
     return replace(run, traces=[replace(one, steps=[bare(step) for step in one.steps]) for one in run.traces])
 
 
-def _ranks(run: Seen) -> Sequence[Trace]:
+def _ranks(run: RunRecord) -> Sequence[Trace]:
     return run.traces[:1] if run.is_replicated else run.traces
 
 
-def _is_alike(reference: Seen, run: Seen) -> bool:
-    """Return whether a run's lists of parameters are as the reference's."""
+def _is_alike(reference: RunRecord, run: RunRecord) -> bool:
+    """Return whether a run's parameters are in the order of the reference's."""
     usual = reference.facts.parameters
     lists = [trace.facts.parameters for trace in _ranks(run)]
     if not usual or not all(lists) or all(one == usual for one in lists):
@@ -86,16 +86,16 @@ def _is_alike(reference: Seen, run: Seen) -> bool:
 
 
 def _first(trace: Trace, optimizer: int) -> npt.NDArray[np.float64] | None:
-    """Return what an optimizer's parameters held before its first step, a row for each."""
+    """Return the sketches of an optimizer's parameters before its first step, one row each."""
     step = next((one for one in trace.steps if one.optimizer == optimizer), None)
     return None if step is None else np.array(step.before).reshape(-1, BUCKETS)
 
 
-def _places(reference: Seen, run: Seen, optimizer: int) -> Places:
-    """Return where the reference's parameters are in a run; nowhere for those that never change.
+def _places(reference: RunRecord, run: RunRecord, optimizer: int) -> Places:
+    """Return the places of the reference's parameters in a run; none for parameters that never change.
 
     Raises:
-        UnlikeError: some cannot be found.
+        UnmatchedParametersError: a parameter is not found.
     """
     usual = reference.facts.parameters[optimizer]
     found: list[dict[int, int]] = [{} for _ in usual]
@@ -107,17 +107,17 @@ def _places(reference: Seen, run: Seen, optimizer: int) -> Places:
         )
         for index, place in pairs.items():
             found[index][rank] = place
-        strange = set(range(len(held))) - set(pairs.values())
-        if any(_changes(trace, optimizer, place) for place in strange):
-            raise UnlikeError
-    lost = [index for index, places in enumerate(found) if not places]
-    if any(_changes(reference.traces[0], optimizer, index) for index in lost):
-        raise UnlikeError
+        unmatched = set(range(len(held))) - set(pairs.values())
+        if any(_changes(trace, optimizer, place) for place in unmatched):
+            raise UnmatchedParametersError
+    missing = [index for index, places in enumerate(found) if not places]
+    if any(_changes(reference.traces[0], optimizer, index) for index in missing):
+        raise UnmatchedParametersError
     return found
 
 
 def _by_name(usual: Sequence[OptimizerParameter], held: Sequence[OptimizerParameter]) -> dict[int, int]:
-    """Return places of parameters of one name and shape."""
+    """Return the places of parameters that agree in name and shape."""
     counts = [Counter(one.name for one in some) for some in (usual, held)]
     places = {one.name: place for place, one in enumerate(held) if one.name and counts[1][one.name] == 1}
     return {
@@ -136,11 +136,11 @@ def _by_content(
     first: npt.NDArray[np.float64] | None,
     here: npt.NDArray[np.float64] | None,
 ) -> dict[int, int]:
-    """Return places of other parameters of one shape that began alike; of several such, in order."""
+    """Return the places of other parameters that agree in shape and initial values, in order if ambiguous."""
     if first is None or here is None:
         return {}
     if (len(first), len(here)) != (len(usual), len(held)):
-        raise UnlikeError
+        raise UnmatchedParametersError
     free = [place for place in range(len(held)) if place not in set(known.values())]
     found = {}
     for index in range(len(usual)):
@@ -160,8 +160,8 @@ def _changes(trace: Trace, optimizer: int, place: int) -> bool:
     return any(any(step.gradient[own]) for step in trace.steps if step.optimizer == optimizer)
 
 
-def _in_order(run: Seen, places: Sequence[Places], *, in_parts: bool) -> Seen:
-    """Return a run whose steps have their parameters in order; a rank has others' where it holds none."""
+def _in_order(run: RunRecord, places: Sequence[Places], *, in_parts: bool) -> RunRecord:
+    """Return a run with its parameters in order; a rank gets those that it lacks from another rank."""
     made = [
         [
             _step(run, places[step.optimizer], rank, index, in_parts=in_parts)
@@ -178,7 +178,7 @@ def _in_order(run: Seen, places: Sequence[Places], *, in_parts: bool) -> Seen:
     )
 
 
-def _step(run: Seen, places: Places, rank: int, index: int, *, in_parts: bool) -> Step:
+def _step(run: RunRecord, places: Places, rank: int, index: int, *, in_parts: bool) -> Step:
     own = [
         (owner, held[owner])
         for held in places
@@ -189,7 +189,7 @@ def _step(run: Seen, places: Places, rank: int, index: int, *, in_parts: bool) -
         name: [np.array(getattr(step, name)).reshape(-1, BUCKETS) for step in steps] for name in _VECTORS
     }
     if any(place >= len(blocks[name][owner]) for owner, place in own for name in _VECTORS):
-        raise UnlikeError  # it has been given others since
+        raise UnmatchedParametersError  # the optimizer's parameters have changed since
     gradient, before, after = (
         [float(one) for owner, place in own for one in blocks[name][owner][place]] for name in _VECTORS
     )
@@ -204,7 +204,7 @@ def _step(run: Seen, places: Places, rank: int, index: int, *, in_parts: bool) -
     )
 
 
-def _rates(run: Seen, own: Sequence[tuple[int, int]], index: int) -> list[float]:
+def _rates(run: RunRecord, own: Sequence[tuple[int, int]], index: int) -> list[float]:
     """Return the learning rate of each parameter."""
     rates = []
     for owner, place in own:

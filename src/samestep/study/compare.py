@@ -1,4 +1,4 @@
-"""Two runs of one training, compared step by step; what rounding does is known from a third."""
+"""Compares two runs of one training step by step; a third run measures the effect of rounding."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -8,27 +8,28 @@ from typing import TypeAlias
 
 import numpy as np
 
-from samestep.study.seen import Seen, Vector, relative
+from samestep.study.seen import RunRecord, Vector, relative
 
-Measure: TypeAlias = Callable[[Seen, Seen, int], float]
+Measure: TypeAlias = Callable[[RunRecord, RunRecord, int], float]
 MARGIN = 100.0
-"""How many times more a run may deviate than one whose gradients were disturbed by rounding."""
+"""Allowed deviation of a run, as a multiple of the control's."""
 ROUNDING = 16.0
-"""How many units in the last place the result of a step may be off for nothing but rounding."""
+"""Units in the last place that rounding alone adds to the result of a step."""
 _HALF = 1e-4
-"""Types with a coarser unit in the last place leave no room for a margin: their rounding is itself large."""
+"""A type with a coarser unit in the last place is a half type, whose rounding leaves no room for a margin."""
 _MOST_FOR_HALF = 0.1
+"""Largest relative rounding error of a half type."""
 _AT_FIRST = 2.0
-"""Units in the last place of a half type that a sum over many elements may be off before the first update."""
+"""Units in the last place of a half type that a sum over many elements is off before the first update."""
 MOST = 0.3
-"""What is off by more is no rounding, unless the disturbed run is."""
+"""Largest relative deviation that counts as rounding, unless the control deviates by more."""
 _SAME_RATE = 1e-9
-"""Relative; learning rates are computed in double precision."""
+"""Relative rounding of learning rates, which are computed in double precision."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """How far a run is from the reference, and how far it may be."""
+    """The deviation of a quantity from the reference in one step, and the allowed one; both are relative."""
 
     quantity: str
     step: int
@@ -37,23 +38,23 @@ class Deviation:
 
     @property
     def is_rounding(self) -> bool:
-        """Whether rounding explains it."""
+        """Whether rounding explains the deviation."""
         return self.value <= self.allowed
 
 
-def deviations(reference: Seen, seen: Seen, control: Seen) -> list[Deviation]:
-    """Return the deviation of each quantity in each step, in order of the steps.
+def deviations(reference: RunRecord, run: RunRecord, control: RunRecord) -> list[Deviation]:
+    """Return the deviation of each quantity in each step, in step order.
 
     Args:
         reference: the run on one worker.
-        seen: the run to be compared with it.
+        run: the run that is compared with it.
         control: the reference again, its gradients disturbed by rounding.
     """
     found = []
     envelope: dict[str, float] = {}
-    for step in range(min(reference.steps, seen.steps)):
+    for step in range(min(reference.steps, run.steps)):
         for quantity, measure in MEASURES.items():
-            # Of the step after as well: rounding may show a step earlier on one way than on the other.
+            # The next step counts too: rounding can appear one step earlier in the run than in the control.
             ahead = [one for one in (step, step + 1) if one < min(reference.steps, control.steps)]
             most = max((measure(control, reference, one) for one in ahead), default=0.0)
             envelope[quantity] = max(envelope.get(quantity, 0.0), most)
@@ -62,17 +63,17 @@ def deviations(reference: Seen, seen: Seen, control: Seen) -> list[Deviation]:
                 if step == 0 and quantity in _SUMS and is_half(reference)
                 else _allowed(envelope[quantity], _floor(quantity, reference, step))
             )
-            found.append(Deviation(quantity, step, measure(seen, reference, step), allowed))
+            found.append(Deviation(quantity, step, measure(run, reference, step), allowed))
     return found
 
 
-def is_half(run: Seen) -> bool:
-    """Return whether a run computes in a type of which two roundings are near a per cent."""
+def is_half(run: RunRecord) -> bool:
+    """Return whether a run computes in half precision, where two roundings are near a percent."""
     return run.facts.epsilon > _HALF
 
 
-def beginning(reference: Seen, control: Seen) -> list[Deviation]:
-    """Return how far two runs of one script begin from each other: before anything is disturbed."""
+def beginning(reference: RunRecord, control: RunRecord) -> list[Deviation]:
+    """Return the deviations between two runs of one script before its gradients are disturbed."""
     allowed = rounding_of(reference.facts.epsilon)
     one, other = control.at(0), reference.at(0)
     return [
@@ -90,31 +91,31 @@ def largest(found: Sequence[Deviation]) -> dict[str, float]:
 
 
 def rounding_of(epsilon: float) -> float:
-    """Return how far results may be off that are computed in a type with this unit in the last place."""
+    """Return the relative tolerance of results in a type with this unit in the last place."""
     if epsilon > _HALF:
         return min(ROUNDING * epsilon, _MOST_FOR_HALF)
     return MARGIN * ROUNDING * epsilon
 
 
 def _allowed(usual: float, floor: float) -> float:
-    """Return how far a run may deviate where the disturbed one deviates as far as `usual`."""
+    """Return the allowed deviation of a run where the control deviates by `usual`."""
     grown = MARGIN * usual
     return max(floor, grown if usual > MOST else min(grown, MOST))
 
 
-def _floor(quantity: str, reference: Seen, step: int) -> float:
+def _floor(quantity: str, reference: RunRecord, step: int) -> float:
     if quantity == "learning rate":
         return _SAME_RATE
     rounding = rounding_of(reference.facts.epsilon)
     if quantity != "update":
         return rounding
-    # An update is the difference of two parameters that are rounded each.
+    # An update is the difference of two rounded parameters.
     moved = float(np.linalg.norm(reference.update(step)))
     size = float(np.linalg.norm(reference.parameters(step)))
     return rounding + rounding_of(reference.facts.parameter_epsilon) * size / moved if moved else np.inf
 
 
-def _loss(one: Seen, other: Seen, step: int) -> float:
+def _loss(one: RunRecord, other: RunRecord, step: int) -> float:
     target = other.losses(step)[0]
     scale = max(abs(target), 1e-3 * abs(other.losses(0)[0]))
     distances = [abs(loss - target) for loss in one.losses(step)]
@@ -124,7 +125,7 @@ def _loss(one: Seen, other: Seen, step: int) -> float:
     return best / scale if scale else (0.0 if not best else float("inf"))
 
 
-def _gradient_norm(one: Seen, other: Seen, step: int) -> float:
+def _gradient_norm(one: RunRecord, other: RunRecord, step: int) -> float:
     return relative(_number(one.at(step).gradient_norm), _number(other.at(step).gradient_norm))
 
 
@@ -141,7 +142,7 @@ MEASURES: Mapping[str, Measure] = {
 
 
 _SUMS = ("loss", "gradient norm")
-"""Of many elements, each rounded for itself: they are off by less than the elements."""
+"""Sums over many elements: their relative rounding error is smaller than that of one element."""
 
 
 def _number(value: float) -> Vector:
@@ -160,11 +161,11 @@ _TIME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """A printed number that deviates more than it may.
+    """A printed number that deviates by more than rounding.
 
     Args:
-        value: how far.
-        line: where it is.
+        value: the relative deviation.
+        line: the line that contains the number.
         is_own_loss: whether it is the loss of rank 0's share in a step whose loss the reference prints.
     """
 
@@ -173,15 +174,17 @@ class Printed:
     is_own_loss: bool
 
 
-def printed_deviations(reference: Seen, seen: Seen, control: Seen) -> list[Printed]:
-    """Return the printed numbers that deviate by more than they may.
+def printed_deviations(reference: RunRecord, run: RunRecord, control: RunRecord) -> list[Printed]:
+    """Return the printed numbers that deviate by more than rounding.
 
-    Times and rates say nothing, nor do numbers that differ between two serial runs by more than rounding,
-    nor what each worker of a distributed script says of its share: half as many samples, or batches.
+    Times and rates are ignored, and so are numbers that differ between the two serial runs, and counts of one
+    worker's share, such as half of the samples or batches.
     """
-    size = 1 if seen.is_replicated else seen.size
+    size = 1 if run.is_replicated else run.size
     rounding = rounding_of(reference.facts.epsilon)
-    lines, again, other = (_timeless(one.facts.printed).splitlines() for one in (reference, control, seen))
+    lines, again, other = (
+        _TIME.sub("~", one.facts.printed).splitlines() for one in (reference, control, run)
+    )
     found = []
     for i, j in _pairs(lines, other):
         same_line = "".join(again[i : i + 1])
@@ -192,7 +195,7 @@ def printed_deviations(reference: Seen, seen: Seen, control: Seen) -> list[Print
             known = _apart(of, usual[k]) if len(usual) == len(numbers) else 0.0
             value = _apart(of, one)
             if not value <= _allowed(known, rounding) + 2 * _last_digit(of) / max(abs(float(of)), 1e-12):
-                found.append(Printed(value, other[j], _is_own_loss(of, one, reference, seen)))
+                found.append(Printed(value, other[j], _is_own_loss(of, one, reference, run)))
     return found
 
 
@@ -200,14 +203,14 @@ def _apart(of: str, one: str) -> float:
     return abs(float(of) - float(one)) / max(abs(float(of)), 1e-12) if of != one else 0.0
 
 
-def _is_own_loss(of: str, one: str, reference: Seen, seen: Seen) -> bool:
-    """Return whether two numbers are the losses that rank 0 and the reference differentiated in one step."""
-    if seen.is_replicated or not _last_digit(one):
+def _is_own_loss(of: str, one: str, reference: RunRecord, run: RunRecord) -> bool:
+    """Return whether two numbers are the losses of the reference and of rank 0 in one step."""
+    if run.is_replicated or not _last_digit(one):
         return False
     pairs = (
         pair
-        for step in range(min(reference.steps, seen.steps))
-        for pair in zip(reference.at(step).losses, seen.at(step).losses, strict=False)
+        for step in range(min(reference.steps, run.steps))
+        for pair in zip(reference.at(step).losses, run.at(step).losses, strict=False)
     )
     return any(
         abs(float(of) - usual) <= _last_digit(of) and abs(float(one) - own) <= _last_digit(one)
@@ -215,12 +218,8 @@ def _is_own_loss(of: str, one: str, reference: Seen, seen: Seen) -> bool:
     )
 
 
-def _timeless(text: str) -> str:
-    return _TIME.sub("~", text)
-
-
 def _pairs(lines: Sequence[str], others: Sequence[str]) -> list[tuple[int, int]]:
-    """Return which lines go with which, by their words."""
+    """Return the pairs of lines that are equal but for their numbers."""
     one, other = ([_NUMBER.sub("#", line) for line in some] for some in (lines, others))
     if one == other:
         return [(i, i) for i in range(len(lines))]
@@ -229,14 +228,14 @@ def _pairs(lines: Sequence[str], others: Sequence[str]) -> list[tuple[int, int]]
 
 
 def _is_share(of: str, one: str, size: int) -> bool:
-    """Return whether a count is that of one of `size` workers, or their number itself."""
+    """Return whether a count is one worker's share of another, or `size` times it."""
     if not (of.isdecimal() and one.isdecimal()):
         return False
     return int(one) in (int(of) * size, int(of) // size, -(-int(of) // size))
 
 
 def _last_digit(text: str) -> float:
-    """Return what one is in the last digit of a printed number; nothing of a whole one, which is exact."""
+    """Return the value of a printed number's last decimal; 0 for an integer, which is exact."""
     digits, _, exponent = text.lower().partition("e")
     decimals = digits.partition(".")[2]
     return 10.0 ** (int(exponent or 0) - len(decimals)) if decimals or exponent else 0.0

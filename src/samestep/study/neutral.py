@@ -1,4 +1,7 @@
-"""What workers of a native script may do apart, made one or off: to show that nothing else differs."""
+"""Disables or synchronizes what legitimately differs between ranks (batch norm, dropout, augmentation).
+
+Any difference that remains in a native script is then a fault.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -11,7 +14,7 @@ from torch import Tensor
 from torch.utils.data._utils.fetch import _MapDatasetFetcher as Fetcher
 
 from samestep.autopilot.norms import batch_norm_of_slices, batch_norm_over_ranks
-from samestep.study.own_draws import draws_of_samples
+from samestep.study.own_draws import per_sample_randomness
 from samestep.watch.drawn import RngState, seed_generators
 from samestep.world.process_group import adopt
 
@@ -26,33 +29,33 @@ _DROPOUTS = (
 
 
 @contextmanager
-def neutralised() -> Iterator[None]:
-    """Within, batch norm can be global, dropout drops nothing, and a sample's random numbers are its own."""
+def rank_features_disabled() -> Iterator[None]:
+    """Disable dropout, make random numbers depend on the sample only, and let batch norm be global."""
     with ExitStack() as stack:
         stack.enter_context(batch_norm_of_slices())
         for name in _DROPOUTS:
-            stack.enter_context(patch.object(F, name, _kept))
+            stack.enter_context(patch.object(F, name, _identity))
         attention: Callable[..., Tensor] = F.scaled_dot_product_attention
         stack.enter_context(patch.object(F, "scaled_dot_product_attention", _without_dropout(attention)))
         original: Callable[[Any, Any], Any] = Fetcher.fetch
 
         def fetch(fetcher: Any, indices: Any) -> Any:
-            if not isinstance(fetcher.dataset, _Seeded):
-                fetcher.dataset = _Seeded(fetcher.dataset)
+            if not isinstance(fetcher.dataset, _SeededDataset):
+                fetcher.dataset = _SeededDataset(fetcher.dataset)
             return original(fetcher, indices)
 
         stack.enter_context(patch.object(Fetcher, "fetch", fetch))
-        stack.enter_context(draws_of_samples())
+        stack.enter_context(per_sample_randomness())
         yield
 
 
-def over_the_group() -> AbstractContextManager[None]:
-    """Return what makes batch norm global over the ranks of the script's group, if it has one."""
+def global_batch_norm() -> AbstractContextManager[None]:
+    """Return a context that computes batch norm over the script's process group, if it has one."""
     has_group = dist.is_available() and dist.is_initialized()
     return batch_norm_over_ranks(adopt()) if has_group else nullcontext()
 
 
-def _kept(input: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:  # noqa: A002 - as torch calls it
+def _identity(input: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:  # noqa: A002 - torch's name
     return input
 
 
@@ -62,7 +65,7 @@ def _without_dropout(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
         key: Tensor,
         value: Tensor,
         attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,  # noqa: ARG001 - what is left out
+        dropout_p: float = 0.0,  # noqa: ARG001 - replaced by 0
         *args: Any,
         **kwargs: Any,
     ) -> Tensor:
@@ -71,18 +74,18 @@ def _without_dropout(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
-class _Seeded:
-    """A data set whose samples are drawn from seeds of their own.
+class _SeededDataset:
+    """A data set that seeds the random generators by the index of each sample.
 
     Args:
-        inner: the data set.
+        inner: the original data set.
     """
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__getitems__":  # a whole batch at once could not be seeded by sample
+        if name == "__getitems__":  # it fetches a batch at once, which cannot be seeded by sample
             raise AttributeError(name)
         return getattr(self._inner, name)
 

@@ -1,9 +1,9 @@
-"""Noise that belongs to the sample: the same on whichever worker, and in whichever batch, the sample is.
+"""Makes random numbers depend on the sample alone, not on its rank or its batch.
 
-What is drawn for the samples of a batch (`randn_like` in a VAE, the time steps of a diffusion loss) is drawn
-as a table of a few rows, alike on all ranks, from which each sample takes the row that a digest of its values
-says. What else is drawn within a call is drawn alike on all ranks. The streams of the script stay where they
-are, so that the order of its data is what it was: a fault in that order is none of these draws.
+Noise for the samples of a batch (`randn_like` in a VAE, the time steps of a diffusion loss) comes from a
+table of a few rows that is equal on all ranks; a digest of a sample's values selects its row. Other random
+numbers in a call are equal on all ranks. The script's generators do not advance, so the order of its data
+is unchanged.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,13 +23,13 @@ from samestep.watch.inputs import data_in
 from samestep.watch.tree import leaves
 
 _ROWS = 61
-"""Of a table. Samples that take the same row draw the same, which is no harm."""
+"""Rows of a table; samples that share a row get equal noise, which is harmless."""
 aten = torch.ops.aten
 
 
 @contextmanager
-def draws_of_samples() -> Iterator[None]:
-    """Within, what this process draws for samples is the samples' own."""
+def per_sample_randomness() -> Iterator[None]:
+    """Make the random numbers of this process depend on the sample that they are drawn for."""
     batches = _Batches()
     with ExitStack() as stack:
         stack.enter_context(subscribed(batches))
@@ -39,14 +39,14 @@ def draws_of_samples() -> Iterator[None]:
 
 
 class _Batches(Listener):
-    """Knows which samples are being worked on: those fetched last, and within a call those given to it."""
+    """Tracks the current samples: those of the last batch, and within a call those of its inputs."""
 
     def __init__(self) -> None:
         self.draws = _SamplesDraws()
         self._calls = 0
 
     def fetch(self, original: Callable[..., Any], loader: Any) -> Any:
-        """Fetch the next batch, by the script's own streams."""
+        """Fetch the next batch with the script's own generators."""
         self.draws.take(())
         batch = original(loader)
         self.draws.take(_digests(tensor for _, tensor in leaves(batch)))
@@ -58,7 +58,7 @@ class _Batches(Listener):
         fetched, inputs = self.draws.samples, _digests(data_in(tuple(given)))
         if len(inputs) != len(fetched):
             self.draws.take(inputs)
-        self._calls += is_training  # one rank alone may evaluate
+        self._calls += is_training  # evaluations do not count: sometimes only one rank evaluates
         device = next(module.parameters()).device
         before = RngState.now(device)
         seed_generators(self._calls, device)
@@ -72,31 +72,31 @@ class _Batches(Listener):
 
 @dataclass(frozen=True, slots=True)
 class _Table(BatchDraw):
-    """A shape with the rows of a table instead of samples, and which row each sample takes."""
+    """The shape of a table of noise, and the row of each sample."""
 
     rows: Tensor = field(kw_only=True)
 
     def own(self, whole: Tensor) -> Tensor:
-        """Return the samples' rows."""
+        """Return the row of each sample."""
         return whole.index_select(self.dim, self.rows.to(whole.device))
 
     def set_own(self, whole: Tensor, part: Tensor) -> None:
-        """Leave the table alone: its rows are no sample's."""
+        """Do nothing: the rows of the table belong to no sample."""
 
 
 class _SamplesDraws(SplitDraws):  # type: ignore[no-untyped-call]
-    """A context in which samples draw their own numbers."""
+    """A dispatch mode that draws random numbers for each sample."""
 
     def __init__(self) -> None:
         super().__init__()
         self.samples: Sequence[int] = ()
         self._number = 0
-        """Draws for these samples."""
+        """Number of draws for these samples."""
         self._device = torch.device("cpu")
-        """Where the operation draws that is being run."""
+        """Device of the current random operation."""
 
     def take(self, samples: Sequence[int]) -> None:
-        """Take note of the samples that are being worked on, each by its digest."""
+        """Set the current samples, each by its digest."""
         self.samples, self._number = samples, 0
 
     def __torch_dispatch__(
@@ -105,7 +105,7 @@ class _SamplesDraws(SplitDraws):  # type: ignore[no-untyped-call]
         """Run one operation."""
         kwargs = kwargs or {}
         is_draw = torch.Tag.nondeterministic_seeded in func.tags
-        # A generator of the script's own is none of the streams that a launcher leaves unseeded.
+        # A generator that the script made is seeded by the script; leave it alone.
         if not (is_draw and self.samples) or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
         self._device = _device(args, kwargs)
@@ -120,8 +120,8 @@ class _SamplesDraws(SplitDraws):  # type: ignore[no-untyped-call]
             before.restore()
         return drawn
 
-    def batch_draw(self, func: Any, shape: Sequence[int]) -> BatchDraw | None:  # noqa: ARG002 - of the interface
-        """Return the shape of a table, to be drawn alike by all; None where no dimension is the samples'."""
+    def widened(self, func: Any, shape: Sequence[int]) -> BatchDraw | None:  # noqa: ARG002 - of the interface
+        """Return the shape of a table that all ranks draw; None if no dimension is that of the samples."""
         place = sample_dim(shape, len(self.samples))
         if place is None:
             return None
@@ -134,8 +134,8 @@ class _SamplesDraws(SplitDraws):  # type: ignore[no-untyped-call]
         return _Table(whole, dim, 0, shape[dim], rows=each.flatten())
 
     def noise(self, model: Tensor, fill: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return numbers of the form of a tensor, from a table that `fill` fills."""
-        wide = self.batch_draw(None, model.shape)
+        """Return numbers in the shape of a tensor, from a table that `fill` fills."""
+        wide = self.widened(None, model.shape)
         return fill(torch.empty_like(model)) if wide is None else wide.own(fill(wide.empty(model)))
 
 
@@ -158,11 +158,11 @@ _BY_VALUES: Mapping[Any, Callable[..., Tensor]] = {
     aten.bernoulli_.Tensor: _bernoulli_into,
     **dict.fromkeys((aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor), _normal),
 }
-"""What is drawn for values that each sample has its own of."""
+"""Random operations whose distribution depends on per-sample values."""
 
 
 def _digests(tensors: Iterable[Tensor]) -> Sequence[int]:
-    """Return a number for each row of the first tensor that has any."""
+    """Return a digest for each row of the first non-empty tensor."""
     for tensor in tensors:
         if tensor.dim() and tensor.numel() and tensor.layout == torch.strided:
             rows = tensor.detach().cpu().reshape(tensor.size(0), -1).contiguous().view(torch.uint8).numpy()
@@ -171,6 +171,6 @@ def _digests(tensors: Iterable[Tensor]) -> Sequence[int]:
 
 
 def _device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
-    """Return where an operation draws."""
+    """Return the device of a random operation."""
     given = next((one.device for one in args if isinstance(one, Tensor)), None)
     return given or torch.device(kwargs.get("device") or "cpu")

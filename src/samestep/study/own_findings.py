@@ -1,4 +1,4 @@
-"""What is wrong with a script on one worker already, as two runs of it show."""
+"""Finds faults that a script has on one worker already, by comparing two runs of it."""
 
 import math
 
@@ -7,33 +7,35 @@ import numpy as np
 from samestep.base.units import counted
 from samestep.study.causes import REPEATED_EPOCHS
 from samestep.study.compare import Deviation, beginning, is_half
-from samestep.study.seen import Seen, same_samples
+from samestep.study.seen import RunRecord, same_samples
 from samestep.study.verdict import Finding
 
-PROVE_NOTHING = ("unseeded", "unseeded-data")
-"""Causes with which runs cannot be compared."""
+_SEED = "Seed every random generator with a constant: no comparison is possible until then."
+
+INCONCLUSIVE = ("unseeded", "unseeded-data")
+"""Causes after which no comparison is possible."""
 
 
-def other_samples(one: Seen, again: Seen) -> int | None:
-    """Return the first step in which two runs of one script use other samples."""
+def other_samples(one: RunRecord, again: RunRecord) -> int | None:
+    """Return the first step in which two runs of one script use different samples."""
     steps = range(min(one.steps, again.steps))
     return next((step for step in steps if not same_samples(one.samples(step), again.samples(step))), None)
 
 
-def own_findings(reference: Seen, control: Seen) -> list[Finding]:
-    """Return what is wrong with the script on one worker.
+def baseline_findings(reference: RunRecord, control: RunRecord) -> list[Finding]:
+    """Return the faults of the script on one worker.
 
     Args:
         reference: a run on one worker.
-        control: another, its gradients disturbed by rounding.
+        control: another one, its gradients disturbed by rounding.
     """
-    found = _not_again(reference, control)
+    found = _unrepeatable(reference, control)
     losses = np.array([reference.losses(step)[0] for step in range(reference.steps)])
     if not np.any(losses):
         found.append(
             Finding(
                 cause="zero-loss",
-                message="the loss is zero in all steps: nothing is learnt, and equal runs prove nothing.",
+                message="the loss is zero in all steps, so equal runs prove nothing.",
                 workers=1,
                 step=0,
             )
@@ -44,7 +46,7 @@ def own_findings(reference: Seen, control: Seen) -> list[Finding]:
         found.append(
             Finding(
                 cause="nan-loss",
-                message="the loss is NaN in the end: nothing is learnt, and equal runs prove nothing.",
+                message="the last loss is NaN, so equal runs prove nothing.",
                 workers=1,
                 step=nan[0],
             )
@@ -54,49 +56,44 @@ def own_findings(reference: Seen, control: Seen) -> list[Finding]:
     return found
 
 
-def _not_again(reference: Seen, control: Seen) -> list[Finding]:
-    """Return what the second run does not do as the first, although nothing was disturbed yet."""
+def _unrepeatable(reference: RunRecord, control: RunRecord) -> list[Finding]:
+    """Return the differences between the two runs that appear before the gradients are disturbed."""
     if (step := other_samples(reference, control)) is not None:
         return [
             Finding(
                 cause="unseeded-data",
-                message=f"two runs on one worker use other samples in step {step}: the data or their order "
-                "have no seed, so that nothing can be compared. Seed them.",
+                message=f"two runs on one worker use different samples in step {step}, so no comparison is "
+                "possible. Seed the data and their order.",
                 workers=1,
                 step=step,
             )
         ]
     if not control.steps:
-        message = (
-            f"of two runs on one worker one made {counted(reference.steps, 'step')}, the other none: "
-            "something has no seed, or that of the time, so that nothing can be compared. Seed it."
-        )
+        steps = counted(reference.steps, "step")
+        message = f"of two runs on one worker one has {steps}, the other 0 steps. {_SEED}"
         return [Finding(cause="unseeded", message=message, workers=1, step=0)]
-    apart = [one for one in beginning(reference, control) if not one.is_rounding]
-    return [_apart(max(apart, key=lambda one: one.value), reference, control)] if apart else []
+    found = [one for one in beginning(reference, control) if not one.is_rounding]
+    return [_different_start(max(found, key=lambda one: one.value), reference, control)] if found else []
 
 
-def _apart(most: Deviation, reference: Seen, control: Seen) -> Finding:
-    """Return what two runs that begin apart are a sign of."""
-    what = f"other {most.quantity}"
-    if most.quantity == "loss":
+def _different_start(most: Deviation, reference: RunRecord, control: RunRecord) -> Finding:
+    """Return the finding that two runs start from different values."""
+    what = most.quantity
+    if what == "loss":
         one, other = (run.at(0).losses[:1] for run in (reference, control))
-        what = f"another loss, {one[0] if one else 'none'} and {other[0] if other else 'none'}"
-    seen = (
-        f"two runs on one worker begin with {what}: a relative difference of {most.value:.1e}, "
-        f"where rounding explains {most.allowed:.1e}"
-    )
+        what = f"losses, {one[0] if one else 'none'} and {other[0] if other else 'none'}"
     # A kernel of lower accuracy gives half of a type's digits; another seed gives none.
     is_small = most.value <= math.sqrt(reference.facts.epsilon) and not is_half(reference)
-    meant = (
-        "That is little for a missing seed: something is computed with fewer digits at times (by several "
-        "threads?), or takes a little from the time. As much is taken for rounding here"
+    advice = (
+        "A missing seed makes a larger difference: a computation of varying accuracy (several threads?) or "
+        "the time is the likely source, and as much counts as rounding here."
         if is_small
-        else "Something has no seed, or that of the time, so that nothing can be compared. Seed it"
+        else _SEED
     )
     return Finding(
         cause="unsteady" if is_small else "unseeded",
-        message=f"{seen}. {meant}.",
+        message=f"two runs on one worker start with different {what}: the relative difference is "
+        f"{most.value:.1e}, rounding explains {most.allowed:.1e}. {advice}",
         workers=1,
         step=0,
         max_relative_deviation=most.value if math.isfinite(most.value) else None,

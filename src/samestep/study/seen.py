@@ -1,4 +1,4 @@
-"""A run of all its ranks, seen as one: the samples, loss and gradient of each of its steps."""
+"""Holds the record of a run: the samples, loss and gradient of each step, over all ranks."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,20 +12,20 @@ from samestep.watch.trace import Facts, Step, Trace
 
 Vector = npt.NDArray[np.float64]
 _SAME_KEY = 1e-9
-"""Relative; keys of equal samples differ by the rounding of a sum in double precision."""
+"""Relative tolerance for keys of equal samples, which are sums in double precision."""
 _CLOSE_KEY = 1e-3
-"""Of the keys' spread; what a model is given may be computed by another, and then is rounded too."""
+"""Tolerance relative to the keys' spread: another model's output, which is rounded, can be the input."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A run.
+class RunRecord:
+    """The record of a run.
 
     Args:
-        traces: of its ranks.
-        is_replicated: whether each rank saw whole batches, as copies of a serial script do.
-        is_sliced: whether such copies were given slices to learn from, by ``--split loader``.
-        failure: what ended it, where it failed.
+        traces: one for each rank.
+        is_replicated: whether each rank got global batches, as the ranks of a replicated script do.
+        failure: what ended the run, if it failed.
+        is_sliced: whether the ranks of a replicated script trained on slices (``--split loader``).
     """
 
     traces: Sequence[Trace]
@@ -35,43 +35,43 @@ class Seen:
 
     @property
     def size(self) -> int:
-        """Workers."""
+        """Number of workers."""
         return len(self.traces)
 
     @property
     def facts(self) -> Facts:
-        """Of rank 0, which prints."""
+        """Facts about rank 0, which prints."""
         return self.traces[0].facts
 
     @property
     def steps(self) -> int:
-        """Steps that all ranks made."""
+        """Number of steps that all ranks have."""
         return min(len(trace.steps) for trace in self.traces)
 
-    def until(self, step: int) -> "Seen":
-        """Return the run as if it had been stopped before a step."""
-        return replace(self, traces=[_cut(trace, step) for trace in self.traces])
+    def until(self, step: int) -> "RunRecord":
+        """Return the record without a step and the steps after it."""
+        return replace(self, traces=[_truncated(trace, step) for trace in self.traces])
 
     def at(self, step: int) -> Step:
-        """Return what rank 0 did in a step."""
+        """Return a step of rank 0."""
         return self.traces[0].steps[step]
 
     def of_ranks(self, step: int) -> Sequence[Step]:
-        """Return what each rank did in a step; of copies, that of one."""
+        """Return a step of each rank; of a replicated script, that of rank 0 only."""
         traces = self.traces[:1] if self.is_replicated else self.traces
         return [trace.steps[step] for trace in traces]
 
     def samples(self, step: int) -> Vector:
-        """Return the keys of the samples of a step, in order of size."""
+        """Return the keys of the samples of a step in ascending order."""
         if not self.is_sliced:
             return _sorted([key for one in self.of_ranks(step) for key in one.samples])
         first, *others = [_sorted(trace.steps[step].samples) for trace in self.traces]
-        if all(same_samples(first, other) for other in others):  # too few to be cut
+        if all(same_samples(first, other) for other in others):  # too few samples to slice
             return first
         return _sorted([key for found in (first, *others) for key in found])
 
     def evaluated(self, steps: int) -> Vector:
-        """Return the keys of all samples that were evaluated until the end of so many steps."""
+        """Return the keys of all samples that were evaluated in the first `steps` steps."""
         traces = self.traces[:1] if self.is_replicated else self.traces
         keys = [key for trace in traces for one in trace.steps[:steps] for key in one.evaluated]
         if all(len(trace.steps) == steps for trace in traces):
@@ -79,7 +79,7 @@ class Seen:
         return _sorted(keys)
 
     def losses(self, step: int) -> Sequence[float]:
-        """Return what the global loss may be: its ranks' weighted by samples, their mean, their sum."""
+        """Return candidates for the global loss: the sample-weighted mean, the mean, the sum."""
         ranks = self.of_ranks(step)
         means = np.array([np.mean(one.losses) if one.losses else np.nan for one in ranks])
         weights = np.array([len(one.samples) for one in ranks], dtype=float)
@@ -91,7 +91,7 @@ class Seen:
         return np.array(self.at(step).gradient)
 
     def update(self, step: int) -> Vector:
-        """Return the sketch of what a step added to the parameters."""
+        """Return the sketch of the update of the parameters in a step."""
         after, before = (np.array(one, np.float64) for one in (self.at(step).after, self.at(step).before))
         return after - before
 
@@ -100,7 +100,7 @@ class Seen:
         return np.array(self.at(step).after)
 
     def shared_between_ranks(self, steps: int) -> float:
-        """Return which part of rank 0's samples in the first steps other ranks were given too."""
+        """Return the fraction of rank 0's samples in the first steps that other ranks also got."""
         if self.is_replicated or self.size == 1:
             return 0.0
         first, *others = [
@@ -111,7 +111,7 @@ class Seen:
         return sum(n for key, n in first.items() if key in elsewhere) / max(1, first.total())
 
     def first_epoch(self) -> int:
-        """Return how many steps there are before any sample comes again."""
+        """Return the number of steps before any sample repeats."""
         known: set[float] = set()
         for step in range(self.steps):
             keys = {round(key, 9) for key in self.samples(step).tolist()}
@@ -121,7 +121,7 @@ class Seen:
         return self.steps
 
 
-def _cut(trace: Trace, step: int) -> Trace:
+def _truncated(trace: Trace, step: int) -> Trace:
     if len(trace.steps) <= step:
         return trace
     facts = replace(trace.facts, evaluated=[], printed=trace.facts.printed[: trace.steps[step - 1].printed])
@@ -129,7 +129,7 @@ def _cut(trace: Trace, step: int) -> Trace:
 
 
 def same_samples(one: Vector, other: Vector) -> bool:
-    """Return whether two sets of samples are equal; computed ones, but for rounding."""
+    """Return whether two sorted lists of sample keys are equal up to rounding."""
     if one.shape != other.shape:
         return False
     if not one.size:
@@ -140,7 +140,7 @@ def same_samples(one: Vector, other: Vector) -> bool:
 
 
 def relative(one: Vector, other: Vector) -> float:
-    """Return how far one vector is from another, relative to that; infinite for other lengths."""
+    """Return the distance of two vectors relative to the second; infinite if their shapes differ."""
     if one.shape != other.shape:
         return float("inf")
     size = float(np.linalg.norm(other))

@@ -1,26 +1,49 @@
-"""What a comparison came to."""
+"""The report of a verification: its verdict, its findings, and their codes."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 Verdict: TypeAlias = Literal["same", "same but for exceptions", "different"]
 
+RunCause: TypeAlias = Literal["steps-differ", "crash", "refused", "hang", "silent-copies", "number-of-steps"]
+BatchCause: TypeAlias = Literal[
+    "no-set-epoch", "overlapping-shards", "batch-times-n", "padded-samples", "samples-left-out"
+]
+OrderCause: TypeAlias = Literal["other-order", "other-samples", "padded-evaluation"]
+RateCause: TypeAlias = Literal["lr-times-n", "schedule-n-times", "learning-rate"]
+SyncCause: TypeAlias = Literal[
+    "replicas-differ-at-start", "never-averaged", "accumulation-not-averaged", "sum-not-mean", "divided-twice"
+]
+ValueCause: TypeAlias = Literal[
+    "gradient-scale", "mean-of-means", "gradient", "gradient-norm", "loss", "update", "parameters"
+]
+PrintCause: TypeAlias = Literal["local-metric", "printed", "local-print"]
+ScriptCause: TypeAlias = Literal["unseeded-data", "unseeded", "unsteady", "nan-loss", "zero-loss"]
+RankCause: TypeAlias = Literal["batch-norm-local", "random-per-worker", "augmentation-per-worker"]
+Cause: TypeAlias = Literal[
+    RunCause, BatchCause, OrderCause, RateCause, SyncCause, ValueCause, PrintCause, ScriptCause, RankCause
+]
+"""Stable codes of findings; the guide `verify` explains each."""
+
+NotCompared: TypeAlias = Literal["evaluation", "second-epoch", "parameters", "later-steps"]
+"""Stable codes of what a verification did not compare."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that differs, or that may.
+    """One difference, or one fault of the script itself.
 
     Args:
-        cause: its name; see the table in the guide.
-        message: what was seen, and what to do.
-        workers: on how many.
-        step: in which it was first seen, from 0; None where it belongs to none.
-        max_relative_deviation: of what it made differ; None where that is no number.
-        is_exception: whether it is a named exception to "the same", proven to be the only one.
+        cause: its code.
+        message: what was found, and what to do.
+        workers: number of workers of the run.
+        step: first step that shows it, from 0; None if it belongs to no step.
+        max_relative_deviation: largest deviation that it causes; None if that is not a finite number.
+        is_exception: whether it is an exception to "the same", proven to be the only difference.
     """
 
-    cause: str
+    cause: Cause
     message: str
     workers: int
     step: int | None = None
@@ -28,16 +51,23 @@ class Finding:
     is_exception: bool = False
 
 
+def verdict_of(findings: Sequence[Finding]) -> Verdict:
+    """Return the verdict that findings lead to."""
+    if any(not finding.is_exception for finding in findings):
+        return "different"
+    return "same but for exceptions" if findings else "same"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One number of workers, compared.
+    """The comparison of one number of workers with one worker.
 
     Args:
-        workers: how many.
-        steps: compared.
-        deviations: the largest relative deviation of each quantity, by name.
-        is_rounding: whether they are what rounding makes of this script.
-        findings: what differs.
+        workers: number of workers.
+        steps: number of compared steps.
+        deviations: largest relative deviation of each quantity, by name.
+        is_rounding: whether rounding explains all deviations.
+        findings: the differences.
     """
 
     workers: int
@@ -48,54 +78,47 @@ class Row:
 
     @property
     def verdict(self) -> Verdict:
-        """What it came to."""
-        if any(not finding.is_exception for finding in self.findings):
-            return "different"
-        return "same but for exceptions" if self.findings else "same"
-
-    @property
-    def max_relative_deviation(self) -> float:
-        """The largest of all."""
-        return max(self.deviations.values(), default=0.0)
+        """The verdict on this number of workers."""
+        return verdict_of(self.findings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All numbers of workers, compared with one.
+    """The comparison of all numbers of workers with one worker.
 
     Args:
-        rows: one for each.
-        findings: of the script itself, on any number of workers.
-        steps: that the reference made.
-        not_seen: what was not compared, as a rule because the reference did not come to it in these steps.
+        rows: one for each number of workers.
+        findings: faults of the script itself, on any number of workers.
+        steps: number of steps of the reference.
+        not_compared: what was not compared, in words, by code.
     """
 
     rows: Sequence[Row]
     findings: Sequence[Finding]
     steps: int
-    not_seen: Sequence[str] = ()
+    not_compared: Mapping[NotCompared, str] = field(default_factory=dict)
 
     @property
     def all_findings(self) -> Sequence[Finding]:
-        """Of the script, and of each number of workers."""
+        """Findings of the script and of each number of workers."""
         return [*self.findings, *(finding for row in self.rows for finding in row.findings)]
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of all."""
-        verdicts = {row.verdict for row in self.rows}
-        if any(not finding.is_exception for finding in self.findings) or "different" in verdicts:
-            return "different"
-        return "same but for exceptions" if self.findings or len(verdicts) > 1 else verdicts.pop()
+        """The worst verdict."""
+        return verdict_of(self.all_findings)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for machines."""
+        """Return the report as ``samestep verify --json`` prints it."""
         return {
             "verdict": self.verdict,
             "same": self.verdict == "same",
             "workers": [row.workers for row in self.rows],
             "steps": self.steps,
-            "not_seen": list(self.not_seen),
-            "max_relative_deviation": {str(row.workers): row.max_relative_deviation for row in self.rows},
+            "not_seen": list(self.not_compared.values()),
+            "not_compared": list(self.not_compared),
+            "max_relative_deviation": {
+                str(row.workers): max(row.deviations.values(), default=0.0) for row in self.rows
+            },
             "findings": [asdict(finding) for finding in self.all_findings],
         }

@@ -1,4 +1,4 @@
-"""Runs a script on some workers, with a probe on each, and nothing that it does kept."""
+"""Runs a script on some workers with a probe on each, and discards the files that the script writes."""
 
 import os
 import random
@@ -22,35 +22,35 @@ from samestep.launch.backends import local
 from samestep.launch.hosting import Ending
 from samestep.launch.job import Job, Program
 from samestep.launch.programs import Watch, entry_of
-from samestep.study.seen import Seen
+from samestep.study.seen import RunRecord
 from samestep.watch.probe import Probe
 from samestep.watch.trace import Writer, read
 from samestep.world.join import join
 
 Kind: TypeAlias = Literal["serial", "native"]
 SEED = 4
-"""Of what a script does not seed; any, and the same for all runs."""
-PATIENCE_S = 10.0
-"""How long a worker that has made its steps waits for the others to make theirs."""
+"""Seed of the global generators, equal in all runs, for scripts that do not seed them."""
+STOP_TIMEOUT_S = 10.0
+"""Time that a worker waits after its last step for the other workers to finish theirs."""
 _KEPT: list[Probe] = []
-"""And the models they have seen, until the process ends. Who frees the last DistributedDataParallel of a
-group that was destroyed may wait for Gloo's threads, and they for Python's lock: the worker would hang."""
+"""Probes, and with them the models, kept until the process ends: freeing the last DistributedDataParallel of
+a destroyed group can deadlock between Gloo's threads and Python's lock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
-    """One run that is watched.
+class TracedRun:
+    """One run of a verification.
 
     Args:
-        program: what runs.
-        kind: whether it knows of one worker only.
-        size: on how many workers.
-        steps: after how many it is stopped.
-        folder: where its traces go, and all that it writes.
+        program: the script and its arguments.
+        kind: serial or native.
+        size: number of workers.
+        steps: number of steps after which the run is stopped.
+        folder: folder of its traces and of all files that the script writes.
         options: how a serial script is split across workers.
-        watch: what runs each worker, and sees to it that none waits for ever.
+        watch: runs each worker, and ends the run if it hangs.
         disturb: whether gradients are disturbed by their rounding.
-        neutral: what the workers of this kind of script may do apart (batch norm, draws) is made one, or off.
+        neutral: kind of script whose rank-dependent features (batch norm, dropout) are disabled, if any.
     """
 
     program: Program
@@ -63,11 +63,11 @@ class Watched:
     disturb: bool = False
     neutral: Kind | None = None
 
-    def run(self) -> Seen:
-        """Run it to its end, and return what was seen of it.
+    def run(self) -> RunRecord:
+        """Run the script and return its record.
 
         Raises:
-            KeyboardInterrupt: somebody ended it.
+            KeyboardInterrupt: the run was interrupted by a signal.
         """
         self.folder.mkdir(parents=True)
         job = Job(program=self.program, workers=self.size, grace_s=3.0)
@@ -75,23 +75,24 @@ class Watched:
         outcome = local.run(job, entry, local=self.size, tell=lambda *_: None)
         if outcome.interrupted_by:
             raise KeyboardInterrupt
-        return Seen(
-            traces=[read(self._own(rank) / "trace.jsonl", rank=rank) for rank in range(self.size)],
+        return RunRecord(
+            traces=[read(self._folder_of(rank) / "trace.jsonl", rank=rank) for rank in range(self.size)],
             is_replicated=self.kind == "serial",
             failure=outcome.cause,
             is_sliced=self.options.split == "loader",
         )
 
-    def _own(self, rank: int) -> Path:
+    def _folder_of(self, rank: int) -> Path:
         return self.folder / str(rank)
 
     def _as_worker(self, run: Callable[[], Ending]) -> Ending:
-        """Be one of the workers."""
+        """Run the script on one worker, with a probe attached."""
         rank = env.integer(env.snapshot(), "RANK") or 0
-        self._own(rank).mkdir(parents=True)
-        stdout = _Stdout(self._own(rank) / "stdout")
+        folder = self._folder_of(rank)
+        folder.mkdir(parents=True)
+        stdout = _CapturedStdout(folder / "stdout")
         probe = Probe(
-            Writer(self._own(rank) / "trace.jsonl"),
+            Writer(folder / "trace.jsonl"),
             rank,
             limit=self.steps,
             stop=partial(self._stop, rank),
@@ -101,7 +102,7 @@ class Watched:
         )
         _KEPT.append(probe)
 
-        def watched() -> Ending:
+        def probed() -> Ending:
             with probe.attached(), redirect_stdout(stdout.stream):
                 ending = run()
             ended = ending.error or (f"exit code {ending.exit_code}" if ending.exit_code else "end")
@@ -110,52 +111,52 @@ class Watched:
 
         with env.exported(OFF), silenced(), ExitStack() as stack:
             if self.neutral == "native":
-                from samestep.study.neutral import neutralised
+                from samestep.study.neutral import rank_features_disabled
 
-                stack.enter_context(neutralised())
+                stack.enter_context(rank_features_disabled())
             try:
-                return self._as_its_kind(watched, rank)
+                return self._as_its_kind(probed, rank)
             except Error as error:
                 probe.end(type(error).__name__, str(error))
                 raise
 
-    def _as_its_kind(self, watched: Callable[[], Ending], rank: int) -> Ending:
+    def _as_its_kind(self, probed: Callable[[], Ending], rank: int) -> Ending:
         if self.kind == "native":
-            # Other numbers on each rank, as in fresh interpreters, but the same in each run.
+            # Fresh interpreters are seeded differently on each rank; here also equally in each run.
             seed_all(partial(random.Random(SEED + rank).getrandbits, 63))
             with writing_to(self.folder, rank):
-                return watched()
+                return probed()
         if self.size > 1:
             options = replace(self.options, scratch=self.folder, seed=SEED)
             if self.neutral == "serial":
                 options = replace(options, batch_norm=DEFAULTS.batch_norm, random=DEFAULTS.random)
-            return run_replicated(watched, guarded=False, options=options)
+            return run_replicated(probed, guarded=False, options=options)
         with join() as world, writing_to(self.folder, rank), equal_seeds(world, SEED):
-            return watched()
+            return probed()
 
     def _within(self) -> Callable[[], AbstractContextManager[Any]]:
         if self.neutral != "native":
             return nullcontext
-        from samestep.study.neutral import over_the_group
+        from samestep.study.neutral import global_batch_norm
 
-        return over_the_group
+        return global_batch_norm
 
     def _stop(self, rank: int) -> None:
-        """End this process, whatever the script would catch, once the others have made their steps too."""
-        (self._own(rank) / "stopped").touch()
-        deadline = time.monotonic() + PATIENCE_S
-        others = [self._own(other) / "stopped" for other in range(self.size)]
+        """End this process without Python's cleanup once all ranks have made their steps."""
+        (self._folder_of(rank) / "stopped").touch()
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        others = [self._folder_of(other) / "stopped" for other in range(self.size)]
         while time.monotonic() < deadline and not all(one.exists() for one in others):
             time.sleep(0.005)
         undo_replication()
         os._exit(0)
 
 
-class _Stdout:
-    """A file instead of stdout: a script can do with it whatever it does with its own.
+class _CapturedStdout:
+    """A file that replaces stdout, with a file descriptor of its own.
 
     Args:
-        path: where it lies.
+        path: path of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -163,7 +164,7 @@ class _Stdout:
         self._reader = path.open("rb")
 
     def text(self) -> str:
-        """Return what has been written."""
+        """Return the text written so far."""
         if not self.stream.closed:
             self.stream.flush()
         self._reader.seek(0)

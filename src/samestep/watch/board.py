@@ -168,10 +168,14 @@ class ProcessGroupStore:
 
     def _connect(self) -> Any:
         """Return a separate connection to the default group's store, with a prefix; None without a group."""
+        from samestep.world.network_store import base_of
+
         c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
         if c10d is None or not c10d.is_initialized():
             return None
         self._group_store = c10d._get_default_store()  # noqa: SLF001 - no public spelling
+        if (base := base_of(self._group_store)) is not None:
+            base.keep()
         store = self._group_store.clone()
         store.set_timeout(_TIMEOUT)
         return c10d.PrefixStore("samestep/watch", store)

@@ -21,7 +21,7 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 
 from samestep.base.phases import OPTIMIZER, OTHER
-from samestep.measure.clock_file import ClockFile, Clocking
+from samestep.measure.clock_file import ClockFile, ClockOptions
 from samestep.measure.instants import DeviceInstants, HostInstants, Instants, is_captured
 from samestep.replicas.synchroniser import GradientSynchronizer
 from samestep.watch.events import Listener, subscribed, wrapped
@@ -60,7 +60,7 @@ class ScriptClock(Listener):
     def __init__(
         self,
         file: ClockFile,
-        clocking: Clocking,
+        clocking: ClockOptions,
         *,
         stop: Callable[[], None],
         own: Callable[[int], int] = lambda samples: samples,

@@ -6,7 +6,7 @@ Gloo by itself takes the interface that this host's name leads to. That may be l
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from socket import gethostname
+from socket import gethostname, if_nameindex
 
 from samestep.base import env
 from samestep.base.env import Environment
@@ -26,6 +26,7 @@ from samestep.world.rendezvous import resolve
 IFNAME = "GLOO_SOCKET_IFNAME"
 """Gloo's variable for it; what the user says there counts."""
 _PATIENCE_S = 5.0
+_LOOPBACK = "lo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,16 @@ def way_to(master: str, environment: Environment) -> Way:
 
 def _used(among: Sequence[Interface], source: str | None, own: str | None) -> tuple[Interface | None, str]:
     return carrier(among, named="", source=source, own=own, default=default_interface())
+
+
+def loopback_only(environment: Environment) -> dict[str, str]:
+    """Return the variable by which Gloo listens on loopback alone, for ranks that share a host.
+
+    Args:
+        environment: of this process; what the user says there counts.
+    """
+    has_loopback = any(name == _LOOPBACK for _, name in if_nameindex())
+    return {IFNAME: _LOOPBACK} if has_loopback and not environment.get(IFNAME) else {}
 
 
 def use_way_to(master: str) -> Way:

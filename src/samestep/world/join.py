@@ -23,7 +23,8 @@ from samestep.world.compute_threads import Threads, threads_per_rank, told_threa
 from samestep.world.current import entered
 from samestep.world.detect import UNLAUNCHED, Detected, detect, given
 from samestep.world.device import Choice, available_here, bind, choose_backend, choose_device, facts_here
-from samestep.world.gloo_interface import use_way_to
+from samestep.world.gloo_groups import protect_groups
+from samestep.world.gloo_interface import loopback_only, use_way_to
 from samestep.world.handshake import Card, Seat, meet, withdraw
 from samestep.world.launchers import SAMESTEP
 from samestep.world.math_kernels import settle_math_kernels
@@ -31,8 +32,9 @@ from samestep.world.mpi_hosts import introduced
 from samestep.world.pods import refuse_pods
 from samestep.world.process_group import ProcessGroupWorld, adopt
 from samestep.world.rendezvous import choose
+from samestep.world.sealed_objects import protect_objects
 from samestep.world.solo import SoloWorld
-from samestep.world.store import Store, open_store
+from samestep.world.store import Store, close_unused, is_protected, keep_for_group, open_store
 from samestep.world.stray import refuse_copies
 from samestep.world.unasked import unbind, without_unasked_threads
 from samestep.world.world import World
@@ -154,13 +156,27 @@ def _joined(wishes: _Wishes, environment: Environment) -> World:
     if detected.place.size == 1:
         return _alone(wishes, environment, detected)
     store = open_store(environment, detected, master=wishes.master, timeout_s=wishes.timeout_s)
+    try:
+        world = _met(store, wishes, environment, detected)
+    except BaseException:
+        close_unused(store)
+        raise
+    keep_for_group(store)
+    return world
+
+
+def _met(store: Store, wishes: _Wishes, environment: Environment, detected: Detected) -> World:
+    """Return the world of this rank, once all ranks fit together."""
     cpu = cpu_share()
     choice, backend, seat = _seated(store, wishes, detected, cpu)
     detected = replace(detected, place=seat.place, notes=())  # what they doubted is settled
     threads = _bind(wishes, environment, detected, choice, cpu, seat.sharing)
-    interface = _interface(wishes, detected, backend)
+    interface = _interface(wishes, environment, detected, backend)
     _announce(environment, detected, choice, threads, carried_by=(backend, interface))
     device = torch.device(choice.device)
+    if is_protected(store):
+        protect_groups()
+        protect_objects(environment)
     try:
         dist.init_process_group(
             f"cpu:gloo,{choice.kind}:{backend}" if wishes.cpu_tensors and choice.kind != "cpu" else backend,
@@ -226,9 +242,10 @@ def _bind(
     return threads
 
 
-def _interface(wishes: _Wishes, detected: Detected, backend: str) -> str:
+def _interface(wishes: _Wishes, environment: Environment, detected: Detected, backend: str) -> str:
     """Have Gloo use the interface towards rank 0; return its name, empty where another back end carries."""
     if detected.place.nodes == 1:
+        env.export(loopback_only(environment))
         return ""
     address, _ = choose(detected, master=wishes.master)
     name = use_way_to(address).name

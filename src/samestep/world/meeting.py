@@ -2,24 +2,31 @@
 
 ::
 
-    rank 0    listens at the first of the job's ports that is free, and answers who asks in the job's name
-    others    ask at the job's ports, one by one, until one answers in the job's name
+    rank 0    listens at the first of the job's ports that is free, and answers who has the job's key
+    others    ask at the job's ports, one by one, until one answers that has the job's key
 
-The job's ports follow from its name (`rendezvous.ports_of`). Whoever else listens at one of them, such as
-rank 0 of another job, does not know the name: it costs a second, and nobody meets at the wrong place.
+The job's ports follow from its name (`rendezvous.ports_of`), its key from its name and a secret
+(`job_secret`). Whoever else listens at one of them, such as rank 0 of another job, does not have the key: it
+costs a second, and nobody meets at the wrong place.
 """
 
+import json
 import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
 
+from samestep.base import env
 from samestep.base.errors import DetectionError, PeerLost
 from samestep.base.place import Place
+from samestep.world.authenticated_client import connect
+from samestep.world.authenticated_server import Peer, Server
+from samestep.world.authentication import AuthenticationError
 from samestep.world.detect import LOOPBACK, Detected
+from samestep.world.job_secret import job_key
 from samestep.world.launchers import SLURM
 from samestep.world.rendezvous import Ancestors, ancestors, choose, name_of, ports_of, resolve
 
@@ -31,7 +38,6 @@ _ON_A_TERMINAL = (
     "use salloc, or srun --ntasks=1 --pty."
 )
 _ANSWER_S = 1.0
-_LONGEST = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +47,7 @@ class _Job:
     name: str
     place: Place
     address: str
-
-    @property
-    def question(self) -> str:
-        return f"samestep {self.name} {self.place.size}"
+    key: bytes
 
 
 @contextmanager
@@ -72,7 +75,9 @@ def meeting_point(
     if master is not None or detected.master_port is not None or detected.place.size == 1:
         yield address, port
         return
-    job = _Job(name=name_of(detected, ancestors), place=detected.place, address=address)
+    name = name_of(detected, ancestors)
+    key = job_key(env.snapshot(), f"meeting {name} {detected.place.size}")  # no other with its ports has it
+    job = _Job(name=name, place=detected.place, address=address, key=key)
     if not detected.place.is_main:
         yield address, _asked(job, timeout_s)
         return
@@ -83,7 +88,6 @@ def meeting_point(
     with _reserved(at) as holder, _listening(job, at) as listener:
         chosen = int(holder.getsockname()[1])
         _tell(listener, job, chosen, timeout_s, hint)
-        listener.close()
         yield address, chosen
 
 
@@ -148,67 +152,86 @@ def _listening(job: _Job, at: _Bound) -> socket.socket:
 
 
 def _tell(listener: socket.socket, job: _Job, port: int, timeout_s: float, hint: str = "") -> None:
-    """Tell every other rank the port; `hint` says what else may keep them."""
-    waiting = set(range(1, job.place.size))
-    deadline = monotonic() + timeout_s
-    while waiting:
-        listener.settimeout(max(0.001, deadline - monotonic()))
-        try:
-            connection, _ = listener.accept()
-        except TimeoutError:
-            raise PeerLost(_not_come(waiting, job.place.size, timeout_s) + hint) from None
-        with connection, suppress(OSError):  # it asks again
-            connection.settimeout(_ANSWER_S)
-            question, _, rank = _line(connection).rpartition(" ")
-            if question == job.question and rank.isdecimal():
-                connection.sendall(f"{job.question} {port}\n".encode())
-                waiting.discard(int(rank))
+    """Tell every other rank the port, once it has proved itself; `hint` says what else may keep them."""
+    calls = _Calls(job, port)
+    server = Server(listener, job.key, calls, name="samestep-meeting")
+    try:
+        if not calls.complete.wait(timeout_s):
+            raise PeerLost(_not_come(calls.missing, job.place.size, timeout_s) + hint)
+    finally:
+        server.close()
+
+
+class _Calls:
+    """Answers the ranks that call, as a service: each with the port.
+
+    Args:
+        job: theirs.
+        port: where the ranks meet.
+    """
+
+    def __init__(self, job: _Job, port: int) -> None:
+        self._port = port
+        self.missing = set(range(1, job.place.size))
+        self.complete = threading.Event()
+
+    def received(self, peer: Peer, message: bytes) -> None:
+        """See `Service.received`."""
+        rank = json.loads(message)["rank"]
+        peer.send(json.dumps({"port": self._port}).encode())
+        self.missing.discard(rank)
+
+    def gone(self, peer: Peer) -> None:
+        """See `Service.gone`."""
+
+    def passed(self, now: float) -> None:  # noqa: ARG002 - nothing is due at a time
+        """See `Service.passed`."""
+        if not self.missing:
+            self.complete.set()
 
 
 def _not_come(waiting: set[int], size: int, timeout_s: float) -> str:
     missing = ", ".join(map(str, sorted(waiting)[:8])) + (", ..." if len(waiting) > 8 else "")
     return (
-        f"rank {missing} of {size} did not come within {timeout_s:g} s. Did all of them start, and do they "
-        f"reach {socket.gethostname()}?"
+        f"rank {missing} of {size} did not come within {timeout_s:g} s. Did all of them start, do they reach "
+        f"{socket.gethostname()}, and do they have the same secret? (Nodes that share no home directory need "
+        "--secret-file.)"
     )
 
 
 def _asked(job: _Job, timeout_s: float) -> int:
     """Return the port that rank 0 tells."""
     begin, pause = monotonic(), threading.Event()
+    foreign = False
     while True:
         for port in ports_of(job.name):
-            if (answer := _ask(job, port)) is not None:
+            answer = _ask(job, port)
+            if isinstance(answer, int):
                 return answer
+            foreign |= isinstance(answer, AuthenticationError)
         waited = monotonic() - begin
         if waited > timeout_s:
+            others = (
+                " A program without this job's secret listens at one of the ports: nodes that share no home "
+                "directory need --secret-file FILE, the same on each."
+            )
             raise PeerLost(
                 f"rank 0 did not answer on {job.address} within {timeout_s:g} s. Is it on that host, did it "
                 "fail before it joined, or does a firewall close the ports? Set MASTER_ADDR and MASTER_PORT "
-                "to say where it is."
+                f"to say where it is.{others if foreign else ''}"
             )
         pause.wait(min(max(0.005, waited / 10), 0.5))  # at most a tenth later than need be
 
 
-def _ask(job: _Job, port: int) -> int | None:
+def _ask(job: _Job, port: int) -> int | Exception:
+    """Return the port that rank 0 sends, or what kept it from that."""
     try:
-        with socket.create_connection((job.address, port), timeout=_ANSWER_S) as connection:
-            connection.sendall(f"{job.question} {job.place.rank}\n".encode())
-            question, _, chosen = _line(connection).rpartition(" ")
-    except OSError:  # nobody there, or somebody who says nothing
-        return None
-    return int(chosen) if question == job.question and chosen.isdecimal() else None
-
-
-def _line(connection: socket.socket) -> str:
-    """Return what the other end says up to the end of the line."""
-    said = b""
-    while not said.endswith(b"\n") and len(said) < _LONGEST:
-        more = connection.recv(_LONGEST)
-        if not more:
-            break
-        said += more
-    return said.decode(errors="replace").strip()
+        connection = connect(job.address, port, job.key, timeout_s=_ANSWER_S)
+        with closing(connection):
+            question = json.dumps({"rank": job.place.rank}).encode()
+            return int(json.loads(connection.ask(question, timeout_s=_ANSWER_S))["port"])
+    except (OSError, ValueError) as error:  # nobody there, or somebody who says nothing
+        return error
 
 
 def _check_own(ip: str, address: str) -> None:

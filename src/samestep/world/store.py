@@ -1,20 +1,27 @@
 """The key-value store through which the ranks of a job find each other."""
 
+import errno
 from datetime import timedelta
 from functools import partial
 from itertools import count
 from socket import gethostname
 
+import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # public by its docs
 
 from samestep.base.env import Environment
 from samestep.base.errors import PeerLost, WorldError
-from samestep.world.detect import Detected
+from samestep.world.detect import LOOPBACK, Detected
+from samestep.world.job_secret import job_key
 from samestep.world.lives import name_of_life
 from samestep.world.meeting import START_S, meeting_point
-from samestep.world.rendezvous import await_listener
+from samestep.world.network_store import NetworkStore, base_of, serve
+from samestep.world.rendezvous import await_listener, resolve
 
-__all__ = ["Store", "open_store"]
+__all__ = ["PURPOSE", "Store", "close_unused", "is_protected", "keep_for_group", "open_store", "ranks_store"]
+
+PURPOSE = "store"
+"""Of the key with which the ranks' store is protected."""
 
 # Every joining of this process gets keys of its own, since a store may outlive the world it served.
 _joinings = count()
@@ -25,7 +32,8 @@ def open_store(
 ) -> Store:
     """Return a store that all ranks reach, with keys of its own for this joining.
 
-    Under torchrun the agent serves the store; otherwise rank 0 does.
+    Under torchrun the agent serves the store, which is torch's and asks nobody for a secret; otherwise rank 0
+    does, and answers who proves to belong to the job.
 
     Args:
         environment: of this process.
@@ -34,7 +42,7 @@ def open_store(
         timeout_s: how long a key may be waited for.
 
     Raises:
-        UsageError: the address of rank 0 is unknown or does not resolve.
+        UsageError: the address of rank 0 is unknown or does not resolve, or there is no secret.
         WorldError: the port is taken.
         PeerLost: rank 0 did not answer.
     """
@@ -43,13 +51,18 @@ def open_store(
         agents = (
             environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and (address, port) == detected.master
         )
-        store = _connected(
-            address,
-            port,
-            size=detected.place.size,
-            serves=detected.place.is_main and not agents,
-            connect_s=connect_s,
-        )
+        if agents:
+            store = _agents_store(address, port, size=detected.place.size, connect_s=connect_s)
+        else:
+            place = detected.place
+            store = ranks_store(
+                environment,
+                address,
+                port,
+                serves=place.is_main,
+                one_host=place.local_size == place.size,
+                connect_s=connect_s,
+            )
     store.set_timeout(timedelta(seconds=timeout_s))
     joining = next(_joinings)
     # Agents' stores outlive a restart of their workers. They count restarts each for itself, so that only
@@ -64,16 +77,68 @@ def open_store(
     return PrefixStore(f"samestep/{life}/{joining}", store)
 
 
-def _connected(address: str, port: int, *, size: int, serves: bool, connect_s: float) -> Store:
-    """Return the store at an address, served from here or by another."""
-    if not serves:
-        await_listener(address, port, timeout_s=connect_s)
+def ranks_store(
+    environment: Environment, address: str, port: int, *, serves: bool, one_host: bool, connect_s: float
+) -> NetworkStore:
+    """Return the store at an address, which rank 0 serves to the ranks of this job alone.
+
+    Args:
+        environment: of this process.
+        address: of rank 0.
+        port: of rank 0.
+        serves: whether this is rank 0.
+        one_host: whether all ranks share a host.
+        connect_s: how long rank 0 may take to answer.
+
+    Raises:
+        UsageError: there is no secret.
+        WorldError: rank 0 cannot serve there.
+        PeerLost: rank 0 does not answer.
+    """
+    key = job_key(environment, PURPOSE)
+    if serves:
+        ip = resolve(address)
+        try:
+            return serve(ip, port, key, everywhere=not (one_host or ip in LOOPBACK))
+        except OSError as error:
+            raise _not_served(error, address, port) from error
+    store = NetworkStore(address, port, key)
+    try:
+        store.reach(connect_s)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def keep_for_group(store: Store) -> None:
+    """Keep a store of ours open as long as the default process group exists."""
+    base, group = base_of(store), dist.group.WORLD
+    if base is not None and group is not None:
+        base.keep_for(group)
+
+
+def is_protected(store: Store) -> bool:
+    """Return whether only this job's ranks can use a store."""
+    return base_of(store) is not None
+
+
+def close_unused(store: Store) -> None:
+    """Close a store of ours that no process group will use."""
+    base = base_of(store)
+    if base is not None:
+        base.close()
+
+
+def _agents_store(address: str, port: int, *, size: int, connect_s: float) -> Store:
+    """Return the store that torchrun's agent serves."""
+    await_listener(address, port, timeout_s=connect_s)
     connect = partial(
         TCPStore,
         address,
         port,
         size,
-        is_master=serves,
+        is_master=False,
         timeout=timedelta(seconds=connect_s),
         wait_for_workers=False,
         multi_tenant=True,
@@ -86,18 +151,16 @@ def _connected(address: str, port: int, *, size: int, serves: bool, connect_s: f
                 raise
             return connect(use_libuv=False)  # distributions build torch without it; the protocol is the same
     except RuntimeError as error:
-        raise _no_store(error, address, port, serves=serves) from error
+        first_line = str(error).partition("\n")[0]
+        raise PeerLost(f"the agent does not answer at {address}:{port} ({first_line}).") from error
 
 
-def _no_store(error: RuntimeError, address: str, port: int, *, serves: bool) -> WorldError:
-    first_line = str(error).partition("\n")[0]
-    if serves and "EADDRINUSE" in first_line:
+def _not_served(error: OSError, address: str, port: int) -> WorldError:
+    if error.errno == errno.EADDRINUSE:
         return WorldError(
             f"port {port} is taken on {gethostname()}, the host of rank 0. Set MASTER_PORT to a free one."
         )
-    if serves:
-        return WorldError(
-            f"rank 0 cannot serve at {address}:{port} ({first_line}). Is MASTER_ADDR the host of rank 0, "
-            f"which is {gethostname()}?"
-        )
-    return PeerLost(f"rank 0 does not answer at {address}:{port} ({first_line}).")
+    return WorldError(
+        f"rank 0 cannot serve at {address}:{port} ({error.strerror}). Is MASTER_ADDR the host of rank 0, "
+        f"which is {gethostname()}?"
+    )

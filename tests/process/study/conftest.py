@@ -1,4 +1,4 @@
-"""One process verifies the scripts of all tests."""
+"""Provides one process that verifies the scripts of all tests."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Scripts that compute in bfloat16: what is small beside its rounding is found where rounding is smallest."""
+"""Faults of scripts in bfloat16 are found in the first step, where rounding is smallest."""
 
 from pathlib import Path
 
@@ -32,16 +32,16 @@ def changed(path, *changes):
     return path
 
 
-def told(report):
+def outcome(report):
     return report["verdict"], [one["cause"] for one in report["findings"]]
 
 
 def test_rounding_of_half_precision_is_no_difference(verifier, tmp_path):
-    assert told(verifier.verify(changed(tmp_path / "train.py"), workers=(2, 3, 4))) == ("same", [])
+    assert outcome(verifier.verify(changed(tmp_path / "train.py"), workers=(2, 3, 4))) == ("same", [])
 
 
 @pytest.mark.parametrize("cause", FAULTS)
-def test_a_fault_of_some_per_cent_is_found(verifier, tmp_path, cause):
+def test_a_fault_of_a_few_percent_is_found(verifier, tmp_path, cause):
     path = changed(tmp_path / "train.py", FAULTS[cause])
     report = verifier.verify(path)
-    assert told(report) == ("different", [cause]), report["findings"]
+    assert outcome(report) == ("different", [cause]), report["findings"]

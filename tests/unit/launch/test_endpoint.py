@@ -1,22 +1,34 @@
 """A launcher that finds no other at the endpoint ends by one line; the one that serves waits for none."""
 
 import socket
+from contextlib import closing
 
 import pytest
 from torch.distributed import DistNetworkError
 
 from samestep.base.errors import UsageError
-from samestep.launch.backends.nodes import _await_endpoint, _not_met
+from samestep.launch.backends.launchers_store import open_launchers_store
+from samestep.launch.backends.nodes import _not_met, _opened_store
 from samestep.launch.job import Nodes
 from samestep.launch.plan import endpoint
 
 NODES = Nodes(count=2, endpoint="node0:1234")
+SECRET = b"s" * 32
 
 
 @pytest.fixture
 def bound():
     """A socket at a port of its own, at which nothing listens."""
     with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        yield one
+
+
+@pytest.fixture
+def free():
+    """The same, at a port that another socket can listen at."""
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         one.bind(("127.0.0.1", 0))
         yield one
 
@@ -32,16 +44,28 @@ def test_an_endpoint_without_a_launcher_is_refused_in_time(bound, backend, optio
     asked = nodes(bound, rank=1, backend=backend, options={option: "0.05"})
 
     with pytest.raises(UsageError, match=option) as caught:
-        _await_endpoint(asked)
+        _opened_store(asked, SECRET)
 
     assert caught.value.exit_code == 2
     assert asked.endpoint in str(caught.value)
 
 
-def test_a_launcher_that_listens_is_found(bound):
+def test_a_program_without_the_secret_is_no_launcher(bound):
     bound.listen()
+    asked = nodes(bound, rank=1, options={"timeout": "0.05"})
 
-    _await_endpoint(nodes(bound, rank=1))
+    with pytest.raises(UsageError, match="timeout") as caught:
+        _opened_store(asked, SECRET)
+
+    assert asked.endpoint in str(caught.value)
+
+
+def test_a_launcher_that_serves_is_found(free):
+    with closing(open_launchers_store(nodes(free, rank=0), SECRET)) as served:
+        served.set("key", b"value")
+
+        with closing(_opened_store(nodes(free, rank=1), SECRET)) as found:
+            assert found.get("key") == b"value"
 
 
 @pytest.mark.parametrize(
@@ -54,8 +78,9 @@ def test_a_launcher_that_listens_is_found(bound):
         {"rank": 1, "backend": "c10d", "options": {"is_host": "yes"}},
     ],
 )
-def test_the_node_that_serves_waits_for_nothing(bound, more):
-    _await_endpoint(nodes(bound, **more))
+def test_the_node_that_serves_waits_for_nothing(free, more):
+    with closing(_opened_store(nodes(free, **more), SECRET)) as store:
+        assert store.add("key", 1) == 1
 
 
 def test_frames_of_torch_are_left_out():

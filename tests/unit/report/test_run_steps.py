@@ -23,13 +23,11 @@ def test_speedup_and_parts_come_from_the_ranks_of_each_run(tmp_path):
     assert found.points[2].step_s["data"] == pytest.approx(0.001)
     assert found.points[2].worker_hours_per_epoch is not None
     assert found.target == "recipe digits"
-    assert found.notes[0].startswith(
-        "The step of a run folder is the mean of all ranks and of all steps since"
-    )
+    assert "first 5" in found.notes[0]
     assert found.verdict.largest_worth == 4
 
 
-def test_settings_are_those_that_all_runs_had_and_what_nobody_told_is_not_there(tmp_path):
+def test_settings_are_those_common_to_all_runs_without_unknown_ones(tmp_path):
     folders = [scaled_folder(tmp_path / f"w{n}", workers=n) for n in (1, 2)]
     (folders[1] / "config.toml").write_text((folders[1] / "config.toml").read_text() + 'sync = "flat"\n')
     assert study_of(folders).settings == {
@@ -43,7 +41,7 @@ def test_settings_are_those_that_all_runs_had_and_what_nobody_told_is_not_there(
     assert study_of(scripts).settings == {"from": [str(folder) for folder in scripts]}
 
 
-def test_how_gradients_were_exchanged_is_told_where_it_was_set(tmp_path):
+def test_the_synchronization_algorithm_is_recorded_if_it_was_set(tmp_path):
     folders = [scaled_folder(tmp_path / f"w{n}", workers=n) for n in (1, 2)]
     assert [point.sync for point in study_of(folders).points] == ["", ""]
     for folder in folders:
@@ -66,20 +64,18 @@ def test_runs_of_one_number_are_repeats(tmp_path):
 def test_a_folder_is_no_repeat_of_itself(tmp_path, again):
     folders = [scaled_folder(tmp_path / f"w{n}", workers=n) for n in (1, 2)]
     (tmp_path / "latest").symlink_to("w1")
-    with pytest.raises(
-        UsageError, match=f"{tmp_path.name}/w1 again, and no repeat of it: give each run once"
-    ):
+    with pytest.raises(UsageError, match=f"{tmp_path.name}/w1: .* once"):
         study_of([*folders, tmp_path / again.format(tmp_path.name)])
 
 
-def test_a_rank_that_was_slow_is_named(tmp_path):
+def test_a_slow_rank_is_found(tmp_path):
     folders = [scaled_folder(tmp_path / f"w{n}", workers=n, step_s=0.012 / n, slow=1.5) for n in (1, 2)]
     losses = study_of(folders).points[1].losses
     assert losses[0].rank == 1
 
 
-def test_what_is_done_between_steps_is_in_the_step_and_its_rate(tmp_path):
-    """As a step clock has it: the same training has one rate, whoever tells of it."""
+def test_time_between_steps_belongs_to_the_step_and_its_rate(tmp_path):
+    """A step clock counts it too, so a training has the same rate in both."""
     folders = [scaled_folder(tmp_path / f"w{n}", workers=n, step_s=0.01 / n) for n in (1, 2)]
     for folder in folders:
         rows = [json.loads(line) for line in (folder / "ranks.jsonl").read_text().splitlines()]
@@ -91,15 +87,15 @@ def test_what_is_done_between_steps_is_in_the_step_and_its_rate(tmp_path):
 
 
 def test_steps_before_the_last_start_and_the_first_few_do_not_count(tmp_path):
-    """The folder went on from step 20 with other workers; what they did before is another run."""
+    """The run was resumed at step 20 with other workers; the steps before count as another run."""
     one = scaled_folder(tmp_path / "one", workers=1, step_s=0.01)
-    gone_on = scaled_folder(tmp_path / "two", workers=2, step_s=0.005)
-    rows = [json.loads(line) for line in (gone_on / "ranks.jsonl").read_text().splitlines()]
+    resumed = scaled_folder(tmp_path / "two", workers=2, step_s=0.005)
+    rows = [json.loads(line) for line in (resumed / "ranks.jsonl").read_text().splitlines()]
     early = [row | {"samples_per_second": row["samples_per_second"] / 9} for row in rows if row["step"] <= 20]
-    write_lines(gone_on / "ranks.jsonl", early + [row for row in rows if row["step"] > 20])
-    session = json.loads((gone_on / "sessions.jsonl").read_text())
-    write_lines(gone_on / "sessions.jsonl", [session | {"world_size": 1}, session | {"step": 20}])
-    assert study_of([one, gone_on]).points[1].speedup == pytest.approx(2.0)
+    write_lines(resumed / "ranks.jsonl", early + [row for row in rows if row["step"] > 20])
+    session = json.loads((resumed / "sessions.jsonl").read_text())
+    write_lines(resumed / "sessions.jsonl", [session | {"world_size": 1}, session | {"step": 20}])
+    assert study_of([one, resumed]).points[1].speedup == pytest.approx(2.0)
 
 
 def test_a_window_that_was_not_finite_is_left_out(tmp_path):
@@ -110,7 +106,7 @@ def test_a_window_that_was_not_finite_is_left_out(tmp_path):
     assert study_of(folders).points[1].speedup == pytest.approx(2.0)
 
 
-def test_what_step_clocks_wrote_makes_a_study_by_itself(tmp_path):
+def test_clock_files_make_a_study(tmp_path):
     folders = [tmp_path / "one", tmp_path / "two"]
     half = {name: seconds / 2 for name, seconds in OWN.items()}
     write(folders[0], clocked(1, kind="native", argv=["/home/me/train.py", "--lr", "0.1"]))
@@ -124,7 +120,7 @@ def test_what_step_clocks_wrote_makes_a_study_by_itself(tmp_path):
 
 
 def machine_of(folder, **cpu):
-    """Have a run folder tell of the processors that its first worker might use."""
+    """Write the cores of the first worker into a run folder."""
     (session,) = [json.loads(line) for line in (folder / "sessions.jsonl").read_text().splitlines()]
     session["provenance"]["machine"]["cpu"] = cpu
     write_lines(folder / "sessions.jsonl", [session])
@@ -140,7 +136,7 @@ def machine_of(folder, **cpu):
         ({"allowed": [0], "cores": 1, "machine": 4}, 1, False),
         ({}, 1, False),
     ],
-    ids=["a core each", "hardware threads", "on two nodes", "bound apart", "nobody told"],
+    ids=["a core each", "hardware threads", "on two nodes", "bound separately", "unknown"],
 )
 def test_workers_of_a_run_folder_that_shared_cores_are_marked(tmp_path, monkeypatch, cpu, nodes, expected):
     monkeypatch.setitem(SESSION, "nodes", nodes)
@@ -155,7 +151,7 @@ def test_workers_of_a_clocked_run_that_shared_cores_are_marked(tmp_path):
     assert [point.oversubscribed for point in study_of(folders).points] == [False, True]
 
 
-def test_a_study_at_rest_is_read_and_judged_by_another_bar(tmp_path):
+def test_a_study_file_is_read_and_concluded_with_another_efficiency(tmp_path):
     write_study(tmp_path / "study.json", study(bar=0.9))
     assert study_of([tmp_path]).verdict.largest_worth == 2
     assert study_of([tmp_path / "study.json"], bar=0.5).verdict.largest_worth == 8
@@ -164,27 +160,27 @@ def test_a_study_at_rest_is_read_and_judged_by_another_bar(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda at: [scaled_folder(at / "a"), scaled_folder(at / "b")], "all runs are of 1 worker:"),
-        (lambda at: [at], "is no run folder"),
-        (lambda at: [scaled_folder(at / "a"), Path(__file__)], "is a file: give one study or one table"),
+        (lambda at: [scaled_folder(at / "a"), scaled_folder(at / "b")], "1 worker:"),
+        (lambda at: [at], r"config\.toml"),
+        (lambda at: [scaled_folder(at / "a"), Path(__file__)], "is a file:"),
     ],
 )
-def test_what_makes_no_study_is_told(tmp_path, make, message):
+def test_paths_without_a_study_are_refused(tmp_path, make, message):
     with pytest.raises(UsageError, match=message):
         study_of(make(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["study.json", "times.csv"])
-def test_a_file_that_is_not_there_is_told_as_such(tmp_path, name):
+def test_a_missing_file_is_refused(tmp_path, name):
     assert is_about_scaling([tmp_path / name])
     with pytest.raises(UsageError, match=f"cannot read .*{name}: No such file"):
         study_of([tmp_path / name])
 
 
-def test_a_run_that_tells_nothing_of_its_ranks_is_told(tmp_path):
+def test_a_run_without_records_of_its_ranks_is_refused(tmp_path):
     folder = run_folder(tmp_path / "run")
     (folder / "ranks.jsonl").unlink()
-    with pytest.raises(UsageError, match="tells nothing of its workers"):
+    with pytest.raises(UsageError, match=r"sessions\.jsonl or ranks\.jsonl"):
         study_of([folder])
 
 

@@ -1,4 +1,4 @@
-"""Bars, points and time lines stand where their values are."""
+"""Bars, points and time lines have coordinates in proportion to their values."""
 
 import re
 from itertools import pairwise
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from samestep.report.axes import FLOOR, TOP
 from samestep.report.bars import Bar, BarChart, Group, Part
-from samestep.report.points import Axis, Measured, PointChart, Series
+from samestep.report.points import Axis, DataPoint, PointChart, Series
 from samestep.report.time_line import Row, Span, TimeLine
 from support.outline import Outline
 
@@ -31,7 +31,7 @@ def bars(*made, **more):
 
 
 def points(*values, names=("measured",), **more):
-    series = [Series(name, [Measured(x, y, y, y) for x, y in values]) for name in names]
+    series = [Series(name, [DataPoint(x, y, y, y) for x, y in values]) for name in names]
     return PointChart(title="t", y="times", series=series, ideal=float, **more).render()
 
 
@@ -44,7 +44,7 @@ def test_bars_are_as_high_as_their_values_and_the_gap_reaches_the_ideal():
     assert gap_top + gap == pytest.approx(top, abs=0.2)
 
 
-def test_parts_stand_on_each_other_and_say_their_share():
+def test_parts_are_stacked_and_show_their_share():
     drawn = bars(Bar(name="", parts=[Part(0, 3.0), Part(1, 1.0)]), shares=True)
     # The first of each is in the legend.
     _, (_, low_top, _, low) = rectangles(drawn, "part c0")
@@ -91,14 +91,14 @@ def test_series_differ_in_shape_and_in_the_line_between():
     assert {f"dash{number}" for number in range(4)} == set(re.findall(r"dash\d", drawn))
 
 
-def test_an_interval_is_drawn_where_it_can_be_seen():
-    wide, none = Measured(1, 2.0, 1.0, 3.0), Measured(2, 2.0, 2.0, 2.0)
+def test_an_interval_is_drawn_if_it_is_visible():
+    wide, none = DataPoint(1, 2.0, 1.0, 3.0), DataPoint(2, 2.0, 2.0, 2.0)
     chart = PointChart(title="t", y="y", series=[Series("s", [wide, none])], ideal=float)
     assert chart.render().count('class="whisker"') == 1
 
 
-def test_an_interval_without_bounds_is_cut_and_does_not_flatten_the_rest():
-    known, unknown = Measured(1, 1.0, 0.9, 1.1), Measured(2, 2.0, 0.01, 5e4)
+def test_a_very_wide_interval_is_clipped_and_does_not_flatten_the_rest():
+    known, unknown = DataPoint(1, 1.0, 0.9, 1.1), DataPoint(2, 2.0, 0.01, 5e4)
     drawn = PointChart(title="t", y="y", series=[Series("s", [known, unknown])], ideal=float).render()
     ticks = [float(tick) for tick in re.findall(r'class="tick y"[^>]*>([^<]+)<', drawn)]
     assert max(ticks) < 3

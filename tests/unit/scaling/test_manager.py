@@ -3,6 +3,7 @@
 import pytest
 
 from samestep.report.scaling.page import render
+from samestep.report.scaling.rows import overhead
 from samestep.report.scaling.text import study_text
 from samestep.scaling.conclude import conclude
 from samestep.scaling.measured import measured
@@ -141,6 +142,8 @@ def test_inconclusive_runs_have_no_overhead_and_no_advice():
 
     study = conclude(Study(target="digits", points=measured(runs)), 0.7)
 
-    assert "lost most to" not in study_text(study) + render(study)
+    assert [overhead(point, most=2) for point in study.points] == ["", ""]
+    assert "workers  overhead" not in study_text(study)
+    assert ">overhead<" not in render(study)
     assert study.verdict.engineer.startswith("2 workers: 0.79x, 40 % by the medians")
     assert codes(study.verdict, "advice") == []

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 from itertools import chain
 
 import hypothesis.strategies as st
@@ -86,14 +87,14 @@ words = st.sampled_from([0, 1, 2, 3, 256, 257, 2**63, 2**63 + 1, 2**64 - 2, 2**6
 
 
 @given(st.lists(words, max_size=60))
-def test_words_are_sorted_stably_also_where_only_their_low_bits_differ(drawn):
+def test_words_are_sorted_stably_even_if_only_their_low_bits_differ(drawn):
     drawn = np.array(drawn, dtype=np.uint64)
     expected = np.argsort(drawn, kind="stable")
     np.testing.assert_array_equal(_sorting(drawn), expected)
 
 
 def test_the_order_of_many_samples_is_that_of_their_words():
-    """So many that the high bits of some words are equal."""
+    """With so many samples, the high bits of some words are equal."""
     count, seed, number = 2**20, 3, 4
     drawn = np.random.Philox(key=np.array([seed, number], dtype=np.uint64)).random_raw(count) >> np.uint64(8)
     high = np.sort(drawn >> np.uint64(21))
@@ -108,8 +109,8 @@ def test_orders_differ_between_epochs_and_seeds():
     assert len(orders) == 25
 
 
-def test_the_order_of_an_old_run_is_the_order_of_today():
-    """Checkpoints count on it: a change here breaks resuming, and must be a decision."""
+def test_the_order_is_that_of_older_versions():
+    """Checkpoints depend on it: a change breaks resuming."""
     assert epoch_order(10, seed=1, epoch=2).tolist() == [4, 2, 0, 6, 1, 5, 9, 8, 7, 3]
     assert epoch_order(4, seed=1, epoch=2, shuffle=False).tolist() == [0, 1, 2, 3]
     many = hashlib.sha256(epoch_order(100_000, seed=1, epoch=2).astype("<i8").tobytes()).hexdigest()
@@ -117,7 +118,7 @@ def test_the_order_of_an_old_run_is_the_order_of_today():
 
 
 @given(counts, st.integers(9, 80), sizes, st.booleans(), st.data())
-def test_lengths_are_told_without_walking_the_steps(count, batch_size, size, drop_last, data):
+def test_lengths_equal_the_number_of_steps(count, batch_size, size, drop_last, data):
     drop_last = drop_last and count >= batch_size
     position = Position(samples=data.draw(st.integers(0, count)))
     for plan in plans(count, batch_size, size, drop_last=drop_last):
@@ -143,7 +144,7 @@ def test_the_ranks_in_order_are_the_serial_batch(count, batch_size, size, seed, 
 
 
 @given(counts, st.integers(9, 80), sizes, sizes, st.data())
-def test_cut_anywhere_and_resume_at_another_size(count, batch_size, size, other, data):
+def test_resuming_anywhere_at_another_size_uses_each_sample_once(count, batch_size, size, other, data):
     begin = Position(seed=7)
     whole = epoch(count, batch_size, size, begin)
     cut = data.draw(st.integers(1, len(whole)))
@@ -165,7 +166,7 @@ def test_resuming_with_another_batch_size_still_uses_each_sample_once(count, fir
     assert sorted(used + rest) == list(range(count))
 
 
-def test_a_short_last_batch_leaves_ranks_with_nothing_but_keeps_their_step():
+def test_a_short_last_batch_has_empty_shares_on_some_ranks():
     steps = [ids(plan, Position()) for plan in plans(9, 4, 3, shuffle=False)]
     assert steps == [[[0, 1], [4, 5], [8]], [[2], [6], []], [[3], [7], []]]
     plan = plans(9, 4, 3)[2]
@@ -181,25 +182,27 @@ def test_a_dropped_last_batch_ends_the_epoch_before_it():
 
 
 @pytest.mark.parametrize(
-    ("values", "says"),
+    ("values", "names"),
     [
-        ({"count": 10, "batch_size": 3, "place": at(0, 4)}, r"global batch of 3 .* 4 workers"),
-        ({"count": 10, "batch_size": 0}, r"batch size of 0"),
-        ({"count": 0, "batch_size": 4}, r"0 samples"),
-        ({"count": 3, "batch_size": 4, "drop_last": True}, r"drop_last leaves nothing of 3"),
+        ({"count": 10, "batch_size": 3, "place": at(0, 4)}, {"3", "4", "batch"}),
+        ({"count": 10, "batch_size": 0}, {"0", "batch"}),
+        ({"count": 0, "batch_size": 4}, {"0", "samples"}),
+        ({"count": 3, "batch_size": 4, "drop_last": True}, {"3", "4", "drop_last"}),
     ],
 )
-def test_what_cannot_work_is_refused_with_its_numbers(values, says):
-    with pytest.raises(UsageError, match=says):
+def test_an_impossible_plan_is_refused_with_its_numbers(values, names):
+    with pytest.raises(UsageError) as error:
         Plan(**values)
+    assert names <= set(re.findall(r"\w+", str(error.value)))
 
 
 def test_a_position_beyond_the_data_set_is_refused():
-    with pytest.raises(UsageError, match=r"after 11 samples.* holds 10"):
+    with pytest.raises(UsageError, match=r"\b11 .*\b10\b"):
         Plan(count=10, batch_size=4).steps(Position(samples=11))
 
 
 @pytest.mark.parametrize("values", [{"seed": -1}, {"epoch": -1}, {"samples": -1}, {"seed": 2**64}])
 def test_a_position_is_three_natural_numbers(values):
-    with pytest.raises(UsageError, match="is not within"):
+    ((name, value),) = values.items()
+    with pytest.raises(UsageError, match=rf"^{name} .*{value}\b"):
         Position(**values)

@@ -1,10 +1,10 @@
-"""Which flags a program has, as far as its text tells."""
+"""The flags of a program are found in its source."""
 
 import pytest
 
 from samestep.source.flags import flags_of
 
-WRITTEN = {
+LITERAL = {
     "argparse": "import argparse\nargparse.ArgumentParser().add_argument('-s', '--seed', type=int)",
     "click": "import click\n@click.option('--seed')\ndef main(seed): pass\nmain()",
     "click, yes or no": "import click\n@click.option('--no-seed/--seed')\ndef main(seed): pass\nmain()",
@@ -12,7 +12,7 @@ WRITTEN = {
     "its module's": "from args import parse_args\nparse_args()",
     "another's": "import argparse\nfrom options import parser\nparser.parse_args()",
 }
-MADE = {
+DERIVED = {
     "fire": "import fire\nfire.Fire(lambda seed: None)",
     "tyro": "from dataclasses import dataclass\nimport tyro\ntyro.cli(dataclass(type('A', (), {})))",
     "typer": "import typer\napp = typer.Typer()\n@app.command()\ndef main(seed: int): pass\napp()",
@@ -26,37 +26,37 @@ MADE = {
 }
 NONE = {
     "nothing": "print('hello')",
-    "said to people": '"""Run it: torchrun --seed 1 train.py -n 2"""\nprint("use --seed")',
+    "in a help text": '"""Run it: torchrun --seed 1 train.py -n 2"""\nprint("use --seed")',
     "another": "import argparse\nargparse.ArgumentParser().add_argument('--seeds')",
 }
 
 
-def seen(folder, text):
-    """Return whether ``--seed`` is seen in a program, and what else makes flags."""
-    (folder / "args.py").write_text(f"{WRITTEN['argparse']}\ndef parse_args(): pass\n")
-    (folder / "options.py").write_text(f"parser = None\n{WRITTEN['argparse']}\n")
-    (folder / "settings.py").write_text(f"{MADE['tyro']}\n")
+def flags_in(folder, text):
+    """Return whether ``--seed`` is found in a program, and which call defines unknown flags."""
+    (folder / "args.py").write_text(f"{LITERAL['argparse']}\ndef parse_args(): pass\n")
+    (folder / "options.py").write_text(f"parser = None\n{LITERAL['argparse']}\n")
+    (folder / "settings.py").write_text(f"{DERIVED['tyro']}\n")
     (folder / "train.py").write_text(text)
     found = flags_of(folder / "train.py", roots=[folder])
-    return "--seed" in found.written, found.maker
+    return "--seed" in found.literal, found.parser
 
 
-@pytest.mark.parametrize("name", WRITTEN)
-def test_flags_that_are_written_down_are_seen(tmp_path, name):
-    assert seen(tmp_path, WRITTEN[name]) == (True, None)
+@pytest.mark.parametrize("name", LITERAL)
+def test_literal_flags_are_found(tmp_path, name):
+    assert flags_in(tmp_path, LITERAL[name]) == (True, None)
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_who_makes_flags_of_names_is_seen(tmp_path, name):
-    assert seen(tmp_path, MADE[name])[1] is not None
+@pytest.mark.parametrize("name", DERIVED)
+def test_calls_that_derive_flags_are_found(tmp_path, name):
+    assert flags_in(tmp_path, DERIVED[name])[1] is not None
 
 
 @pytest.mark.parametrize("name", NONE)
-def test_what_is_no_flag_is_not_taken_for_one(tmp_path, name):
-    assert seen(tmp_path, NONE[name]) == (False, None)
+def test_other_strings_are_no_flags(tmp_path, name):
+    assert flags_in(tmp_path, NONE[name]) == (False, None)
 
 
-def test_where_a_flag_is_from_is_told(tmp_path):
-    seen(tmp_path, WRITTEN["its module's"])
+def test_the_file_of_a_flag_is_reported(tmp_path):
+    flags_in(tmp_path, LITERAL["its module's"])
 
-    assert flags_of(tmp_path / "train.py", roots=[tmp_path]).written["-s"] == tmp_path / "args.py"
+    assert flags_of(tmp_path / "train.py", roots=[tmp_path]).literal["-s"] == tmp_path / "args.py"

@@ -4,7 +4,7 @@ import sysconfig
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.source.modules import own_folders, source_of
+from samestep.source.modules import source_of, user_folders
 from support.editable import Editable
 
 
@@ -42,10 +42,10 @@ def test_a_module_of_an_editable_install_is_found(tmp_path, monkeypatch):
     assert "mine" not in sys.modules
 
 
-def test_the_users_own_folders_are_those_that_nothing_was_installed_to(tmp_path):
+def test_user_folders_exclude_installed_packages_and_the_library(tmp_path):
     installed = tmp_path / "lib" / "site-packages"
     installed.mkdir(parents=True)
     library = sysconfig.get_path("stdlib")
     path = ["", str(tmp_path), library, f"{library}/lib-dynload", str(installed), "/no/such", str(tmp_path)]
 
-    assert own_folders(path) == [tmp_path]
+    assert user_folders(path) == [tmp_path]

@@ -1,4 +1,4 @@
-"""What a script is, from its text."""
+"""The kind of a script follows from its source."""
 
 import sys
 from textwrap import dedent
@@ -6,7 +6,7 @@ from textwrap import dedent
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.source.recognise import recognise
+from samestep.source.recognise import classify
 from support.editable import Editable
 
 NATIVE = {
@@ -93,7 +93,7 @@ def written(folder, text, name="train.py"):
 
 @pytest.mark.parametrize("text", NATIVE.values(), ids=NATIVE)
 def test_a_script_that_joins_its_peers_is_native(tmp_path, text):
-    found = recognise(written(tmp_path, text))
+    found = classify(written(tmp_path, text))
 
     assert found.kind == "native"
     assert str(found.evidence).startswith("train.py:")
@@ -101,33 +101,33 @@ def test_a_script_that_joins_its_peers_is_native(tmp_path, text):
 
 @pytest.mark.parametrize("text", SPAWNS.values(), ids=SPAWNS)
 def test_a_script_that_starts_its_own_workers_spawns(tmp_path, text):
-    assert recognise(written(tmp_path, text)).kind == "spawns"
+    assert classify(written(tmp_path, text)).kind == "spawns"
 
 
 @pytest.mark.parametrize("helper", WITH_HELPERS.values(), ids=WITH_HELPERS)
 @pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
-def test_processes_of_a_script_whose_rank_the_launcher_says_are_helpers(tmp_path, group, helper):
+def test_processes_of_a_script_with_the_launchers_rank_are_helpers(tmp_path, group, helper):
     text = f"import os, multiprocessing as mp, torch.distributed as d\n{group}\n{helper}\n"
-    assert recognise(written(tmp_path, text)).kind == "native"
+    assert classify(written(tmp_path, text)).kind == "native"
 
 
-def test_whether_a_script_calls_join_is_known_whatever_it_does_first(tmp_path):
+def test_a_call_of_join_is_found_after_other_calls(tmp_path):
     text = (
         "import samestep\nfrom torch.nn.parallel import DistributedDataParallel as D\nD(m)\nsamestep.join()"
     )
-    found = recognise(written(tmp_path, text))
+    found = classify(written(tmp_path, text))
 
     assert (found.evidence.line, found.joins) == (3, True)
-    assert not recognise(written(tmp_path, "import torch.distributed as d\nd.init_process_group()")).joins
+    assert not classify(written(tmp_path, "import torch.distributed as d\nd.init_process_group()")).joins
 
 
-def test_a_script_too_long_to_be_judged_is_native(tmp_path):
-    assert recognise(written(tmp_path, f"x = {'+'.join(['1'] * 20_000)}\n")).kind == "native"
+def test_a_script_too_long_to_parse_is_native(tmp_path):
+    assert classify(written(tmp_path, f"x = {'+'.join(['1'] * 20_000)}\n")).kind == "native"
 
 
 @pytest.mark.parametrize("text", SERIAL.values(), ids=SERIAL)
 def test_any_other_script_is_serial(tmp_path, text):
-    found = recognise(written(tmp_path, text))
+    found = classify(written(tmp_path, text))
 
     assert found.kind == "serial"
     assert found.evidence is None
@@ -142,7 +142,7 @@ def test_the_evidence_is_the_first_call_and_its_line(tmp_path):
 
         main()
         """
-    assert str(recognise(written(tmp_path, text)).evidence) == (
+    assert str(classify(written(tmp_path, text)).evidence) == (
         "train.py:4 torch.distributed.init_process_group"
     )
 
@@ -158,66 +158,66 @@ def test_the_evidence_is_the_first_call_and_its_line(tmp_path):
         ("from tools.deep.setup_dist import go", "tools/deep/setup_dist.py"),
     ],
 )
-def test_modules_beside_the_script_are_followed(tmp_path, statement, name):
+def test_imported_modules_of_the_user_are_read(tmp_path, statement, name):
     written(tmp_path, "import torch.distributed as d\ndef go(): d.init_process_group()", name)
-    found = recognise(written(tmp_path, f"{statement}\n"))
+    found = classify(written(tmp_path, f"{statement}\n"))
 
     assert found.kind == "native"
     assert found.evidence.file == tmp_path / name
 
 
-def test_relative_imports_are_followed_from_where_they_stand(tmp_path):
+def test_relative_imports_are_followed_from_their_own_package(tmp_path):
     written(tmp_path, "from ..shared import go", "pkg/sub/tool.py")
     written(tmp_path, "import torch.distributed as d\ndef go(): d.init_process_group()", "pkg/shared.py")
     script = written(tmp_path, "from .sub.tool import go\ngo()", "pkg/__main__.py")
 
-    assert recognise(script, roots=[tmp_path]).kind == "native"
+    assert classify(script, roots=[tmp_path]).kind == "native"
 
 
-def test_imports_are_looked_for_in_further_folders_too_and_the_first_counts(tmp_path):
+def test_imports_are_searched_in_further_folders_and_the_first_match_counts(tmp_path):
     written(tmp_path, "import torch.distributed as d\ndef go(): d.init_process_group()", "lib/mine/go.py")
     script = written(tmp_path, "from mine import go\ngo.go()", "tools/train.py")
 
-    assert recognise(script).kind == "serial"
-    assert recognise(script, roots=[script.parent, tmp_path / "lib"]).kind == "native"
+    assert classify(script).kind == "serial"
+    assert classify(script, roots=[script.parent, tmp_path / "lib"]).kind == "native"
 
     written(tmp_path, "def go(): pass", "tools/mine/go.py")
-    assert recognise(script, roots=[script.parent, tmp_path / "lib"]).kind == "serial"
+    assert classify(script, roots=[script.parent, tmp_path / "lib"]).kind == "serial"
 
 
-def test_packages_known_by_name_are_not_read_where_they_are_installed(tmp_path):
+def test_packages_recognized_by_name_are_not_read(tmp_path):
     written(tmp_path, "import torch.distributed as d\nd.init_process_group()", "lib/samestep/__init__.py")
     script = written(tmp_path, "import samestep", "tools/train.py")
 
-    assert recognise(script, roots=[script.parent, tmp_path / "lib"]).kind == "serial"
+    assert classify(script, roots=[script.parent, tmp_path / "lib"]).kind == "serial"
 
 
 def test_an_editable_install_is_followed_to_its_source(tmp_path, monkeypatch):
     written(tmp_path, "import torch.distributed as d\nd.init_process_group()", "src/mine/__init__.py")
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Editable("mine", tmp_path / "src")])
 
-    assert recognise(written(tmp_path, "import mine")).kind == "native"
+    assert classify(written(tmp_path, "import mine")).kind == "native"
 
 
 def test_modules_that_import_each_other_are_read_once(tmp_path):
     written(tmp_path, "import b", "a.py")
     written(tmp_path, "import a", "b.py")
 
-    assert recognise(written(tmp_path, "import a")).kind == "serial"
+    assert classify(written(tmp_path, "import a")).kind == "serial"
 
 
-def test_what_a_neighbour_does_as_main_does_not_count(tmp_path):
+def test_the_main_block_of_an_imported_module_does_not_count(tmp_path):
     written(
         tmp_path, "import torch.multiprocessing as mp\nif __name__ == '__main__':\n    mp.spawn(f)", "tool.py"
     )
-    assert recognise(written(tmp_path, "import tool")).kind == "serial"
+    assert classify(written(tmp_path, "import tool")).kind == "serial"
 
 
-def test_a_neighbour_that_is_not_python_is_left_to_python(tmp_path):
+def test_an_imported_module_that_is_not_python_is_left_to_python(tmp_path):
     written(tmp_path, "def f(:", "broken.py")
-    assert recognise(written(tmp_path, "import broken")).kind == "serial"
+    assert classify(written(tmp_path, "import broken")).kind == "serial"
 
 
 def test_a_script_that_is_not_python_is_refused_with_its_line(tmp_path):
     with pytest.raises(UsageError, match=r"train\.py:2 "):
-        recognise(written(tmp_path, "import torch\ndef f(:\n"))
+        classify(written(tmp_path, "import torch\ndef f(:\n"))

@@ -1,4 +1,4 @@
-"""Each cause is found in what was seen of a run with that fault, and in no other."""
+"""Each cause is found in the record of a run with that fault, and in no other."""
 
 from dataclasses import replace
 
@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from samestep.launch.failure import Failure
-from samestep.study.case import Case
+from samestep.study.case import Comparison
 from samestep.study.causes import causes
-from samestep.study.seen import Seen
+from samestep.study.seen import RunRecord
 from samestep.watch.trace import Facts, Step, Trace
 
 STEPS, BATCH, DATA = 8, 12, 52
@@ -24,7 +24,7 @@ def keys_of(step, epoch_length=DATA):
 
 
 def step_of(index, samples, *, jitter=0.0):
-    """Return a step whose gradient is that of the global batch, whoever computes it."""
+    """Return a step with the gradient of the global batch, on whichever rank."""
     of_step = np.random.default_rng([7, index])
     gradient, parameters = of_step.normal(size=16), np.random.default_rng(8).normal(size=16)
     noise = 1 + jitter * np.random.default_rng([9, index]).normal(size=16)
@@ -42,11 +42,11 @@ def step_of(index, samples, *, jitter=0.0):
 
 
 def run(size=1, *, change=None, facts=None, share=None, jitter=0.0, steps=STEPS, failure=None):
-    """Return what is seen of a run on `size` workers, changed rank by rank.
+    """Return the record of a run on `size` workers, changed rank by rank.
 
     Args:
-        change: given a rank and its step, returns what it is instead; None leaves the step out.
-        facts: given a rank, what is known of it beside the usual.
+        change: given a rank and its step, returns the step to use, or None to drop it.
+        facts: given a rank, returns its facts that differ from the usual.
         share: given a rank and the samples of a step, returns those of the rank.
     """
     share = share or (lambda rank, samples: samples[rank::size])
@@ -57,14 +57,14 @@ def run(size=1, *, change=None, facts=None, share=None, jitter=0.0, steps=STEPS,
         kept = [one for one in made if one is not None]
         known = Facts(rank=rank, group_size=size, epsilon=1e-16, ended="end", printed="accuracy 0.50\n")
         traces.append(Trace(replace(known, **(facts(rank) if facts else {})), kept, len(kept)))
-    return Seen(traces, is_replicated=False, failure=failure)
+    return RunRecord(traces, is_replicated=False, failure=failure)
 
 
 REFERENCE, CONTROL = run(), run(jitter=1e-15)
 
 
 def found(seen):
-    return [finding.cause for finding in causes(Case(REFERENCE, seen, CONTROL))]
+    return [finding.cause for finding in causes(Comparison(REFERENCE, seen, CONTROL))]
 
 
 def scaled(factor):
@@ -81,19 +81,19 @@ def test_a_run_that_is_the_same_but_for_rounding_has_no_cause(size):
     assert found(run(size, jitter=1e-15)) == []
 
 
-def test_what_is_more_than_rounding_has_one():
+def test_a_deviation_beyond_rounding_has_a_cause():
     assert found(run(2, jitter=1e-9)) == ["gradient"]
 
 
 @pytest.mark.parametrize("epsilon", [2.0**-7, 2.0**-10], ids=["bfloat16", "float16"])
-def test_a_gradient_that_is_summed_is_no_rounding_of_a_half_type(epsilon):
+def test_a_summed_gradient_exceeds_half_precision_rounding(epsilon):
     def half(_):
         return {"epsilon": epsilon, "parameter_epsilon": 1e-7}
 
     reference, control = run(facts=half), run(facts=half, jitter=epsilon)
 
     def causes_of(seen):
-        return [one.cause for one in causes(Case(reference, seen, control))]
+        return [one.cause for one in causes(Comparison(reference, seen, control))]
 
     assert causes_of(run(2, facts=half, jitter=4 * epsilon)) == []
     assert causes_of(run(2, facts=half, change=scaled(2))) == ["sum-not-mean"]
@@ -101,7 +101,7 @@ def test_a_gradient_that_is_summed_is_no_rounding_of_a_half_type(epsilon):
 
 @pytest.fixture
 def half():
-    """Returns the causes found in a run in bfloat16."""
+    """Returns a function that finds the causes of a run in bfloat16."""
     epsilon = 2.0**-7
 
     def facts(_):
@@ -109,18 +109,18 @@ def half():
 
     def causes_of(**how):
         reference, control = run(facts=facts), run(facts=facts, jitter=2 * epsilon)
-        return [one.cause for one in causes(Case(reference, run(2, facts=facts, **how), control))]
+        return [one.cause for one in causes(Comparison(reference, run(2, facts=facts, **how), control))]
 
     return causes_of
 
 
-def test_a_small_scale_is_no_rounding_of_a_half_type_before_the_first_update(half):
+def test_a_small_scale_exceeds_half_precision_rounding_before_the_first_update(half):
     assert half(change=scaled(1.005)) == []
     assert half(change=scaled(1.03)) == ["gradient-scale"]
     assert half(change=lambda rank, step: scaled(1.03)(rank, step) if step.index else step) == []
 
 
-def test_a_sample_less_is_found_where_a_half_type_hides_what_it_changes(half):
+def test_a_missing_sample_is_found_though_half_precision_hides_its_effect(half):
     def fewer(rank, samples):
         return samples[rank::2][:-1] if rank and len(samples) < BATCH else samples[rank::2]
 
@@ -135,7 +135,7 @@ def test_a_sample_less_is_found_where_a_half_type_hides_what_it_changes(half):
     assert half(change=change, share=keyless) == []  # and these need not be samples
 
 
-def test_a_schedule_that_is_N_times_as_fast_is_found_where_a_step_of_it_is_small():
+def test_a_schedule_that_steps_n_times_is_found_even_if_its_steps_are_small():
     def slow(step, times=1):
         return replace(step, learning_rates=[0.1 * (1 - 1e-6 * step.index * times)])
 
@@ -144,7 +144,7 @@ def test_a_schedule_that_is_N_times_as_fast_is_found_where_a_step_of_it_is_small
 
     reference, control = (run(change=lambda _, step: slow(step), facts=single) for _ in range(2))
     seen = run(2, change=lambda _, step: slow(step, 2), facts=single)
-    assert [one.cause for one in causes(Case(reference, seen, control))] == ["schedule-n-times"]
+    assert [one.cause for one in causes(Comparison(reference, seen, control))] == ["schedule-n-times"]
 
 
 def times_n(step):
@@ -155,19 +155,19 @@ def stepped_twice(step):
     return replace(step, learning_rates=[0.1 * 0.9 ** (2 * step.index)])
 
 
-def learnt(step):
-    """Return the step with a gradient of other samples."""
+def other_gradient(step):
+    """Return the step with another gradient, as other samples have."""
     return replace(step, gradient=(np.array(step.gradient) + 0.1 * np.arange(16)).tolist())
 
 
 def padded(step):
     if len(step.samples) == BATCH // 2:
         return step
-    return learnt(replace(step, samples=step.samples + step.samples[:1]))
+    return other_gradient(replace(step, samples=step.samples + step.samples[:1]))
 
 
 def doubled(rank, step):
-    return learnt(replace(step, samples=(np.array(keys_of(step.index)) + 1000 * rank).tolist()))
+    return other_gradient(replace(step, samples=(np.array(keys_of(step.index)) + 1000 * rank).tolist()))
 
 
 @pytest.mark.parametrize(
@@ -183,84 +183,90 @@ def doubled(rank, step):
         ("accumulation-not-averaged", lambda rank, step: replace(scaled(1 + rank)(rank, step), backwards=3)),
         ("replicas-differ-at-start", lambda rank, step: replace(step, before=[float(rank)] * 16)),
         ("padded-samples", lambda _, step: padded(step)),
-        ("samples-left-out", lambda _, step: learnt(replace(step, samples=step.samples[: BATCH // 2 - 1]))),
+        (
+            "samples-left-out",
+            lambda _, step: other_gradient(replace(step, samples=step.samples[: BATCH // 2 - 1])),
+        ),
         ("batch-times-n", doubled),
         (
             "overlapping-shards",
-            lambda _, step: learnt(replace(step, samples=keys_of(step.index)[: BATCH // 2])),
+            lambda _, step: other_gradient(replace(step, samples=keys_of(step.index)[: BATCH // 2])),
         ),
-        ("other-samples", lambda _, step: learnt(replace(step, samples=[key + 0.5 for key in step.samples]))),
+        (
+            "other-samples",
+            lambda _, step: other_gradient(replace(step, samples=[key + 0.5 for key in step.samples])),
+        ),
     ],
 )
 def test_a_fault_is_named(cause, change):
     assert found(run(2, change=change, facts=lambda _: {"wrapped": True})) == [cause]
 
 
-def test_uneven_shares_whose_means_are_averaged_alike_are_named_at_the_first_of_them():
+def test_equally_weighted_means_of_uneven_shares_are_found_at_the_first_uneven_step():
     def change(rank, step):
-        return scaled(1.0)(rank, step) if len(step.samples) * 3 == BATCH else learnt(step)
+        return scaled(1.0)(rank, step) if len(step.samples) * 3 == BATCH else other_gradient(step)
 
-    (finding,) = causes(Case(REFERENCE, run(3, change=change), CONTROL))
+    (finding,) = causes(Comparison(REFERENCE, run(3, change=change), CONTROL))
     assert (finding.cause, finding.step) == ("mean-of-means", DATA // BATCH)
     assert "[2, 1, 1]" in finding.message
 
 
 @pytest.mark.parametrize("samples", [lambda step: [0.5, 1.5, 2.5], lambda step: 2 * step.samples])
 def test_keys_that_differ_where_nothing_else_does_are_no_keys_of_samples(samples):
-    """As of a batch whose second dimension has the samples, or of positions."""
+    """Such keys come from a batch with the samples in its second dimension, or from positions."""
     assert found(run(2, change=lambda _, step: replace(step, samples=samples(step)))) == []
 
 
-def test_a_difference_whose_samples_are_unknown_is_not_said_to_have_the_same():
+def test_samples_that_are_unknown_do_not_count_as_equal():
     reference, control, seen = (
         run(size, share=lambda *_: [], jitter=jitter) for size, jitter in ((1, 0), (1, 1e-15), (2, 1e-9))
     )
-    (finding,) = causes(Case(reference, seen, control))
-    assert finding.cause == "gradient"
-    assert "not known to be the same" in finding.message
+    comparison = Comparison(reference, seen, control)
+    assert [one.cause for one in causes(comparison)] == ["gradient"]
+    assert not comparison.has_same_samples(0)
 
 
-def test_another_order_of_the_same_samples_is_told_from_others():
+def test_another_order_of_the_same_samples_has_its_own_cause():
     def backwards(_, step):
         mirrored = step.index if step.index > 4 else 3 - step.index if step.index < 4 else 4
-        return learnt(replace(step, samples=keys_of(mirrored)[_::2]))
+        return other_gradient(replace(step, samples=keys_of(mirrored)[_::2]))
 
     assert found(run(2, change=backwards)) == ["other-order"]
 
 
-def test_ranks_that_all_use_whole_batches_are_named_though_nothing_else_differs():
+def test_ranks_that_all_use_global_batches_are_found_though_nothing_else_differs():
     assert found(run(2, share=lambda _, samples: samples)) == ["overlapping-shards"]
     alike = run(2, share=lambda *_: [1.0, 2.0])  # positions, say
     reference = run(share=lambda *_: [1.0, 2.0])
-    assert causes(Case(reference, alike, run(share=lambda *_: [1.0, 2.0], jitter=1e-15))) == []
+    assert causes(Comparison(reference, alike, run(share=lambda *_: [1.0, 2.0], jitter=1e-15))) == []
 
 
-def test_workers_that_never_met_are_copies():
+def test_workers_without_a_process_group_are_silent_copies():
     assert found(run(2, facts=lambda _: {"group_size": 1})) == ["silent-copies"]
 
 
-def test_a_sampler_that_repeats_its_order_is_named_before_the_order_is():
+def test_a_sampler_that_repeats_its_order_is_found_before_the_order():
     def change(_, step):
         return replace(step, samples=[key + 0.5 for key in step.samples])
 
     assert found(run(2, change=change, facts=lambda _: {"repeated_epochs": 1})) == ["no-set-epoch"]
 
 
-def test_a_rank_that_ends_its_loop_before_the_others_is_named():
+def test_a_rank_that_ends_its_loop_before_the_others_is_found():
     seen = run(2, change=lambda rank, step: step if step.index < STEPS - rank else None)
     assert found(seen) == ["steps-differ"]
 
 
-def test_a_rank_that_fails_is_named_with_its_error():
+def test_a_rank_that_fails_is_reported_with_its_error():
     def failed(rank):
         return {"ended": "ValueError", "message": "no\nsuch batch"} if rank else {"ended": "killed"}
 
-    (finding,) = causes(Case(REFERENCE, run(2, facts=failed), CONTROL))
+    (finding,) = causes(Comparison(REFERENCE, run(2, facts=failed), CONTROL))
     assert finding.cause == "crash"
     assert "rank 1 failed: ValueError: no such batch" in finding.message
 
 
-def test_a_rank_that_is_killed_or_hangs_is_known_from_the_launcher():
+def test_a_rank_that_is_killed_or_hangs_is_found_from_the_launchers_failure():
     def killed(_):
         return {"ended": "killed"}
 
@@ -270,7 +276,7 @@ def test_a_rank_that_is_killed_or_hangs_is_known_from_the_launcher():
     assert found(run(2, facts=killed, failure=hung)) == ["hang"]
 
 
-def test_evaluation_that_counts_repeats_is_named_and_one_that_is_made_by_each_rank_is_not():
+def test_an_evaluation_that_counts_repeats_is_found_and_one_on_every_rank_is_not():
     reference = run(facts=lambda _: {"evaluated": [float(k) for k in range(7)]})
     control = run(facts=lambda _: {"evaluated": [float(k) for k in range(7)]}, jitter=1e-15)
 
@@ -281,13 +287,13 @@ def test_evaluation_that_counts_repeats_is_named_and_one_that_is_made_by_each_ra
         return {"evaluated": [float(k) for k in range(7)]}
 
     def causes_of(facts):
-        return [one.cause for one in causes(Case(reference, run(2, facts=facts), control))]
+        return [one.cause for one in causes(Comparison(reference, run(2, facts=facts), control))]
 
     assert causes_of(shares) == ["padded-evaluation"]
     assert causes_of(all_of_it) == []
 
 
-def test_a_number_that_is_printed_of_one_share_is_named_and_times_and_sizes_are_not():
+def test_a_printed_number_of_one_share_is_found_and_times_and_sizes_are_not():
     def prints(text):
         return lambda _: {"printed": text}
 
@@ -302,10 +308,10 @@ def test_a_number_that_is_printed_of_one_share_is_named_and_times_and_sizes_are_
             run(size, facts=prints(f"loss 1.50 {text}\n"), jitter=jitter)
             for size, text, jitter in ((1, before, 0), (1, before, 1e-15), (2, after, 0))
         )
-        assert causes(Case(reference, seen, control)) == []
+        assert causes(Comparison(reference, seen, control)) == []
 
 
-def test_each_printed_number_is_judged_by_itself():
+def test_each_printed_number_is_compared_by_itself():
     def prints(text):
         return lambda _: {"printed": f"{text}\n"}
 
@@ -319,7 +325,7 @@ def test_each_printed_number_is_judged_by_itself():
             run(size, facts=prints(text), jitter=jitter)
             for size, text, jitter in ((1, before, 0), (1, before, 1e-15), (2, after, 0))
         )
-        assert [one.cause for one in causes(Case(reference, seen, control))] == expected
+        assert [one.cause for one in causes(Comparison(reference, seen, control))] == expected
 
 
 def test_the_loss_of_a_share_that_is_printed_as_such_is_a_named_exception():
@@ -337,10 +343,12 @@ def test_the_loss_of_a_share_that_is_printed_as_such_is_a_named_exception():
         (usual + 0.5, [("local-metric", False)]),
     ):
         seen = run(2, change=change, facts=prints(value))
-        assert [(one.cause, one.is_exception) for one in causes(Case(reference, seen, control))] == expected
+        assert [
+            (one.cause, one.is_exception) for one in causes(Comparison(reference, seen, control))
+        ] == expected
 
 
-def test_a_run_that_is_cut_ends_before_the_step():
+def test_a_truncated_run_ends_before_the_step():
     seen = run(2, facts=lambda _: {"evaluated": [1.0], "printed": "0123456789"}).until(3)
     assert seen.steps == 3
     assert seen.evaluated(3).size == 0

@@ -1,4 +1,4 @@
-"""A sample's noise is its own: the same in whichever batch it is, and another sample's is another."""
+"""The noise of a sample depends on the sample, not on its batch, and differs between samples."""
 
 import random
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from samestep.study.own_draws import draws_of_samples
+from samestep.study.own_draws import per_sample_randomness
 from samestep.watch.drawn import RngState
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(2))
@@ -17,9 +17,9 @@ DRAWS = {
     "in place": lambda x: torch.empty(2, len(x)).exponential_().T,
     "normal of a size": lambda x: torch.normal(0.0, 1.0, size=(len(x), 2)),
     "normal of means": lambda x: torch.normal(x, x.abs()),
-    "coins": lambda x: torch.bernoulli(x.sigmoid()),
-    "coins of one probability": lambda x: torch.empty(len(x), 9).bernoulli_(0.5),
-    "coins into whole numbers": lambda x: torch.empty_like(x, dtype=torch.int64).bernoulli_(x.sigmoid()),
+    "bernoulli": lambda x: torch.bernoulli(x.sigmoid()),
+    "bernoulli of one probability": lambda x: torch.empty(len(x), 9).bernoulli_(0.5),
+    "bernoulli into integers": lambda x: torch.empty_like(x, dtype=torch.int64).bernoulli_(x.sigmoid()),
     "flattened": lambda x: torch.rand(len(x) * 4).reshape(len(x), 4),
     "distribution": lambda x: torch.distributions.Normal(x, 1.0).rsample(),
 }
@@ -33,7 +33,7 @@ def _as_before():
 
 
 class Drawing(nn.Module):
-    """A module that draws as it is told."""
+    """A module whose forward calls a function that draws."""
 
     def __init__(self, draw):
         super().__init__()
@@ -44,10 +44,10 @@ class Drawing(nn.Module):
 
 
 def drawn(draw, batches, *, seed, in_call):
-    """Return what is drawn for the samples in these batches."""
+    """Return the noise of the samples in these batches."""
     torch.manual_seed(seed)
     model = Drawing(draw)
-    with draws_of_samples():
+    with per_sample_randomness():
         if in_call:
             return torch.cat([model(X[batch]) for batch in batches])
         loader = DataLoader(TensorDataset(X), batch_sampler=[batch.tolist() for batch in batches])
@@ -56,7 +56,7 @@ def drawn(draw, batches, *, seed, in_call):
 
 @pytest.mark.parametrize("in_call", [True, False], ids=["call", "loop"])
 @pytest.mark.parametrize("name", DRAWS)
-def test_noise_is_the_samples_own(name, in_call):
+def test_noise_depends_on_the_sample_alone(name, in_call):
     order = torch.arange(12)
     whole = drawn(DRAWS[name], [order], seed=1, in_call=in_call)
     apart = drawn(DRAWS[name], [order[5:], order[:5]], seed=2, in_call=in_call)
@@ -65,26 +65,26 @@ def test_noise_is_the_samples_own(name, in_call):
 
 
 def test_draws_for_the_same_samples_differ_from_each_other():
-    with draws_of_samples():
+    with per_sample_randomness():
         one, other = Drawing(lambda x: (torch.randn_like(x), torch.randn_like(x)))(X)
     assert not torch.equal(one, other)
 
 
-def test_what_belongs_to_no_sample_is_drawn_alike_within_a_call():
+def test_noise_of_no_sample_is_equal_on_all_ranks_within_a_call():
     found = []
     for seed in (1, 2):
         torch.manual_seed(seed)
         random.seed(seed)
         model = Drawing(lambda x: (float(torch.rand(())), random.random()))
-        with draws_of_samples():
+        with per_sample_randomness():
             found.append([model(X), model(X)])
     assert found[0] == found[1]
     assert found[0][0] != found[0][1]
 
 
-def test_the_scripts_streams_stay_where_they_are():
+def test_the_scripts_generators_do_not_advance():
     before = RngState.now()
-    with draws_of_samples():
+    with per_sample_randomness():
         model = Drawing(lambda x: torch.randn_like(x) + torch.rand(()))
         for (x,) in DataLoader(TensorDataset(X), batch_size=4, generator=torch.Generator()):
             model(x)
@@ -92,8 +92,8 @@ def test_the_scripts_streams_stay_where_they_are():
     assert before.same(RngState.now())
 
 
-def test_an_order_of_samples_and_a_generator_of_the_scripts_own_are_left_alone():
-    with draws_of_samples():
+def test_orders_of_samples_and_user_defined_generators_are_unchanged():
+    with per_sample_randomness():
         orders = []
         for _ in range(2):
             next(iter(DataLoader(TensorDataset(X), batch_size=12)))

@@ -1,17 +1,17 @@
-"""The samples of a step are those of all ranks, however they came to them."""
+"""The samples of a step are those of all ranks, replicated or sharded."""
 
 import pytest
 
-from samestep.study.seen import Seen
+from samestep.study.seen import RunRecord
 from samestep.watch.trace import Facts, Step, Trace
 
 
-def seen(*samples, **how):
+def run(*samples, **how):
     traces = [
         Trace(Facts(rank=rank), [Step(index=0, samples=[float(one) for one in own])], 1)
         for rank, own in enumerate(samples)
     ]
-    return Seen(traces, **how)
+    return RunRecord(traces, **how)
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def seen(*samples, **how):
         ([[3, 1], [2]], {"is_replicated": True, "is_sliced": True}, [1, 2, 3]),
         ([[1], [1]], {"is_replicated": True, "is_sliced": True}, [1]),
     ],
-    ids=["of a distributed script", "of copies", "of copies with slices", "of copies with too few to cut"],
+    ids=["sharded", "replicated", "replicated, sliced", "replicated, too few to slice"],
 )
 def test_the_samples_of_a_step(samples, how, found):
-    assert seen(*samples, **how).samples(0).tolist() == found
+    assert run(*samples, **how).samples(0).tolist() == found

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from samestep.base.place import Place
-from samestep.measure.clock_file import STEP_PHASES, ClockFile, Clocking, has_ended
+from samestep.measure.clock_file import STEP_PHASES, ClockFile, ClockOptions, has_ended
 from samestep.watch import replay
 from samestep.watch.clocked import ScriptClock
 from samestep.watch.phases import Phases
@@ -22,7 +22,7 @@ def clock(tmp_path, monkeypatch):
     def run(script, *, steps=None, warm_up=0, folder="clock", **how):
         ticks = iter(range(10_000))
         monkeypatch.setattr(replay, "Phases", lambda _, *more: Phases(lambda: float(next(ticks)), *more))
-        clocking = Clocking(folder=tmp_path / folder, steps=steps, warm_up=warm_up)
+        clocking = ClockOptions(folder=tmp_path / folder, steps=steps, warm_up=warm_up)
         file = ClockFile(clocking, Place(), "serial")
         script_clock = ScriptClock(file, clocking, stop=stop, **how)
         with script_clock.attached():

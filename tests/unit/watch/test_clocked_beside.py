@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from samestep.base.place import Place
-from samestep.measure.clock_file import ClockFile, Clocking
+from samestep.measure.clock_file import ClockFile, ClockOptions
 from samestep.watch.clocked import ScriptClock
 from support.clocked_scripts import loader, plain, spent, train
 
@@ -96,7 +96,7 @@ def test_a_fork_that_runs_to_the_end_of_the_script_writes_nothing(clock):
 
 
 def test_batches_of_a_fork_are_not_logged(tmp_path):
-    clocking = Clocking(folder=tmp_path)
+    clocking = ClockOptions(folder=tmp_path)
     clock = ScriptClock(ClockFile(clocking, Place(), "serial"), clocking, stop=lambda: None)
     with clock.attached():
         train(*plain(), loader())

@@ -14,7 +14,7 @@ from torch import nn
 
 from samestep.base.place import Place
 from samestep.measure import instants as measured
-from samestep.measure.clock_file import STEP_PHASES, ClockFile, Clocking
+from samestep.measure.clock_file import STEP_PHASES, ClockFile, ClockOptions
 from samestep.measure.instants import DeviceInstants, HostInstants
 from samestep.watch import clocked, notes
 from samestep.watch.clocked import ScriptClock
@@ -26,7 +26,7 @@ DEVICE = "meta"
 
 def run(folder, script):
     """Return the first line and the steps of a script's clock file."""
-    clocking = Clocking(folder=Path(folder), warm_up=0)
+    clocking = ClockOptions(folder=Path(folder), warm_up=0)
     file = ClockFile(clocking, Place(), "serial")
     clock = ScriptClock(file, clocking, stop=lambda: None)
     with clock.attached():
@@ -152,8 +152,8 @@ def test_device_instants_are_read_on_the_scripts_own_thread(tmp_path, monkeypatc
 def test_a_step_that_never_ends_has_bounded_memory(tmp_path, monkeypatch):
     """As when each step is the replay of a graph."""
     monkeypatch.setattr(notes, "INTERVAL_S", 0.001)
-    file = ClockFile(Clocking(folder=tmp_path), Place(), "serial")
-    clock = ScriptClock(file, Clocking(folder=tmp_path), stop=lambda: None)
+    file = ClockFile(ClockOptions(folder=tmp_path), Place(), "serial")
+    clock = ScriptClock(file, ClockOptions(folder=tmp_path), stop=lambda: None)
     model = nn.Linear(3, 1, device=DEVICE)
     with clock.attached():
         train(model, device=DEVICE)
@@ -198,7 +198,7 @@ class Refusing(Stuck):
 def test_after_an_error_only_steps_with_known_instants_are_written(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(clocked, "_WITHOUT_QUEUE", ("cpu",))
     monkeypatch.setattr(clocked, "DeviceInstants", kind)
-    clocking = Clocking(folder=Path(tmp_path), warm_up=0)
+    clocking = ClockOptions(folder=Path(tmp_path), warm_up=0)
     file = ClockFile(clocking, Place(), "serial")
     clock = ScriptClock(file, clocking, stop=lambda: None)
     with clock.attached():
@@ -284,7 +284,7 @@ def test_an_accelerator_has_a_unique_id(tmp_path, monkeypatch):
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=device.index)
     )
     for number, device in enumerate(("cuda:3", "cpu", "meta")):
-        file = ClockFile(Clocking(folder=tmp_path / str(number)), Place(), "serial")
+        file = ClockFile(ClockOptions(folder=tmp_path / str(number)), Place(), "serial")
         file.header(device=torch.device(device), backend="", sync="")
     told = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/rank-0.jsonl"))]
     assert [header["device_id"] for header in told] == ["3", "", ""]

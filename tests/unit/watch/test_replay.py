@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samestep.base.place import Place
-from samestep.measure.clock_file import ClockFile, Clocking
+from samestep.measure.clock_file import ClockFile, ClockOptions
 from samestep.measure.instants import HostInstants
 from samestep.watch import clocked, loaded, notes
 from samestep.watch.clocked import ScriptClock
@@ -92,8 +92,8 @@ def test_the_end_of_communication_that_began_before_the_log_is_ignored():
 @pytest.mark.parametrize("interval", [0.0005, 600.0])
 def test_the_writing_thread_loses_no_steps(tmp_path, monkeypatch, interval):
     monkeypatch.setattr(notes, "INTERVAL_S", interval)
-    file = ClockFile(Clocking(folder=tmp_path), Place(), "serial")
-    clock = ScriptClock(file, Clocking(folder=tmp_path, warm_up=2), stop=lambda: None)
+    file = ClockFile(ClockOptions(folder=tmp_path), Place(), "serial")
+    clock = ScriptClock(file, ClockOptions(folder=tmp_path, warm_up=2), stop=lambda: None)
     with clock.attached():
         train(*plain(), loader(samples=1200))
     clock.end("end")
@@ -123,7 +123,7 @@ def test_batches_before_the_first_call_are_bounded_and_belong_to_the_first_step(
 def test_an_error_of_the_writing_thread_is_raised_at_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(notes, "INTERVAL_S", 0.001)
     monkeypatch.setattr(Replay, "read", lambda _: 1 / 0)
-    clocking = Clocking(folder=tmp_path)
+    clocking = ClockOptions(folder=tmp_path)
     clock = ScriptClock(ClockFile(clocking, Place(), "serial"), clocking, stop=lambda: None)
     with clock.attached():
         train(*plain(), loader())

@@ -1,9 +1,10 @@
 """All workers on this node, forked from this process."""
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from samestep.base import env
 from samestep.base.place import Place
 from samestep.launch import output
 from samestep.launch.child import Entry, Start
@@ -14,6 +15,8 @@ from samestep.launch.restarts import Restarts, pause
 from samestep.launch.supervisor import Outcome, signals_noted, supervise
 from samestep.launch.variables import Round, worker_variables
 from samestep.launch.workers import Workers
+from samestep.world.gloo_interface import loopback_only
+from samestep.world.job_secret import shared_secret
 
 LOOPBACK = "127.0.0.1"
 
@@ -34,11 +37,14 @@ def run(job: Job, entry: Entry, *, local: int, tell: Tell, alone: bool = False) 
     ensure_standard()
     adopt_orphans()
     restarts = Restarts(job.max_restarts)
-    with signals_noted() as signals:
+    with signals_noted() as signals, shared_secret() as secret:
+        own = secret.variables | loopback_only(env.snapshot())
         while True:
             with (
                 reserved_port() as holder,
-                Workers(wakeup=signals.wakeup, private=[*signals.files, holder.fileno()]) as workers,
+                Workers(
+                    wakeup=signals.wakeup, private=[*signals.files, holder.fileno(), secret.file]
+                ) as workers,
             ):
                 this = Round(
                     run_id=job.run_id,
@@ -48,7 +54,7 @@ def run(job: Job, entry: Entry, *, local: int, tell: Tell, alone: bool = False) 
                     role=job.role,
                 )
                 workers.start(
-                    [] if signals.received else starts(job, places(local), this, alone=alone), entry
+                    [] if signals.received else starts(job, places(local), this, own=own, alone=alone), entry
                 )
                 outcome = supervise(workers, signals, job)
             if outcome.cause is not None:
@@ -62,12 +68,22 @@ def run(job: Job, entry: Entry, *, local: int, tell: Tell, alone: bool = False) 
             restarts.again()
 
 
-def starts(job: Job, here: list[Place], this: Round, *, alone: bool = False) -> list[Start]:
-    """Return what each worker of this node is started with."""
+def starts(
+    job: Job, here: list[Place], this: Round, *, own: Mapping[str, str], alone: bool = False
+) -> list[Start]:
+    """Return what each worker of this node is started with.
+
+    Args:
+        job: what to run.
+        here: the places of the workers.
+        this: the round.
+        own: variables of this run beside torchrun's.
+        alone: without any.
+    """
     return [
         Start(
             place=place,
-            variables={} if alone else worker_variables(place, this),
+            variables={} if alone else worker_variables(place, this) | dict(own),
             streams=_streams(job, place, this.restarts),
         )
         for place in here

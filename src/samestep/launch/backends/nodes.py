@@ -9,7 +9,7 @@ import re
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
 
 from torch.distributed import DistError
@@ -25,16 +25,13 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousError,
     RendezvousHandler,
-    RendezvousParameters,
 )
-from torch.distributed.elastic.rendezvous import registry as rendezvous
-from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from samestep.base import env
 from samestep.base.errors import PeerLost, UsageError, WorldError
 from samestep.base.place import Place
 from samestep.base.signals import ENDS
-from samestep.launch.backends import static
+from samestep.launch.backends.launchers_store import open_launchers_store, rendezvous_of
 from samestep.launch.backends.local import Tell, starts
 from samestep.launch.backends.verdicts import Verdict, Verdicts
 from samestep.launch.child import Entry
@@ -42,25 +39,18 @@ from samestep.launch.descriptors import ensure_standard
 from samestep.launch.failure import Failure
 from samestep.launch.job import Job, Nodes
 from samestep.launch.orphans import adopt_orphans
-from samestep.launch.plan import endpoint
+from samestep.launch.plan import host_of
 from samestep.launch.restarts import Restarts, pause
 from samestep.launch.supervisor import Outcome, Signals, conclude, hand_on, signals_noted
 from samestep.launch.variables import Round
 from samestep.launch.workers import Workers
-from samestep.world.gloo_interface import address_towards, is_own
-from samestep.world.rendezvous import await_listener, resolve
+from samestep.world.authentication import AuthenticationError
+from samestep.world.job_secret import Shared, job_key, shared_secret
+from samestep.world.network_store import NetworkStore
+from samestep.world.rendezvous import resolve
 
 _IN_USE = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
 _OUT_OF_FILES = re.compile("EMFILE|ENFILE|too many open files", re.IGNORECASE)
-
-_READ_S = 60
-"""How long a launcher looks for the one that serves c10d's meeting, as in torch."""
-_YES = ("1", "true", "t", "yes", "y")
-
-_IMPATIENT = {"last_call_timeout": 5, "keep_alive_interval": 3, "keep_alive_max_attempt": 3}
-"""Seconds that a meeting waits for more nodes than it needs, and when a silent node counts as lost.
-
-torch's 30 and 15 are most of what a run loses with a node."""
 
 
 def run(job: Job, entry: Entry, *, local: int, nodes: Nodes, tell: Tell) -> Outcome:
@@ -78,54 +68,45 @@ def run(job: Job, entry: Entry, *, local: int, nodes: Nodes, tell: Tell) -> Outc
         UsageError: two nodes have one number.
         WorldError: the nodes did not find each other.
     """
-    host, _ = parse_rendezvous_endpoint(nodes.endpoint, default_port=-1)
-    resolve(host)
-    _await_endpoint(nodes)
+    resolve(host_of(nodes.endpoint))
     # Each round gets a fresh store on a new port: keys of a dead round mislead the next.
     env.export({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
     ensure_standard()
     adopt_orphans()
-    with signals_noted() as signals:
-        agent = _Agent(_specification(job, local, nodes), job=job, entry=entry, signals=signals, tell=tell)
+    secret = job_key(env.snapshot(), "nodes")
+    with signals_noted() as signals, shared_secret(secret) as own, ExitStack() as stack:
+        agent: _Agent | None = None
         try:
+            store = _opened_store(nodes, secret)
+            stack.callback(store.close)
+            specification = _specification(job, local, rendezvous_of(job, nodes, store))
+            agent = _Agent(specification, job=job, entry=entry, own=own, signals=signals, tell=tell)
             agent.run()
         except SignalException as interrupt:
             return Outcome(interrupted_by=interrupt.sigval)
         except (RendezvousError, DistError, OSError) as error:
-            raise WorldError(_lost(nodes) if agent.has_begun else _not_met(error, nodes)) from error
+            begun = agent is not None and agent.has_begun
+            raise WorldError(_lost(nodes) if begun else _not_met(error, nodes)) from error
     return agent.outcome
 
 
-def _await_endpoint(nodes: Nodes) -> None:
-    """Return once something listens where the nodes meet; at once on the node that serves there.
-
-    torch would log each of its attempts with C++ frames, for as long.
+def _opened_store(nodes: Nodes, secret: bytes) -> NetworkStore:
+    """Return the store of the launchers.
 
     Raises:
-        UsageError: nothing does within the time that `--rdzv-conf` says.
+        UsageError: nothing with the job's secret answers within the time that `--rdzv-conf` says.
     """
-    host, port = parse_rendezvous_endpoint(nodes.endpoint, default_port=-1)
-    if port <= 0 or _serves(nodes, host):
-        return
-    name, usual = ("timeout", static.MEET_S) if nodes.backend == "static" else ("read_timeout", _READ_S)
-    seconds = float(nodes.options.get(name, usual))
     try:
-        await_listener(host, port, timeout_s=seconds)
+        with _signals_by_default():
+            return open_launchers_store(nodes, secret)
     except PeerLost as error:
+        if isinstance(error.__cause__, AuthenticationError):  # to wait longer would not help
+            raise UsageError(str(error)) from None
+        name = "timeout" if nodes.backend == "static" else "read_timeout"
         raise UsageError(
-            f"no launcher answers at {nodes.endpoint} ({nodes.backend}) within {seconds:g} s: "
-            f"{error.__cause__}. Start node 0 there, correct the endpoint, or wait longer: --rdzv-conf "
-            f"{name}=SECONDS."
+            f"no launcher answers at {nodes.endpoint} ({nodes.backend}): {error} Start node 0 there, correct "
+            f"the endpoint, or wait longer: --rdzv-conf {name}=SECONDS."
         ) from None
-
-
-def _serves(nodes: Nodes, host: str) -> bool:
-    """Return whether this node serves the store at which the nodes meet."""
-    if "is_host" in nodes.options:
-        return nodes.options["is_host"].lower() in _YES
-    if nodes.rank is not None or nodes.backend == "static":
-        return not nodes.rank
-    return is_own(resolve(host))
 
 
 def _not_met(error: Exception, nodes: Nodes) -> str:
@@ -156,44 +137,30 @@ def _lost(nodes: Nodes) -> str:
     )
 
 
-def _specification(job: Job, local: int, nodes: Nodes) -> WorkerSpec:
+def _specification(job: Job, local: int, rendezvous: RendezvousHandler) -> WorkerSpec:
     return WorkerSpec(
         role=job.role,
         local_world_size=local,
         entrypoint=job.program.target,
-        rdzv_handler=_handler(job, nodes),
+        rdzv_handler=rendezvous,
         max_restarts=job.max_restarts,
         monitor_interval=job.monitor_interval_s,
     )
 
 
-def _handler(job: Job, nodes: Nodes) -> RendezvousHandler:
-    if nodes.backend == "static":
-        return static.handler(nodes, job.run_id)
-    options: dict[str, Any] = dict(nodes.options)
-    if nodes.rank is not None:
-        # Several launchers on one host would each take themselves for the one that serves the store.
-        options.setdefault("is_host", nodes.rank == 0)
-    if nodes.least is not None:
-        options = _IMPATIENT | options
-    host, port = parse_rendezvous_endpoint(nodes.endpoint, default_port=-1)
-    parameters = RendezvousParameters(
-        backend=nodes.backend,
-        # torch takes a node for the one that serves only where the address is that of its name.
-        endpoint=endpoint("localhost", port) if is_own(resolve(host)) else nodes.endpoint,
-        local_addr=address_towards(host),  # else its name, which the others may not know
-        run_id=job.run_id,
-        min_nodes=nodes.least or nodes.count,
-        max_nodes=nodes.count,
-        **options,
-    )
-    return rendezvous.get_rendezvous_handler(parameters)
-
-
 class _Agent(SimpleElasticAgent):
     """torch's agent, with `Workers` as its worker processes."""
 
-    def __init__(self, spec: WorkerSpec, *, job: Job, entry: Entry, signals: Signals, tell: Tell) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        *,
+        job: Job,
+        entry: Entry,
+        own: Shared,
+        signals: Signals,
+        tell: Tell,
+    ) -> None:
         super().__init__(spec)
         self.outcome = Outcome()
         self._restarts = Restarts(spec.max_restarts)
@@ -201,6 +168,7 @@ class _Agent(SimpleElasticAgent):
         self._is_elastic = job.nodes.least is not None
         self._has_failed = False
         self._job = job
+        self._own = own
         self._signals = signals
         self._tell = tell
         self._entry = entry
@@ -241,8 +209,8 @@ class _Agent(SimpleElasticAgent):
         store: Any = self._store  # torch annotates it as None
         self._verdicts = Verdicts(store, restarts=restarts, node=met.group_rank, nodes=met.group_world_size)
         self._place = here[0]
-        self._workers = Workers(wakeup=self._signals.wakeup, private=self._signals.files)
-        self._workers.start(starts(self._job, here, this), self._entry)
+        self._workers = Workers(wakeup=self._signals.wakeup, private=[*self._signals.files, self._own.file])
+        self._workers.start(starts(self._job, here, this, own=self._own.variables), self._entry)
         return {worker.start.place.local_rank: worker.pid for worker in self._workers.all}
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:

@@ -5,9 +5,10 @@ one number, and then counts clients without a name.
 """
 
 import socket
+from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # public by its docs
-from torch.distributed.elastic.rendezvous import RendezvousInfo
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # public by its docs
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
@@ -18,38 +19,56 @@ MEET_S = 600
 """How much later than another a launcher may start, as with torchrun."""
 
 
-def handler(nodes: Nodes, run_id: str) -> StaticTCPRendezvous:
-    """Return what the nodes of a job meet through."""
+def handler(nodes: Nodes, run_id: str, store: Store) -> StaticTCPRendezvous:
+    """Return what the nodes of a job meet through.
+
+    Args:
+        nodes: of the job.
+        run_id: names the run.
+        store: which all launchers reach.
+    """
     host, port = parse_rendezvous_endpoint(nodes.endpoint, default_port=-1)
     return _Static(
+        store,
         master_addr=host,
         master_port=port,
         rank=nodes.rank or 0,
         world_size=nodes.count,
         run_id=run_id,
-        timeout=int(nodes.options.get("timeout", MEET_S)),
+        timeout=patience_s(nodes),
     )
 
 
+def patience_s(nodes: Nodes) -> float:
+    """Return how much later than another a launcher may start, in seconds."""
+    return float(nodes.options.get("timeout", MEET_S))
+
+
 class _Static(StaticTCPRendezvous):
-    """See torch's."""
+    """See torch's; the launchers' store is ours."""
+
+    def __init__(self, store: Store, **options: Any) -> None:
+        super().__init__(**options)
+        self._store: Store = store
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether workers use the launchers' store: rank 0 serves one to them, as on one host."""
+        return False
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Return once all nodes are there; see torch's."""
-        self._store = self._store or TCPStore(
-            self.master_addr,
-            self.master_port,
-            self.world_size,
-            self.rank == 0,
-            self.timeout,
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
+        store = PrefixStore(self.run_id, self._store)
         roll_call(
-            PrefixStore(self.run_id, self._store),
+            store,
             self.rank,
             self.world_size,
             host=socket.gethostname(),
             timeout_s=self.timeout.total_seconds(),
         )
-        return super().next_rendezvous()
+        return RendezvousInfo(
+            store,
+            self.rank,
+            self.world_size,
+            RendezvousStoreInfo.build(self.rank, store, self.master_addr),
+        )

@@ -1,1 +1,1 @@
-"""From a scaling study to a page, and to a table on a terminal."""
+"""Reports of scaling studies, as HTML pages and as text."""

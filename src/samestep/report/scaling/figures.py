@@ -1,10 +1,10 @@
-"""What is drawn of a scaling study."""
+"""Builds the charts of a scaling study."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from samestep.base.units import seconds_text
 from samestep.report.bars import Bar, BarChart, Group, Part
-from samestep.report.points import Measured, PointChart, Series
+from samestep.report.points import DataPoint, PointChart, Series
 from samestep.report.scaling.series import Kind, kinds
 from samestep.report.time_line import Row, TimeLine
 from samestep.report.time_line import Span as Drawn
@@ -18,11 +18,11 @@ PARTS: Mapping[str, tuple[str, str]] = {
     "optimizer": ("optimizer", "optimizer"),
     "to_device": ("device", "to the device"),
     "data": ("data", "waiting for data"),
-    "exposed_sync": ("sync", "exposed exchange"),
+    "exposed_sync": ("sync", "exposed communication"),
     "waiting": ("waiting", "waiting for other ranks"),
     "other": ("other", "other"),
 }
-"""What a step is made of, from the bottom of a bar: the class of its colour, and what to call it."""
+"""Color class and name of each part of a step, from the bottom of a bar."""
 _PLACES = {name: number for number, name in enumerate(PARTS)}
 _MOST_RANKS = 16
 _MOST_TIME_LINES = 4
@@ -30,7 +30,7 @@ _VISIBLE_MS = 1e-6
 
 
 def charts(study: Study) -> list[PointChart | BarChart]:
-    """Return throughput and step times of `study`, which has a point, and what follows of several."""
+    """Return the charts of `study`, which has a point; those of speedup and efficiency need several."""
     found = kinds(study)
     steps = [_steps(found)] if any(point.step_s for point in study.points) else []
     if not any(kind.has_speedup for kind in found):
@@ -39,9 +39,9 @@ def charts(study: Study) -> list[PointChart | BarChart]:
 
 
 def time_lines(study: Study) -> Iterator[TimeLine]:
-    """Yield one step over the ranks, of the most workers of each kind that has one."""
-    told = [(kind, point) for kind in kinds(study) if any((point := kind.largest).timeline)]
-    for kind, point in told[:_MOST_TIME_LINES]:
+    """Yield a time line of one step for each kind, on its largest number of workers."""
+    found = [(kind, point) for kind in kinds(study) if any((point := kind.largest).timeline)]
+    for kind, point in found[:_MOST_TIME_LINES]:
         ranks = shown_ranks(point)
         left_out = len(point.timeline) - len(ranks)
         more = f" {left_out} faster ranks are left out." if left_out else ""
@@ -51,8 +51,8 @@ def time_lines(study: Study) -> Iterator[TimeLine]:
             title=f"One step on {point.workers} workers{of}",
             kinds=list(PARTS.values()),
             rows=[Row(f"rank {rank}", list(_drawn(point.timeline[rank], exchange_s))) for rank in ranks],
-            note="A step of the usual length; ranks leave the exchange together. What all wait for is the "
-            f"exchange; the rest is for later ranks.{more}",
+            note="A step of typical length. All ranks leave the communication at the same time; time beyond "
+            f"the shortest wait of a rank is waiting for other ranks.{more}",
         )
 
 
@@ -61,7 +61,7 @@ def _synced(spans: Sequence[Span]) -> list[float]:
 
 
 def _drawn(spans: Sequence[Span], exchange_s: float) -> Iterator[Drawn]:
-    """Yield what a rank did, in milliseconds; what it waits beyond the exchange is for others."""
+    """Yield the phases of a rank in ms; waiting beyond `exchange_s` is waiting for other ranks."""
     for span in spans:
         begin, end = 1e3 * span.begin_s, 1e3 * span.end_s
         if span.phase == "exposed_sync":
@@ -74,7 +74,7 @@ def _drawn(spans: Sequence[Span], exchange_s: float) -> Iterator[Drawn]:
 
 
 def parts(point: Point) -> dict[str, float]:
-    """Return the seconds of each part of a step, waiting for other ranks apart where that is known."""
+    """Return the seconds of each part of a step, with waiting for other ranks separate if it is known."""
     seconds = {name: point.step_s.get(name, 0.0) for name in PARTS}
     if point.exchange_s is not None and point.waiting_s is not None:
         seconds["exposed_sync"], seconds["waiting"] = point.exchange_s, point.waiting_s
@@ -82,7 +82,7 @@ def parts(point: Point) -> dict[str, float]:
 
 
 def rank_parts(point: Point, rank: int) -> dict[str, float]:
-    """Return the same for a rank: what it waits beyond the exchange is for others."""
+    """Return the seconds of each part of a rank's step; see `parts`."""
     seconds = {name: point.ranks[rank].step_s.get(name, 0.0) for name in PARTS}
     if point.exchange_s is not None:
         seconds["waiting"] = max(0.0, seconds["exposed_sync"] - point.exchange_s)
@@ -91,7 +91,7 @@ def rank_parts(point: Point, rank: int) -> dict[str, float]:
 
 
 def shown_ranks(point: Point) -> list[int]:
-    """Return the ranks to show: all, or rank 0 and those that others wait for the most."""
+    """Return the ranks to show: all, or rank 0 and the slowest ones."""
     if len(point.ranks) <= _MOST_RANKS:
         return list(range(len(point.ranks)))
 
@@ -103,7 +103,7 @@ def shown_ranks(point: Point) -> list[int]:
 
 
 def times_text(value: float) -> str:
-    """Return a speedup.
+    """Return a speedup as text.
 
     >>> times_text(3.4)
     '3.40x'
@@ -114,21 +114,12 @@ def times_text(value: float) -> str:
 def _speedup(found: list[Kind]) -> PointChart:
     return PointChart(
         title="Speedup",
-        y="times one worker",
-        series=[
-            Series(
-                kind.title,
-                [
-                    _measured(point, point.speedup, point.speedup_low, point.speedup_high)
-                    for point in kind.points
-                ],
-            )
-            for kind in found
-        ],
+        y="times the baseline",
+        series=_series(found, per_worker=False),
         ideal=float,
         by_doublings=True,
         text=times_text,
-        note=_doubts(found),
+        note=_caveats(found),
     )
 
 
@@ -137,29 +128,25 @@ def _efficiency(study: Study, found: list[Kind]) -> PointChart:
     return PointChart(
         title="Efficiency",
         y="speedup by workers",
-        series=[
-            Series(
-                kind.title,
-                [
-                    _measured(
-                        point,
-                        point.efficiency,
-                        *(
-                            None if end is None else end / point.workers
-                            for end in (point.speedup_low, point.speedup_high)
-                        ),
-                    )
-                    for point in kind.points
-                ],
-            )
-            for kind in found
-        ],
+        series=_series(found, per_worker=True),
         ideal=lambda _: 1.0,
-        limit=None if bar is None else (bar, f"worth it from {percent(bar)}"),
+        limit=None if bar is None else (bar, f"required: {percent(bar)}"),
         tick=percent,
         text=percent,
-        note=_doubts(found),
+        note=_caveats(found),
     )
+
+
+def _series(found: list[Kind], *, per_worker: bool) -> list[Series]:
+    """Return the speedups of each kind with their intervals, divided by the workers if `per_worker`."""
+
+    def measured(point: Point) -> DataPoint:
+        ends = point.speedup, point.speedup_low, point.speedup_high
+        by = point.workers if per_worker else 1
+        y, low, high = ((point.speedup if end is None else end) / by for end in ends)
+        return DataPoint(point.workers, y, low, high, is_hollow=point.oversubscribed)
+
+    return [Series(kind.title, [measured(point) for point in kind.points]) for kind in found]
 
 
 def _throughput(found: list[Kind], unit: str) -> BarChart:
@@ -196,7 +183,7 @@ def _throughput(found: list[Kind], unit: str) -> BarChart:
             for workers in _workers(found)
         ],
         text=lambda rate: f"{rate:,.4g} {unit}",
-        note="Dashed: what as many workers would do if each were as fast as at the fewest.",
+        note="Dashed: ideal throughput, at the baseline's speed of each worker.",
     )
 
 
@@ -223,30 +210,26 @@ def _steps(found: list[Kind]) -> BarChart:
         for workers in _workers(found)
     ]
     return BarChart(
-        title="Where the time of a step goes",
+        title="Phases of a step",
         x="workers",
         y="ms per step",
         kinds=list(PARTS.values()),
         groups=[group for group in groups if group.bars],
         text=lambda ms: seconds_text(ms / 1e3),
         shares=True,
-        note="The mean over ranks. " + " ".join(f"{kind.title}." for kind in found if kind.letter),
+        note="Mean over ranks. " + " ".join(f"{kind.title}." for kind in found if kind.letter),
     )
-
-
-def _measured(point: Point, value: float, low: float | None, high: float | None) -> Measured:
-    ends = (value if low is None else low, value if high is None else high)
-    return Measured(point.workers, value, *ends, is_doubtful=point.oversubscribed)
 
 
 def _workers(found: list[Kind]) -> list[int]:
     return sorted({point.workers for kind in found for point in kind.points})
 
 
-def _doubts(found: list[Kind]) -> str:
-    crowded = any(point.oversubscribed for kind in found for point in kind.points)
-    interval = any(point.speedup_low is not None for kind in found for point in kind.points)
-    said = ["Upright lines: the 95 % interval over repeats, cut where there is an arrow."] if interval else []
-    if crowded:
-        said.append("Hollow: oversubscribed, which says nothing about more machines.")
-    return " ".join(said)
+def _caveats(found: list[Kind]) -> str:
+    points = [point for kind in found for point in kind.points]
+    notes = []
+    if any(point.speedup_low is not None for point in points):
+        notes.append("Vertical lines: 95 % interval over repeats; an arrow marks a clipped end.")
+    if any(point.oversubscribed for point in points):
+        notes.append("Hollow: oversubscribed; not valid for more machines.")
+    return " ".join(notes)

@@ -1,4 +1,4 @@
-"""Whether runs that somebody puts beside each other are of one training: what they ran, and as what."""
+"""Checks that compared runs belong to one training, and finds the settings in which they differ."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,101 +10,101 @@ from samestep.scaling.rank_files import Run
 from samestep.scaling.words import counted
 
 _VALUE = re.compile(r"[^-]|-[\d.]|-$")
-"""How a word begins that is no flag."""
+"""Beginning of an argument that is not a flag."""
 
 _TRAINED = ("--data", "--model", "--fast", "--subset")
-"""Of a recipe: with another of these it is another training."""
+"""Flags of a recipe that determine which training it is."""
 
-_APART = frozenset(
+_IGNORED = frozenset(
     {
         *("-n", "--out", "--resume", "--clock", "--clock-steps", "--clock-warm-up", "--threads"),
         *("--recipe", "--label", "--seed", "--epochs", "--data-dir"),
         *("--evaluate-every", "--checkpoint-minutes", "--keep", "--stop-signal", "--per-rank"),
     }
 )
-"""Of a recipe: what makes no other step, and what is told elsewhere."""
+"""Flags of a recipe that do not change a step, or are reported elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
-    """How a run was called.
+class Invocation:
+    """The program and arguments of a run.
 
     Args:
-        workers: how many.
-        program: the script's name, or ``recipe`` and its name; empty where nobody told.
-        settings: what it was called with, by flag, or by its place where it belongs to none.
-        told_by: the ``script``'s arguments, the flags of a ``recipe``, or the settings in a run's ``folder``.
+        workers: number of workers.
+        program: the script's name, or ``recipe`` and its name; empty if unknown.
+        settings: values by flag, or by index for positional arguments.
+        source: the ``script``'s arguments, the flags of a ``recipe``, or the settings in a run's ``folder``.
     """
 
     workers: int
     program: str
     settings: Mapping[str, str]
-    told_by: str
+    source: str
 
 
-def called(run: Run) -> Called:
-    """Return how `run` was called, as its first rank tells."""
+def invocation_of(run: Run) -> Invocation:
+    """Return the invocation of `run`, from the header of its first rank."""
     header = run.ranks[0].header
     argv = [str(word) for word in header.get("argv") or []]
     if header.get("kind") != "recipe":
         path = Path(argv[0]) if argv else Path()
         name = path.parent.name if path.name == "__main__.py" else path.name
-        return Called(run.workers, name, dict(_arguments(argv[1:])), "script")
-    told = None if argv else header.get("config")  # a clock has both: how it was called is what differs
-    if isinstance(told, Mapping):
-        settings = {f"--{name.replace('_', '-')}": str(value) for name, value in told.items()}
+        return Invocation(run.workers, name, dict(_arguments(argv[1:])), "script")
+    config = None if argv else header.get("config")  # if a clock has both, the arguments count
+    if isinstance(config, Mapping):
+        settings = {f"--{name.replace('_', '-')}": str(value) for name, value in config.items()}
         name = settings.get("--recipe", "")
     else:
         settings = dict(_arguments(argv[argv.index("train") + 1 :] if "train" in argv else []))
         name = settings.pop("1", "")
-    settings = {flag: value for flag, value in settings.items() if flag not in _APART}
-    by = "recipe" if told is None else "folder"
-    return Called(run.workers, f"recipe {name}" if name else "", settings, by)
+    settings = {flag: value for flag, value in settings.items() if flag not in _IGNORED}
+    source = "recipe" if config is None else "folder"
+    return Invocation(run.workers, f"recipe {name}" if name else "", settings, source)
 
 
-def refuse_several(paths: Sequence[Path], runs: Sequence[Run]) -> None:
-    """Refuse runs of several trainings.
+def check_same_training(paths: Sequence[Path], runs: Sequence[Run]) -> None:
+    """Check that all runs belong to one training.
 
     Args:
-        paths: where the runs are.
-        runs: of each of them.
+        paths: path of each run.
+        runs: the runs.
 
     Raises:
-        UsageError: two are not of the same; says which.
+        UsageError: two runs belong to different trainings; names them.
     """
-    first, *others = map(called, runs)
+    first, *others = map(invocation_of, runs)
     for path, other in zip(paths[1:], others, strict=True):
         apart = _trained_apart(first, other)
         if apart:
             raise UsageError(
-                f"{paths[0]} is of {apart[0]} and {path} of {apart[1]}: a speedup is that of one training. "
-                "Give runs of one; of programs that do the same work, write workers and seconds into a table."
+                f"{paths[0]} is a run of {apart[0]}, {path} of {apart[1]}: give runs of one training. To "
+                "compare different programs, write their workers and seconds into a table."
             )
 
 
 def differences(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield what `runs` were called with that differs, and does not follow the number of their workers."""
+    """Yield a note on settings that differ between runs, and are not in proportion to the workers."""
     found = [f"{name}: {values}" for name, values in _differing(runs).items() if values]
     if found:
-        yield f"The runs were not called alike, and are compared as they were: {'; '.join(found)}."
+        yield f"The runs have different settings: {'; '.join(found)}."
 
 
 def target(runs: Sequence[Run]) -> str:
-    """Return what ran, in words; a value that is not the same in all runs is left open."""
-    first = called(runs[0])
+    """Return the program and its arguments, with ``...`` for values that differ between runs."""
+    first = invocation_of(runs[0])
     words, apart = [first.program or "a training"], _differing(runs)
-    if first.told_by != "folder":
+    if first.source != "folder":
         for name, value in first.settings.items():
             shown = "..." if name in apart else value
             words += [name, shown] if name.startswith("-") else [shown]
     return " ".join(filter(None, words))
 
 
-def _trained_apart(one: Called, other: Called) -> tuple[str, str] | None:
-    """Return what two runs trained, in words, where it is surely not the same."""
+def _trained_apart(one: Invocation, other: Invocation) -> tuple[str, str] | None:
+    """Return the trainings of two runs in words if they certainly differ."""
     if one.program != other.program and one.program and other.program:
         return one.program, other.program
-    if one.told_by != other.told_by or one.told_by == "script":
+    if one.source != other.source or one.source == "script":
         return None
     for name in _TRAINED:
         values = one.settings.get(name, ""), other.settings.get(name, "")
@@ -115,43 +115,35 @@ def _trained_apart(one: Called, other: Called) -> tuple[str, str] | None:
 
 
 def _differing(runs: Sequence[Run]) -> dict[str, str]:
-    """Return the values of what is not the same in all runs; empty for what follows the workers."""
-    every = [called(run) for run in runs]
-    every = [one for one in every if one.told_by == every[0].told_by and (one.program or one.settings)]
+    """Return the values of each setting that differs; empty if they are in proportion to the workers."""
+    every = [invocation_of(run) for run in runs]
+    every = [one for one in every if one.source == every[0].source and (one.program or one.settings)]
     names = dict.fromkeys(name for one in every for name in one.settings)
     found = {}
     for name in names:
         values = dict.fromkeys((one.workers, one.settings.get(name)) for one in every)
         if len({value for _, value in values}) > 1:
-            told = (f"{_in_words(value)} at {counted(workers)}" for workers, value in values)
-            found[name] = "" if _follows(values) else ", ".join(told)
+            texts = (
+                f"{'none' if value is None else value or 'given'} at {counted(workers)}"
+                for workers, value in values
+            )
+            found[name] = "" if _is_proportional(values) else ", ".join(texts)
     return found
 
 
-def _follows(values: Mapping[tuple[int, str | None], None]) -> bool:
-    """Return whether numbers grow as the workers do, or shrink so that all workers' together stay."""
+def _is_proportional(values: Mapping[tuple[int, str | None], None]) -> bool:
+    """Return whether numbers are proportional to the workers, directly or inversely."""
     try:
         numbers = [(workers, float(value or "")) for workers, value in values]
     except ValueError:
         return False
-    totals, shares = ({f(*one) for one in numbers} for f in (_total, _share))
+    totals = {round(workers * value, 9) for workers, value in numbers}
+    shares = {round(value / workers, 9) for workers, value in numbers}
     return len(totals) == 1 or len(shares) == 1
 
 
-def _total(workers: int, value: float) -> float:
-    return round(workers * value, 9)
-
-
-def _share(workers: int, value: float) -> float:
-    return round(value / workers, 9)
-
-
-def _in_words(value: str | None) -> str:
-    return "none" if value is None else value or "given"
-
-
 def _arguments(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield flags with their values, ``--lr=1`` as ``--lr 1``, and what belongs to none by its place."""
+    """Yield flags with their values (``--lr=1`` as ``--lr 1``), and positional arguments by index."""
     place, rest = 0, list(words)
     while rest:
         word = rest.pop(0)

@@ -1,4 +1,4 @@
-"""The figures of a scaling study as rows of texts, for a terminal as for a page."""
+"""Formats the numbers of a scaling study as rows of text, for a terminal and for a page."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,33 +12,47 @@ from samestep.scaling.study import Loss, Point, Study
 from samestep.scaling.times import UNIT
 from samestep.scaling.words import amount, is_vague, notable_losses, percent, sync_words
 
+INTERVAL, WORTH, OVERHEAD = "95 % interval", "worth it", "overhead"
+MEMORY, COST = "memory each", "workers' time per epoch"
+"""Names of columns."""
+NO_POINTS = "No run was measured."
 _MANY_H = 100
-"""From so many hours on their minutes are of no interest."""
+"""Hours from which minutes are not shown."""
 
 
 def results(study: Study) -> tuple[list[str], list[list[str]]]:
-    """Return a head and a row for each point of `study`; a column that nothing is known for is left out."""
-    found = kinds(study)
-    head = [
-        "workers",
-        "kind",
-        pace_name(study),
-        "95 % interval",
-        "speedup",
-        "efficiency",
-        "step",
-        "global batch",
-        "exchange",
-        "gradients",
-    ]
-    head += ["memory each", "on its device", "workers' time per epoch", "lost most to", ""]
-    rows = [_result(study, kind, point) for kind in found for point in kind.points]
-    kept = [k for k in range(len(head)) if any(row[k] for row in rows)]
-    return [head[k] for k in kept], [[row[k] for k in kept] for row in rows]
+    """Return a header and a row for each point of `study`, without empty columns."""
+    rows = [cells(study, kind, point) for kind in kinds(study) for point in kind.points]
+    names = [name for name in rows[0] if name != WORTH and any(row[name] for row in rows)]
+    return names, [[row[name] for name in names] for row in rows]
+
+
+def cells(study: Study, kind: Kind, point: Point) -> dict[str, str]:
+    """Return the numbers of a point as text, by column."""
+    step_s, cost = sum(point.step_s.values()), point.worker_hours_per_epoch
+    rate, interval = rates(study, point)
+    return {
+        "workers": str(point.workers),
+        "kind": kind.letter,
+        rate_name(study): rate,
+        INTERVAL: interval,
+        "speedup": times_text(point.speedup) if kind.has_speedup else "",
+        "efficiency": percent(point.efficiency) if kind.has_speedup else "",
+        "step": seconds_text(step_s) if step_s else "",
+        "global batch": "" if point.global_batch is None else amount(point.global_batch),
+        "synchronization": sync_words(point),
+        "gradients": f"{count_text(point.exchange_bytes)}B" if point.exchange_bytes else "",
+        MEMORY: bytes_text(point.memory_bytes) if point.memory_bytes else "",
+        "on its device": bytes_text(point.device_memory_bytes) if point.device_memory_bytes else "",
+        COST: "" if cost is None else worker_time(cost),
+        WORTH: worth(study, point),
+        OVERHEAD: overhead(point, most=2),
+        "": "oversubscribed" if point.oversubscribed else "",
+    }
 
 
 def steps(study: Study) -> tuple[list[str], list[list[str]]]:
-    """Return a head and a row for each point: what each part of a step takes, and its share."""
+    """Return a header and a row for each point: time and share of each phase of a step."""
     known = [(kind, point) for kind in kinds(study) for point in kind.points if point.step_s]
     shown = [name for name in PARTS if any(parts(point)[name] > 0 for _, point in known)]
     rows = []
@@ -51,58 +65,57 @@ def steps(study: Study) -> tuple[list[str], list[list[str]]]:
 
 
 def ranks(point: Point) -> tuple[list[str], list[list[str]]]:
-    """Return a head and a row for each rank of `point` that is shown: its own step by phase."""
-    told = {number: rank_parts(point, number) for number in shown_ranks(point)}
-    shown = [name for name in PARTS if any(seconds[name] > 0 for seconds in told.values())]
+    """Return a header and a row for each shown rank of `point`: time of each phase of its step."""
+    by_rank = {number: rank_parts(point, number) for number in shown_ranks(point)}
+    shown = [name for name in PARTS if any(seconds[name] > 0 for seconds in by_rank.values())]
     rows = [
         [str(number), point.ranks[number].host, *(seconds_text(seconds[name]) for name in shown)]
-        for number, seconds in told.items()
+        for number, seconds in by_rank.items()
     ]
     return ["rank", "host", *(PARTS[name][1] for name in shown)], rows
 
 
-def followed(study: Study) -> list[str]:
-    """Return what each model says and where the knee is; of which points where there are several kinds."""
-    said = []
+def fit_texts(study: Study) -> list[str]:
+    """Return the results of each fit and the knee, for each kind of points."""
+    found = []
     for kind in kinds(study):
         first = kind.points[0]
         fits = [one.words for one in study.fit if (one.mode, one.variant) == (first.mode, first.variant)]
-        told = filter(None, [*fits, knee_words(kind.points)])
-        said += [f"{kind.title}: {words}" if kind.letter else words for words in told]
-    return said
+        texts = filter(None, [*fits, knee_words(kind.points)])
+        found += [f"{kind.title}: {words}" if kind.letter else words for words in texts]
+    return found
 
 
-def of_numbers(rows: Sequence[Sequence[str]]) -> list[int]:
-    """Return the columns that hold numbers and nothing else, each perhaps with its unit."""
+def numeric_columns(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Return the columns whose cells are numbers, with or without a unit, or empty."""
     columns = range(len(rows[0])) if rows else ()
     return [k for k in columns if all(row[k][:1].isdigit() or not row[k] for row in rows)]
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return lines of columns; those of numbers stand at the right."""
-    whole = [head, *rows]
-    widths = [max(len(row[k]) for row in whole) for k in range(len(head))]
-    right = of_numbers(rows)
+    """Return a table as lines, with right-aligned numeric columns."""
+    widths = [max(len(row[k]) for row in (head, *rows)) for k in range(len(head))]
+    right = numeric_columns(rows)
 
     def line(row: Sequence[str]) -> str:
         cells = enumerate(zip(row, widths, strict=True))
         return "  ".join(cell.rjust(width) if k in right else cell.ljust(width) for k, (cell, width) in cells)
 
-    return [line(row).rstrip() for row in whole]
+    return [line(row).rstrip() for row in (head, *rows)]
 
 
-def facts(told: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return names and values of a mapping as texts; what is empty is left out."""
+def facts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the names and non-empty values of a mapping as text."""
     rows = []
-    for name, value in told.items():
+    for name, value in values.items():
         text = _size(value) if name.endswith("_bytes") else _text(value)
         if text:
             rows.append((name.removesuffix("_bytes").replace("_", " "), text))
     return rows
 
 
-def loss_words(loss: Loss) -> str:
-    """Return why a point is not as fast as the ideal, in a few words."""
+def loss_text(loss: Loss) -> str:
+    """Return one cause of overhead and its share."""
     words = _CAUSES.get(loss.cause, loss.cause)
     if loss.rank is not None:
         slow = f", slow in {_phase(loss.phase)}" if loss.phase else ""
@@ -110,15 +123,16 @@ def loss_words(loss: Loss) -> str:
     return f"{words} ({percent(loss.share)})"
 
 
-def lost(point: Point, *, most: int) -> str:
-    """Return the largest reasons why `point` is not as fast as the ideal; empty where none can be told."""
-    return "" if is_open(point) else "; ".join(loss_words(loss) for loss in notable_losses(point)[:most])
+def overhead(point: Point, *, most: int) -> str:
+    """Return the largest causes of the overhead of `point`; empty if the measurement is inconclusive."""
+    return "" if is_open(point) else "; ".join(loss_text(loss) for loss in notable_losses(point)[:most])
 
 
 def worth(study: Study, point: Point) -> str:
-    """Return whether `point` reaches the efficiency that was asked for; ``unknown`` where nobody can tell.
+    """Return whether `point` reaches the required efficiency, or ``unknown`` if this is inconclusive.
 
-    Empty where none was, and at the fewest workers, which the others are compared with.
+    A question mark marks an uncertain answer. The result is empty without a required efficiency, and for the
+    baseline.
     """
     of = point.workers, point.mode, point.variant
     alike = [one for one in study.points if (one.mode, one.variant) == of[1:]]
@@ -126,34 +140,32 @@ def worth(study: Study, point: Point) -> str:
     one = next((one for one in answers if (one.workers, one.mode, one.variant) == of), None)
     if one is None or point.workers == min(each.workers for each in alike):
         return ""
-    crowded = point.oversubscribed or min(alike, key=lambda each: each.workers).oversubscribed
-    if not one.is_certain and (crowded or is_open(point) or outdone(alike) is not None):
+    oversubscribed = point.oversubscribed or min(alike, key=lambda each: each.workers).oversubscribed
+    if not one.is_certain and (oversubscribed or is_open(point) or outdone(alike) is not None):
         return "unknown"
     return ("yes" if one.is_worth else "no") + ("" if one.is_certain else "?")
 
 
-def paces(study: Study, point: Point) -> tuple[str, str]:
-    """Return how fast `point` is, and the interval of it, by what `pace_name` says.
+def rates(study: Study, point: Point) -> tuple[str, str]:
+    """Return the speed of `point` and its interval, in the unit of `rate_name`.
 
-    An interval that says nothing is not told by its ends.
+    An interval that is too wide to be useful is ``unknown``.
     """
     middle, low, high = point.samples_per_second, point.samples_per_second_low, point.samples_per_second_high
     alike = (one.workers for one in study.points if (one.mode, one.variant) == (point.mode, point.variant))
     runs = point.workers / min(alike) if point.mode == "weak" else 1.0
     of_times = study.unit == UNIT
-    pace = amount(runs / middle if of_times else middle)
+    rate = amount(runs / middle if of_times else middle)
     if low is None or high is None:
-        return pace, ""
+        return rate, ""
     if is_vague((low, high)):
-        return pace, "unknown"
-    return (
-        pace,
-        f"{amount(runs / high)} to {amount(runs / low)}" if of_times else f"{amount(low)} to {amount(high)}",
-    )
+        return rate, "unknown"
+    ends = (runs / high, runs / low) if of_times else (low, high)
+    return rate, " to ".join(map(amount, ends))
 
 
 def worker_time(hours: float) -> str:
-    """Return time of workers as people read it.
+    """Return the time of all workers as text.
 
     >>> [worker_time(hours) for hours in (0.0000845, 0.25, 1234)]
     ['304 ms', '15 min 0 s', '1,234 h']
@@ -161,30 +173,9 @@ def worker_time(hours: float) -> str:
     return f"{hours:,.0f} h" if hours >= _MANY_H else seconds_text(3600 * hours)
 
 
-def pace_name(study: Study) -> str:
-    """Return what is told of a point's speed: the seconds of a run where nothing else is known."""
+def rate_name(study: Study) -> str:
+    """Return the name of the speed of a point: ``seconds`` if only those of whole runs are known."""
     return "seconds" if study.unit == UNIT else study.unit
-
-
-def _result(study: Study, kind: Kind, point: Point) -> list[str]:
-    step_s = sum(point.step_s.values())
-    cost = point.worker_hours_per_epoch
-    return [
-        str(point.workers),
-        kind.letter,
-        *paces(study, point),
-        times_text(point.speedup) if kind.has_speedup else "",
-        percent(point.efficiency) if kind.has_speedup else "",
-        seconds_text(step_s) if step_s else "",
-        "" if point.global_batch is None else amount(point.global_batch),
-        sync_words(point),
-        f"{count_text(point.exchange_bytes)}B" if point.exchange_bytes else "",
-        bytes_text(point.memory_bytes) if point.memory_bytes else "",
-        bytes_text(point.device_memory_bytes) if point.device_memory_bytes else "",
-        "" if cost is None else worker_time(cost),
-        lost(point, most=2),
-        "oversubscribed" if point.oversubscribed else "",
-    ]
 
 
 def _named(kind: Kind, point: Point) -> str:
@@ -213,7 +204,7 @@ def _text(value: object) -> str:
 _CAUSES = {
     "straggler": "a slow rank",
     "waiting": "waiting for other ranks",
-    "exchange": "exposed exchange",
+    "exchange": "exposed communication",
     "data": "waiting for data",
     "to_device": "copies to the device",
     "compute": "slower forward and backward",

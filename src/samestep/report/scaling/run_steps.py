@@ -1,4 +1,4 @@
-"""The run folder of a training as the steps of its ranks, as a clocked run has them."""
+"""Converts a run folder to the steps of its ranks, in the form of a clocked run."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -15,20 +15,22 @@ from samestep.scaling.rank_files import Run as Measured
 _TYPES = ("cpu", "mps", "xpu", "hpu")
 
 WARM_UP = 5
-"""Steps after each start that do not count."""
+"""Number of ignored steps after each start."""
 
-_TOLD = ("processor", "memory_bytes", "system", "torch", "python", "samestep")
-"""What a session tells of its machine as the header of a clock does."""
+_MACHINE = ("processor", "memory_bytes", "system", "torch", "python", "samestep")
+"""Keys of a session's machine that the header of a clock file has too."""
 
 
 def measured_run(run: Run) -> Measured:
     """Return the steps since the last start of `run`; each has the mean times of its window.
 
     Raises:
-        UsageError: nothing is known of its ranks.
+        UsageError: the folder has no records of its ranks.
     """
     if not run.sessions or not run.ranks:
-        raise UsageError(f"{run.path} tells nothing of its workers: sessions.jsonl or ranks.jsonl is empty.")
+        raise UsageError(
+            f"{run.path} has no records of its workers: sessions.jsonl or ranks.jsonl is missing or empty."
+        )
     session = run.sessions[-1]
     workers = int(session["world_size"])
     began = int(session["step"]) + WARM_UP
@@ -44,9 +46,9 @@ def measured_run(run: Run) -> Measured:
 
 
 def _steps(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a window, all alike; none where a figure of it was not finite."""
+    """Yield the equal steps of a window; none if a number of it was not finite."""
     phases = {name: float(row.get(name, math.nan)) for name in PHASES}
-    in_step, other = sum(phases.values()), float(row.get(OTHER, 0.0))  # older folders do not have it
+    in_step, other = sum(phases.values()), float(row.get(OTHER, 0.0))  # older folders lack it
     samples = row["samples_per_second"] * in_step
     if not math.isfinite(samples + other):
         return
@@ -56,17 +58,16 @@ def _steps(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _sync(run: Run, workers: int) -> str:
-    """Return how gradients were exchanged; empty where they were not, or the run chose by itself."""
-    told = str(run.config.get("sync", "auto"))
-    return "" if workers == 1 or told == "auto" else told
+    """Return the algorithm of gradient synchronization; empty if there was none, or it was automatic."""
+    sync = str(run.config.get("sync", "auto"))
+    return "" if workers == 1 or sync == "auto" else sync
 
 
 def _header(session: Mapping[str, Any]) -> dict[str, Any]:
     names = ("nodes", "launcher", "threads")
     machine = _machine(session)
     device = str(session.get("device", ""))
-    is_type = device in _TYPES  # of a GPU by NVIDIA the session has the name
-    told = {name: machine[name] for name in _TOLD if name in machine}
+    is_type = device in _TYPES  # for an NVIDIA GPU, the session has its name
     return {
         "size": int(session["world_size"]),
         "kind": "recipe",
@@ -75,14 +76,14 @@ def _header(session: Mapping[str, Any]) -> dict[str, Any]:
         "device": device if is_type or not device else "cuda",
         **({} if is_type or not device else {"device_name": device}),
         "processors": _processors(machine.get("cpu")),
-        **told,
+        **{name: machine[name] for name in _MACHINE if name in machine},
     }
 
 
 def _processors(cpu: object) -> int | None:
-    """Return what the workers of a node share; None where the first of them did not tell.
+    """Return the number of cores that the workers of a node share; None if unknown.
 
-    Where it might not use all of its machine, the others may have had the rest.
+    If the first worker was limited to some cores, the other workers can have had the rest.
     """
     if not isinstance(cpu, dict) or not {"allowed", "cores", "machine"} <= cpu.keys():
         return None
@@ -97,6 +98,6 @@ def _machine(session: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _epoch(run: Run) -> float | None:
-    """Return the samples of an epoch, or None where no evaluation told."""
+    """Return the number of samples per epoch, or None if no evaluation recorded it."""
     ends = [row for row in run.evaluations if row.get("epoch") and row.get("samples")]
     return ends[-1]["samples"] / ends[-1]["epoch"] if ends else None

@@ -1,4 +1,4 @@
-"""Where a study comes from: its own file, run folders of several numbers of workers, or a table of times."""
+"""Loads a study from its own file, from runs on several numbers of workers, or from a table of times."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from samestep.base.errors import UsageError
 from samestep.base.record import provenance
 from samestep.report.read import read_run
-from samestep.report.scaling.one_training import differences, refuse_several, target
+from samestep.report.scaling.one_training import check_same_training, differences, target
 from samestep.report.scaling.run_steps import WARM_UP, measured_run
 from samestep.report.scaling.times_csv import read_times
 from samestep.scaling.conclude import conclude, with_notes
@@ -22,14 +22,14 @@ from samestep.scaling.words import counted
 
 
 def study_of(paths: Sequence[Path], *, bar: float | None = None) -> Study:
-    """Return the study that `paths` hold.
+    """Return the study in `paths`.
 
     Args:
         paths: one ``study.json`` or its folder, one table of times, or folders of runs.
-        bar: the efficiency from which on workers are worth it; None for that of the study, if it has one.
+        bar: least efficiency of a worthwhile number of workers; None for the study's own, if it has one.
 
     Raises:
-        UsageError: they hold none, or runs of several trainings; says which of them, and the line.
+        UsageError: there is no study, a file is damaged, or runs belong to several trainings.
     """
     if len(paths) == 1 and is_study(paths[0]):
         study = read_study(paths[0])
@@ -40,12 +40,12 @@ def study_of(paths: Sequence[Path], *, bar: float | None = None) -> Study:
 
 
 def is_about_scaling(paths: Iterable[Path]) -> bool:
-    """Return whether `paths` are nothing but files, folders of studies, and runs with a step clock."""
+    """Return whether all `paths` are files, folders of studies, or runs with a step clock."""
     return all(is_study(path) or _is_table(path) or _is_clocked(path) for path in paths)
 
 
 def is_study(path: Path) -> bool:
-    """Return whether a study is at rest at `path`."""
+    """Return whether `path` is a study file or a folder with one."""
     return (path / NAME).is_file() if path.is_dir() else path.suffix == ".json"
 
 
@@ -67,33 +67,28 @@ def _of_times(path: Path) -> Study:
         unit=UNIT,
         points=from_times(times),
     )
-    return with_notes(study, [note("whole-runs-only", _of_what(times))])
+    return with_notes(study, [note("whole-runs-only", _assumption(times))])
 
 
-def _of_what(times: Sequence[Time]) -> str:
-    """Return which work the runs are taken to have done."""
+def _assumption(times: Sequence[Time]) -> str:
+    """Return a note on the work that the runs are assumed to have done."""
     if any(time.is_weak for time in times):
-        work = "did the same work (strong), or as much on each worker as the fewest workers did (weak)"
+        work = "done the same work (strong), or the baseline's work per worker (weak)"
     else:
-        work = "did the same work; a third column, scaling, may say weak"
-    said = f"Only the seconds of whole runs are known. They are taken for runs that {work}."
+        work = "done the same work; mark weak scaling in a third column, scaling"
+    text = f"Only the seconds of whole runs are known. The runs are assumed to have {work}."
     if has_two_bases(times):
-        said += (
-            " The fewest workers have strong runs and weak ones, and each mode is against its own: rates of "
-            "the two do not compare."
-        )
-    return said
+        text += " Strong and weak runs have baselines of their own: do not compare their rates."
+    return text
 
 
 def _of_runs(paths: Sequence[Path]) -> Study:
     _refuse_twice(paths)
     runs, made = [_run(path) for path in paths], provenance()
-    refuse_several(paths, runs)
+    check_same_training(paths, runs)
     counts = sorted({run.workers for run in runs})
     if len(counts) < 2:
-        raise UsageError(
-            f"all runs are of {counted(counts[0])}: for a speedup there must be runs of another number too."
-        )
+        raise UsageError(f"all runs are on {counted(counts[0])}: give runs on another number of workers too.")
     settings = {
         "from": [str(path) for path in paths],
         "launchers": launchers(runs),
@@ -113,12 +108,16 @@ def _of_runs(paths: Sequence[Path]) -> Study:
 
 
 def _refuse_twice(paths: Sequence[Path]) -> None:
-    """Refuse one folder by two names: it would count as two repeats that agree exactly."""
+    """Reject a folder that is given twice, which would count as two equal repeats.
+
+    Raises:
+        UsageError: two paths are one folder.
+    """
     found: dict[Path, Path] = {}
     for path in paths:
         folder = path.resolve()
         if folder in found:
-            raise UsageError(f"{path} is {found[folder]} again, and no repeat of it: give each run once.")
+            raise UsageError(f"{path} is the same folder as {found[folder]}: give each run once.")
         found[folder] = path
 
 
@@ -132,11 +131,11 @@ def _run(path: Path) -> Run:
 
 
 def _of_folders(paths: Sequence[Path]) -> list[str]:
-    """Return which steps count of run folders: what a run itself tells counts others too."""
+    """Return a note on which steps of run folders count."""
     if all(_is_clocked(path) for path in paths):
         return []
-    said = (
-        "The step of a run folder is the mean of all ranks and of all steps since its last start but the "
-        f"first {WARM_UP}; what the run itself said counts others too, and a median is another figure."
+    text = (
+        "The step time of a run folder is the mean over all ranks and all steps since the last start without "
+        f"the first {WARM_UP}. The run's own report counts other steps too, and has medians."
     )
-    return [said]
+    return [text]

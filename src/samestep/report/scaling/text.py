@@ -1,28 +1,35 @@
-"""A scaling study on a terminal, in plain ASCII: a table, a picture of the speedup, and the verdict."""
+"""Formats a scaling study as ASCII text: a table, bars of the speedup, and the verdict."""
 
 import os
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from samestep.base.units import bytes_text, seconds_text
-from samestep.report.scaling.rows import followed, lost, pace_name, paces, text_table, worker_time, worth
+from samestep.report.scaling.rows import (
+    COST,
+    INTERVAL,
+    MEMORY,
+    NO_POINTS,
+    OVERHEAD,
+    WORTH,
+    cells,
+    fit_texts,
+    rate_name,
+    text_table,
+)
 from samestep.report.scaling.series import Kind, headings, kinds
-from samestep.scaling.study import Point, Study, Verdict
-from samestep.scaling.words import percent
+from samestep.scaling.study import Study, Verdict
 
 _LONGEST = 48
-"""Characters of the longest bar."""
+"""Number of characters of the longest bar."""
 
-_BOUND = "\N{NO-BREAK SPACE}"
-_LOST = "lost most to"
-_MEMORY, _COST = "memory each", "workers' time per epoch"
-_SPARE = (_LOST, _MEMORY, _COST, "step", "95 % interval")
-"""Columns of the table that are left out where they have no room, the first of them first."""
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+_OPTIONAL = (OVERHEAD, MEMORY, COST, "step", INTERVAL)
+"""Columns that are dropped from a table that is too wide, in this order."""
 
 
 def terminal_width() -> int | None:
-    """Return the columns of the terminal that is printed to; None where that is none, or does not say."""
+    """Return the width of the terminal at stdout; None if it is not a terminal, or has no width."""
     if not sys.stdout.isatty():
         return None
     try:
@@ -32,85 +39,59 @@ def terminal_width() -> int | None:
 
 
 def study_text(study: Study, width: int | None = None) -> str:
-    """Return `study` as lines to be printed.
+    """Return `study` as text.
 
     Args:
-        study: to be told.
-        width: columns that lines should fit into; None for as long as they are.
+        study: the study.
+        width: maximum length of lines; None for no limit.
     """
     found = kinds(study)
-    nothing = [] if found else ["Nothing was measured."]
-    said = [*nothing, *(_verdict(study.verdict) if study.verdict else ())]
+    verdict = [*([] if found else [NO_POINTS]), *(_verdict(study.verdict) if study.verdict else ())]
     blocks = [
         [study.target],
         [f"{heading}." for heading in headings(found)],
         _table(study, found, width) if found else [],
     ]
     blocks += [_picture(kind) for kind in found if len(kind.points) > 1]
-    blocks += [_wrapped(part, width) for part in (followed(study), said, study.notes)]
+    blocks += [_wrapped(part, width) for part in (fit_texts(study), verdict, study.notes)]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
 def _wrapped(sentences: Sequence[str], width: int | None) -> list[str]:
-    """Return sentences in lines of `width`; no flag is broken at its hyphens, no figure before its `%`."""
+    """Return sentences in lines of `width`, without a break in a flag or before `%`."""
     if width is None:
         return list(sentences)
     wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
-    bound = (sentence.replace(" %", f"{_BOUND}%") for sentence in sentences)
-    return [line.replace(_BOUND, " ") for sentence in bound for line in wrapper.wrap(sentence)]
+    bound = (sentence.replace(" %", f"{_NO_BREAK}%") for sentence in sentences)
+    return [line.replace(_NO_BREAK, " ") for sentence in bound for line in wrapper.wrap(sentence)]
 
 
 def _table(study: Study, found: list[Kind], width: int | None) -> list[str]:
-    """Return the table; what was lost stands below it where a column has no room."""
-    head = [
-        "workers",
-        "",
-        pace_name(study),
-        "95 % interval",
-        "speedup",
-        "efficiency",
-        "step",
-        _MEMORY,
-        _COST,
-        "worth it",
-        _LOST,
-    ]
-    rows = [_row(study, kind, point) for kind in found for point in kind.points]
-    kept = [k for k in range(len(head)) if any(row[k] for row in rows)]
+    """Return the table, with the overhead below it if its column does not fit."""
+    names = ["workers", "kind", rate_name(study), INTERVAL, "speedup", "efficiency", "step"]
+    names += [MEMORY, COST, WORTH, OVERHEAD]
+    rows = [cells(study, kind, point) for kind in found for point in kind.points]
+    for row in rows:
+        row[OVERHEAD] = "; ".join(filter(None, [row[OVERHEAD], row[""]]))
+    names = [name for name in names if any(row[name] for row in rows)]
     below: list[str] = []
-    for name in ("", *_SPARE):
-        kept = [k for k in kept if head[k] != name or not name]
-        lines = text_table([head[k] for k in kept], [[row[k] for k in kept] for row in rows])
-        if name == _LOST:
-            told = [f"{' '.join(filter(None, row[:2]))} {_LOST}: {row[-1]}" for row in rows if row[-1]]
-            below = _wrapped(told, width)
+    for dropped in ("", *_OPTIONAL):
+        names = [name for name in names if name != dropped]
+        lines = text_table(names, [[row[name] for name in names] for row in rows])
+        if dropped == OVERHEAD:
+            known = [row for row in rows if row[OVERHEAD]]
+            texts = [[row["workers"], row["kind"], f"{OVERHEAD}:", row[OVERHEAD]] for row in known]
+            below = _wrapped([" ".join(filter(None, text)) for text in texts], width)
         if width is None or max(map(len, lines)) <= width:
             break
     return [*lines, *below]
 
 
-def _row(study: Study, kind: Kind, point: Point) -> list[str]:
-    step_s = sum(point.step_s.values())
-    doubt = "oversubscribed" if point.oversubscribed else ""
-    return [
-        str(point.workers),
-        kind.letter,
-        *paces(study, point),
-        f"{point.speedup:.2f}x" if kind.has_speedup else "",
-        percent(point.efficiency) if kind.has_speedup else "",
-        seconds_text(step_s) if step_s else "",
-        bytes_text(point.memory_bytes) if point.memory_bytes else "",
-        worker_time(hours) if (hours := point.worker_hours_per_epoch) is not None else "",
-        worth(study, point),
-        "; ".join(filter(None, [lost(point, most=2), doubt])),
-    ]
-
-
 def _picture(kind: Kind) -> list[str]:
-    """Return a bar for each point: `#` is its speedup, `.` what is missing to the ideal."""
+    """Return a bar for each point: `#` for its speedup, `.` for the gap to the ideal."""
     most = max(max(point.speedup, point.workers) for point in kind.points)
     of = f" ({kind.letter})" if kind.letter else ""
-    lines = [f"speedup{of}: # measured, . missing to the ideal"]
+    lines = [f"speedup{of}: # measured, . gap to the ideal"]
     for point in kind.points:
         reached = round(_LONGEST * point.speedup / most)
         missing = max(0, round(_LONGEST * point.workers / most) - reached)

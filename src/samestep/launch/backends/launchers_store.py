@@ -1,0 +1,103 @@
+"""Gives the launchers of several nodes a store that only they can use, and makes torch's rendezvous over it.
+
+torch's c10d rendezvous unpickles its state from the store: whoever could write there could run code here.
+"""
+
+import errno
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+
+from samestep.launch.backends import static
+from samestep.launch.job import Job, Nodes
+from samestep.launch.plan import host_and_port
+from samestep.world.authentication import derived
+from samestep.world.gloo_interface import address_towards, is_own
+from samestep.world.network_store import NetworkStore, serve
+from samestep.world.rendezvous import resolve
+
+_READ_S = 60
+"""How long c10d's rendezvous waits for the store, as with torchrun."""
+_IMPATIENT = {"last_call_timeout": 5, "keep_alive_interval": 3, "keep_alive_max_attempt": 3}
+"""Seconds that a meeting waits for more nodes than it needs, and when a silent node counts as lost.
+
+torch's 30 and 15 are most of what a run loses with a node."""
+_YES = ("1", "true", "t", "yes", "y")
+
+
+def open_launchers_store(nodes: Nodes, secret: bytes) -> NetworkStore:
+    """Return the store through which the launchers of a job meet.
+
+    Args:
+        nodes: of the job.
+        secret: of the job.
+
+    Raises:
+        OSError: this node cannot serve the store, and is to.
+        PeerLost: the node that serves it does not answer, or does not have the secret.
+    """
+    key = derived(secret, "launchers")
+    host, port = host_and_port(nodes.endpoint)
+    if nodes.backend == "static":
+        serves, must, limit_s = not nodes.rank, True, static.patience_s(nodes)
+    else:
+        said = nodes.options.get("is_host")
+        must = said is not None or nodes.rank is not None
+        if said is not None:
+            serves = said.lower() in _YES
+        else:
+            serves = nodes.rank == 0 if nodes.rank is not None else is_own(resolve(host))
+        limit_s = float(nodes.options.get("read_timeout", _READ_S))
+    own = _served(resolve(host), port, key, must=must) if serves else None
+    store = own
+    if store is None or not is_own(resolve(host)):
+        # As torch's: another node may be there, which takes itself for this one and then learns it.
+        store = NetworkStore(host, port, key)
+        try:
+            store.reach(limit_s)
+        except BaseException:
+            store.close()
+            if own is not None:
+                own.close()
+            raise
+    store.set_timeout(timedelta(seconds=limit_s))
+    return store
+
+
+def _served(ip: str, port: int, key: bytes, *, must: bool) -> NetworkStore | None:
+    """Return the store that this node serves; None where another launcher on this host does."""
+    try:
+        return serve(ip, port, key, everywhere=address_towards(ip) is not None)
+    except OSError as error:
+        if must or error.errno != errno.EADDRINUSE:
+            raise
+        return None
+
+
+def rendezvous_of(job: Job, nodes: Nodes, store: NetworkStore) -> RendezvousHandler:
+    """Return torch's rendezvous of the nodes, over this store.
+
+    Args:
+        job: names the run.
+        nodes: of the job.
+        store: which all launchers reach.
+    """
+    if nodes.backend == "static":
+        return static.handler(nodes, job.run_id, store)
+    options: dict[str, Any] = dict(nodes.options)
+    if nodes.least is not None:
+        options = _IMPATIENT | options
+    host, _ = host_and_port(nodes.endpoint)
+    parameters = RendezvousParameters(
+        backend=nodes.backend,
+        endpoint=nodes.endpoint,
+        local_addr=address_towards(host),  # else its name, which the others may not know
+        run_id=job.run_id,
+        min_nodes=nodes.least or nodes.count,
+        max_nodes=nodes.count,
+        **options,
+    )
+    return create_handler(store, C10dRendezvousBackend(store, job.run_id), parameters)

@@ -1,0 +1,166 @@
+"""Authenticates two processes that share a job's secret, and every message between them.
+
+::
+
+    client                                      server
+      greeting, nonce C         ---->
+                                <----           nonce S, HMAC(secret, "server", C, S)
+      HMAC(secret, "client", C, S) ---->
+
+Both nonces are fresh, so that a recorded handshake proves nothing. Every later message carries an HMAC of its
+number and its text, with a key that only this connection has: a recorded message proves nothing either.
+Messages are not encrypted.
+"""
+
+import hmac
+import secrets
+import struct
+from collections.abc import Iterator
+
+GREETING = b"samestep1\n"
+_NONCE = 32
+_PROOF = 32
+_LENGTH = struct.Struct("!I")
+_NUMBER = struct.Struct("!Q")
+LONGEST = 64 * 1024 * 1024
+"""Bytes that one message has at most."""
+
+
+class AuthenticationError(ConnectionError):
+    """The other end does not have the job's secret, or speaks another protocol."""
+
+
+def derived(secret: bytes, *labels: str) -> bytes:
+    """Return a key for one purpose.
+
+    Args:
+        secret: what only the job's processes have.
+        labels: name the purpose.
+    """
+    return _mac(secret, "\0".join(labels).encode())
+
+
+def _mac(key: bytes, *parts: bytes) -> bytes:
+    return hmac.digest(key, b"".join(parts), "sha256")
+
+
+class Channel:
+    """The messages of one authenticated connection.
+
+    Args:
+        sends: key of the messages that leave.
+        receives: key of the messages that arrive.
+        longest: bytes that a message has at most.
+    """
+
+    def __init__(self, sends: bytes, receives: bytes, *, longest: int = LONGEST) -> None:
+        self._sends, self._receives, self._longest = sends, receives, longest
+        self._sent = self._received = 0
+        self._buffer = bytearray()
+
+    def sealed(self, message: bytes) -> bytes:
+        """Return the bytes that carry a message."""
+        proof = _mac(self._sends, _NUMBER.pack(self._sent), message)
+        self._sent += 1
+        return _LENGTH.pack(len(message)) + proof + message
+
+    def opened(self, data: bytes) -> Iterator[bytes]:
+        """Yield the messages that are complete with these bytes.
+
+        Raises:
+            AuthenticationError: a message is too long, or its HMAC is wrong.
+        """
+        self._buffer += data
+        head = _LENGTH.size + _PROOF
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > self._longest:
+                raise AuthenticationError(f"a message of {length} bytes")
+            if len(self._buffer) < head + length:
+                return
+            proof = bytes(self._buffer[_LENGTH.size : head])
+            message = bytes(self._buffer[head : head + length])
+            del self._buffer[: head + length]
+            expected = _mac(self._receives, _NUMBER.pack(self._received), message)
+            if not hmac.compare_digest(proof, expected):
+                raise AuthenticationError("a message with a wrong HMAC")
+            self._received += 1
+            yield message
+
+
+class ServerSide:
+    """The server's part of a handshake, as a pure machine: bytes in, bytes out.
+
+    Args:
+        key: of the job, for this purpose.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._buffer = bytearray()
+        self._nonces = b""
+        self.channel: Channel | None = None
+        """Set once the client has proved itself."""
+
+    def fed(self, data: bytes) -> bytes:
+        """Take what arrived; return what to send.
+
+        Raises:
+            AuthenticationError: the client has no proof.
+        """
+        self._buffer += data
+        if not self._nonces:
+            begin = bytes(self._buffer[: len(GREETING)])
+            if not GREETING.startswith(begin):
+                raise AuthenticationError("another protocol")
+            end = len(GREETING) + _NONCE
+            if len(self._buffer) < end:
+                return b""
+            nonce = secrets.token_bytes(_NONCE)
+            self._nonces = bytes(self._buffer[len(GREETING) : end]) + nonce
+            del self._buffer[:end]
+            return nonce + _mac(self._key, b"server", self._nonces)
+        if len(self._buffer) < _PROOF:
+            return b""
+        proof, rest = bytes(self._buffer[:_PROOF]), bytes(self._buffer[_PROOF:])
+        if rest or not hmac.compare_digest(proof, _mac(self._key, b"client", self._nonces)):
+            raise AuthenticationError("a wrong proof")
+        to_client = _mac(self._key, b"to client", self._nonces)
+        self.channel = Channel(to_client, _mac(self._key, b"to server", self._nonces))
+        return self.channel.sealed(b"")
+
+
+class ClientSide:
+    """The client's part of a handshake.
+
+    Args:
+        key: of the job, for this purpose.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._nonce = secrets.token_bytes(_NONCE)
+
+    @property
+    def greeting(self) -> bytes:
+        """What to send first."""
+        return GREETING + self._nonce
+
+    answer_bytes = _NONCE + _PROOF
+    """The length of the server's answer."""
+
+    def proved(self, answer: bytes) -> tuple[bytes, Channel]:
+        """Return this side's proof, and the channel that follows.
+
+        Args:
+            answer: the server's.
+
+        Raises:
+            AuthenticationError: the server does not have the secret.
+        """
+        nonces = self._nonce + answer[:_NONCE]
+        if not hmac.compare_digest(answer[_NONCE:], _mac(self._key, b"server", nonces)):
+            raise AuthenticationError("the server does not have this job's secret")
+        to_server = _mac(self._key, b"to server", nonces)
+        channel = Channel(to_server, _mac(self._key, b"to client", nonces))
+        return _mac(self._key, b"client", nonces), channel

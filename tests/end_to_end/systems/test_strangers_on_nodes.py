@@ -1,0 +1,267 @@
+"""Another user on another host neither gets into a run over several nodes nor delays it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import pytest
+
+from samestep.base.errors import UsageError
+from support import squatter, stranger
+from support.commands import finish
+from support.launches import RUN
+from support.mpi import mpirun
+from support.nodes import LOGIN
+from support.systems import program
+
+DELAY_S = 5.0
+FORWARD = ("PYTHONPATH",) if "PYTHONPATH" in os.environ else ()
+TWO = ("node0", "node1")
+PYTHON = "/usr/bin/python3"  # which the other user can reach
+
+# Rank 1 comes later: in the script, or before its launcher's task begins.
+SCRIPT = """
+import os, sys, time
+import torch.distributed as dist
+attacked = sys.argv[1]
+while os.environ["RANK"] == "1" and not os.path.exists(attacked):
+    time.sleep(0.01)
+dist.init_process_group("gloo")
+values = [None, None]
+dist.all_gather_object(values, os.environ["RANK"])
+open(f"{attacked}-{dist.get_rank()}", "w").write("".join(values))
+"""
+LATE = """
+case "${SLURM_PROCID:-$OMPI_COMM_WORLD_RANK}" in 1) while [ ! -e "$0" ]; do sleep 0.05; done ;; esac
+exec "$@"
+"""
+
+# Rank 1 comes later: without proofs a stranger has all the time to take its place.
+GROUPS = """
+import os, time
+import torch.distributed as dist
+time.sleep(2 * int(os.environ["RANK"]))
+dist.init_process_group("gloo")
+values = [None, None]
+dist.all_gather_object(values, os.environ["RANK"])
+print("".join(values))
+"""
+SERIAL = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+print(f"{sum(p.sum() for p in model.parameters()):.4f}")
+"""
+COMMANDS = {
+    "run": ("run", "-n", 2, "--mode", "native", "train.py"),
+    "serial": ("run", "-n", 2, "serial.py"),
+    "train": ("train", "digits", "-n", 2, "--epochs", 1, "--subset", 256, "--out", "out"),
+    "doctor": ("doctor", "-n", 2, "--no-devices", "--json", "--run-folder", "."),
+    "bench": ("bench", "all-reduce", "-n", 2, "--sizes", "4,1K", "--rounds", 2, "--algorithm", "native"),
+}
+AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", PYTHON, "-S", "-c")
+
+
+def static(nodes, slurm, program):
+    flags = ("--nnodes", 2, "--master-addr", "node0", "--nproc-per-node", 1)
+    return [nodes.start(node, *RUN, *flags, "--node-rank", i, *program) for i, node in enumerate(TWO)]
+
+
+def c10d(nodes, slurm, program):
+    flags = ("--nnodes", 2, "--rdzv-backend", "c10d", "--rdzv-endpoint", "node0:29777", "--nproc-per-node", 1)
+    return [nodes.start(node, *RUN, *flags, *program) for node in TWO]
+
+
+def slurm_script(nodes, slurm, program):
+    return [slurm.start("srun", "--nodes=2", *RUN, *program)]
+
+
+def slurm_meeting(nodes, slurm, program):
+    return [slurm.start("srun", "--nodes=2", "sh", "-c", LATE, program[-1], *RUN, *program)]
+
+
+def open_mpi(nodes, slurm, program):
+    launch = mpirun("openmpi", nodes, TWO, per_host=1, forward=FORWARD)
+    return [nodes.start(LOGIN, *launch, *RUN, *program)]
+
+
+def mpich(nodes, slurm, program):
+    launch = mpirun("mpich", nodes, TWO, per_host=1)
+    return [nodes.start(LOGIN, *launch, *RUN, *program)]
+
+
+def ports(nodes):
+    """Return the ports at which Python programs listen on node0."""
+    lines = nodes.run("node0", "ss", "-ltnpH").out.splitlines()
+    return {line.split()[3].rpartition(":")[2] for line in lines if "python" in line}
+
+
+def await_ports(nodes, before, count, running):
+    deadline = time.monotonic() + 60
+    while len(found := ports(nodes) - before) < count:
+        assert time.monotonic() < deadline, [process.poll() for process in running]
+        time.sleep(0.1)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("launch", "listeners"),
+    # Launchers of several nodes have a store of their own beside that of rank 0.
+    [(static, 2), (c10d, 2), (slurm_script, 1), (slurm_meeting, 1), (open_mpi, 1), (mpich, 1)],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_users_of_either_host_neither_get_in_nor_delay(nodes, slurm, tmp_path, launch, listeners):
+    program("netns", "setpriv")
+    (tmp_path / "train.py").write_text(SCRIPT)
+
+    def run(name, attack):
+        """Return what the attack reports, and how long the run takes from then on."""
+        before = ports(nodes)
+        attacked = tmp_path / name
+        running = launch(nodes, slurm, (tmp_path / "train.py", attacked))
+        found = await_ports(nodes, before, listeners, running)
+        with attack(nodes, found) as report:
+            attacked.touch()
+            begin = time.monotonic()
+            ended = [finish(process) for process in running]
+            took = time.monotonic() - begin
+        assert [done.code for done in ended] == [0] * len(ended), [done.err for done in ended]
+        assert [Path(f"{attacked}-{rank}").read_text() for rank in range(2)] == ["01", "01"]
+        return report, took
+
+    _, usual = run("alone", lambda *_: nullcontext())
+    # The sockets of MPI's own daemons ask nobody: who attacks all of them stops mpirun, without samestep.
+    with nullcontext() if launch in (open_mpi, mpich) else attacked_on(nodes, "node0"):
+        report, took = run("attacked", attacking)
+
+    assert max(report["answers"].values()) <= 64, report
+    assert report["uid"] == 65534
+    assert took < usual + DELAY_S
+
+
+@contextmanager
+def attacking(nodes, found):
+    """Attack ports of node0 from node2, to the end of the block; give what came back."""
+    code = Path(stranger.__file__).read_text()
+    other = nodes.start("node2", *AS_NOBODY, code, *(f"node0:{port}" for port in found), folder=Path("/"))
+    try:
+        yield json.loads(other.stdout.readline())
+    finally:
+        other.kill()
+        other.communicate()
+
+
+@contextmanager
+def attacked_on(nodes, node):
+    """Have another user of a node attack all that listens there, to the end of the block."""
+    code = Path(squatter.__file__).read_text()
+    other = subprocess.Popen(
+        nodes.command(node, *AS_NOBODY, code, folder=Path("/")),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert other.stdout.readline() == "65534\n"
+        yield
+        out, _ = other.communicate("\n", timeout=30)
+        assert int(out) > 0
+    finally:
+        other.kill()
+        other.communicate()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_user_of_the_same_host_neither_gets_in_nor_delays(nodes, tmp_path, command):
+    program("netns", "setpriv")
+
+    def run(name):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "train.py").write_text(GROUPS)
+        (folder / "serial.py").write_text(SERIAL)
+        begin = time.monotonic()
+        ended = nodes.run("node0", sys.executable, "-m", "samestep", *COMMANDS[command], folder=folder)
+        return ended, time.monotonic() - begin
+
+    undisturbed, usual = run("alone")
+    with attacked_on(nodes, "node0"):
+        ended, took = run("attacked")
+
+    assert ended.code == undisturbed.code, ended.err
+    assert "Traceback" not in ended.err
+    if command in ("run", "serial"):
+        assert (ended.out, ended.code) == (undisturbed.out, 0)
+    assert took < usual + DELAY_S
+
+
+def test_nodes_with_different_secrets_do_not_meet_and_say_what_helps(nodes, tmp_path):
+    files = [tmp_path / f"secret-{i}" for i in range(2)]
+    for file in files:
+        file.touch(0o600)
+        file.write_bytes(os.urandom(32))
+    flags = ("--nnodes", 2, "--master-addr", "node0", "--nproc-per-node", 1)
+    program = ("--no-python", "true")
+    one, other = (
+        nodes.start(node, *RUN, *flags, "--node-rank", i, "--secret-file", files[i], *program)
+        for i, node in enumerate(TWO)
+    )
+    try:
+        done = finish(other)
+    finally:
+        one.terminate()
+        finish(one)
+
+    assert done.code == UsageError.exit_code
+    assert "--secret-file" in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("train", "digits", "--epochs", 1, "--subset", 128, "--out", "out"),
+        ("doctor", "--no-devices", "--wait", 4),
+    ],
+    ids=lambda command: command[0],
+)
+def test_commands_of_two_tasks_take_the_secret_from_the_flag(nodes, tmp_path, command):
+    file, another = (tmp_path / name for name in ("secret", "another"))
+    for one in (file, another):
+        one.touch(0o600)
+        one.write_bytes(os.urandom(32))
+
+    def run(*files):
+        master = {"MASTER_ADDR": "node0", "MASTER_PORT": "29511", "WORLD_SIZE": "2"}
+        tasks = [
+            nodes.start(
+                node,
+                *(sys.executable, "-m", "samestep", *command, "--secret-file", files[i]),
+                folder=tmp_path,
+                RANK=str(i),
+                HOME=str(tmp_path / node),  # none in common
+                OMP_NUM_THREADS="1",
+                **master,
+            )
+            for i, node in enumerate(TWO)
+        ]
+        try:
+            return finish(tasks[1])
+        finally:
+            tasks[0].terminate()
+            finish(tasks[0])
+
+    apart, together = run(file, another), run(file, file)
+
+    assert apart.code != 0
+    assert "--secret-file" in apart.err
+    assert "--secret-file" not in together.err
