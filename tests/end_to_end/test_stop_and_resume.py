@@ -225,7 +225,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(whole, tm
     shutil.copy(whole / "config.toml", folder)
     (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 9.0}\n{"step": 2, "lo')
 
-    done = samestep("train", "--resume", folder)
+    done = samestep("train", "--resume", folder, "--threads", 1)
 
     assert done.code == 0, done.err
     assert "has no checkpoint yet" in done.err
