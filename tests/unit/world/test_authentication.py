@@ -83,10 +83,13 @@ def test_a_recorded_handshake_and_its_messages_prove_nothing(server):
         def carry():
             near, _ = proxy.accept()
             with near, socket.create_connection(("127.0.0.1", server.port)) as far:
-                threading.Thread(target=pump, args=(far, near), daemon=True).start()
+                back = threading.Thread(target=pump, args=(far, near))
+                back.start()
                 while data := near.recv(4096):
                     recorded.extend(data)
                     far.sendall(data)
+                far.shutdown(socket.SHUT_RDWR)  # closing it would not wake the other thread
+                back.join()
 
         def pump(source, target):
             try:
