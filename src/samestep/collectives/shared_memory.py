@@ -224,7 +224,7 @@ class SharedMemory:
     def _fold_piece(
         self, pieces: list[Tensor], views: list[_Views], counts: Sequence[int], folding: Folding
     ) -> None:
-        """Fold one piece of each part: each rank computes its share, and copies the others' shares out."""
+        """Fold one piece of each part: each rank computes its share, and copies the results of the others."""
         own, parts = self._rank, views[0].parts
         slots = [one.by_part[self._half] for one in views]
         for row, piece in enumerate(pieces):
