@@ -35,8 +35,8 @@ from samestep.world.gloo_interface import IFNAME
 from samestep.world.network_store import NetworkStore, base_of
 from samestep.world.packet_filter import Source, admit, own_attempts, own_listeners
 
-PROOFS_S = (2.0, 2.0, 5.0)
-"""Seconds that proofs may take, by attempt: all ranks are there, so that they take milliseconds."""
+PROOFS_S = (2.0, 5.0, 30.0)
+"""Timeouts of the proofs in seconds, by attempt; with guarded sockets there is time for slow ranks."""
 _PROOF = 32
 _BAD = 1 << 32
 """What a rank adds where it has found a stranger; the lower half counts ranks."""
@@ -124,9 +124,9 @@ def connected(make: Any, group: Group, *, proofs_s: Sequence[float] = PROOFS_S) 
                 listening.close_to_all()
                 return made
     raise DistNetworkError(
-        f"Gloo connected rank {group.rank} of {group.size} to a program that is no rank of this job, "
-        f"{len(proofs_s)} times: {problem or 'another rank has found it'}. Another user of this host or of "
-        "the network disturbs the start; see docs/guide/security.md."
+        f"the connections of rank {group.rank} of {group.size} were not proved to be those of the job, "
+        f"{len(proofs_s)} times: {problem or 'another rank has found it'}. A rank does not answer, or another "
+        "user of this host or of the network disturbs the start; see docs/guide/security.md."
     )
 
 
