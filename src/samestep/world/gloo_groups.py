@@ -124,7 +124,7 @@ def connected(make: Any, group: Group, *, proofs_s: Sequence[float] = PROOFS_S) 
                 listening.close_to_all()
                 return made
     raise DistNetworkError(
-        f"the connections of rank {group.rank} of {group.size} were not proved to be those of the job, "
+        f"the connections of rank {group.rank} of {group.size} were not proved to be of this job, "
         f"{len(proofs_s)} times: {problem or 'another rank has found it'}. A rank does not answer, or another "
         "user of this host or of the network disturbs the start; see docs/guide/security.md."
     )
