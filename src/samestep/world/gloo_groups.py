@@ -125,8 +125,8 @@ def connected(make: Any, group: Group, *, proofs_s: Sequence[float] = PROOFS_S) 
                 return made
     raise DistNetworkError(
         f"the connections of rank {group.rank} of {group.size} were not proved to be of this job, "
-        f"{len(proofs_s)} times: {problem or 'another rank has found it'}. A rank does not answer, or another "
-        "user of this host or of the network disturbs the start; see docs/guide/security.md."
+        f"{len(proofs_s)} times: {problem or 'another rank has found it'}. A rank does not answer, or "
+        "another user of this host or of the network disturbs the start; see docs/guide/security.md."
     )
 
 
