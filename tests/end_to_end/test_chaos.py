@@ -54,7 +54,7 @@ def test_a_training_survives_each_kind_of_fault_with_equal_bits(disk, tmp_path):
     assert torn["weights_sha256"] == result(tmp_path / "whole")["weights_sha256"]
     for words in (
         r"was killed by signal 9 \(SIGKILL\)",
-        r"rank \d of 4 does not come .*\n.*(\n.*)*stopped \(process \d+ was sent SIGSTOP",
+        r"rank \d of 4 has not called .*\n.*(\n.*)*stopped \(process \d+ was sent SIGSTOP",
         rf"stopped by SIGTERM after step \d+ of {STEPS}, with a checkpoint",
         r"Chaos: signal 12 at ",
         r"No space left on device",

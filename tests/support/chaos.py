@@ -50,7 +50,7 @@ DISK = "4m"
 _ROOM = 200 << 10
 """Bytes left on a full disk: for lines, not for a checkpoint."""
 _POLL_S = 0.02
-_WAITING, _COMPLETE = "lines are kept in memory", "can be written to again"
+_WAITING, _COMPLETE = "lines stay in memory", "can be written again and is complete"
 _STEPS_BETWEEN = 25
 """Of the whole training, for each fault: it tells of its steps about once a second."""
 
