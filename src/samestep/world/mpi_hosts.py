@@ -31,7 +31,7 @@ def introduced(detected: Detected, env: Environment) -> Detected:
     if detected.master_addr or detected.hosts or place.local_size == place.size:
         return detected
     if detected.launcher == OPEN_MPI.name:
-        # Ranks on mpirun's own host do not get the list, but on rank 0's host the own name is the right one.
+        # Ranks on mpirun's own host do not get the list; those on rank 0's host do not need it.
         own = gethostname() if place.rank == place.local_rank else ""
         return replace(detected, hosts=open_mpi_first(env) or own)
     descriptor = integer(env, "PMI_FD")
