@@ -1,7 +1,8 @@
 """Serves authenticated connections from one thread; a peer without the secret gets nothing.
 
 A connection has a few seconds for the whole handshake, however slowly it sends. At most 64 connections are
-in their handshake at a time: the oldest of them is closed for the next, since an honest one takes milliseconds.
+in their handshake at a time: the oldest of them is closed for the next, since an honest handshake takes
+milliseconds.
 """
 
 import os

@@ -113,7 +113,7 @@ def in_words(kind: str) -> str:
 
 
 def _near(here: Sequence[Core], local_rank: int, near: Sequence[int]) -> list[Core]:
-    """Return the rank's cores on its GPU's node, equally many for each rank; none if a rank would get none."""
+    """Return the rank's cores on its GPU's node, as many as each rank can have; none if a rank gets none."""
     on = {node: [core for core in here if core.node == node] for node in near}
     each = min(len(on[node]) // near.count(node) for node in near)
     before = near[:local_rank].count(near[local_rank])

@@ -104,7 +104,7 @@ def loopback_only(environment: Environment) -> dict[str, str]:
 
 
 def use_way_to(master: str) -> Way:
-    """Make Gloo use the interface on the route to `master`, in this process and those it starts from now on."""
+    """Make Gloo use the interface on the route to `master`, in this process and those it starts later."""
     way = way_to(master, env.snapshot())
     if way.is_told:
         env.export({IFNAME: way.name})

@@ -200,7 +200,7 @@ def _alone(wishes: _Wishes, environment: Environment, detected: Detected) -> Wor
 
 
 def _seated(store: Store, wishes: _Wishes, detected: Detected, cpu: CpuShare) -> tuple[Choice, str, Seat]:
-    """Choose device and back end, and post them to the other ranks; post an error if this rank cannot join."""
+    """Choose device and back end, and post them, or the error that keeps this rank from joining."""
     card = Card(
         place=detected.place,
         assumed=detected.assumed,

@@ -1,8 +1,8 @@
 """Agrees on a name for one restart generation of the ranks, in a store that keeps keys of earlier ones.
 
 torchrun's agents on several nodes serve one store for all starts of their workers, and each agent counts
-restarts separately. A rank that reads the keys of a dead one would join a world that is gone. So each rank but
-0 posts a random word, and only a live rank 0 answers it::
+restarts separately. A rank that reads the keys of a dead one would join a world that is gone. So each rank
+except 0 posts a random word, and only a live rank 0 answers it::
 
     rank r    hello/r = WORD          rank 0    answer/WORD = NAME
     rank r    heard/NAME/r            rank 0    continues once all ranks have posted this

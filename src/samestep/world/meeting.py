@@ -76,7 +76,8 @@ def meeting_point(
         yield address, port
         return
     name = name_of(detected, ancestors)
-    key = job_key(env.snapshot(), f"meeting {name} {detected.place.size}")  # differs from that of a job with the same ports
+    # The key differs from that of another job with the same ports.
+    key = job_key(env.snapshot(), f"meeting {name} {detected.place.size}")
     job = _Job(name=name, place=detected.place, address=address, key=key)
     if not detected.place.is_main:
         yield address, _asked(job, timeout_s)
@@ -152,7 +153,7 @@ def _listening(job: _Job, at: _Bound) -> socket.socket:
 
 
 def _tell(listener: socket.socket, job: _Job, port: int, timeout_s: float, hint: str = "") -> None:
-    """Send the port to every other rank that proves to have the key; `hint` is a further cause for the error."""
+    """Send the port to every other rank that has the key; `hint` names a further cause in the error."""
     calls = _Calls(job, port)
     server = Server(listener, job.key, calls, name="samestep-meeting")
     try:

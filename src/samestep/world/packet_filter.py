@@ -1,7 +1,7 @@
 """Restricts the sources from which a listening TCP socket accepts connections, by a filter in the kernel.
 
-Any user may attach such a filter to a socket. The kernel drops a packet that the filter rejects, and the other
-end's kernel sends it again after a second. Existing connections keep the filter they were created with.
+Any user may attach such a filter to a socket. The kernel drops a packet that the filter rejects, and the
+other end's kernel sends it again after a second. Existing connections keep the filter they were created with.
 """
 
 import ctypes

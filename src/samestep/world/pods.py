@@ -1,7 +1,7 @@
 """Refuses pods that were set up for torchrun, by torchrun's ``PET_`` variables, but run without it.
 
-Platforms set these variables, which stand for torchrun's flags, in each of several pods. samestep does not use
-their values. Without torchrun, each pod would run as the only one, or as one worker in place of several.
+Platforms set these variables, which stand for torchrun's flags, in each of several pods. samestep does not
+run by them. Without torchrun, each pod would run as the only one, or as one worker in place of several.
 """
 
 from samestep.base.env import Environment, integer
@@ -33,8 +33,8 @@ def refuse_pods(env: Environment, found: Detected) -> None:
     variables = ", ".join(f"{name}={env[name]}" for name in _NAMES if env.get(name))
     if found.place.size == 1 and (_most_nodes(env) > 1 or (integer(env, "PET_NODE_RANK") or 0) > 0):
         raise DetectionError(
-            f"{variables}: this is one of several pods that were set up for torchrun, which did not start this "
-            f"process, so that each would repeat the same run. {_ADVICE}"
+            f"{variables}: this is one of several pods that were set up for torchrun, which did not start "
+            f"this process, so that each would repeat the same run. {_ADVICE}"
         )
     per_pod = env.get("PET_NPROC_PER_NODE", "")
     if found.place.size > 1 and (whole(per_pod) or 1) > 1 and not env.get("LOCAL_RANK"):

@@ -127,7 +127,7 @@ class Table:
         return [total]
 
     def _compare_set(self, parts: list[bytes]) -> list[bytes]:
-        """Post a value as torch does: a missing key counts as empty, and is answered with the expected value."""
+        """Post a value as torch does: a missing key counts as empty, and the answer is the expected value."""
         key, expected, desired = parts
         current = self._values.get(key)
         if current == expected or (current is None and not expected):

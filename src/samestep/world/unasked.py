@@ -1,8 +1,8 @@
 """Undoes side effects of launchers on a rank's threads and cores that the user did not request.
 
 torchrun sets ``OMP_NUM_THREADS=1`` if the user has set nothing, and Open MPI binds each of two ranks to
-one core (``mpirun -np 2``; three share a socket). The same job would then compute with other numbers of threads
-under each launcher. A setting of the user's is kept: the launcher has it in its own environment, or passes it on.
+one core (``mpirun -np 2``; three share a socket). The same job would then use other numbers of threads under
+each launcher. The user's settings are kept: the launcher has them in its own environment, or passes them on.
 """
 
 import os
