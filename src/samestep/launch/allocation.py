@@ -80,7 +80,7 @@ def one_task(held: Allocation, command: Sequence[str]) -> list[str]:
 
 
 def _srun(held: Allocation, *flags: str, tasks_as_one: int = 1) -> list[str]:
-    """Return the srun of a step; each of its tasks has the processors of `tasks_as_one` of the allocation's."""
+    """Return the srun of a step; each task has the processors of `tasks_as_one` tasks of the allocation."""
     if shutil.which("srun") is None:
         raise UsageError(
             f"this shell holds Slurm allocation {held.job} but is not in it, and there is no srun here to "

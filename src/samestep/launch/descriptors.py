@@ -9,7 +9,7 @@ from typing import TypeAlias
 Limit: TypeAlias = tuple[int, int]
 
 _PER_WORKER = 7
-"""Descriptors of one worker: its pipe, its pidfd, and for each of two streams a pipe and a file; one spare."""
+"""Descriptors of a worker: its pipe, its pidfd, and for each of two streams a pipe and a file; one spare."""
 _SPARE = 64
 
 

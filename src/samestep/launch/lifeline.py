@@ -2,7 +2,8 @@
 
 Only the launcher holds the write end of a pipe. Each process that is forked below a worker opens the read
 end itself and makes the kernel send it SIGKILL when the write end is closed. This also works if the
-workers are killed at the same moment. Linux only; elsewhere the workers of a DataLoader detect the end themselves.
+workers are killed at the same moment. Linux only; elsewhere the workers of a DataLoader detect the end
+themselves.
 
 Excluded are a process in a separate session, which is meant to outlive the run, and one that has executed
 another program.
@@ -34,7 +35,7 @@ class Lifeline:
     """Launcher's side of the pipe.
 
     Args:
-        folder: folder of this launcher, in which the processes below its workers are recorded; None for none.
+        folder: folder of this launcher, for the record of processes below its workers; None for no record.
     """
 
     folder: Path | None
@@ -57,7 +58,7 @@ class Lifeline:
             os.register_at_fork(after_in_child=held.arm)
         processes = sys.modules.get("multiprocessing.process")
         if self.folder is not None and processes is not None and len(str(self.folder)) <= _LONGEST_FOLDER:
-            # multiprocessing's own folder would remain if a process is killed. Child processes use this one too.
+            # multiprocessing's own folder would remain if a process is killed. Child processes inherit this.
             processes.current_process()._config["tempdir"] = str(self.folder)  # noqa: SLF001
 
     def close(self) -> None:

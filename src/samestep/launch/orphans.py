@@ -28,7 +28,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 @dataclass
 class _Adopted:
-    """Process that adopts orphans: all its descendants are its workers'. A process forked from it adopts none."""
+    """Process that adopts orphans: all its descendants are its workers'. A fork of it adopts none."""
 
     by: int | None = None
 

@@ -180,6 +180,6 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
 def is_task_step(step: str) -> bool:
-    """Return whether a Slurm step has tasks; those of a batch script and of an interactive shell have none."""
+    """Return whether a Slurm step has tasks; those of a batch script or an interactive shell have none."""
     number = whole(step)
     return number is not None and number < _FIRST_SPECIAL_STEP

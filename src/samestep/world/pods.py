@@ -1,7 +1,8 @@
 """Refuses pods that were set up for torchrun, by torchrun's ``PET_`` variables, but run without it.
 
-Platforms set these variables, which stand for torchrun's flags, in each of several pods. samestep does not
-run by them. Without torchrun, each pod would run as the only one, or as one worker in place of several.
+Platforms set these variables, which stand for torchrun's flags, in each of several pods. samestep takes no
+configuration from them. Without torchrun, each pod would run as the only one, or as one worker in place of
+several.
 """
 
 from samestep.base.env import Environment, integer
