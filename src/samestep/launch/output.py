@@ -111,7 +111,7 @@ class Stream:
         self.write = None
 
     def pump(self) -> int | None:
-        """Forward the available output; return its bytes, 0 at the stream's end, None if there is none now."""
+        """Forward the available output; return its length: 0 at the stream's end, None if there is none."""
         if self.read is None:
             return 0
         try:

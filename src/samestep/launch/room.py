@@ -53,7 +53,7 @@ class Room:
 
     @property
     def places(self) -> int:
-        """Number of workers that can compute at the same time, each on separate processors and a separate GPU."""
+        """Number of workers that can compute at the same time, on separate processors and separate GPUs."""
         each = max(self.tasks, self.processors // (self.cpus_per_task or 1))
         return self.nodes * (each if self.gpus is None else min(each, self.gpus))
 

@@ -36,8 +36,8 @@ T = TypeVar("T")
 def spawn(fn: Callable[..., T], n: int, *args: Any) -> list[T]:
     """Run ``fn(world, *args)`` on `n` workers of this host; return their results in rank order.
 
-    Each worker has joined the others: `world` is its World, which is also the default of the public functions.
-    Results must be picklable.
+    Each worker has joined the others: `world` is its World, which is also the default of the public
+    functions. Results must be picklable.
 
     Args:
         fn: function that each worker calls once.

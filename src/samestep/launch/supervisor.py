@@ -56,7 +56,7 @@ class Signals:
 
     @property
     def are_shared(self) -> bool:
-        """Whether the workers may have received the first signal too: a terminal sends Ctrl-C to them as well."""
+        """Whether the workers may have the first signal too: a terminal sends Ctrl-C to them as well."""
         return self.received[0] == signal.SIGINT and in_foreground()
 
 

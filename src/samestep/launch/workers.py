@@ -248,7 +248,7 @@ class Workers:
             self.wait(left)
 
     def await_end(self, timeout_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
-        """Return when all have ended by themselves, or after `timeout_s`, or as soon as `hurry` returns True."""
+        """Return when all have ended by themselves, after `timeout_s`, or as soon as `hurry` returns True."""
         self._wait_until(time.monotonic() + timeout_s, hurry)
 
     def signal(self, number: int, to: Iterable[Worker] | None = None) -> None:
@@ -298,7 +298,7 @@ class Workers:
         orphans.end_all(started, ended=pids)
 
     def _standing(self) -> list[tuple[bool, bool]]:
-        """Return each worker's progress towards its end: whether it has reported, and whether it still runs."""
+        """Return each worker's progress towards its end: whether it has reported, and still runs."""
         return [(worker.has_reported, worker.exit_code is None) for worker in self.all]
 
     def _wait_until(self, deadline: float, hurry: Callable[[], bool]) -> None:

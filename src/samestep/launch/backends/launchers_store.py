@@ -1,6 +1,6 @@
 """Opens a store that only the launchers of a job can use, and creates torch's rendezvous over it.
 
-torch's c10d rendezvous unpickles its state from the store: a process that could write there could run code here.
+torch's c10d rendezvous unpickles its state from the store: a process that could write to it could run code.
 """
 
 import errno

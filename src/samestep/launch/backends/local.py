@@ -110,8 +110,8 @@ def places(local: int, *, node: int = 0, nodes: int = 1) -> list[Place]:
 def reserved_port() -> Iterator[socket.socket]:
     """Reserve a free port of this host for rank 0's store, so that no other process gets it before.
 
-    The kernel gives the port of a socket that is bound, though not listening, to no other socket, except to one
-    that allows sharing the address (as torch's store does). Each round has a separate port, and so a
+    The kernel gives the port of a socket that is bound, though not listening, to no other socket, except to
+    one that allows sharing the address (as torch's store does). Each round has a separate port, and so a
     separate store: keys of a dead round would mislead the next.
     """
     with socket.socket() as holder:
