@@ -7,7 +7,7 @@ are requested than it started. With T tasks found and n workers requested (``-n`
     none         any, default 1          spawn n here (or n / nodes on each of --nnodes)
     T            absent, or T            join: this task is a worker
     T = nodes    a multiple of T         spawn n / T in each task
-    T            anything else           an error with both numbers
+    T            another number          an error with both numbers
 """
 
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Serves authenticated connections from one thread; a peer without the secret gets nothing.
+"""Serves authenticated connections from one thread; a peer without the secret gets no data.
 
 A connection has a few seconds for the whole handshake, however slowly it sends. At most 64 connections are
 in their handshake at a time: the oldest of them is closed for the next, since an honest handshake takes

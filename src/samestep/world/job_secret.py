@@ -5,8 +5,8 @@ launcher of this process               the secret
 ====================================== ==================================================================
 ``samestep run`` or ``samestep.spawn`` 32 random bytes in a sealed memory file of the launcher; its path,
                                        under the launcher's /proc, is in SAMESTEP_SECRET_FILE
-anything else, with --secret-file      that file, the same on every node
-anything else                          a file in the user's home, made at first use
+another one, with --secret-file        that file, the same on every node
+another one                            a file in the user's home, created at first use
 ====================================== ==================================================================
 
 Only the same user can open /proc/PID/fd. Nothing remains when the launcher ends.

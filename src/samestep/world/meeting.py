@@ -236,7 +236,7 @@ def _ask(job: _Job, port: int) -> int | Exception:
 
 
 def _check_own(ip: str, address: str) -> None:
-    """Refuse an address that is not this host's, where it was derived rather than given."""
+    """Refuse a derived address that is not this host's."""
     if not any(map(_is_own, [(ip, 0), *_also(address)])):
         raise DetectionError(
             f"rank 0 runs on {socket.gethostname()}, but the rendezvous is on {address} ({ip}), which "

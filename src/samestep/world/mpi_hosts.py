@@ -63,7 +63,7 @@ def open_mpi_first(env: Environment) -> str | None:
                 return None
             numbers = range(int(found[1]), int(found[2] or found[1]) + 1)
             names += [f"{prefix}{str(number).zfill(int(width))}{suffix}" for number in numbers]
-    # The list begins with mpirun's own host, which counts only where ranks run there.
+    # The list begins with mpirun's own host, which counts only if ranks run there.
     beside = len(names) - (integer(env, "OMPI_MCA_orte_num_nodes") or 0)
     return names[beside] if beside in (0, 1) and beside < len(names) else None
 

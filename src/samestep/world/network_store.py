@@ -143,7 +143,7 @@ class NetworkStore(Store):
         self._users += 1
 
     def close(self) -> None:
-        """End all connections, and the server where this is the last store that needs it."""
+        """Close all connections, and the server if this is the last store that needs it."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -183,7 +183,7 @@ class NetworkStore(Store):
         connection = self._taken()
         try:
             answer = connection.ask(message, timeout_s=timeout_s)
-        except BaseException:  # a part of the answer may yet arrive
+        except BaseException:  # a part of the answer may still arrive
             connection.close()
             raise
         with self._lock:

@@ -28,7 +28,7 @@ class Region:
         """
         if self._has_raised:
             raise UsageError(
-                "a region that samestep.timed() times has no seconds where an error ended its block."
+                "a region that samestep.timed() times has no seconds if an error ended its block."
             )
         if self._seconds is None:
             raise UsageError(
