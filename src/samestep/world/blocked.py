@@ -121,11 +121,11 @@ class Blocked:
     def look(self) -> None:
         """Post this rank's wait to the store, if it was under way at the last check too."""
         with self._writing:
-            now, seen = self._now, self._seen
+            now, earlier = self._now, self._seen
             self._seen = now
             if self._gave_up:
                 return
-            if now is None or now is not seen:
+            if now is None or now is not earlier:
                 if self._beat:
                     self._store.set(_NOTE.format(self._rank), "")
                 self._beat, self._circle = 0, []

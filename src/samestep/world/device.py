@@ -133,7 +133,7 @@ def choose_backend(kind: str, *, asked: str | None, available: Callable[[str], b
 
 
 def shared_device(backend: str, uuids: Sequence[str]) -> str | None:
-    """Return the reason why two ranks cannot share a device, or None if they do not.
+    """Return the error text if ranks share a device and the back end cannot; None otherwise.
 
     Args:
         backend: the back end of the job.
