@@ -54,7 +54,7 @@ def open_launchers_store(nodes: Nodes, secret: bytes) -> NetworkStore:
     own = _served(resolve(host), port, key, must=must) if serves else None
     store = own
     if store is None or not is_own(resolve(host)):
-        # As in torch: a node that is configured to serve may not have the endpoint's address; another one has.
+        # As in torch: a node that is configured to serve may not have the endpoint's address.
         store = NetworkStore(host, port, key)
         try:
             store.reach(limit_s)

@@ -47,7 +47,7 @@ def roll_call(store: Store, node: int, nodes: int, *, host: str, timeout_s: floa
             _refuse(
                 store,
                 f"two launchers were started as node {node} of {nodes}, on {first} and on {host}. Give "
-                f"each another --node-rank, 0 .. {nodes - 1}.",
+                f"each a different --node-rank, 0 .. {nodes - 1}.",
             )
         store.set(f"roll/{node}", json.dumps([host, nodes]))
         for other in range(nodes):
