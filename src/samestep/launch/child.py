@@ -74,7 +74,7 @@ def fork() -> int:
 
 
 def become_worker(start: Start, entry: Entry, word: int, had: Heritage) -> NoReturn:
-    """Turn the forked copy of the launcher into a worker, run it and leave."""
+    """Turn the forked copy of the launcher into a worker, run it and exit."""
     code = 1
     try:
         die_with_parent(had.launcher)

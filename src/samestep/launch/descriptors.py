@@ -14,7 +14,7 @@ _SPARE = 64
 
 
 def ensure_standard() -> None:
-    """Open those of stdin, stdout and stderr that are closed on /dev/null.
+    """Open on /dev/null those of stdin, stdout and stderr that are closed.
 
     Otherwise the next pipe would get one of their numbers, and workers would print into it.
     """

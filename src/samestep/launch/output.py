@@ -129,7 +129,7 @@ class Stream:
         return len(chunk)
 
     def append(self, text: str) -> None:
-        """Write a text of the launcher's about this worker into the file."""
+        """Write a text of the launcher about this worker into the file."""
         if self._file is not None:
             self._file.write(text.encode(errors="replace"))
 

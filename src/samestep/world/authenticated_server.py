@@ -37,7 +37,7 @@ class Service(Protocol):
         """Remove a peer whose connection has ended."""
 
     def passed(self, now: float) -> float | None:
-        """Do what is due; return when to be called next, on the clock of `time.monotonic`."""
+        """Run the actions that are due; return the time of the next call, on `time.monotonic`'s clock."""
 
 
 class Peer:

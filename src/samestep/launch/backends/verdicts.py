@@ -1,7 +1,7 @@
-"""Posts how each node of a job ended to the store that the launchers share.
+"""Posts to the launchers' shared store how each node of a job ended.
 
-A node whose workers failed for good, or that a signal has ended, posts that; all others read it while their
-workers run and while they wait for each other at the end, and end too.
+A node whose workers failed for good, or that a signal has ended, posts that; all other nodes read it while
+their workers run and while they wait for each other at the end, and end too.
 """
 
 import json
