@@ -1,1 +1,1 @@
-"""One job anywhere: what to start, where, and what to do when it fails."""
+"""Starts the workers of a job on one or several nodes, supervises them, and restarts them after a failure."""

@@ -1,6 +1,6 @@
-"""How many accelerators this node has, without touching one.
+"""Counts the accelerators of this node without opening one.
 
-A process that has opened a device must not be forked, so another one is asked.
+A process that has opened a device must not be forked, so another process counts them.
 """
 
 import subprocess
@@ -15,22 +15,22 @@ _DEVICE_FILES = ("nvidia[0-9]*", "kfd", "dri/renderD*", "dxg")
 
 
 def accelerator_count(dev: Path = Path("/dev")) -> int:
-    """Return the accelerators that torch would find here; 0 at once where there is no device file."""
+    """Return the number of accelerators that torch finds here; 0 at once if there is no device file."""
     if sys.platform == "linux" and not any(any(dev.glob(pattern)) for pattern in _DEVICE_FILES):
         return 0
     return _ask(_QUESTION)
 
 
 def workers_per_node(text: str, *, cpus: int, accelerators: int | None = None) -> int:
-    """Read ``--nproc-per-node``: a number, ``gpu`` (one per accelerator), ``cpu``, or ``auto``.
+    """Parse ``--nproc-per-node``: a number, ``gpu`` (one per accelerator), ``cpu``, or ``auto``.
 
     Args:
-        text: as given.
+        text: value of the flag.
         cpus: processors that this node can use.
         accelerators: accelerators of this node; counted if None and needed.
 
     Raises:
-        UsageError: it is none of these, or ``gpu`` where there is none.
+        UsageError: the value is none of these, or ``gpu`` on a node without one.
     """
     if text == "cpu":
         return cpus

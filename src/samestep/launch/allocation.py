@@ -1,7 +1,7 @@
-"""A shell that holds a Slurm allocation without being in it, as ``salloc`` gives on a login node.
+"""Moves a command from a login node's shell into the Slurm allocation of that shell (``salloc``).
 
-Work does not belong there: the command starts itself anew as a step of the allocation, by the rule of
-`plan`: the allocation's tasks are the workers, unless more workers are asked for.
+A login node is not for computing: the command restarts itself as a step of the allocation, by the rule of
+`plan`: the allocation's tasks are the workers, unless more workers are requested.
 """
 
 import shutil
@@ -16,14 +16,14 @@ from samestep.world.detect import UNLAUNCHED, detect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """What Slurm has granted to a shell.
+    """Slurm allocation of a shell.
 
     Args:
-        job: its number.
-        nodes: how many nodes.
-        tasks: how many tasks ``srun`` starts there.
-        cpus_per_task: processors asked for each; None where not said.
-        components: how many allocations it consists of (a heterogeneous job: ``salloc ... : ...``).
+        job: its job ID.
+        nodes: number of nodes.
+        tasks: number of tasks that ``srun`` starts there.
+        cpus_per_task: processors requested for each task; None if not given.
+        components: number of its component allocations (heterogeneous job: ``salloc ... : ...``).
     """
 
     job: str
@@ -34,7 +34,7 @@ class Allocation:
 
 
 def allocation(env: Environment) -> Allocation | None:
-    """Return the allocation that this process holds from outside; None where it has none, or is in it."""
+    """Return the allocation that this process holds from outside; None if it has none, or runs inside it."""
     if not env.get("SLURM_JOB_ID") or env.get("SLURMD_NODENAME") or detect(env).launcher != UNLAUNCHED:
         return None
     nodes = integer(env, "SLURM_JOB_NUM_NODES") or 1
@@ -48,16 +48,16 @@ def allocation(env: Environment) -> Allocation | None:
 
 
 def step(job: Job, held: Allocation, command: Sequence[str]) -> list[str]:
-    """Return the command that runs `command`, this one, as the allocation's tasks.
+    """Return the command that runs `command`, which is this process's, as the allocation's tasks.
 
     Raises:
-        UsageError: the workers asked for cannot be made of them, it has several components, or there is
-            no ``srun``.
+        UsageError: the tasks do not fit the requested workers, the allocation has several components, or
+            there is no ``srun``.
     """
     if held.components > 1:
         raise UsageError(
-            f"allocation {held.job} is heterogeneous, and a step runs on its first component unless told. "
-            f"Say which are meant: srun --het-group=0-{held.components - 1} samestep ..., without -n."
+            f"allocation {held.job} is heterogeneous, and a step runs on its first component by default. "
+            f"Select components: srun --het-group=0-{held.components - 1} samestep ..., without -n."
         )
     asked = job.asked() if job.per_node is None else job.per_node * held.nodes
     if asked not in (None, held.tasks) and (held.tasks != held.nodes or asked % held.tasks):
@@ -80,12 +80,12 @@ def one_task(held: Allocation, command: Sequence[str]) -> list[str]:
 
 
 def _srun(held: Allocation, *flags: str, tasks_as_one: int = 1) -> list[str]:
-    """Return what begins a step whose tasks have the processors of so many of the allocation's."""
+    """Return the srun of a step; each task has the processors of `tasks_as_one` tasks of the allocation."""
     if shutil.which("srun") is None:
         raise UsageError(
             f"this shell holds Slurm allocation {held.job} but is not in it, and there is no srun here to "
             "start workers there."
         )
-    # srun does not read what salloc was given for this.
+    # srun does not read salloc's value of this flag.
     cpus = () if held.cpus_per_task is None else (f"--cpus-per-task={held.cpus_per_task * tasks_as_one}",)
     return ["srun", *flags, *cpus]

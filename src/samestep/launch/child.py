@@ -1,4 +1,4 @@
-"""The worker's side of the fork: how a copy of the launcher becomes a worker."""
+"""Turns a forked copy of the launcher into a worker."""
 
 import errno
 import os
@@ -23,12 +23,12 @@ from samestep.launch.report import Report, Word
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What one worker is started with.
+    """Place, environment and output of one worker at its start.
 
     Args:
-        place: where it stands.
-        variables: put into its environment.
-        streams: where its output goes; empty for the launcher's own.
+        place: its place.
+        variables: variables of its environment.
+        streams: targets of its output; empty for the launcher's own streams.
     """
 
     place: Place
@@ -37,23 +37,24 @@ class Start:
 
 
 Entry = Callable[[Start, Word], Report]
-"""Runs in the forked worker and says how that ended.
+"""Function that runs in the forked worker and returns its report.
 
-One that replaces the process does not return; its second argument is where the report may be sent instead.
+One that replaces the process does not return; its second argument is the pipe to which the new program may
+send the report.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heritage:
-    """What the forked copy has of its launcher.
+    """Inherited state of the launcher in the forked copy.
 
     Args:
-        launcher: its pid.
+        launcher: process ID of the launcher.
         mask: the signals that it had blocked.
-        private: its descriptors that are none of the worker's business.
-        limit: its own limit of open files, where it was raised for the workers' sake.
-        lifeline: ends what the worker forks when the launcher is killed.
-        steps: where the worker records its last step.
+        private: its descriptors that the worker must close.
+        limit: its original limit of open files, if the launcher raised it for the workers.
+        lifeline: ends the processes that the worker forks, if the launcher is killed.
+        steps: record of the worker's last step.
     """
 
     launcher: int
@@ -67,13 +68,13 @@ class Heritage:
 def fork() -> int:
     """Fork this process, as `os.fork`."""
     with warnings.catch_warnings():
-        # Python 3.12 warns of any other thread; `fork_is_safe` knows which ones matter.
+        # Python 3.12 warns about any other thread; `fork_is_safe` checks those that matter.
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
 def become_worker(start: Start, entry: Entry, word: int, had: Heritage) -> NoReturn:
-    """Turn the forked copy of the launcher into a worker, run it and leave."""
+    """Turn the forked copy of the launcher into a worker, run it and exit."""
     code = 1
     try:
         die_with_parent(had.launcher)
@@ -88,11 +89,11 @@ def become_worker(start: Start, entry: Entry, word: int, had: Heritage) -> NoRet
         if had.steps is not None:
             had.steps.use_here(start.place.local_rank)
         env.export(start.variables)
-        mouth = Word.of(word)
-        report = entry(start, mouth)
-        # A process that the program has forked comes by here as well: it ends like one of any script.
+        pipe = Word.of(word)
+        report = entry(start, pipe)
+        # A process that the program has forked reaches this line as well: it ends like one of any script.
         code = report.ending.exit_code
-        mouth.send(report)
+        pipe.send(report)
     except BaseException:  # noqa: BLE001 - a forked copy must never run the launcher's code
         sys.__excepthook__(*sys.exc_info())
     finally:
@@ -100,10 +101,10 @@ def become_worker(start: Start, entry: Entry, word: int, had: Heritage) -> NoRet
 
 
 def _restore_signals(mask: Collection[int | signal.Signals]) -> None:
-    """Handle signals as a fresh interpreter does, and unblock them as before."""
+    """Handle signals as a fresh interpreter does, and restore the mask of blocked ones."""
     signal.set_wakeup_fd(-1)
     for number in (*ENDS, *WARNINGS):
-        # What the launcher was started to ignore (nohup, a job in the background) stays ignored.
+        # Signals that the launcher was started to ignore (nohup, a background job) stay ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
@@ -113,7 +114,7 @@ def _restore_signals(mask: Collection[int | signal.Signals]) -> None:
 
 
 def not_started(start: Start, error: OSError) -> str:
-    """Return what kept a worker from being started, and what helps."""
+    """Return the message about a worker that could not be started, with the remedy."""
     limits = {
         errno.EMFILE: " This process may not open more files: raise `ulimit -n`.",
         errno.EAGAIN: " This user may not start more processes: raise `ulimit -u`, or ask for fewer workers.",

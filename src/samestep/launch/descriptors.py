@@ -1,4 +1,4 @@
-"""File descriptors: enough of them, the standard ones never anything else, and none handed on by accident."""
+"""Manages file descriptors: raises their limit, keeps the standard ones open, and closes inherited ones."""
 
 import os
 import resource
@@ -9,22 +9,22 @@ from typing import TypeAlias
 Limit: TypeAlias = tuple[int, int]
 
 _PER_WORKER = 7
-"""Its pipe, its pidfd, and for each of two streams a pipe and a file; one to spare."""
+"""Descriptors of a worker: its pipe, its pidfd, and for each of two streams a pipe and a file; one spare."""
 _SPARE = 64
 
 
 def ensure_standard() -> None:
-    """Open what is closed of stdin, stdout and stderr on nothing.
+    """Open on /dev/null those of stdin, stdout and stderr that are closed.
 
-    Otherwise the next pipe would be one of them, and workers would print into it.
+    Otherwise the next pipe would get one of their numbers, and workers would print into it.
     """
     for fd in range(3):
         if not _is_open(fd):
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
 
 
 def make_room(workers: int) -> Limit | None:
-    """Raise the soft limit to what `workers` need, if the hard one allows; return what it was if it rose."""
+    """Raise the soft limit for `workers`, up to the hard one; return the old limit if it was raised."""
     soft, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = len(os.listdir("/dev/fd")) + _PER_WORKER * workers + _SPARE  # noqa: PTH208 - no files
     if hard != resource.RLIM_INFINITY:
@@ -36,7 +36,7 @@ def make_room(workers: int) -> Limit | None:
 
 
 def restore(limit: Limit | None) -> None:
-    """Take back what `make_room` did."""
+    """Restore the limit that `make_room` returned."""
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
 

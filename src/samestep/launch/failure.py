@@ -1,4 +1,4 @@
-"""What a worker that failed leaves behind, and which of several failures was the cause."""
+"""Describes the failure of a worker, and finds the cause among several failures."""
 
 import signal
 from collections.abc import Iterable
@@ -15,24 +15,24 @@ _CONSEQUENCES = (
     "remote process exited",
     "failed to recv",
 )
-"""What ranks say when another rank went away under them (Gloo, NCCL, torch's store)."""
+"""Parts of the errors of Gloo, NCCL and torch's store on a rank whose peer is gone."""
 
 _CONSEQUENT_TYPES = ("PeerLost", "DistNetworkError", "KeyboardInterrupt")
 _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# Which failures of one moment are told first.
+# The order in which failures of one moment are reported.
 _CAUSE, _ABORT, _CONSEQUENCE = range(3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """How one worker failed.
+    """Failure of one worker.
 
     Args:
-        exit_code: as the operating system gives it; the negative signal number if one killed it.
-        error: name of the exception's class, where there was one.
+        exit_code: exit code of the process; the negative signal number if a signal killed it.
+        error: name of the exception's class; empty if there was none.
         message: the exception's text.
-        traceback: the whole report as Python prints it, ending in a newline; empty where there is none.
-        unwritten: which file could not be written and why, where that is the cause.
+        traceback: the full report as Python prints it, ending in a newline; empty if there is none.
+        unwritten: the file that could not be written and the reason, if that is the cause.
     """
 
     rank: int
@@ -46,12 +46,12 @@ class Failure:
 
     @property
     def code(self) -> int:
-        """The exit code as a shell counts it: 128 + signal for a worker killed by one."""
+        """Exit code as a shell reports it: 128 + signal for a worker killed by one."""
         return 128 - self.exit_code if self.exit_code < 0 else self.exit_code
 
     @property
     def weight(self) -> int:
-        """How far this is from a cause: 0 a cause, 1 perhaps, 2 what follows when another rank goes away."""
+        """Distance from a cause: 0 a cause, 1 a possible cause, 2 a consequence of another rank's failure."""
         if self.error:
             return _CONSEQUENCE if follows_from_another(self.error, self.message) else _CAUSE
         if -self.exit_code in _ASKED_TO_END or self.exit_code == 128 + signal.SIGINT:
@@ -71,16 +71,16 @@ class Failure:
 
 
 def follows_from_another(error: str, message: str) -> bool:
-    """Return whether an exception is what ranks raise when another rank went away under them."""
+    """Return whether an exception is a consequence of another rank's failure."""
     text = message.lower()
     return error in _CONSEQUENT_TYPES or any(words in text for words in _CONSEQUENCES)
 
 
 def root_cause(failures: Iterable[Failure]) -> Failure:
-    """Return the failure that came first among those that are not another's consequence.
+    """Return the first failure among those that are not a consequence of another.
 
     Args:
-        failures: in the order in which they were noticed; at least one.
+        failures: failures in order of their detection; at least one.
     """
     return min(failures, key=lambda failure: failure.weight)
 

@@ -1,4 +1,4 @@
-"""Whether this process may be forked into workers that compute with torch."""
+"""Checks whether this process can be forked into workers that compute with torch, and prepares the fork."""
 
 import atexit
 import ctypes
@@ -9,14 +9,14 @@ import threading
 from pathlib import Path
 
 _PAUSE_HARD = 2
-"""OpenMP's `omp_pause_hard`: give back everything, the threads too."""
+"""OpenMP's `omp_pause_hard`: release all resources, including the threads."""
 
 
 def fork_is_safe() -> bool:
     """Return whether forked children can use torch, devices included.
 
-    Not on macOS, whose system libraries do not survive a fork; not with an open device context, which
-    a child can neither use nor close; and not beside other threads, whose locks nobody would open again.
+    A fork is unsafe on macOS, whose system libraries do not survive it; with an open device context, which
+    a child can neither use nor close; and with other threads, whose locks would stay locked in the child.
     """
     if sys.platform != "linux" or threading.active_count() > 1:
         return False
@@ -28,10 +28,10 @@ def fork_is_safe() -> bool:
 
 
 def release_compute_threads(maps: Path = Path("/proc/self/maps")) -> bool:
-    """End the threads that tensor operations have left waiting; return whether that worked.
+    """End the idle threads of earlier tensor operations; return whether that succeeded.
 
-    A forked child inherits the belief in OpenMP's threads but not the threads, and waits for them for
-    ever at its first operation. Here they are started again when they are needed.
+    A forked child inherits OpenMP's state of the threads but not the threads, and waits for them
+    forever at its first operation. This process starts them again when they are needed.
     """
     for path in sorted(_loaded_files(maps.read_text())):
         name = Path(path).name
@@ -54,10 +54,10 @@ def _loaded_files(maps: str) -> set[str]:
 
 
 def forget_parent() -> None:
-    """In a child forked from a user's process: leave to the parent what is the parent's.
+    """Clear the parent's exit handlers in a child that is forked from a user's process.
 
-    Its atexit handlers would run a second time here, and multiprocessing would end its processes: as
-    `multiprocessing.Process` does for its own children.
+    Otherwise its atexit handlers would run a second time here, and multiprocessing would end its processes.
+    `multiprocessing.Process` does the same for its own children.
     """
     atexit._clear()  # noqa: SLF001 - no public spelling for these three
     multiprocessing.process._children = set()  # type: ignore[attr-defined]  # noqa: SLF001

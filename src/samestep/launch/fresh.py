@@ -1,4 +1,4 @@
-"""Workers that call a function in a fresh interpreter, where this process cannot be forked into them."""
+"""Runs a function in workers that are fresh interpreters, if this process cannot be forked into them."""
 
 import multiprocessing.spawn
 import os
@@ -27,9 +27,9 @@ def fresh_entry(call: Call, fn: Callable[..., Any], args: Sequence[Any]) -> Iter
         UsageError: function or arguments cannot be pickled.
     """
     with tempfile.TemporaryFile() as payload:
-        # What multiprocessing hands to a spawned child: path, argv, and how to import __main__ again.
+        # multiprocessing passes this to a spawned child: path, argv, and how to import __main__ again.
         preparation = multiprocessing.spawn.get_preparation_data("samestep")
-        del preparation["authkey"]  # a secret, which does not let itself be pickled
+        del preparation["authkey"]  # a secret, which cannot be pickled
         try:
             for part in (preparation, (call, fn, args)):
                 payload.write(pickle.dumps(part))
@@ -41,7 +41,7 @@ def fresh_entry(call: Call, fn: Callable[..., Any], args: Sequence[Any]) -> Iter
         payload.flush()
 
         def entry(_start: Start, word: Word) -> Report:
-            # Each worker reads with an offset of its own, through a file of its own.
+            # Each worker opens the file again, so that it has a separate offset.
             own = os.open(f"/proc/self/fd/{payload.fileno()}", os.O_RDONLY)
             for fd in (own, word.fd):
                 os.set_inheritable(fd, True)  # noqa: FBT003 - no keyword there
@@ -51,7 +51,7 @@ def fresh_entry(call: Call, fn: Callable[..., Any], args: Sequence[Any]) -> Iter
 
 
 def main(payload: int, word: int) -> None:
-    """Be the fresh worker: import what the parent's ``__main__`` holds, call, report and leave."""
+    """Run the fresh worker: import the parent's ``__main__``, call the function, report and exit."""
     own = Word.of(word)
     with os.fdopen(payload, "rb") as file:
         multiprocessing.spawn.prepare(pickle.load(file))  # noqa: S301 - our own parent's

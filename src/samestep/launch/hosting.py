@@ -1,7 +1,7 @@
-"""Runs a program as ``__main__`` in this very process, as a fresh interpreter would.
+"""Runs a program as ``__main__`` in this process, as a fresh interpreter would.
 
-A worker forked from the launcher has torch imported already; what must not show is everything else
-about its origin: ``sys.argv``, ``sys.path[0]`` and ``__main__`` are the program's own (multiprocessing
+A worker forked from the launcher has torch imported already; everything else about its origin must be
+hidden: ``sys.argv``, ``sys.path[0]`` and ``__main__`` are the program's own (multiprocessing
 finds it by ``__spec__`` and ``__file__``), and a traceback begins at the user's first frame.
 """
 
@@ -25,26 +25,26 @@ from samestep.launch.job import Program
 from samestep.launch.write_failure import write_failure
 
 INTERRUPTED = 130
-"""The exit code of a program that Ctrl-C ended, as a shell counts it."""
+"""Exit code of a program that Ctrl-C ended, as a shell reports it."""
 
 
 _NOWHERE = "outside of any file"
-"""The place of an error that no line of the program leads to."""
+"""Place of an error whose traceback has no line of the program."""
 
 _hosted: list[str] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a hosted program ended.
+    """End of a hosted program.
 
     Args:
-        exit_code: what a fresh interpreter would have exited with.
+        exit_code: exit code of a fresh interpreter with the same end.
         error: name of the exception's class that ended it; empty for a normal end or `sys.exit`.
         message: the exception's text.
-        traceback: as Python would have printed it.
-        line: the program's own on the way to the exception, as ``file:line``.
-        unwritten: which file could not be written and why, where that is what ended the program.
+        traceback: the traceback as Python prints it.
+        line: the program's line that led to the exception, as ``file:line``.
+        unwritten: the file that could not be written and the reason, if that ended the program.
     """
 
     exit_code: int = 0
@@ -61,43 +61,43 @@ class Ending:
 
 
 def host(program: Program, foretell: Callable[[Ending], None] | None = None) -> Ending:
-    """Run a script or module to its end and say how it ended.
+    """Run a script or module to its end and return how it ended.
 
     Args:
-        program: what to run.
-        foretell: told how the program failed before a ``sys.excepthook`` of its own is called, which may
-            end the process or break. What that hook prints becomes the ending's traceback; without
+        program: the program to run.
+        foretell: called with the failure before the program's own ``sys.excepthook``, which may
+            end the process or fail. The output of that hook becomes the ending's traceback; without
             `foretell` it is printed at once.
     """
     _hosted.append(program.target)
     try:
         module, code = _main_module(program)
-        # The second name is what multiprocessing's children call it in what they send back.
+        # multiprocessing's children use the second name in the objects that they send back.
         sys.modules["__main__"] = sys.modules["__mp_main__"] = module
         exec(code, module.__dict__)  # noqa: S102 - running the user's program is the point
     except SystemExit as stop:
         return exited(stop)
-    except BaseException as error:  # noqa: BLE001 - told to the launcher, whatever it is
+    except BaseException as error:  # noqa: BLE001 - reported to the launcher, whatever it is
         failed = error
     else:
         return Ending()
-    # Out here, where an error of the program's hook has no context.
+    # Called outside the handler, so that an error of the program's hook has no context.
     return _in_its_own_words(failed, told(failed), foretell)
 
 
 def is_hosting() -> bool:
-    """Return whether this process runs a program by `host`, which is told how it ends."""
+    """Return whether this process runs a program by `host`, which returns its end."""
     return bool(_hosted)
 
 
 def leave(exit_code: int) -> NoReturn:
-    """End this process as the interpreter would, but for the tear-down of its modules.
+    """End this process as the interpreter would, but without the teardown of its modules.
 
     Threads are waited for, atexit handlers run and streams are flushed: TensorBoard and wandb lose
-    nothing. The rest takes 0.4 s with torch loaded and frees what the system frees anyway.
+    nothing. The teardown takes 0.4 s with torch loaded and frees only what the system frees anyway.
     """
     try:
-        # Ctrl-C ends each of these steps, and no more than that.
+        # Ctrl-C ends the current one of these steps, not the others.
         with suppress(BaseException):
             threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing does
         with suppress(BaseException):
@@ -110,10 +110,10 @@ def leave(exit_code: int) -> NoReturn:
 
 
 def told(error: BaseException) -> Ending:
-    """Return how an exception ends a program, with the report that Python prints.
+    """Return the end of a program by an exception, with the report that Python prints.
 
-    A `UsageError` and a `WorldError` are told in one line: what samestep was given is wrong, or the ranks
-    could not talk; the program is not.
+    A `UsageError` and a `WorldError` are reported in one line: the input of samestep is wrong, or the ranks
+    could not communicate; the program is not at fault.
     """
     visible = _user_frames(error.__traceback__)
     line = _calling_line(visible)
@@ -145,7 +145,7 @@ def told(error: BaseException) -> Ending:
 def _in_its_own_words(
     error: BaseException, ending: Ending, foretell: Callable[[Ending], None] | None
 ) -> Ending:
-    """Let the program's own ``sys.excepthook`` report the error, as the interpreter would."""
+    """Call the program's own ``sys.excepthook`` with the error, as the interpreter would."""
     if isinstance(error, (UsageError, WorldError)) or sys.excepthook is sys.__excepthook__:
         return ending
     visible = _user_frames(error.__traceback__)
@@ -157,7 +157,7 @@ def _in_its_own_words(
             sys.excepthook(type(error), error.with_traceback(visible), visible)
     except SystemExit as stop:
         ending = replace(ending, exit_code=exited(stop).exit_code)
-    except BaseException as another:  # noqa: BLE001 - told besides the error itself
+    except BaseException as another:  # noqa: BLE001 - reported besides the error itself
         broken = f"Error in sys.excepthook:\n{told(another).traceback}\nOriginal exception was:\n"
         return replace(ending, traceback=_written(text) + broken + ending.traceback)
     return replace(ending, traceback=_written(text))
@@ -175,9 +175,9 @@ def _message(error: BaseException) -> str:
 
 
 def exited(stop: SystemExit) -> Ending:
-    """Return what `sys.exit` asked for: a number is the code, any other value is printed.
+    """Return the end by `sys.exit`: a number is the exit code, any other value is printed.
 
-    Of a number the system keeps the last eight bits: -1 is 255, and 256 is a success.
+    The system keeps the last eight bits of a number: -1 is 255, and 256 is a success.
     """
     if stop.code is None or isinstance(stop.code, int):
         return Ending(exit_code=(stop.code or 0) & 0xFF)
@@ -185,7 +185,7 @@ def exited(stop: SystemExit) -> Ending:
 
 
 def _user_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Drop the frames of this folder, which called the user's code, from the top of a traceback."""
+    """Remove the frames of this folder, which called the user's code, from the top of a traceback."""
     own = str(Path(__file__).parent)
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(own):
         trace = trace.tb_next
@@ -193,7 +193,7 @@ def _user_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _calling_line(trace: TracebackType | None) -> str:
-    """Return where the user's code called samestep, maybe through a library, as ``file:line``."""
+    """Return the line of the user's code that called samestep, maybe through a library, as ``file:line``."""
     ours = str(Path(__file__).parents[1])
     place = _NOWHERE
     for frame, line in traceback.walk_tb(trace):
@@ -206,7 +206,7 @@ def _calling_line(trace: TracebackType | None) -> str:
 
 
 def _main_module(program: Program) -> tuple[ModuleType, CodeType]:
-    """Return an empty ``__main__`` for the program and its code; set argv and the path for it."""
+    """Return an empty ``__main__`` for the program, and its code; set argv and the path for it."""
     if program.kind == "module":
         return _from_module(program)
     path = Path(program.target)
@@ -216,7 +216,7 @@ def _main_module(program: Program) -> tuple[ModuleType, CodeType]:
     module.__file__ = str(path.absolute())
     module.__loader__ = SourceFileLoader("__main__", module.__file__)
     module.__dict__.update(__builtins__=__builtins__, __cached__=None, __annotations__={})
-    # The path as it was given is what a traceback of `python PATH` shows.
+    # A traceback of `python PATH` shows the path as it was given.
     return module, compile(path.read_bytes(), program.target, "exec", dont_inherit=True)
 
 
@@ -242,9 +242,9 @@ def _from_module(program: Program) -> tuple[ModuleType, CodeType]:
 
 
 def module_spec(name: str) -> ModuleSpec:
-    """Return where the module run by ``-m name`` is; for a package, that of its ``__main__``.
+    """Return the spec of the module run by ``-m name``; for a package, that of its ``__main__``.
 
-    Imports the packages on the way, as Python does before it runs one.
+    Imports the parent packages, as Python does before it runs a module.
 
     Raises:
         Error: there is no such module.

@@ -1,4 +1,4 @@
-"""What to run and on how many workers, as a value."""
+"""Defines a job: a program, its number of workers, and the options of their launch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,17 +11,17 @@ from samestep.base.units import LONGEST_S, MOST_WORKERS
 Kind: TypeAlias = Literal["script", "module", "executable"]
 
 STDOUT, STDERR = 1, 2
-"""The bits of torchrun's ``--redirects`` and ``--tee``: 0 neither, 1 stdout, 2 stderr, 3 both."""
+"""Bits of torchrun's ``--redirects`` and ``--tee``: 0 neither, 1 stdout, 2 stderr, 3 both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A program and its arguments, which nobody else reads.
+    """Program and its arguments, which samestep does not parse.
 
     Args:
         target: path of a script, dotted name of a module, or name or path of an executable.
-        kind: which of the three `target` is.
-        args: handed to the program as they are.
+        kind: kind of `target`: script, module or executable.
+        args: arguments, passed to the program unchanged.
     """
 
     target: str
@@ -37,7 +37,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Std:
-    """Which streams of which local ranks something holds for, in torchrun's notation.
+    """Selection of output streams by local rank, in torchrun's notation.
 
     >>> Std.parse("--tee", "3").of(5), Std.parse("--tee", "0:1,1:2").of(1), Std.parse("--tee", "0:1").of(7)
     (3, 2, 0)
@@ -48,7 +48,7 @@ class Std:
 
     @classmethod
     def parse(cls, flag: str, text: str) -> "Std":
-        """Read ``3`` (all local ranks) or ``0:1,1:3`` (some)."""
+        """Parse ``3`` (all local ranks) or ``0:1,1:3`` (some)."""
         try:
             if ":" not in text:
                 return cls(everyone=_stream_bits(text))
@@ -66,7 +66,7 @@ class Std:
 
     @property
     def is_empty(self) -> bool:
-        """Whether this holds for no stream at all."""
+        """Whether no stream is selected."""
         return not (self.everyone or any(self.by_local_rank.values()))
 
 
@@ -79,12 +79,12 @@ def _stream_bits(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logs:
-    """Where the workers' output goes besides, or instead of, the console.
+    """Log files of the workers' output, besides or instead of the console.
 
     Args:
-        folder: files go to ``folder/run_id/attempt_K/LOCAL_RANK/{stdout,stderr}.log``.
-        redirects: streams that go to their file only.
-        tee: streams that go to the console with a prefix, and to their file if there is a folder.
+        folder: folder of the files ``folder/run_id/attempt_K/LOCAL_RANK/{stdout,stderr}.log``.
+        redirects: streams that are written to their file only.
+        tee: streams that are printed with a prefix, and written to their file if there is a folder.
     """
 
     folder: Path | None = None
@@ -98,15 +98,15 @@ class Logs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """How the launchers of one job, one on each node, find each other.
+    """Nodes of a job, and the rendezvous of their launchers, one on each node.
 
     Args:
-        count: number of nodes; the largest, where it may change.
-        least: the smallest, where nodes may be lost and come back during the run; None where they may not.
-        rank: which one this is; None where the rendezvous decides.
-        backend: ``static`` (node ranks are given) or ``c10d`` (they are agreed upon).
+        count: number of nodes; the maximum if it may change.
+        least: the minimum, if nodes may leave and return during the run; None if they may not.
+        rank: number of this node; None if the rendezvous assigns it.
+        backend: ``static`` (node ranks are given) or ``c10d`` (the rendezvous assigns them).
         endpoint: ``host:port`` that all nodes reach, on node 0; empty for one node.
-        options: further ones for the back end (``--rdzv-conf``).
+        options: further options of the back end (``--rdzv-conf``).
     """
 
     count: int = 1
@@ -131,20 +131,20 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One program on a number of workers.
+    """Program on a number of workers.
 
     Args:
-        program: what each worker runs.
-        workers: workers in total, on all nodes (``-n``); None where not said.
-        per_node: workers of each node (``--nproc-per-node``); None where not said.
-        nodes: how several launchers find each other.
-        max_restarts: how often all workers are started afresh after one failed.
-        logs: where the workers' output goes.
-        run_id: names the run to its workers and in the log folder.
-        role: the workers' role, for programs that ask for it.
-        grace_s: how long workers may take to end after a failure, before they are killed.
-        patience_s: how long they may take where the launcher is asked to end: none of them hangs then.
-        monitor_interval_s: how often nodes look at each other.
+        program: program that each worker runs.
+        workers: workers in total, on all nodes (``-n``); None if not given.
+        per_node: workers of each node (``--nproc-per-node``); None if not given.
+        nodes: nodes of the job and their rendezvous.
+        max_restarts: maximum number of restarts of all workers after a failure.
+        logs: log files of the workers' output.
+        run_id: name of the run, for its workers and in the log folder.
+        role: the workers' role, for programs that read it.
+        grace_s: seconds that workers may take to end after a failure, before they are killed.
+        patience_s: seconds that they may take if a signal ends the launcher; no worker hangs then.
+        monitor_interval_s: seconds between two checks of the other nodes.
     """
 
     program: Program
@@ -173,10 +173,10 @@ class Job:
             )
 
     def asked(self) -> int | None:
-        """Return the workers asked for in total, or None.
+        """Return the requested number of workers in total, or None.
 
         Raises:
-            UsageError: ``-n`` and ``--nproc-per-node`` say different things, or do not divide.
+            UsageError: ``-n`` and ``--nproc-per-node`` contradict each other, or do not divide.
         """
         if self.nodes.least is not None and self.workers is not None:
             raise UsageError(

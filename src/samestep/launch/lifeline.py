@@ -1,10 +1,11 @@
-"""Ends what the workers have forked when the launcher is killed.
+"""Ends the processes that workers have forked, if the launcher is killed.
 
-The launcher alone holds the write end of a pipe. Each process that is forked below a worker opens the read
-end for itself and has the kernel send it SIGKILL when the write end is closed, which also works where the
-workers are killed in the same moment. Linux only; elsewhere the workers of a DataLoader notice by themselves.
+Only the launcher holds the write end of a pipe. Each process that is forked below a worker opens the read
+end itself and makes the kernel send it SIGKILL when the write end is closed. This also works if the
+workers are killed at the same moment. Linux only; elsewhere the workers of a DataLoader detect the end
+themselves.
 
-Not so for a process in a session of its own, which is meant to outlive the run, nor for one that has become
+Excluded are a process in a separate session, which is meant to outlive the run, and one that has executed
 another program.
 """
 
@@ -24,17 +25,17 @@ _PIDFD_GETFD = 438
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 _F_SETSIG = 10
 _OPEN = os.open
-"""The system's own: a replicated script has another in its place."""
+"""The system's function: a replicated script has replaced it."""
 _LONGEST_FOLDER = 80
-"""Of sockets' paths, which multiprocessing makes there, the system takes 107 characters."""
+"""Maximum length: multiprocessing creates sockets in the folder, and the system limits their paths to 107."""
 
 
 @dataclass(slots=True)
 class Lifeline:
-    """The pipe, from the launcher's side.
+    """Launcher's side of the pipe.
 
     Args:
-        folder: of this launcher, where the processes below its workers are noted; None for nowhere.
+        folder: folder of this launcher, for the record of processes below its workers; None for no record.
     """
 
     folder: Path | None
@@ -46,22 +47,22 @@ class Lifeline:
 
     @property
     def files(self) -> set[int]:
-        """The descriptors that are open for this."""
+        """Open descriptors of the pipe."""
         return {file for file in (self.read, self.write) if file >= 0}
 
     def hold(self) -> None:
-        """In a worker: have all that it forks end with the launcher."""
+        """Make all processes that this worker forks end with the launcher."""
         os.close(self.write)
         held = _Held(self.read, _identity(self.read), os.getsid(0), self._noted)
         if _LIBC is not None:
             os.register_at_fork(after_in_child=held.arm)
         processes = sys.modules.get("multiprocessing.process")
         if self.folder is not None and processes is not None and len(str(self.folder)) <= _LONGEST_FOLDER:
-            # Its own would stay where a process is killed. Those it starts use the same one.
+            # multiprocessing's own folder would remain if a process is killed. Child processes inherit this.
             processes.current_process()._config["tempdir"] = str(self.folder)  # noqa: SLF001
 
     def close(self) -> None:
-        """Let go of the pipe once the workers have ended by themselves; what they have left may live on."""
+        """Close the pipe once the workers have ended by themselves; the processes they left may continue."""
         if self.write < 0:
             return
         for pid in _numbers(self._noted):
@@ -77,7 +78,7 @@ class Lifeline:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """The pipe, from a worker's side; its program may close files that it has not opened."""
+    """Worker's side of the pipe; the worker's program may close descriptors that it has not opened."""
 
     read: int
     pipe: tuple[int, int]
@@ -85,7 +86,7 @@ class _Held:
     noted: Path | None
 
     def arm(self) -> None:
-        """In a process forked by the worker or below it: end with the launcher."""
+        """Make this process, forked by the worker or below it, end with the launcher."""
         with suppress(OSError):
             if _identity(self.read) != self.pipe or os.getsid(0) != self.session:
                 return
@@ -105,7 +106,7 @@ class _Held:
 
 
 def _disarm(pid: int, pipe: tuple[int, int]) -> None:
-    """Let a process outlive the launcher, as it would outlive its worker without one."""
+    """Allow a process to outlive the launcher, as it would outlive its worker without a launcher."""
     if _LIBC is None:
         return
     with suppress(OSError):

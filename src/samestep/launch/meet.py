@@ -1,4 +1,4 @@
-"""From what is found here to a plan, and from there to one whose tasks have agreed where they meet."""
+"""Detects the launcher, plans the job, and completes the plan by the rendezvous that the tasks agree on."""
 
 import uuid
 from collections.abc import Iterator
@@ -20,12 +20,12 @@ from samestep.world.stray import refuse_copies
 def found_here(
     env: Environment, *, master: tuple[str | None, int | None] = (None, None), nodes: int = 1
 ) -> Detected:
-    """Return who started this process; all tasks of a launcher call this.
+    """Return the launcher and the place of this process; all tasks of a launcher call this.
 
     Args:
-        env: its environment.
-        master: address and port where the ranks meet, each if the user said.
-        nodes: how many nodes the user said there are.
+        env: variables of this process.
+        master: address and port of the rendezvous, each None if the user did not give it.
+        nodes: number of nodes that the user gave.
 
     Raises:
         DetectionError: the launcher's variables contradict each other, or some or all are missing.
@@ -40,34 +40,34 @@ def found_here(
 
 
 def planned(job: Job, found: Detected) -> tuple[Job, Plan]:
-    """Return the job, with a name, and what this process does for it; see `plan`."""
+    """Return the job, with a name, and this process's plan for it; see `plan`."""
     at = found
     if found.place.size > 1 and job.nodes.count == 1:
-        address, port = choose(found)  # the port may yet change: see `met`
+        address, port = choose(found)  # the port may still change: see `met`
         at = replace(found, master_addr=address, master_port=port)
     settled = plan(job, at)
     if job.run_id:
         return job, settled
     several = isinstance(settled, Spawn) and settled.nodes.count > 1
-    # On several nodes, the name that each of them gives.
+    # On several nodes, the name must be the same on each.
     return replace(job, run_id=found.job or "none" if several else uuid.uuid4().hex[:8]), settled
 
 
 @contextmanager
 def met(plan: Plan, found: Detected, *, given: bool) -> Iterator[Plan]:
-    """Give the plan with the address and port that its launcher's tasks have agreed on.
+    """Yield the plan with the address and port that its launcher's tasks have agreed on.
 
     Args:
-        plan: what this task does.
-        found: what its launcher said.
-        given: whether the user said where the nodes meet.
+        plan: plan of this task.
+        found: the detected launcher and place.
+        given: whether the user gave the rendezvous of the nodes.
 
     Raises:
         DetectionError: the address is unknown, or not that of rank 0.
-        PeerLost: some task did not come.
+        PeerLost: a task did not arrive.
     """
     if isinstance(plan, Join) and plan.place.size == 1 and plan.master is None:
-        # A program that was written for several workers wants to know where they meet even if it is alone.
+        # A program for several workers reads the rendezvous' variables even if it is the only one.
         with meeting_alone() as master:
             yield replace(plan, master=master)
         return
@@ -83,13 +83,13 @@ def met(plan: Plan, found: Detected, *, given: bool) -> Iterator[Plan]:
 
 
 def between_nodes(plan: Plan) -> Way | None:
-    """Have Gloo use the interface on the way to rank 0, where there are several nodes; return which it is.
+    """Make Gloo use the interface on the route to rank 0 if there are several nodes; return the interface.
 
     Args:
-        plan: whose tasks know where they meet.
+        plan: a plan with the address of the rendezvous.
 
     Raises:
-        DetectionError: that host is unknown here.
+        DetectionError: the host of rank 0 does not resolve on this host.
     """
     if isinstance(plan, Join):
         several, host = plan.place.nodes > 1, plan.master[0] if plan.master else ""

@@ -1,6 +1,6 @@
-"""No process is left behind: what stopped workers have started ends with them, and they with their launcher.
+"""Ends orphaned processes: those that stopped workers have started, and workers whose launcher is gone.
 
-Linux only; elsewhere daemonic workers of a DataLoader notice by themselves that their parent is gone.
+Linux only; elsewhere daemonic workers of a DataLoader detect themselves that their parent is gone.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 3.0
-# When a process was started is known to the second.
+# The start time of a process has a resolution of a second.
 _CLOCK_SLACK_S = 2.0
 
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -28,7 +28,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 @dataclass
 class _Adopted:
-    """Which process takes in orphans: all its descendants are its workers'. Not so for one forked from it."""
+    """Process that adopts orphans: all its descendants are its workers'. A fork of it adopts none."""
 
     by: int | None = None
 
@@ -37,16 +37,16 @@ _ADOPTED = _Adopted()
 
 
 def adopt_orphans() -> None:
-    """Become the parent of whatever a worker leaves behind, so that it can be found and ended."""
+    """Make this process the parent of its workers' orphaned processes, so that it can find and end them."""
     if _LIBC is not None:
         _ADOPTED.by = os.getpid() if _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0 else None
 
 
 def reap(*, but: Set[int]) -> None:
-    """Take note of the ends of orphans that were adopted, so that they do not stay as zombies.
+    """Reap adopted orphans that have ended, so that they do not remain as zombies.
 
     Args:
-        but: children whose ends somebody else waits for.
+        but: children that other code waits for.
     """
     while _ADOPTED.by == os.getpid():
         try:
@@ -59,7 +59,7 @@ def reap(*, but: Set[int]) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """In a forked child: have the kernel kill this process when the thread that forked it is gone."""
+    """Make the kernel kill this forked child when the thread that forked it is gone."""
     if _LIBC is None:
         return
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -68,7 +68,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def family(pids: Set[int]) -> "list[psutil.Process]":
-    """Return what the processes `pids` have started, directly or not."""
+    """Return the descendants of the processes `pids`."""
     import psutil
 
     found: list[psutil.Process] = []
@@ -79,14 +79,14 @@ def family(pids: Set[int]) -> "list[psutil.Process]":
 
 
 def end_all(started: "list[psutil.Process]", *, ended: Set[int]) -> None:
-    """End the processes that workers left behind, and free their shared memory.
+    """End the orphaned processes of workers, and free their shared memory.
 
-    multiprocessing's resource trackers ignore SIGTERM and end by themselves, after freeing what their
-    users have left: they are waited for, and killed last.
+    multiprocessing's resource trackers ignore SIGTERM and end by themselves, after freeing the remaining
+    resources of their users: they are waited for, and killed last.
 
     Args:
-        started: what the workers had started when they were stopped.
-        ended: the workers themselves, which are gone.
+        started: descendants of the workers at the time when these were stopped.
+        ended: process IDs of the workers, which have ended.
     """
     import psutil
 

@@ -1,7 +1,7 @@
-"""Where the output of workers goes: the console, files, or both.
+"""Routes the output of workers to the console, files, or both.
 
-A stream that only goes to the console, or only to a file, is handed to the worker as it is: nothing
-stands between. Only a stream for both passes through the launcher, in whole lines.
+A stream for the console only, or for a file only, is passed to the worker directly. Only a stream for both
+passes through the launcher, in whole lines.
 """
 
 import os
@@ -19,7 +19,7 @@ _CHUNK_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Where one stream of one worker goes; neither to a file nor prefixed means left alone."""
+    """Targets of one stream of one worker; without file and prefix, the stream is not changed."""
 
     console: bool = True
     file: Path | None = None
@@ -39,9 +39,9 @@ def log_folder(logs: Logs, run_id: str, *, restarts: int, local_rank: int) -> Pa
 
 
 def route(logs: Logs, folder: Path | None, *, stream: int, rank: int, local_rank: int) -> Route:
-    """Return where `stream` of one worker goes; pure.
+    """Return the route of `stream` of one worker; pure.
 
-    A log folder alone keeps the console as it is and has a copy of everything.
+    A log folder alone does not change the console and gets a copy of everything.
     """
     file = folder / f"{_NAMES[stream]}.log" if folder is not None else None
     if logs.redirects.of(local_rank) & stream:
@@ -53,7 +53,7 @@ def route(logs: Logs, folder: Path | None, *, stream: int, rank: int, local_rank
 
 
 def check_writable(logs: Logs) -> None:
-    """Make the log folder, so that a wrong one is refused before anything starts."""
+    """Create the log folder, so that a wrong one is refused before any worker starts."""
     if logs.folder is None:
         return
     try:
@@ -66,13 +66,13 @@ def check_writable(logs: Logs) -> None:
 
 @dataclass(slots=True)
 class Stream:
-    """One stream of one worker, from the launcher's side; `open` comes before all else.
+    """Launcher's side of one stream of one worker; `open` must be called first.
 
     Args:
         number: 1 for stdout, 2 for stderr.
-        target: where it goes.
-        read: the end of the pipe the launcher reads, where the stream passes through it.
-        write: what the worker gets in place of the launcher's own stream, if anything.
+        target: route of the stream.
+        read: the end of the pipe the launcher reads, if the stream passes through it.
+        write: the descriptor that the worker uses in place of the launcher's own stream, if any.
     """
 
     number: int
@@ -83,7 +83,7 @@ class Stream:
     _rest: bytearray = field(default_factory=bytearray)
 
     def open(self) -> None:
-        """Open the file, and the pipe where one is needed."""
+        """Open the file, and the pipe if one is needed."""
         if self.target.file is not None:
             self.target.file.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.target.file.open("ab", buffering=0)
@@ -95,23 +95,23 @@ class Stream:
 
     @property
     def files(self) -> set[int]:
-        """The descriptors that are open for this stream."""
+        """Open descriptors of this stream."""
         file = None if self._file is None or self._file.closed else self._file.fileno()
         return {fd for fd in (self.read, self.write, file) if fd is not None}
 
     def attach(self) -> None:
-        """In the worker: make this its stream."""
+        """Replace the worker's own stream by this one; called in the worker."""
         if self.write is not None:
             os.dup2(self.write, self.number)
 
     def after_fork(self) -> None:
-        """In the launcher: let go of the worker's end."""
+        """Close the worker's end of the pipe; called in the launcher."""
         if self.read is not None and self.write is not None:
             os.close(self.write)
         self.write = None
 
     def pump(self) -> int | None:
-        """Pass on what has arrived; return its bytes, 0 at the stream's end, None if nothing is there now."""
+        """Forward the available output; return its length: 0 at the stream's end, None if there is none."""
         if self.read is None:
             return 0
         try:
@@ -129,20 +129,20 @@ class Stream:
         return len(chunk)
 
     def append(self, text: str) -> None:
-        """Write the launcher's own words about this worker into the file."""
+        """Write a text of the launcher about this worker into the file."""
         if self._file is not None:
             self._file.write(text.encode(errors="replace"))
 
     def close(self) -> None:
-        """Pass on what is still there and close everything.
+        """Forward the remaining output and close everything.
 
-        A process that the worker left behind may hold the other end open: what is there now is all.
+        An orphaned process of the worker may hold the other end open; its later output is not forwarded.
         """
         self.after_fork()
         if self.read is not None:
             while self.pump():
                 pass
-            # The next line on the console begins with another rank's mark.
+            # The next line on the console begins with another rank's prefix.
             end = b"\n" if self._rest and self.target.prefix else b""
             self._show(bytes(self._rest) + end)
             self._rest.clear()
@@ -158,6 +158,6 @@ class Stream:
         if prefix:
             lines = b"".join(prefix + line for line in lines.splitlines(keepends=True))
         console = sys.stdout if self.number == STDOUT else sys.stderr
-        if console is not None:  # as it is where the launcher was started with the stream closed
+        if console is not None:  # None if the launcher was started with the stream closed
             console.buffer.write(lines)
             console.buffer.flush()

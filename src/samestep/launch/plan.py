@@ -1,13 +1,13 @@
-"""Who starts whom: decided before anything starts, as a value that can be printed.
+"""Decides which processes start the workers, before any worker starts, as a value that can be printed.
 
-One rule for every command that runs workers: the launcher's tasks are the workers, unless more workers
-are asked for than it started. With T tasks found and n workers asked for (``-n``, the total)::
+One rule holds for every command that runs workers: the launcher's tasks are the workers, unless more workers
+are requested than it started. With T tasks found and n workers requested (``-n``, the total)::
 
     T            n                       then
     none         any, default 1          spawn n here (or n / nodes on each of --nnodes)
     T            absent, or T            join: this task is a worker
     T = nodes    a multiple of T         spawn n / T in each task
-    T            anything else           an error with both numbers
+    T            another number          an error with both numbers
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from samestep.world.detect import UNLAUNCHED, Detected
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """This process is one of the workers its launcher started; it runs the program itself."""
+    """Plan of a process that is one of its launcher's workers and runs the program itself."""
 
     place: Place
     master: tuple[str, int] | None
@@ -33,14 +33,14 @@ class Join:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spawn:
-    """This process starts `local` workers on its node and looks after them."""
+    """Plan of a process that starts `local` workers on its node and supervises them."""
 
     local: int
     nodes: Nodes
 
     @property
     def size(self) -> int:
-        """Workers in total."""
+        """Number of workers in total."""
         return self.local * self.nodes.count
 
     def describe(self) -> str:
@@ -50,7 +50,7 @@ class Spawn:
         where = "" if self.nodes.rank is None else f", this is node {self.nodes.rank}"
         return (
             f"spawn: {self.local} worker(s) here, {self.size} = {self.nodes.count} nodes x {self.local}"
-            f"{where}, meeting at {self.nodes.endpoint} ({self.nodes.backend})"
+            f"{where}, rendezvous at {self.nodes.endpoint} ({self.nodes.backend})"
         )
 
 
@@ -58,10 +58,10 @@ Plan: TypeAlias = Join | Spawn
 
 
 def plan(job: Job, found: Detected) -> Plan:
-    """Return what this process does for `job`; pure.
+    """Return this process's plan for `job`; pure.
 
     Raises:
-        UsageError: the workers asked for cannot be made of the tasks found.
+        UsageError: the tasks found do not fit the requested workers.
     """
     asked = job.asked()
     tasks = found.place.size
@@ -83,13 +83,13 @@ def plan(job: Job, found: Detected) -> Plan:
 
 
 def _explicit_nodes(job: Job, place: Place, asked: int | None) -> Spawn:
-    """Plan for ``--nnodes N``: the user says how the nodes meet, and is believed."""
+    """Return the plan for ``--nnodes N``, with the rendezvous that the user gave."""
     nodes = job.nodes
     if asked is None:
         asked = nodes.count
     if asked % nodes.count:
         raise UsageError(
-            f"-n {asked} workers cannot be shared evenly by --nnodes {nodes.count}. "
+            f"-n {asked} workers cannot be divided evenly by --nnodes {nodes.count}. "
             f"Ask for a multiple of {nodes.count}, or give --nproc-per-node."
         )
     if nodes.rank is None and place.launcher != UNLAUNCHED and place.nodes == nodes.count:
@@ -98,10 +98,10 @@ def _explicit_nodes(job: Job, place: Place, asked: int | None) -> Spawn:
 
 
 def _complete(nodes: Nodes, max_restarts: int) -> Nodes:
-    """Refuse several nodes that could not find each other."""
+    """Return the nodes; refuse several that could not find each other."""
     if not nodes.endpoint:
         raise UsageError(
-            f"--nnodes {nodes.count} needs an address where the nodes meet: --master-addr HOST "
+            f"--nnodes {nodes.count} needs an address for the rendezvous: --master-addr HOST "
             "(--master-port PORT) with --node-rank, or --rdzv-backend c10d --rdzv-endpoint HOST:PORT."
         )
     if nodes.backend == "static" and nodes.rank is None:
@@ -117,13 +117,13 @@ def _complete(nodes: Nodes, max_restarts: int) -> Nodes:
 
 
 def _launched_nodes(nodes: Nodes, found: Detected) -> Nodes:
-    """Return how the tasks of a launcher, one on each node, meet."""
+    """Return the nodes and the rendezvous of a launcher's tasks, one on each node."""
     place = found.place
     if place.nodes == 1:
         return nodes
     if found.master is None:
         raise UsageError(
-            f"{place.launcher} started tasks on {place.nodes} nodes but gives no address where they meet. "
+            f"{place.launcher} started tasks on {place.nodes} nodes but gives no address for the rendezvous. "
             "Set MASTER_ADDR (a host of node 0 that all reach) and MASTER_PORT, or give --master-addr."
         )
     host, port = found.master
@@ -131,15 +131,15 @@ def _launched_nodes(nodes: Nodes, found: Detected) -> Nodes:
 
 
 def endpoint(host: str, port: int) -> str:
-    """Return host and port in one word, as torch's rendezvous reads it."""
+    """Return host and port as one string, as torch's rendezvous parses it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def host_and_port(endpoint: str) -> tuple[str, int]:
-    """Return both halves of such a word."""
+    """Return host and port of such a string."""
     return host_of(endpoint), int(endpoint.rpartition(":")[2])
 
 
 def host_of(endpoint: str) -> str:
-    """Return the host of such a word."""
+    """Return the host of such a string."""
     return endpoint.rpartition(":")[0].strip("[]")

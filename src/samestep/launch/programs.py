@@ -1,4 +1,4 @@
-"""What a worker does with a job's program, and what it can say about it afterwards."""
+"""Runs a job's program in a worker, and reports how it ended."""
 
 import os
 import signal
@@ -16,40 +16,40 @@ from samestep.launch.report import Report, Word
 from samestep.world.math_kernels import settle_math_kernels
 
 _OTHER_WAYS = ("samestep.world.join", "mpi4py", "horovod", "ray", "jax")
-"""Ways for processes to meet that leave no trace in torch.distributed, or not the one looked for."""
+"""Modules by which processes may join each other without leaving the checked traces in torch.distributed."""
 
 
 Around: TypeAlias = Callable[[Callable[[], Ending]], Ending]
-"""Runs a worker's program, which it is given, in whatever it needs around it."""
+"""Function that runs a worker's program, its argument, in the contexts that the program needs."""
 
 
 Watch: TypeAlias = Callable[[Callable[[], Ending], Callable[[Ending], None]], Ending]
-"""Runs a worker's program, which it is given, and watches it.
+"""Function that runs a worker's program, its first argument, and watches it.
 
-Its second argument takes how the program has ended, should the worker end without another word.
+It calls its second argument with the program's end, for the case that the worker sends no later report.
 """
 
 
 def as_it_is(run: Callable[[], Ending]) -> Ending:
-    """Run a program with nothing around it."""
+    """Run a program without further contexts."""
     return run()
 
 
 def unwatched(run: Callable[[], Ending], _: Callable[[Ending], None]) -> Ending:
-    """Run a program with nothing beside it."""
+    """Run a program without watching it."""
     return run()
 
 
 def entry_of(
     program: Program, *, hosted: bool = True, around: Around = as_it_is, watch: Watch = unwatched
 ) -> Entry:
-    """Return what each worker runs; its report's result is `has_met`.
+    """Return the function that each worker runs; its report's result is `has_met`.
 
     Args:
-        program: what to run.
-        hosted: whether Python code runs in the forked worker; otherwise a fresh interpreter takes its place.
-        around: runs a hosted program.
-        watch: runs and watches a hosted program, with what is around it.
+        program: the program to run.
+        hosted: whether Python code runs in the forked worker; otherwise a fresh interpreter replaces it.
+        around: runs a hosted program in its contexts.
+        watch: runs and watches a hosted program, with its contexts.
     """
 
     def run(start: Start, word: Word) -> Report:
@@ -72,7 +72,7 @@ def _protect_rendezvous() -> None:
 
 
 def _ending(around: Around, run: Callable[[], Ending]) -> Ending:
-    """Run a program in what it needs around it, which may refuse it."""
+    """Run a program in its contexts, which may refuse it."""
     try:
         return around(run)
     except Error as error:
@@ -80,7 +80,7 @@ def _ending(around: Around, run: Callable[[], Ending]) -> Ending:
 
 
 def has_met(size: int) -> bool:
-    """Return whether this process ever met its peers, as far as can be known; when in doubt, it has.
+    """Return whether this process has joined its peers; True if that cannot be determined.
 
     Args:
         size: workers of the job.
@@ -92,29 +92,29 @@ def has_met(size: int) -> bool:
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None:
         return False
-    # What a group leaves after it is destroyed; unlike a patched function these cannot be missed. One
-    # made with `store=` has no method, but the hook that puts the rank before each line of a traceback.
+    # A group leaves these traces after it is destroyed; unlike a patched function they cannot be missed. One
+    # created with `store=` has no method, but the hook that puts the rank before each line of a traceback.
     method = getattr(c10d, "_default_pg_init_method", "unknown")
     return method is not None or bool(c10d.is_initialized()) or sys.excepthook is not sys.__excepthook__
 
 
 def become(program: Program) -> Report:
-    """Replace this process by the executable; come back only if that fails."""
-    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and what is ignored stays so across exec
+    """Replace this process by the executable; return only if that fails."""
+    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and an ignored signal stays ignored after exec
         with suppress(AttributeError):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
     command = program.command(sys.executable)
     try:
         os.execvp(command[0], command)  # noqa: S606 - no shell, as intended
     except OSError as error:
-        said = f"{program.target}: {error.strerror}\n"
-        return Report(ending=Ending(exit_code=127, error="OSError", message=said, traceback=said))
+        text = f"{program.target}: {error.strerror}\n"
+        return Report(ending=Ending(exit_code=127, error="OSError", message=text, traceback=text))
 
 
 def _draw_apart() -> None:
-    """Give this worker the global random states of NumPy and torch anew, as each fresh interpreter has them.
+    """Seed the global generators of NumPy and torch in this worker, as each fresh interpreter does.
 
-    Python's own `random` does this after a fork by itself, and devices' generators begin with their context.
+    Python's own `random` does this after a fork by itself, and devices' generators start with their context.
     """
     numpy_random, torch = (sys.modules.get(name) for name in ("numpy.random", "torch"))
     if numpy_random is not None:

@@ -1,4 +1,4 @@
-"""A worker's words to its launcher, through a pipe: length first, then the pickled report."""
+"""Sends a worker's report to its launcher through a pipe: first the length, then the pickled report."""
 
 import os
 import pickle
@@ -14,12 +14,12 @@ _LENGTH_BYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a worker says when its program has ended, before it leaves.
+    """Report of a worker whose program has ended, sent before the worker exits.
 
     Args:
-        ending: how the program ended.
-        result: anything else it hands back.
-        final: whether this is the last word; otherwise it holds only if the worker ends without another.
+        ending: end of the program.
+        result: further result of the worker.
+        final: whether no other report follows; otherwise it counts only if the worker sends no later one.
     """
 
     ending: Ending
@@ -29,10 +29,10 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """The worker's end of the pipe, as long as it is that, and for the worker alone.
+    """Worker's end of the report pipe, usable only by the worker itself and while it is still that pipe.
 
-    A process that the program forks has a copy and does not speak for the worker. A program may close files
-    that it has not opened, and open its own under the same number.
+    A process that the program forks has a copy and does not report for the worker. A program may close
+    descriptors that it has not opened, and open its own under the same number.
     """
 
     fd: int
@@ -41,15 +41,15 @@ class Word:
 
     @classmethod
     def of(cls, fd: int) -> "Word":
-        """Take `fd` for this process's own."""
+        """Return the pipe with descriptor `fd`, owned by this process."""
         return cls(fd, os.getpid(), _identity(fd))
 
     def foretell(self, ending: Ending) -> None:
-        """Say how the program has ended, should this worker end without another word."""
+        """Send the program's end, for the case that this worker sends no later report."""
         self._say(Report(ending=ending, final=False))
 
     def send(self, report: Report) -> None:
-        """Tell the launcher how the program ended; what it cannot be told goes to stderr instead."""
+        """Send the report to the launcher; print its traceback on stderr if that fails."""
         if self._say(report):
             os.close(self.fd)
             return
@@ -71,7 +71,7 @@ class Word:
 
 
 def received(data: bytearray) -> Report | None:
-    """Take the first whole report out of what has arrived; None while there is none."""
+    """Remove the first complete report from the received bytes and return it; None if there is none."""
     end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big")
     if len(data) < max(end, _LENGTH_BYTES + 1):
         return None
@@ -79,7 +79,7 @@ def received(data: bytearray) -> Report | None:
     del data[:end]
     try:
         return Report(ending=ending, final=final, result=pickle.loads(result))  # noqa: S301
-    except Exception as error:  # noqa: BLE001 - whatever unpickling user data raises is told instead
+    except Exception as error:  # noqa: BLE001 - any error of unpickling user data is reported instead
         return _untransportable(f"a worker's result of type {kind} cannot be unpickled", error)
 
 
@@ -87,15 +87,15 @@ def _pickled(report: Report) -> bytes:
     kind = type(report.result).__name__
     try:
         result = pickle.dumps(report.result)
-    except Exception as error:  # noqa: BLE001 - whatever pickling user data raises is told instead
+    except Exception as error:  # noqa: BLE001 - any error of pickling user data is reported instead
         report = _untransportable(f"a worker's result of type {kind} cannot be pickled", error)
         result = pickle.dumps(None)
     return pickle.dumps((report.ending, report.final, kind, result))
 
 
 def _untransportable(what: str, error: Exception) -> Report:
-    said = f"{what}: {type(error).__name__}: {error}\n"
-    return Report(ending=Ending(exit_code=1, error=type(error).__name__, message=said, traceback=said))
+    text = f"{what}: {type(error).__name__}: {error}\n"
+    return Report(ending=Ending(exit_code=1, error=type(error).__name__, message=text, traceback=text))
 
 
 def _identity(fd: int) -> tuple[int, int]:

@@ -1,6 +1,6 @@
-"""``samestep.spawn``: a function on N workers of this host, in place of ``torch.multiprocessing.spawn``.
+"""Runs a function on N workers of this host (``samestep.spawn``), like ``torch.multiprocessing.spawn``.
 
-The workers are, by what this process allows:
+The kind of the workers depends on this process:
 
 ========================================= ===========================================================
 this process                              the workers
@@ -36,16 +36,16 @@ T = TypeVar("T")
 def spawn(fn: Callable[..., T], n: int, *args: Any) -> list[T]:
     """Run ``fn(world, *args)`` on `n` workers of this host; return their results in rank order.
 
-    Each worker has joined the others: `world` is its World, and also what the public functions use that
-    take none. Results must be picklable.
+    Each worker has joined the others: `world` is its World, which is also the default of the public
+    functions. Results must be picklable.
 
     Args:
-        fn: called once on each worker.
+        fn: function that each worker calls once.
         n: number of workers.
-        args: handed to `fn` behind the world.
+        args: arguments of `fn` after the world.
 
     Raises:
-        WorkerFailed: a worker failed; the message holds the traceback of the first. The others are stopped.
+        WorkerFailed: a worker failed; the message has the traceback of the first. The others are stopped.
         UsageError: `n` is less than 1.
 
     Example:
@@ -65,7 +65,7 @@ def spawn(fn: Callable[..., T], n: int, *args: Any) -> list[T]:
 
 
 def call(fn: Callable[..., Any], args: Sequence[Any]) -> Report:
-    """In a worker whose variables are set: join the others and call `fn`."""
+    """Join the other workers and call `fn`; called in a worker whose variables are set."""
     from samestep.world.join import join
 
     try:

@@ -1,4 +1,4 @@
-"""Looks after the workers of one node: one failure stops all, and a signal to the launcher reaches all."""
+"""Supervises the workers of one node: one failure stops all, and a signal to the launcher reaches all."""
 
 import os
 import signal
@@ -18,14 +18,14 @@ from samestep.launch.workers import Workers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How one round of workers ended.
+    """End of one round of workers.
 
     Args:
-        cause: the failure that came first; None where nothing failed.
+        cause: the first failure; None if no worker failed.
         interrupted_by: the signal that ended the launcher; 0 for none.
-        put_off: whether all workers ended with `PUT_OFF`: asked to stop, they can go on later.
-        elsewhere: why another node has ended, where this one ends for that reason.
-        silent_copies: whether all workers ended well and none had ever met another.
+        put_off: whether all workers were preempted: they ended with `PUT_OFF` and can be resumed.
+        elsewhere: the verdict of another node that ended this node too; None if there is none.
+        silent_copies: whether all workers succeeded and none had joined another.
     """
 
     cause: Failure | None = None
@@ -37,21 +37,21 @@ class Outcome:
 
 @dataclass(slots=True)
 class Signals:
-    """The signals that asked the launcher to end, and a file descriptor that wakes its waiting."""
+    """Received signals of the launcher, and a file descriptor that wakes it from waiting."""
 
     wakeup: int
     files: Sequence[int] = ()
-    """The descriptors that serve this, none of a worker's business."""
+    """Descriptors of this object, which workers must not inherit."""
     received: list[int] = field(default_factory=list)
     passed_on: list[int] = field(default_factory=list)
-    """Those that are for the workers, and have not reached them yet."""
+    """Signals for the workers that have not been sent to them yet."""
 
     def pass_on(self, number: int, _frame: FrameType | None) -> None:
-        """Note a signal that the workers are to have."""
+        """Record a signal for the workers."""
         self.passed_on.append(number)
 
     def take(self, number: int, _frame: FrameType | None) -> None:
-        """Note a signal."""
+        """Record a signal that ends the launcher."""
         self.received.append(number)
 
     @property
@@ -62,9 +62,9 @@ class Signals:
 
 @contextmanager
 def signals_noted() -> Iterator[Signals]:
-    """Note SIGINT, SIGTERM and SIGHUP instead of ending by them; what was ignored stays ignored.
+    """Record SIGINT, SIGTERM and SIGHUP instead of ending by them; ignored signals stay ignored.
 
-    What announces the end of a job's time is noted for the workers.
+    Signals that announce the end of a job's time are recorded for the workers.
     """
     read, write = socket.socketpair()
     os.set_blocking(read.fileno(), False)
@@ -76,7 +76,7 @@ def signals_noted() -> Iterator[Signals]:
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, noted[number])
-    # Wakes the launcher for the orphans that it is to reap.
+    # Wakes the launcher to reap orphans.
     children = signal.signal(signal.SIGCHLD, lambda *_: None)
     try:
         yield signals
@@ -90,7 +90,7 @@ def signals_noted() -> Iterator[Signals]:
 
 
 def supervise(workers: Workers, signals: Signals, job: Job) -> Outcome:
-    """Wait until all workers have ended; after the first failure or signal, see to it that they do."""
+    """Wait until all workers have ended; stop them after the first failure or signal."""
     while workers.running and not workers.failures and not signals.received:
         workers.wait()
         hand_on(workers, signals)
@@ -98,13 +98,13 @@ def supervise(workers: Workers, signals: Signals, job: Job) -> Outcome:
 
 
 def hand_on(workers: Workers, signals: Signals) -> None:
-    """Give the workers the signals that are for them."""
+    """Send the workers the signals that were recorded for them."""
     while signals.passed_on:
         workers.signal(signals.passed_on.pop(0))
 
 
 def conclude(workers: Workers, signals: Signals, job: Job) -> Outcome:
-    """Say how the round ended, after stopping whatever still runs."""
+    """Stop the workers that still run, and return how the round ended."""
     workers.await_cause(give_up=lambda: bool(signals.received))
     if signals.received:
         workers.stop(
@@ -117,13 +117,13 @@ def conclude(workers: Workers, signals: Signals, job: Job) -> Outcome:
     if workers.failures:
         cause = root_cause(workers.failures)
         if cause.exit_code == PUT_OFF:
-            # Nothing went wrong: the others are about to end as well, once their last words are said.
+            # The workers were preempted: the others are about to end as well, after their last output.
             workers.await_end(job.patience_s, hurry=lambda: bool(signals.received))
         workers.stop(signal.SIGTERM, grace_s=job.grace_s, hurry=lambda: bool(signals.received))
         return Outcome(cause=cause, put_off=_put_off(workers))
-    # An executable says nothing about itself.
-    said = [worker.report.result for worker in workers.all if worker.report is not None]
-    return Outcome(silent_copies=bool(said) and not any(said))
+    # An executable sends no report.
+    joined = [worker.report.result for worker in workers.all if worker.report is not None]
+    return Outcome(silent_copies=bool(joined) and not any(joined))
 
 
 def _put_off(workers: Workers) -> bool:
@@ -131,7 +131,7 @@ def _put_off(workers: Workers) -> bool:
 
 
 def in_foreground(terminal: str = "/dev/tty") -> bool:
-    """Return whether the keyboard's signals go to this process group, whatever its stdin is."""
+    """Return whether the keyboard's signals are sent to this process group, whatever its stdin is."""
     try:
         fd = os.open(terminal, os.O_RDONLY | os.O_NOCTTY)
     except OSError:  # no controlling terminal

@@ -1,4 +1,4 @@
-"""The variables a worker finds in its environment: torchrun's, by torchrun's names."""
+"""Composes the variables of a worker's environment: torchrun's, by torchrun's names."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from samestep.base.place import Place
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One start of all workers: the first, or one after a failure.
+    """Restart generation of all workers: their first start, or one after a failure.
 
     Args:
-        run_id: names the run.
+        run_id: name of the run.
         restarts: rounds before this one.
-        max_restarts: rounds after the first that are allowed.
-        master: host and port where the workers of this round meet.
-        store_is_served: whether the launcher already serves a store there, or rank 0 is to.
+        max_restarts: maximum number of rounds after the first.
+        master: host and port of this round's rendezvous.
+        store_is_served: whether the launcher already serves a store there; otherwise rank 0 does.
         role: the workers' role.
     """
 
@@ -27,7 +27,7 @@ class Round:
 
 
 def worker_variables(place: Place, this: Round) -> dict[str, str]:
-    """Return torchrun's variables for the worker at `place`, and the one that tells who we are."""
+    """Return torchrun's variables for the worker at `place`, and the one that identifies samestep."""
     host, port = this.master
     return {
         "RANK": str(place.rank),
@@ -52,7 +52,7 @@ def worker_variables(place: Place, this: Round) -> dict[str, str]:
 def joined_variables(place: Place, master: tuple[str, int] | None) -> dict[str, str]:
     """Return torchrun's variables for a worker that another launcher started.
 
-    TORCHELASTIC_* are left out: no agent of torch's kind looks after this worker.
+    TORCHELASTIC_* are left out: this worker has no agent of torch's kind.
     """
     variables = {
         "RANK": str(place.rank),

@@ -1,8 +1,8 @@
-"""The worker processes of one node: start them, hear how they end, and leave none behind.
+"""Starts the worker processes of one node, receives their reports, and ends them without orphans.
 
 Workers are forked. One that runs Python code has torch imported already; one that runs an executable
-becomes it. All stay in the launcher's process group, so that Ctrl-C, Ctrl-Z and a debugger's terminal work
-as they do for any program. The kernel kills them should the launcher itself be killed.
+is replaced by it. All stay in the launcher's process group, so that Ctrl-C, Ctrl-Z and a debugger's terminal
+work as they do for any program. The kernel kills them if the launcher itself is killed.
 """
 
 import gc
@@ -33,44 +33,44 @@ from samestep.launch.report import Report, received
 _POLL_S = 0.05
 _POLITE_S = 5.0
 _CAUSE_S = 1.0
-"""How long a failure that looks like another's consequence waits for the other."""
+"""Seconds to wait for the cause of a failure that is likely a consequence."""
 _SECOND_S = 1.0
-"""How long those who are not told to end at first are left alone."""
+"""Seconds before the ending signal is sent to workers that do not get it at once."""
 
 
 @dataclass(slots=True)
 class Worker:
-    """One running or ended worker, as its launcher knows it."""
+    """Launcher's record of one running or ended worker."""
 
     start: Start
     pid: int
     reports: int
-    """The end of the pipe that its report arrives at."""
+    """Launcher's end of the report pipe."""
     exit_code: int | None = None
     report: Report | None = None
     _received: bytearray = field(default_factory=bytearray)
 
     def listen(self) -> bool:
-        """Take in what has arrived of the report; return False when no more will come."""
+        """Read the available bytes of the report; return False at the end of the pipe."""
         more = True
         with suppress(BlockingIOError):
             while chunk := os.read(self.reports, 1 << 16):
                 self._received += chunk
             more = False
-        while (said := received(self._received)) is not None:
-            self.report = said
+        while (report := received(self._received)) is not None:
+            self.report = report
         return more
 
     @property
     def has_reported(self) -> bool:
-        """Whether its program has ended, and it only has to leave."""
+        """Whether the program has ended, so that the worker only has to exit."""
         return self.report is not None and self.report.final
 
     @property
     def failure(self) -> Failure | None:
-        """How this worker failed, if it has; its word comes before its end."""
-        said = self.report.ending if self.report and self.report.ending.exit_code else Ending()
-        code = (said.exit_code if self.has_reported else 0) or self.exit_code or 0
+        """Failure of this worker, if it has failed; its report arrives before its end."""
+        ending = self.report.ending if self.report and self.report.ending.exit_code else Ending()
+        code = (ending.exit_code if self.has_reported else 0) or self.exit_code or 0
         if code == 0:
             return None
         place = self.start.place
@@ -79,19 +79,19 @@ class Worker:
             local_rank=place.local_rank,
             pid=self.pid,
             exit_code=code,
-            error=said.error,
-            message=said.message,
-            traceback=said.traceback,
-            unwritten=said.unwritten,
+            error=ending.error,
+            message=ending.message,
+            traceback=ending.traceback,
+            unwritten=ending.unwritten,
         )
 
 
 class Workers:
-    """The workers of one round on this node; leaving the block they are used in ends them.
+    """Workers of one round on this node; the end of the ``with`` block ends them.
 
     Args:
         wakeup: a file descriptor that becomes readable when `wait` should return early.
-        private: file descriptors of this process that workers are not to have.
+        private: file descriptors of this process that workers must not inherit.
     """
 
     def __init__(self, *, wakeup: int | None = None, private: Iterable[int] = ()) -> None:
@@ -112,43 +112,43 @@ class Workers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave nothing behind, whatever ended the block."""
+        """End all workers and their processes, whatever ended the block."""
         if self.running:
             self.stop(signal.SIGTERM, grace_s=_POLITE_S)
         self.close()
 
     @property
     def running(self) -> list[Worker]:
-        """Those that have not ended."""
+        """Workers that have not ended."""
         return [worker for worker in self.all if worker.exit_code is None]
 
     @property
     def last_step(self) -> int | None:
-        """The last training step that any worker has recorded; None where none has."""
+        """Last training step that any worker has recorded; None if none has."""
         return None if self._steps is None else self._steps.latest()
 
     def start(self, starts: Sequence[Start], entry: Entry) -> None:
         """Fork one worker for each of `starts`; each runs `entry`.
 
         Raises:
-            WorkerFailed: the system did not allow as many.
+            WorkerFailed: the system did not allow that many processes.
         """
         for stream in (sys.stdout, sys.stderr):
-            if stream is not None:  # as it is where this process was started with the stream closed
+            if stream is not None:  # None if this process was started with the stream closed
                 stream.flush()
         self._limit = descriptors.make_room(len(starts))
         self._steps = LastSteps(max(1, len(starts)))
-        with suppress(Error):  # the temporary directory is full, which is no worker's end
+        with suppress(Error):  # the temporary directory is full, which must not end the workers
             self._folder = make_folder()
         self._lifeline = Lifeline(self._folder)
-        # Nothing imported so far is garbage: neither here nor in a child is it worth walking through again.
+        # The imported modules are not garbage: no collection, here or in a child, needs to visit them again.
         gc.freeze()
         for start in starts:
             self._fork(start, entry)
 
     def _fork(self, start: Start, entry: Entry) -> None:
-        # A signal between fork and the child's own handlers would be taken by ours, and lost; one before
-        # the worker is noted here would leave it behind.
+        # The launcher's handlers would take, and lose, a signal between fork and the child's own handlers; a
+        # signal before the worker is recorded here would orphan it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
         try:
             self._add(start, entry, mask)
@@ -192,12 +192,12 @@ class Workers:
             self._selector.register(watch, selectors.EVENT_READ)
 
     def _files(self) -> set[int]:
-        """The descriptors that the workers so far take here."""
+        """Return the descriptors that this process holds for the workers so far."""
         streams = {fd for worker in self.all for stream in worker.start.streams for fd in stream.files}
         return streams | {worker.reports for worker in self.running} | set(self._watched_by_pid.values())
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Return when something happened: a report, an end, a wake-up; or after `timeout_s`."""
+        """Return after an event (a report, an end, a wake-up) or after `timeout_s`."""
         unwatched = any(worker.pid not in self._watched_by_pid for worker in self.running)
         if unwatched and (timeout_s is None or timeout_s > _POLL_S):
             timeout_s = _POLL_S
@@ -206,7 +206,7 @@ class Workers:
                 self._selector.unregister(key.fd)
             elif key.fd == self._wakeup:
                 os.read(key.fd, 1 << 10)
-        # Who has died is asked of all at once: a rank that was killed is older news than the error it caused.
+        # All workers are checked at once: the end of a killed rank precedes the error that it caused.
         for worker in self.running:
             self._look_after(worker)
         orphans.reap(but={worker.pid for worker in self.running})
@@ -236,10 +236,10 @@ class Workers:
             self.failures.append(failure)
 
     def await_cause(self, give_up: Callable[[], bool] = lambda: False) -> None:
-        """Give the cause of what looks like a consequence a moment to be heard of.
+        """Wait a moment for the cause of a failure that is likely a consequence.
 
         Args:
-            give_up: asked whenever something happens; True ends the waiting.
+            give_up: called after each event; True ends the waiting.
         """
         deadline = time.monotonic() + _CAUSE_S
         while self.failures and root_cause(self.failures).weight and self.running and not give_up():
@@ -248,11 +248,11 @@ class Workers:
             self.wait(left)
 
     def await_end(self, timeout_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
-        """Return when all have ended by themselves, or after `timeout_s`, or as soon as `hurry` says so."""
+        """Return when all have ended by themselves, after `timeout_s`, or as soon as `hurry` returns True."""
         self._wait_until(time.monotonic() + timeout_s, hurry)
 
     def signal(self, number: int, to: Iterable[Worker] | None = None) -> None:
-        """Send a signal to those of `to`, or of all, that still run."""
+        """Send a signal to those of `to`, or of all workers, that still run."""
         for worker in self.all if to is None else to:
             if worker.exit_code is None:
                 os.kill(worker.pid, number)
@@ -265,15 +265,15 @@ class Workers:
         hurry: Callable[[], bool] = lambda: False,
         first: Literal["working", "all", "nobody"] = "working",
     ) -> None:
-        """End all workers and everything they started; kill those that take longer than `grace_s`.
+        """End all workers and all processes they started; kill those that take longer than `grace_s`.
 
         Args:
-            number: the signal that asks them to end.
-            grace_s: how long they may take, in seconds.
-            hurry: asked whenever something happens; True ends the patience.
-            first: who is sent the signal at once. ``working``: not those whose program has ended already,
-                who may finish their atexit handlers for a second. ``nobody``, where they may have it from
-                the keyboard: all, if none has done anything after a second.
+            number: the signal that ends them.
+            grace_s: seconds that they may take to end.
+            hurry: called after each event; True ends the waiting.
+            first: the workers that get the signal at once. ``working``: not those whose program has ended
+                already, which may finish their atexit handlers for a second. ``nobody``: the keyboard may
+                have sent it; all workers get it if none has made progress after a second.
         """
         noted = list(self.failures)
         pids = {worker.pid for worker in self.all}
@@ -283,7 +283,7 @@ class Workers:
         deadline = time.monotonic() + grace_s
         if first != "nobody":
             self.signal(number, None if first == "all" else [w for w in self.all if w not in leaving])
-            self.signal(signal.SIGCONT)  # one that is stopped would not take the other
+            self.signal(signal.SIGCONT)  # a stopped process would not handle the other signal
         self._wait_until(min(time.monotonic() + _SECOND_S, deadline), hurry)
         if first == "working":
             self.signal(number, leaving)
@@ -293,12 +293,12 @@ class Workers:
         self.signal(signal.SIGKILL)
         while self.running:
             self.wait()
-        # What ended because it was told to did not fail.
+        # Workers that this method has ended did not fail.
         self.failures = noted
         orphans.end_all(started, ended=pids)
 
     def _standing(self) -> list[tuple[bool, bool]]:
-        """What can be seen of each worker's progress towards its end."""
+        """Return each worker's progress towards its end: whether it has reported, and still runs."""
         return [(worker.has_reported, worker.exit_code is None) for worker in self.all]
 
     def _wait_until(self, deadline: float, hurry: Callable[[], bool]) -> None:
@@ -306,7 +306,7 @@ class Workers:
             self.wait(left)
 
     def close(self) -> None:
-        """Let go of all files; the workers must have ended."""
+        """Close all descriptors; the workers must have ended."""
         for worker in self.all:
             for stream in worker.start.streams:
                 if worker.failure is not None and stream.number == STDERR:
@@ -330,7 +330,7 @@ class Workers:
 
 
 def _pidfd(pid: int) -> int | None:
-    """Return a descriptor that tells when the process has ended, where the system lets us have one."""
+    """Return a descriptor that becomes readable when the process ends; None if the system provides none."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):  # not Linux; before 5.3, or forbidden in this container

@@ -1,4 +1,4 @@
-"""Names the file that a program could not write, and why, where its error buries both."""
+"""Finds the file that a program could not write, and the reason, if its error does not state both."""
 
 import errno
 import io
@@ -9,11 +9,11 @@ from types import FrameType
 
 _REASONS = frozenset({errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO, errno.EFBIG})
 _OF_TORCH = ("inline_container", "PytorchStreamWriter", "PyTorchStreamWriter")
-"""What torch.save says where a write fails; neither the file nor the reason is in it."""
+"""Parts of torch.save's error for a failed write, which has neither the file nor the reason."""
 
 
 def write_failure(error: BaseException) -> str:
-    """Return ``cannot write to PATH: REASON`` where that is what an error comes from; else nothing."""
+    """Return ``cannot write to PATH: REASON`` if a failed write caused the error; else an empty text."""
     chain = _chain(error)
     for one in chain:
         if isinstance(one, OSError) and one.errno in _REASONS:
@@ -26,7 +26,7 @@ def write_failure(error: BaseException) -> str:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """Return an error and what it came from, the origin first."""
+    """Return an error and its causes, the origin first."""
     found = [error]
     while (before := found[-1].__cause__ or found[-1].__context__) is not None and before not in found:
         found.append(before)
@@ -38,7 +38,7 @@ def _text(path: str, reason: str) -> str:
 
 
 def _path(chain: list[BaseException]) -> str:
-    """Return the file that was being written, from the calls that led to the errors, the last one first."""
+    """Return the file that was being written, from the frames of the errors, the innermost first."""
     for error in chain:
         for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
             if path := _in_frame(frame):
@@ -52,7 +52,7 @@ def _in_frame(frame: FrameType) -> str:
         with suppress(TypeError):
             return os.fsdecode(values["f"])
     for value in values.values():
-        # By now it may be closed.
+        # The file may be closed already.
         if isinstance(value, io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom | io.FileIO):
             name, mode = getattr(value, "name", None), getattr(value, "mode", "r")
             if isinstance(name, str) and set(mode) & set("wax+") and not name.startswith("<"):
@@ -61,7 +61,7 @@ def _in_frame(frame: FrameType) -> str:
 
 
 def _reason(path: str) -> str:
-    """Return why the file system of a path takes no more, as far as that can still be seen."""
+    """Return why the file system of a path accepts no more data; empty if the reason is not visible now."""
     folder = os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120 - links stay as they are
     with suppress(OSError):
         found = os.statvfs(folder)

@@ -1,1 +1,1 @@
-"""The ranks of one job and how they talk."""
+"""Holds the ranks of one job: launcher detection, rendezvous, stores, process groups and collectives."""

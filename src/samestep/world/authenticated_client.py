@@ -1,4 +1,4 @@
-"""Connects to a server that must prove that it has the job's secret, before anything else is sent."""
+"""Connects to a server, which must prove that it has the job's secret before anything else is sent."""
 
 import os
 import socket
@@ -11,11 +11,11 @@ _CHUNK = 1 << 16
 
 
 class Connection:
-    """An authenticated connection of this process; one thread at a time uses it.
+    """Authenticated connection of this process; one thread at a time uses it.
 
     Args:
-        peer: its socket.
-        channel: its messages.
+        peer: socket of the connection.
+        channel: seals and opens its messages.
     """
 
     def __init__(self, peer: socket.socket, channel: Channel) -> None:
@@ -24,12 +24,12 @@ class Connection:
 
     @property
     def is_own(self) -> bool:
-        """Whether this process has made it, and did not inherit it."""
+        """Whether this process made the connection, instead of inheriting it by a fork."""
         return self._pid == os.getpid()
 
     @property
     def plain(self) -> socket.socket:
-        """The connection itself, for bytes that need no proof."""
+        """Socket of the connection, for bytes that need no proof."""
         return self._socket
 
     def ask(self, message: bytes, *, timeout_s: float) -> bytes:
@@ -37,10 +37,10 @@ class Connection:
 
         Args:
             message: at most `authentication.LONGEST` bytes.
-            timeout_s: how long both may take.
+            timeout_s: seconds for sending and answer together.
 
         Raises:
-            OSError: the connection broke, or there was no answer in time.
+            OSError: the connection broke, or no answer arrived in time.
         """
         deadline = monotonic() + timeout_s
         self._socket.settimeout(timeout_s)
@@ -58,29 +58,29 @@ class Connection:
                 return message
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         with suppress(OSError):
             self._socket.close()
 
 
 def connect(address: str, port: int, key: bytes, *, timeout_s: float) -> Connection:
-    """Return a connection whose both ends have proved that they have the secret.
+    """Return a connection both of whose ends have proved that they have the secret.
 
     Args:
-        address: of the server.
-        port: of the server.
-        key: of the job, for this purpose.
-        timeout_s: for all of it, however slowly the other end sends.
+        address: address of the server.
+        port: port of the server.
+        key: key of the job, for this purpose.
+        timeout_s: seconds for the whole handshake, however slowly the other end sends.
 
     Raises:
-        AuthenticationError: the other end has no proof.
-        OSError: nothing answers there in time.
+        AuthenticationError: the other end cannot prove that it has the secret.
+        OSError: no process answers at that address in time.
     """
     deadline = monotonic() + timeout_s
     peer = socket.create_connection((address, port), timeout=timeout_s)
     try:
         if peer.getsockname() == peer.getpeername():
-            raise ConnectionError("nothing listens there: the connection came back to itself")
+            raise ConnectionError("no server has this port: the connection came back to itself")
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         client = ClientSide(key)
         _limit(peer, deadline)

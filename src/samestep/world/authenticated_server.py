@@ -1,7 +1,8 @@
-"""Serves authenticated connections from one thread; a peer without the secret gets nothing.
+"""Serves authenticated connections from one thread; a peer without the secret gets no data.
 
-A connection has a few seconds for the whole handshake, however it sends. Only so many may be in their
-handshake at a time: the oldest of them makes room for the next, since an honest one takes milliseconds.
+A connection has a few seconds for the whole handshake, however slowly it sends. At most 64 connections are
+in their handshake at a time: the oldest of them is closed for the next, since an honest handshake takes
+milliseconds.
 """
 
 import os
@@ -16,12 +17,12 @@ from typing import Protocol
 from samestep.world.authentication import Channel, ServerSide
 
 HANDSHAKE_S = 2.0
-"""Seconds that a handshake may take."""
+"""Maximum seconds of a handshake."""
 _AT_ONCE = 64
-"""Connections in their handshake at a time."""
+"""Maximum connections in their handshake at a time."""
 _CHUNK = 1 << 16
 _LARGEST_BACKLOG = 256 * 1024 * 1024
-"""Bytes that wait to be sent to one peer at most."""
+"""Maximum bytes that wait to be sent to one peer."""
 
 _servers: "weakref.WeakSet[Server]" = weakref.WeakSet()
 
@@ -30,21 +31,21 @@ class Service(Protocol):
     """Answers the messages of authenticated peers; called from the server's thread only."""
 
     def received(self, peer: "Peer", message: bytes) -> None:
-        """Take a message of a peer; answers go through `Peer.send`."""
+        """Process a message of a peer; answers go through `Peer.send`."""
 
     def gone(self, peer: "Peer") -> None:
-        """Forget a peer whose connection has ended."""
+        """Remove a peer whose connection has ended."""
 
     def passed(self, now: float) -> float | None:
-        """Do what is due; return when to be called next, on the clock of `time.monotonic`."""
+        """Run the actions that are due; return the time of the next call, on `time.monotonic`'s clock."""
 
 
 class Peer:
-    """One connection, as the server has it.
+    """Server's end of one connection.
 
     Args:
-        connection: its socket, which does not block.
-        key: of the job.
+        connection: its socket, in non-blocking mode.
+        key: key of the job.
     """
 
     def __init__(self, connection: socket.socket, key: bytes) -> None:
@@ -55,11 +56,11 @@ class Peer:
 
     @property
     def channel(self) -> Channel | None:
-        """How messages come and go; None until the peer has proved itself."""
+        """Channel of the messages; None until the peer has proved that it has the secret."""
         return self.handshake.channel
 
     def send(self, message: bytes) -> None:
-        """Send a message once the connection takes it."""
+        """Queue a message, which is sent once the socket is writable."""
         assert self.channel is not None
         self.out += self.channel.sealed(message)
 
@@ -69,9 +70,9 @@ class Server:
 
     Args:
         listener: the socket, which this object then owns.
-        key: of the job, for this purpose.
+        key: key of the job, for this purpose.
         service: answers the messages.
-        name: of the thread.
+        name: name of the thread.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Server:
         self._awake, self._wake = socket.socketpair()
         self._peers: dict[int, Peer] = {}
         self._shaking: dict[int, Peer] = {}
-        """Those that have not proved themselves, the oldest first."""
+        """Peers whose handshake is not complete, the oldest first."""
         self._closing = False
         self._pid = os.getpid()
         listener.settimeout(0.0)
@@ -94,12 +95,12 @@ class Server:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """Port of the listening socket."""
         return int(self._listener.getsockname()[1])
 
     @property
     def is_closed(self) -> bool:
-        """Whether it serves no more, or did so in a process that this one was forked from."""
+        """Whether the server has stopped, or belongs to the process that this one was forked from."""
         return self._closing
 
     def close(self) -> None:
@@ -113,7 +114,7 @@ class Server:
             self._thread.join(5.0)
 
     def forget_in_child(self) -> None:
-        """Let go of all files in a forked process, so that its parent's end closes the connections."""
+        """Close all descriptors in a forked process, so that the parent's close ends the connections."""
         self._closing = True
         for held in (self._listener, self._awake, self._wake, *(p.connection for p in self._peers.values())):
             held.close()
@@ -123,7 +124,7 @@ class Server:
         due: float | None = None
         try:
             while not self._closing:
-                # Connections are in the order in which they came, and so are their deadlines.
+                # Connections are in order of arrival, and so are their deadlines.
                 first = next(iter(self._shaking.values()), None)
                 ends = [end for end in (due, None if first is None else first.deadline) if end is not None]
                 for key, _ in self._selector.select(max(0.0, min(ends) - monotonic()) if ends else None):
@@ -167,7 +168,7 @@ class Server:
             self._selector.register(connection, selectors.EVENT_READ, peer)
 
     def _make_room(self, at_most: int) -> None:
-        """Leave fewer than so many connections in their handshake: the oldest ones end."""
+        """Close the oldest connections in their handshake until fewer than `at_most` are left."""
         while self._shaking and len(self._shaking) >= at_most:
             self._end(next(iter(self._shaking.values())))
 
@@ -185,7 +186,7 @@ class Server:
                     self._service.received(peer, message)
         except BlockingIOError:
             return
-        except (OSError, ValueError):  # of the connection, or what it sent is none of ours
+        except (OSError, ValueError):  # the connection broke, or its bytes are not of this protocol
             self._end(peer)
 
     def _flush(self, peer: Peer) -> None:
@@ -226,14 +227,14 @@ class Server:
 
 
 class Callers:
-    """Keeps authenticated connections, as a service, until each is taken by its first message."""
+    """Service that keeps authenticated connections until each is taken by its first message."""
 
     def __init__(self) -> None:
         self._found: dict[bytes, tuple[socket.socket, Channel]] = {}
         self._changed = threading.Condition()
 
     def received(self, peer: Peer, message: bytes) -> None:
-        """See `Service.received`; the server's own copy of the connection ends."""
+        """See `Service.received`; the server closes its own descriptor of the connection."""
         assert peer.channel is not None
         with self._changed:
             if message not in self._found:
@@ -248,10 +249,10 @@ class Callers:
         """See `Service.passed`."""
 
     def taken(self, message: bytes, *, limit_s: float) -> socket.socket:
-        """Return the connection of the peer that has sent this first, once that is answered.
+        """Return the connection of the peer whose first message is `message`, after answering it.
 
         Raises:
-            TimeoutError: it did not come.
+            TimeoutError: no peer sent this message in time.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: message in self._found, limit_s):
@@ -262,7 +263,7 @@ class Callers:
         return connection
 
     def close(self) -> None:
-        """Close the connections that nobody has taken."""
+        """Close the connections that were not taken."""
         for connection, _ in self._found.values():
             connection.close()
         self._found.clear()

@@ -7,8 +7,8 @@
                                 <----           nonce S, HMAC(secret, "server", C, S)
       HMAC(secret, "client", C, S) ---->
 
-Both nonces are fresh, so that a recorded handshake proves nothing. Every later message carries an HMAC of its
-number and its text, with a key that only this connection has: a recorded message proves nothing either.
+Both nonces are fresh, so that a replayed handshake proves nothing. Every later message carries an HMAC of its
+number and its text, with a key that only this connection has: a replayed message proves nothing either.
 Messages are not encrypted.
 """
 
@@ -23,18 +23,18 @@ _PROOF = 32
 _LENGTH = struct.Struct("!I")
 _NUMBER = struct.Struct("!Q")
 LONGEST = 64 * 1024 * 1024
-"""Bytes that one message has at most."""
+"""Maximum bytes of one message."""
 
 
 class AuthenticationError(ConnectionError):
-    """The other end does not have the job's secret, or speaks another protocol."""
+    """Error of a connection whose other end lacks the job's secret or uses another protocol."""
 
 
 def derived(secret: bytes, *labels: str) -> bytes:
     """Return a key for one purpose.
 
     Args:
-        secret: what only the job's processes have.
+        secret: bytes that only the job's processes have.
         labels: name the purpose.
     """
     return _mac(secret, "\0".join(labels).encode())
@@ -45,12 +45,12 @@ def _mac(key: bytes, *parts: bytes) -> bytes:
 
 
 class Channel:
-    """The messages of one authenticated connection.
+    """Codec of the messages of one authenticated connection.
 
     Args:
-        sends: key of the messages that leave.
-        receives: key of the messages that arrive.
-        longest: bytes that a message has at most.
+        sends: key of outgoing messages.
+        receives: key of incoming messages.
+        longest: maximum bytes of a message.
     """
 
     def __init__(self, sends: bytes, receives: bytes, *, longest: int = LONGEST) -> None:
@@ -59,13 +59,13 @@ class Channel:
         self._buffer = bytearray()
 
     def sealed(self, message: bytes) -> bytes:
-        """Return the bytes that carry a message."""
+        """Return a message with its length and HMAC, as it is sent."""
         proof = _mac(self._sends, _NUMBER.pack(self._sent), message)
         self._sent += 1
         return _LENGTH.pack(len(message)) + proof + message
 
     def opened(self, data: bytes) -> Iterator[bytes]:
-        """Yield the messages that are complete with these bytes.
+        """Yield the messages that these received bytes complete.
 
         Raises:
             AuthenticationError: a message is too long, or its HMAC is wrong.
@@ -89,10 +89,10 @@ class Channel:
 
 
 class ServerSide:
-    """The server's part of a handshake, as a pure machine: bytes in, bytes out.
+    """Server's side of a handshake, as a pure state machine: bytes in, bytes out.
 
     Args:
-        key: of the job, for this purpose.
+        key: key of the job, for this purpose.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -100,13 +100,13 @@ class ServerSide:
         self._buffer = bytearray()
         self._nonces = b""
         self.channel: Channel | None = None
-        """Set once the client has proved itself."""
+        """Set once the client has proved that it has the secret."""
 
     def fed(self, data: bytes) -> bytes:
-        """Take what arrived; return what to send.
+        """Process received bytes; return the bytes to send.
 
         Raises:
-            AuthenticationError: the client has no proof.
+            AuthenticationError: the client cannot prove that it has the secret.
         """
         self._buffer += data
         if not self._nonces:
@@ -131,10 +131,10 @@ class ServerSide:
 
 
 class ClientSide:
-    """The client's part of a handshake.
+    """Client's side of a handshake.
 
     Args:
-        key: of the job, for this purpose.
+        key: key of the job, for this purpose.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -143,17 +143,17 @@ class ClientSide:
 
     @property
     def greeting(self) -> bytes:
-        """What to send first."""
+        """First bytes to send."""
         return GREETING + self._nonce
 
     answer_bytes = _NONCE + _PROOF
-    """The length of the server's answer."""
+    """Length of the server's answer."""
 
     def proved(self, answer: bytes) -> tuple[bytes, Channel]:
-        """Return this side's proof, and the channel that follows.
+        """Return this side's proof, and the channel of the messages after it.
 
         Args:
-            answer: the server's.
+            answer: answer of the server.
 
         Raises:
             AuthenticationError: the server does not have the secret.

@@ -1,4 +1,4 @@
-"""The line that says what was found and decided, before the work starts."""
+"""Composes the banner: one line with the detected launcher, the workers, the device and the threads."""
 
 from samestep.base.place import Place
 from samestep.world.compute_threads import Threads
@@ -8,14 +8,14 @@ from samestep.world.detect import Detected
 def describe(
     detected: Detected, *, device: str, backend: str | None, threads: Threads, interface: str = ""
 ) -> str:
-    """Return what was found and decided, on one line.
+    """Return the banner line of a job.
 
     Args:
-        detected: the place, and who said so.
+        detected: the place, and the launcher that gave it.
         device: kind of device, such as ``cuda``.
-        backend: what carries the messages; None in a world of one.
-        threads: of each rank.
-        interface: by which messages leave rank 0's host; empty where that is the back end's business.
+        backend: back end of the messages; None in a world of one.
+        threads: threads of each rank.
+        interface: network interface of rank 0's host for messages; empty if the back end selects it.
 
     >>> from samestep.base.place import Place
     >>> place = Place(rank=0, size=8, local_rank=0, local_size=4, node=0, nodes=2)
@@ -34,13 +34,13 @@ def describe(
 
 
 def describe_rest(*, device: str, backend: str, threads: Threads | None, interface: str = "") -> str:
-    """Return what `samestep run` could not say before the workers were started.
+    """Return the part of the banner that `samestep run` cannot print before it starts the workers.
 
     Args:
         device: kind of device.
-        backend: what carries the messages.
-        threads: of each rank, if not those that were told.
-        interface: as of `describe`.
+        backend: back end of the messages.
+        threads: threads of each rank, if they differ from those that `samestep run` printed.
+        interface: see `describe`.
 
     >>> describe_rest(device="cpu", backend="gloo", threads=None, interface="eth0")
     'cpu, gloo over eth0'
@@ -50,7 +50,7 @@ def describe_rest(*, device: str, backend: str, threads: Threads | None, interfa
 
 
 def threads_text(threads: Threads, *, each: bool) -> str:
-    """Return a number of threads in words; `each` where there are several ranks."""
+    """Return a number of threads as text; `each` is for several ranks."""
     count = "1 thread" if threads.count == 1 else f"{threads.count} threads"
     why = f" ({threads.reason})" if threads.reason.startswith("OMP_NUM_THREADS") else ""
     return f"{count}{' each' if each else ''}{why}"

@@ -1,12 +1,12 @@
-"""Which processors each rank of a host computes on.
+"""Binds each rank of a host to cores or NUMA nodes.
 
-A host with two NUMA nodes of four cores, and four ranks that share it::
+Example: four ranks share a host with two NUMA nodes of four cores::
 
-    core      01|23 45|67      each rank has cores of its own, as many as any other
-    numa      0123|4567        each rank has the nodes that its cores are on
-    none      01234567         each rank runs wherever the kernel puts it
+    core      01|23 45|67      each rank has separate cores, as many as any other rank
+    numa      0123|4567        each rank has the NUMA nodes that its cores are on
+    none      01234567         the kernel places each rank
 
-Where each rank has a GPU, its cores are on the GPU's node; for that it must see the GPUs of all.
+If each rank has a GPU, its cores are on the GPU's node; for that, each rank must see the GPUs of all ranks.
 """
 
 import os
@@ -24,10 +24,10 @@ KINDS = ("core", "numa", "none")
 
 
 def checked(kind: str) -> str:
-    """Return `kind` if there is such a binding.
+    """Return `kind` if it is a binding.
 
     Raises:
-        UsageError: there is none.
+        UsageError: `kind` is not one of `KINDS`.
     """
     if kind not in KINDS:
         raise UsageError(f"--bind {kind!r} is none of {', '.join(KINDS)}.")
@@ -42,9 +42,9 @@ def share_of(
     Args:
         kind: ``core`` or ``numa``.
         here: the cores that the ranks of this host share, node by node.
-        local_rank: which rank it is.
-        local_size: how many there are.
-        near: NUMA node of the GPU of each rank, where ranks have one.
+        local_rank: local rank of the rank.
+        local_size: ranks on this host.
+        near: NUMA node of the GPU of each rank; empty if ranks have none.
 
     Raises:
         UsageError: there are fewer cores than ranks.
@@ -65,14 +65,14 @@ def share_of(
 
 
 def bind(kind: str, place: Place, environment: Environment, *, shared: bool = True) -> None:
-    """Bind this process, and what it starts from now on, to its share of the processors.
+    """Bind this process, and the processes it starts from now on, to its share of the processors.
 
     Args:
         kind: ``core``, ``numa`` or ``none``.
-        place: where the rank stands.
-        environment: its variables; they say which GPUs it sees.
-        shared: whether the ranks of this host have the same processors; where their launcher has bound
-            each to its own, they stay so.
+        place: place of the rank.
+        environment: its variables, among them those that select the visible GPUs.
+        shared: whether the ranks of this host have the same processors; if the launcher has bound each
+            rank separately, that binding is kept.
 
     Raises:
         UsageError: there are fewer cores than ranks, or Slurm shows each rank its own GPU only.
@@ -92,19 +92,19 @@ def bind(kind: str, place: Place, environment: Environment, *, shared: bool = Tr
 
 
 def processors_of_rank(local_size: int) -> int:
-    """Return how many processes or threads of this rank can compute at once, its share of the processors.
+    """Return this rank's share of the processors: how many of its threads or processes can run at once.
 
     Args:
         local_size: ranks on this host.
     """
-    told = {name: text for name, text in env.snapshot().items() if name != "OMP_NUM_THREADS"}
+    variables = {name: text for name, text in env.snapshot().items() if name != "OMP_NUM_THREADS"}
     cpu = cpu_share()
-    sharing = guess_sharing(told, cpu, local_size=local_size)
-    return threads_per_rank(told, cpu, local_size=local_size, sharing=sharing).count
+    sharing = guess_sharing(variables, cpu, local_size=local_size)
+    return threads_per_rank(variables, cpu, local_size=local_size, sharing=sharing).count
 
 
 def in_words(kind: str) -> str:
-    """Return what a banner says of a binding."""
+    """Return the text of a binding for the banner."""
     return {
         "core": "each bound to cores of its own",
         "numa": "each bound to a NUMA node",
@@ -113,7 +113,7 @@ def in_words(kind: str) -> str:
 
 
 def _near(here: Sequence[Core], local_rank: int, near: Sequence[int]) -> list[Core]:
-    """Return the rank's cores on its GPU's node, as many as each can have; none if some would get none."""
+    """Return the rank's cores on its GPU's node, as many as each rank can have; none if a rank gets none."""
     on = {node: [core for core in here if core.node == node] for node in near}
     each = min(len(on[node]) // near.count(node) for node in near)
     before = near[:local_rank].count(near[local_rank])

@@ -1,16 +1,16 @@
-"""Ranks that wait for each other or for one that is gone, found while they do.
+"""Detects deadlocks among Gloo's ranks: ranks that wait for each other, or for a rank that is gone.
 
-A message of Gloo's ends when it is received, however short it is, and nothing but the time that its group
-was given ends one that is not; what then breaks is the connection to a neighbour, which may have waited
-itself. So a thread looks from time to time whether its rank still waits in the same message or collective,
-and writes that down in the store. From there
+A send of Gloo's ends when it is received, however short the message is; if it is not received, only the
+group's timeout ends it. The connection that then breaks is the one to a neighbor, which may have waited
+itself. So a thread checks at intervals whether its rank still waits in the same message or collective,
+and posts that wait to the store. With these notes,
 
-* ranks that send to each other, and do nothing else, know that they do::
+* ranks that send to each other, and do nothing else, detect the circle::
 
     rank 0: sends to 1        rank 1: sends to 2        rank 2: sends to 0
 
-* a rank whose wait has failed finds who is missing: see `samestep.world.missing`. It closes its connections,
-  so that those who wait for it look as well, and do not wait on.
+* a rank whose wait has failed finds the missing ranks: see `samestep.world.missing`. It closes its
+  connections, so that the ranks that wait for it fail too and check, instead of waiting on.
 """
 
 import threading
@@ -32,23 +32,23 @@ from samestep.world.missing import Found, Note, find_circle, find_missing, in_wo
 from samestep.world.store import Store
 
 LOOK_S = 0.5
-"""Between two looks; what is waited for longer is written down."""
+"""Seconds between two checks; a longer wait is posted to the store."""
 GRACE_S = 4 * LOOK_S
-"""How long a rank that gives up waits for others to say that they are there."""
+"""Seconds that a rank that gives up waits for the notes of live ranks."""
 _NOTE, _CIRCLE = "samestep/blocked/{}", "samestep/circle"
 _DOING = {"send": "sends to", "recv": "receives from"}
 _UNUSED_TAG = 0x5A3E
 Wait: TypeAlias = tuple[str, int | None, int, bool]
-"""The fields of a `Note` that do not change; made for every message."""
+"""Fields of a `Note` that do not change; one tuple is created for every message."""
 _ABOUT_OTHERS = ("timed out", "timeout", "connection", "broken pipe", "socket", "closed")
-"""What Gloo says where another rank is the reason, and not the call."""
+"""Parts of Gloo's errors that another rank causes, not the call itself."""
 
 
 class Blocked:
-    """What one rank waits for in messages and collectives of Gloo's.
+    """Deadlock detection for one rank's waits in messages and collectives of Gloo's.
 
     Args:
-        place: of this process.
+        place: place of this process.
     """
 
     def __init__(self, place: Place) -> None:
@@ -57,9 +57,9 @@ class Blocked:
         self._numbers = count()
         self._now: Wait | None = None
         self._seen: Wait | None = None
-        """What it waited for at the last look."""
+        """Wait that was under way at the last check."""
         self._circle: list[tuple[int, int]] = []
-        """The ranks that waited for each other at the last look, and the numbers of their waits."""
+        """Ranks that waited for each other at the last check, and the numbers of their waits."""
         self._beat = 0
         self._writing = threading.Lock()
         self._gave_up = False
@@ -67,12 +67,12 @@ class Blocked:
         self._thread: threading.Thread | None = None
 
     def begin(self, op: str, peer: int | None = None, *, alone: bool = False) -> Wait:
-        """Begin to wait, and return what for.
+        """Record that this rank begins to wait, and return the wait.
 
         Args:
             op: ``send``, ``recv``, ``exchange`` or the name of a collective.
-            peer: whom for; None where it is all ranks.
-            alone: whether nothing else of this rank is under way.
+            peer: the rank it waits for; None for all ranks.
+            alone: whether no other message of this rank is under way.
         """
         self._now = wait = (op, peer, next(self._numbers), alone)
         if self._thread is None:
@@ -80,28 +80,28 @@ class Blocked:
         return wait
 
     def end(self) -> None:
-        """Wait no longer."""
+        """Record that the wait is over."""
         self._now = None
 
     def explain(self, wait: Wait, error: RuntimeError) -> None:
-        """Tell what an error of Gloo's means; return where it is about something else than other ranks.
+        """Raise the error that explains one of Gloo's; return if no other rank caused it.
 
         Raises:
             OutOfStep: ranks wait for each other.
-            PeerLost: a rank is gone, or did not come in time.
+            PeerLost: a rank is gone, or did not join the operation in time.
         """
         if any(words in str(error).lower() for words in _ABOUT_OTHERS):
             raise self._reason(wait, str(error)) from error
 
     @contextmanager
     def waiting(self, op: str) -> Iterator[None]:
-        """Wait within for all ranks, and tell what it means where that was in vain.
+        """Run a block that waits for all ranks, and explain its error if the wait fails.
 
         Args:
             op: the name of a collective.
 
         Raises:
-            PeerLost: a rank is gone, or did not come in time.
+            PeerLost: a rank is gone, or did not join the operation in time.
         """
         wait = self.begin(op)
         try:
@@ -113,19 +113,19 @@ class Blocked:
             self.end()
 
     def close(self) -> None:
-        """Look no more; a look that the store does not answer is left alone."""
+        """Stop checking; a check that the store does not answer is abandoned after `GRACE_S`."""
         self._over.set()
         if self._thread is not None:
             self._thread.join(GRACE_S)
 
     def look(self) -> None:
-        """Write down what this rank waits for, if it did so at the last look."""
+        """Post this rank's wait to the store, if it was under way at the last check too."""
         with self._writing:
-            now, seen = self._now, self._seen
+            now, earlier = self._now, self._seen
             self._seen = now
             if self._gave_up:
                 return
-            if now is None or now is not seen:
+            if now is None or now is not earlier:
                 if self._beat:
                     self._store.set(_NOTE.format(self._rank), "")
                 self._beat, self._circle = 0, []
@@ -141,7 +141,7 @@ class Blocked:
             self._sever()
 
     def _begin(self) -> None:
-        """Begin to look, as long as there is this object."""
+        """Start the thread that checks, for as long as this object exists."""
         self._thread = threading.Thread(
             target=_watch, args=(weakref.ref(self), self._over), name="samestep-blocked", daemon=True
         )
@@ -149,11 +149,11 @@ class Blocked:
         self._thread.start()
 
     def _reason(self, now: Wait, error: str) -> Error:
-        """Return what to raise where a wait has failed; asks beside, since the store may not answer."""
+        """Return the error to raise for a failed wait; a thread asks the store, which may not answer."""
         found: list[Found | str] = []
 
         def ask() -> None:
-            with suppress(RuntimeError):  # of the store
+            with suppress(RuntimeError):  # the store failed
                 found.append(self._asked(now))
 
         asking = threading.Thread(target=ask, name="samestep-missing", daemon=True)
@@ -165,13 +165,13 @@ class Blocked:
             )
         if found and isinstance(found[0], Found):
             return PeerLost(in_words(found[0], error))
-        who = "a rank" if now[1] is None else f"rank {now[1]}"
+        other = "a rank" if now[1] is None else f"rank {now[1]}"
         return PeerLost(
-            f"{who} is lost to rank {self._rank}, or waits itself (the store does not answer): {error}"
+            f"{other} is lost to rank {self._rank}, or waits itself (the store does not answer): {error}"
         )
 
     def _asked(self, now: Wait) -> Found | str:
-        """Return who is missing, or who wait for each other."""
+        """Return the missing ranks, or a description of the ranks that wait for each other."""
         if self._store.check([_CIRCLE]):
             return self._store.get(_CIRCLE).decode()
         with self._writing:
@@ -179,7 +179,7 @@ class Blocked:
             self._write(now)
         before = self._notes()
         self._sever()
-        # The first rank may serve the store, and has to outlast those who ask.
+        # Rank 0 may serve the store, which the other ranks still need.
         time.sleep(GRACE_S * (1.5 if self._place.is_main else 1.0))
         return find_missing(self._rank, self._size, present(before, self._notes()))
 
@@ -194,7 +194,7 @@ class Blocked:
         return {rank: Note.from_json(text) for rank, text in texts.items() if text}
 
     def _sever(self) -> None:
-        """Close this rank's connections: a wait that comes to its time closes all of its group."""
+        """Close this rank's connections: a wait that times out closes all connections of its group."""
         for peer in range(self._size):
             if peer == self._rank:
                 continue
@@ -203,7 +203,7 @@ class Blocked:
                 assert work is not None  # this rank is in the group
                 work.wait(timedelta(milliseconds=1))
             except RuntimeError as error:
-                if "Timed out" in str(error):  # else the connection to this one was closed before
+                if "Timed out" in str(error):  # else the connection to this rank was closed before
                     return
 
 
@@ -212,6 +212,6 @@ def _watch(reference: "weakref.ref[Blocked]", over: threading.Event) -> None:
         blocked = reference()
         if blocked is None:
             return
-        with suppress(RuntimeError):  # of the store, which may be gone
+        with suppress(RuntimeError):  # the store may be gone
             blocked.look()
         del blocked

@@ -1,4 +1,4 @@
-"""What one launcher claims about this process, checked and completed to a Place."""
+"""Reads the variables of one launcher, checks them, and completes them to a Place."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ _PAIRS = (("rank", "size"), ("local_rank", "local_size"), ("node", "nodes"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """The variables of one launcher, as read.
+    """Variables of one launcher, as read.
 
     Args:
-        values: the fields of a Place that are told, by name.
+        values: the fields of a Place that the variables give, by name.
         named: the variable each field was read from.
-        layout: ranks on each node; empty where the launcher does not tell.
+        layout: ranks on each node; empty if the launcher does not give it.
         evidence: all variables that were set, with their values.
     """
 
@@ -37,10 +37,10 @@ class Claim:
 
 
 def claim_of(launcher: Launcher, env: Environment) -> Claim:
-    """Return what `launcher` says in `env`.
+    """Return the variables of `launcher` in `env`.
 
     Raises:
-        DetectionError: a variable does not hold what it should.
+        DetectionError: a variable has a malformed value.
     """
     values: dict[str, int] = {}
     named: dict[str, str] = {}
@@ -64,32 +64,32 @@ def claim_of(launcher: Launcher, env: Environment) -> Claim:
 
 
 def place_of(claim: Claim, *, one_host: bool) -> tuple[Place, tuple[str, ...]]:
-    """Return the place a claim amounts to, and the fields of it that had to be inferred.
+    """Return the place that a claim gives, and those of its fields that were inferred.
 
     Args:
-        claim: what the launcher says.
-        one_host: whether the ranks meet on this host's loopback, so that all of them are here.
+        claim: variables of the launcher.
+        one_host: whether the rendezvous is on this host's loopback, so that all ranks are on this host.
 
     Raises:
-        DetectionError: the claim contradicts itself, or leaves open what cannot be inferred.
+        DetectionError: the claim contradicts itself, or lacks a value that cannot be inferred.
     """
     for field in ("rank", "size"):
         if field not in claim.values:
             raise _half_set(claim, field)
     _check_pairs(claim, claim.values)
-    told = {**claim.values, **_from_layout(claim)}
-    full = dict(told)
-    full["local_rank"], full["local_size"] = _locals(claim, told, one_host=one_host)
+    given = {**claim.values, **_from_layout(claim)}
+    full = dict(given)
+    full["local_rank"], full["local_size"] = _locals(claim, given, one_host=one_host)
     size, local_size = full["size"], full["local_size"]
     full.setdefault("nodes", ceil(size / local_size))
-    # Launchers fill node after node unless told otherwise; join() corrects this from the host names.
+    # Launchers fill node after node by default; join() corrects this from the host names.
     full.setdefault("node", min(full["rank"] // local_size, full["nodes"] - 1))
     _check_pairs(claim, full)
     if (full["nodes"] == 1) != (local_size == size) or local_size > size or full["nodes"] > size:
         raise _contradiction(
             claim, f"{size} ranks cannot be {local_size} on this node and spread over {full['nodes']} node(s)"
         )
-    assumed = tuple(field for field in FIELDS if field not in told and size > 1)
+    assumed = tuple(field for field in FIELDS if field not in given and size > 1)
     if local_size == size:
         assumed = tuple(field for field in assumed if field not in {"node", "nodes"})  # one node: no guess
     return Place(**full, launcher=claim.launcher.name), assumed
@@ -103,7 +103,7 @@ def _check_pairs(claim: Claim, values: Mapping[str, int]) -> None:
 
 
 def _from_layout(claim: Claim) -> dict[str, int]:
-    """Return what the list of ranks per node adds, after checking it against the rest."""
+    """Return the fields that the list of ranks per node gives, after checking it against the others."""
     if not claim.layout:
         return {}
     values, counts = claim.values, claim.layout
@@ -129,13 +129,13 @@ def _from_layout(claim: Claim) -> dict[str, int]:
     return {"nodes": len(counts), "node": node, "local_size": local_size}
 
 
-def _locals(claim: Claim, told: Mapping[str, int], *, one_host: bool) -> tuple[int, int]:
-    """Return local rank and local size, told or inferred."""
-    rank, size = told["rank"], told["size"]
-    local_rank, local_size = told.get("local_rank"), told.get("local_size")
+def _locals(claim: Claim, given: Mapping[str, int], *, one_host: bool) -> tuple[int, int]:
+    """Return local rank and local size, given or inferred."""
+    rank, size = given["rank"], given["size"]
+    local_rank, local_size = given.get("local_rank"), given.get("local_size")
     if local_rank is not None and local_size is not None:
         return local_rank, local_size
-    if size == 1 or told.get("nodes") == 1 or one_host:
+    if size == 1 or given.get("nodes") == 1 or one_host:
         return (rank if local_rank is None else local_rank, local_size or size)
     if claim.launcher.silent_means_alone and local_rank is None and local_size is None:
         return 0, 1

@@ -1,4 +1,4 @@
-"""Slurm's two compressed notations: lists of hosts, and of tasks per node."""
+"""Parses Slurm's hostlist notation, and its list of tasks per node."""
 
 import re
 from collections.abc import Iterator
@@ -8,16 +8,16 @@ from math import prod
 from samestep.base.errors import DetectionError
 
 MOST = 2**16
-"""Nodes of a job, as in Slurm itself; a few characters can stand for any number."""
+"""Maximum nodes of a job, as in Slurm itself; a few characters can stand for any number."""
 
 _RANGES = re.compile(r"[0-9]{1,18}(-[0-9]{1,18})?(,[0-9]{1,18}(-[0-9]{1,18})?)*")
 _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 _SHOWN = 200
-"""Characters of a list that a message quotes."""
+"""Maximum characters of a list that a message quotes."""
 
 
 def hosts(text: str) -> list[str]:
-    """Return the host names of a compressed list, in its order; none of an empty one.
+    """Return the host names of a list in hostlist notation, in its order; none for an empty list.
 
     >>> hosts("node[0-1,3],gpu-[08-09]")
     ['node0', 'node1', 'node3', 'gpu-08', 'gpu-09']
@@ -25,7 +25,7 @@ def hosts(text: str) -> list[str]:
     ['rack1n0', 'rack1n1', 'rack2n0', 'rack2n1']
 
     Raises:
-        DetectionError: the brackets or ranges do not make sense, or there are more than `MOST` hosts.
+        DetectionError: the brackets or ranges are malformed, or there are more than `MOST` hosts.
     """
     parts = [_pieces(part, text) for part in _outer_parts(text) if part]
     if sum(prod(map(_length, pieces)) for pieces in parts) > MOST:
@@ -59,7 +59,7 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def _outer_parts(text: str) -> Iterator[str]:
-    """Yield what stands between the commas outside brackets."""
+    """Yield the parts between the commas outside brackets."""
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\]?)+", text):
         yield part.strip()
 
@@ -83,7 +83,7 @@ def _ranges(piece: str) -> Iterator[tuple[str, str]]:
 
 
 def _length(piece: str) -> int:
-    """Return how many names a piece stands for; 0 where a range ends before it begins."""
+    """Return how many names a piece stands for; 0 if a range ends before it begins."""
     if piece[0] != "[":
         return 1
     lengths = [int(last) - int(first) + 1 for first, last in _ranges(piece)]
@@ -91,7 +91,7 @@ def _length(piece: str) -> int:
 
 
 def _names(piece: str) -> list[str]:
-    """Return what a piece stands for; leading zeros are part of a name and stay."""
+    """Return the names that a piece stands for; leading zeros are part of a name and are kept."""
     if piece[0] != "[":
         return [piece]
     return [

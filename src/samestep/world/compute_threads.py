@@ -1,4 +1,4 @@
-"""How many threads one rank computes with."""
+"""Determines the number of threads one rank computes with."""
 
 from dataclasses import dataclass
 
@@ -9,21 +9,22 @@ from samestep.base.units import whole
 from samestep.world.launchers import SLURM, TORCHELASTIC
 
 MOST_THREADS = 2**16
-"""Of one rank."""
+"""Maximum threads of one rank."""
 
 _TOLD = "SAMESTEP_THREADS"
-"""What `samestep run` set ``OMP_NUM_THREADS`` to, and why: a user's own number looks the same otherwise."""
+"""Variable with the value that `samestep run` set ``OMP_NUM_THREADS`` to, and the reason: otherwise it could
+not be distinguished from the user's own value."""
 
 _ASKED = "as asked"
-"""The reason of a number that the user gave with a flag."""
+"""Reason of a number that the user gave with a flag."""
 
 BOUND = "SAMESTEP_BOUND"
-"""How `samestep.world.binding` has bound this process, if it has."""
+"""Variable with the kind of binding that `samestep.world.binding` has applied to this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """A number of threads and where it comes from."""
+    """Number of threads and its origin."""
 
     count: int
     reason: str
@@ -41,21 +42,21 @@ def threads_per_rank(
 ) -> Threads:
     """Return the threads for each of the ranks of this host.
 
-    PyTorch's own default depends on the launcher (MPI's variables make it divide the cores, Slurm's do
-    not), so that samestep always sets a number.
+    PyTorch's own default depends on the launcher (with MPI's variables it divides the cores, with Slurm's it
+    does not), so that samestep always sets a number.
 
     Args:
         env: the environment; a user's ``OMP_NUM_THREADS`` is respected.
         cpu: this process's share of the processors.
         local_size: ranks on this host, which divide the quota of their control group.
-        sharing: ranks on this host whose affinity masks overlap, this one included: 1 where the launcher
-            bound each rank to processors of its own.
-        launcher: who started the ranks.
-        asked: a number from the caller, which wins.
-        forked: ranks that this task of the launcher starts itself; they divide what the task was given.
+        sharing: ranks on this host whose affinity masks overlap, this one included: 1 if the launcher
+            bound each rank to separate processors.
+        launcher: name of the launcher that started the ranks.
+        asked: a number from the caller, which takes precedence.
+        forked: ranks that this task of the launcher starts itself; they divide the processors of the task.
 
     Raises:
-        UsageError: the number asked for, or in ``OMP_NUM_THREADS``, is not a number of threads.
+        UsageError: `asked` or ``OMP_NUM_THREADS`` is not a number of threads.
     """
     if asked is not None:
         if not 1 <= asked <= MOST_THREADS:
@@ -64,8 +65,8 @@ def threads_per_rank(
     text = env.get("OMP_NUM_THREADS", "").strip()
     if text:
         count = _outer_level(text)
-        if (told := told_threads(env)) is not None and told.count == count:
-            return told
+        if (passed := told_threads(env)) is not None and passed.count == count:
+            return passed
         if launcher == TORCHELASTIC.name and count == 1 and local_size > 1:
             return Threads(1, "OMP_NUM_THREADS=1, which torchrun sets unless you did")
         return Threads(count, f"OMP_NUM_THREADS={text}")
@@ -81,17 +82,17 @@ def threads_per_rank(
 
 
 def thread_variables(threads: Threads) -> dict[str, str]:
-    """Return the variables that tell a program, and samestep in it, how many threads to compute with.
+    """Return the variables that set a program's number of threads, and pass it to samestep in that program.
 
     A user's own ``OMP_NUM_THREADS`` stays as it is.
     """
-    told = {_TOLD: f"{threads.count} {threads.reason}"}
+    passed = {_TOLD: f"{threads.count} {threads.reason}"}
     own = threads.reason.startswith("OMP_NUM_THREADS")
-    return told if own else {"OMP_NUM_THREADS": str(threads.count), **told}
+    return passed if own else {"OMP_NUM_THREADS": str(threads.count), **passed}
 
 
 def told_threads(env: Environment) -> Threads | None:
-    """Return what `thread_variables` told this process, if they did."""
+    """Return the number that `thread_variables` passed to this process; None if they are not set."""
     count, _, reason = env.get(_TOLD, "").partition(" ")
     number = whole(count)
     return None if number is None else Threads(number, reason)
@@ -99,15 +100,15 @@ def told_threads(env: Environment) -> Threads | None:
 
 def asked_threads(env: Environment) -> Threads | None:
     """Return the same, but only a number that the user gave with a flag."""
-    told = told_threads(env)
-    return told if told is not None and told.reason == _ASKED else None
+    passed = told_threads(env)
+    return passed if passed is not None and passed.reason == _ASKED else None
 
 
 def guess_sharing(env: Environment, cpu: CpuShare, *, local_size: int) -> int:
-    """Guess how many ranks share this one's processors; ranks that join compare their masks and know.
+    """Estimate how many ranks share this rank's processors; ranks that join compare their masks instead.
 
-    Only where this rank has fewer processors than its job has on this host were they divided before, or where
-    it was bound to cores of its own.
+    The processors are already divided only if this rank has fewer of them than its job has on this host, or
+    if it was bound to separate cores.
     """
     if env.get(BOUND) == "core":
         return 1

@@ -1,7 +1,7 @@
-"""The world this context has joined: for public functions that a script calls without one.
+"""Holds the world that this context has joined, for public functions that a script calls without one.
 
-Inside samestep a World is an argument. A user's own script may call ``samestep.replicate(model)`` and
-mean "in the job I am in": this one context variable is what that means.
+Inside samestep a World is an argument. A user's script may call ``samestep.replicate(model)``, which means
+the job that the script is in: this one context variable holds it.
 """
 
 from collections.abc import Iterator
@@ -26,10 +26,10 @@ def entered(world: "World") -> Iterator["World"]:
 
 
 def current() -> "World":
-    """Return the world that was joined here.
+    """Return the world that this context has joined.
 
     A process group that the script set up itself counts as joined. Without one, a process that its
-    launcher calls one of several is refused: it would train alone, as one of N silent copies.
+    launcher started as one of several is refused: it would train alone, as one of N duplicates of one run.
 
     Raises:
         DetectionError: the launcher started several workers and none of them has joined.

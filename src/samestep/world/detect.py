@@ -1,8 +1,8 @@
-"""Who started this process, and as which of how many: read from the launcher's variables.
+"""Detects which launcher started this process, and its rank and the number of ranks, from variables.
 
 Launchers nest (torchrun inside srun, mpirun inside sbatch). The rows of `launchers` are ordered
 innermost first, and the first one found decides. Values that contradict each other are an error only
-within one launcher: what an outer one says about its own tasks is true, but not about this rank.
+within one launcher: the variables of an outer one describe its own tasks, not this rank.
 """
 
 from dataclasses import dataclass
@@ -16,25 +16,25 @@ from samestep.world.launchers import BY_NAME, ENVIRONMENT, LAUNCHERS, SLURM, Lau
 from samestep.world.stray import refuse_half_set
 
 UNLAUNCHED = "single"
-"""The launcher's name where none was found."""
+"""Launcher's name if none was found."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detected:
-    """What the environment says about this process.
+    """Result of the detection: launcher and place of this process.
 
     Args:
-        launcher: name of the row that decided; ``single`` where there is no launcher.
+        launcher: name of the row that decided; ``single`` if there is no launcher.
         evidence: the variables that decided and their values, in the order they were read.
-        outer: launchers that were found too, but only started what started this process.
-        assumed: fields of `place` that nobody told and that follow from the others.
+        outer: launchers that were found too, but only started this process's launcher.
+        assumed: fields of `place` that no variable gives and that follow from the others.
         master_addr: host of rank 0, as given.
         master_port: port on it, as given.
-        job: what the launcher calls this job, unique to it; empty where it has no name.
-        hosts: compressed node list of the job; empty where the launcher gives none.
-        notes: what a user should know, in whole sentences.
+        job: the launcher's name for this job, unique to it; empty if it has no name.
+        hosts: node list of the job in hostlist notation; empty if the launcher gives none.
+        notes: remarks for the user, in full sentences.
     """
 
     place: Place
@@ -50,14 +50,14 @@ class Detected:
 
     @property
     def master(self) -> tuple[str, int] | None:
-        """Where the ranks meet, if both halves were given."""
+        """Address and port of the rendezvous, if both were given."""
         if self.master_addr is None or self.master_port is None:
             return None
         return self.master_addr, self.master_port
 
 
 def detect(env: Environment) -> Detected:
-    """Return the place of this process in its job, and how that was found out.
+    """Return the place of this process in its job, with the variables that give it.
 
     Raises:
         DetectionError: the deciding launcher's variables contradict each other or lack something.
@@ -87,7 +87,7 @@ def detect(env: Environment) -> Detected:
 
 
 def given(place: Place, env: Environment) -> Detected:
-    """Return `place`, which the caller knows better than any variable, with the environment's master."""
+    """Return the caller's `place`, which overrides every variable, with the environment's master."""
     address, port = _master(env)
     return Detected(place=place, launcher="arguments", master_addr=address, master_port=port)
 
@@ -101,20 +101,20 @@ def _found(launcher: Launcher, env: Environment) -> bool:
 
 
 def _innermost(found: list[Launcher], env: Environment) -> Claim:
-    """Return the claim of the first launcher found, or of the one that speaks its language.
+    """Return the claim of the first launcher found, or of another one that sets its variables.
 
-    srun sets PMI's or PMIx's variables next to its own when asked to. The same rank and number of ranks
-    mean that it is srun itself; where they differ, an mpirun runs inside the step.
+    srun can set PMI's or PMIx's variables next to its own. The same rank and number of ranks
+    mean that it is srun itself; if they differ, an mpirun runs inside the step.
     """
     first = claim_of(found[0], env)
     for name in first.launcher.spoken_by:
         if BY_NAME[name] not in found:
             continue
-        speaker = claim_of(BY_NAME[name], env)
-        if first.values.get("rank") == speaker.values.get("rank") and (
-            first.values.get("size") in (None, speaker.values.get("size"))
+        setter = claim_of(BY_NAME[name], env)
+        if first.values.get("rank") == setter.values.get("rank") and (
+            first.values.get("size") in (None, setter.values.get("size"))
         ):
-            return speaker
+            return setter
     return first
 
 
@@ -124,10 +124,10 @@ def _is_outer(other: Launcher, deciding: Claim, env: Environment) -> bool:
         return False
     if LAUNCHERS.index(other) < LAUNCHERS.index(winner):
         return False
-    told = [next(filter(None, map(env.get, getattr(other, field))), None) for field in ("rank", "size")]
-    if other is ENVIRONMENT and told == [str(deciding.values.get(field)) for field in ("rank", "size")]:
-        return False  # a script or `samestep run` has put the same into torchrun's words
-    return all(told)
+    texts = [next(filter(None, map(env.get, getattr(other, field))), None) for field in ("rank", "size")]
+    if other is ENVIRONMENT and texts == [str(deciding.values.get(field)) for field in ("rank", "size")]:
+        return False  # a script or `samestep run` has set torchrun's variables to the same values
+    return all(texts)
 
 
 def _job(launcher: Launcher, env: Environment) -> str:
@@ -160,4 +160,4 @@ def _notes_on_assumed(place: Place, assumed: tuple[str, ...]) -> tuple[str, ...]
         layout = "all ranks are taken to be on this host (MASTER_ADDR is this host)"
     else:
         layout = "each rank is taken to have a host of its own"
-    return (f"Nothing says which ranks share a host: {layout}. Set LOCAL_RANK and LOCAL_WORLD_SIZE if not.",)
+    return (f"No variable gives the ranks of a host: {layout}. Set LOCAL_RANK and LOCAL_WORLD_SIZE if not.",)

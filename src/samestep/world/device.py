@@ -1,6 +1,6 @@
-"""Which device a rank computes on, and which back end carries its messages.
+"""Chooses the device a rank computes on, and the back end of its messages.
 
-The decisions are functions of facts; `facts_here` alone looks at the machine.
+The decisions are functions of facts; only `facts_here` inspects the machine.
 
 =========================  ========================  =========
 device                     torch's name              back end
@@ -11,7 +11,7 @@ AMD GPU (ROCm)             cuda                      nccl (RCCL)
 Intel GPU                  xpu                       xccl
 =========================  ========================  =========
 
-Apple's GPUs (mps) have no back end: one rank may use one, several may not.
+Apple's GPUs (mps) have no back end: only a world of one rank can use one.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,13 +26,13 @@ _ONE_RANK_PER_DEVICE = frozenset({"nccl", "xccl"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
-    """The accelerators this process sees.
+    """Accelerators visible to this process.
 
     Args:
-        kind: torch's name for them; ``cpu`` where there are none.
-        count: how many are visible.
-        uuids: what identifies each, in order; empty strings where the driver does not say.
-        label: what people call the kind, such as ``rocm``.
+        kind: torch's name for them; ``cpu`` if there are none.
+        count: number of visible ones.
+        uuids: UUID of each, in order; empty strings if the driver gives none.
+        label: common name of the kind, such as ``rocm``.
     """
 
     kind: str = "cpu"
@@ -43,7 +43,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A device by torch's name, such as ``cuda:1``, and what identifies it."""
+    """Device by torch's name, such as ``cuda:1``, with its UUID and the reason for the choice."""
 
     device: str = "cpu"
     uuid: str = ""
@@ -56,15 +56,15 @@ class Choice:
 
 
 def choose_device(facts: DeviceFacts, place: Place, *, asked: str | None = None) -> Choice:
-    """Return the device of a rank: the one it sees, or the one with its local rank's number.
+    """Return the device of a rank: the only visible one, or the one with its local rank's number.
 
     Args:
-        facts: the accelerators this process sees.
-        place: where the rank stands.
+        facts: the accelerators visible to this process.
+        place: place of the rank.
         asked: ``cpu``, a kind such as ``cuda``, or one device such as ``cuda:1``.
 
     Raises:
-        UsageError: there are too few devices, or not the one asked for.
+        UsageError: there are too few devices, or the requested one does not exist.
     """
     kind, _, index = (asked or facts.kind).partition(":")
     if kind == "cpu":
@@ -91,15 +91,15 @@ def choose_device(facts: DeviceFacts, place: Place, *, asked: str | None = None)
 
 
 def shown_alone(count: int, visible: str | None, place: Place) -> str | None:
-    """Return what to set CUDA_VISIBLE_DEVICES to, so that a rank sees its own device only.
+    """Return the value of CUDA_VISIBLE_DEVICES with which a rank sees only its own device.
 
     Args:
-        count: how many devices it sees.
-        visible: the variable now.
-        place: where the rank stands.
+        count: number of devices it sees.
+        visible: the present value of the variable.
+        place: place of the rank.
 
     Returns:
-        None where nothing need be said, or there are too few devices, which `choose_device` refuses.
+        None if no value is needed, or if there are too few devices, which `choose_device` refuses.
     """
     if count < 2 or count < place.local_size:
         return None
@@ -112,11 +112,11 @@ def choose_backend(kind: str, *, asked: str | None, available: Callable[[str], b
 
     Args:
         kind: ``cpu``, ``cuda`` or ``xpu``.
-        asked: a back end by torch's name, if the caller wants a certain one.
-        available: whether this build of torch has a back end.
+        asked: a back end by torch's name, if the caller requests one.
+        available: returns whether this build of torch has a back end.
 
     Raises:
-        UsageError: this build of torch does not have it, or it cannot carry such tensors.
+        UsageError: this build of torch does not have it, or it cannot send such tensors.
     """
     backend = (asked or BACKENDS.get(kind, "")).lower()
     if not backend:
@@ -133,11 +133,11 @@ def choose_backend(kind: str, *, asked: str | None, available: Callable[[str], b
 
 
 def shared_device(backend: str, uuids: Sequence[str]) -> str | None:
-    """Return why the ranks' devices cannot serve them, or None.
+    """Return the error text if ranks share a device and the back end cannot; None otherwise.
 
     Args:
         backend: the back end of the job.
-        uuids: what identifies the device of each rank, in rank order; empty where unknown.
+        uuids: UUID of the device of each rank, in rank order; empty if unknown.
     """
     if backend not in _ONE_RANK_PER_DEVICE:
         return None
@@ -146,17 +146,17 @@ def shared_device(backend: str, uuids: Sequence[str]) -> str | None:
         if uuid and uuid in first:
             return (
                 f"ranks {first[uuid]} and {rank} are on the same device ({uuid}), which {backend} refuses. "
-                "Start one rank per device, or say which rank is which on its host (LOCAL_RANK)."
+                "Start one rank per device, or set LOCAL_RANK to the number of each rank on its host."
             )
         first[uuid] = rank
     return None
 
 
 def facts_here(asked: str | None = None) -> DeviceFacts:
-    """Return the accelerators that torch sees in this process. Opens no device.
+    """Return the accelerators that torch detects in this process. Opens no device.
 
     Args:
-        asked: the kind wanted, so that nothing else need be looked for.
+        asked: the requested kind; other kinds are then not searched for.
     """
     kind = (asked or "").partition(":")[0]
     if kind == "cpu":
@@ -184,7 +184,7 @@ def available_here(backend: str) -> bool:
 
 
 def bind(device: str) -> None:
-    """Make `device` this process's current one, so that nothing lands on another by default."""
+    """Make `device` this process's current one, so that it is the default for new tensors."""
     import torch
 
     kind = device.partition(":")[0]
@@ -206,5 +206,5 @@ def _numbered(facts: DeviceFacts, index: int, reason: str) -> Choice:
 
 
 def _uuid(properties: object) -> str:
-    """Return a device's UUID; older versions of torch do not tell."""
+    """Return a device's UUID; empty if this version of torch does not provide it."""
     return str(getattr(properties, "uuid", ""))

@@ -1,16 +1,17 @@
-"""Makes Gloo's process groups such that every connection leads to a rank of this job.
+"""Creates Gloo's process groups such that every connection leads to a rank of this job.
 
-Gloo takes whoever connects first, and asks only for a small number. So each group is made in these steps,
-which go through the job's protected store:
+Gloo accepts the first process that connects, and requires only a small number. So each group is created in
+these steps, which use the job's protected store:
 
-1. All ranks of the group come together; only then does Gloo listen.
-2. Gloo connects them.
-3. Each rank sends each other one a proof over the connection itself: an HMAC of a random value, which the
-   store gives to this attempt, and of both ranks.
-4. The ranks agree. If all proofs are right, Gloo's sockets take no more connections.
+1. All ranks of the group wait for each other; only then does Gloo open its listening sockets.
+2. Gloo connects the ranks.
+3. Each rank sends every other rank a proof over the connection itself: an HMAC of both ranks and of a random
+   value, which is posted to the store for this attempt.
+4. The ranks compare results. If all proofs are right, Gloo's sockets accept no more connections.
 
-If a stranger was quicker, there is another attempt. In it Gloo's sockets take no connection but from
-addresses and ports that the job's ranks have posted, when their kernels had sent the first packet.
+If a foreign process connected first, there is another attempt. In that attempt, Gloo's sockets accept
+connections only from addresses and ports that the job's ranks have posted after their kernels sent the first
+packet.
 """
 
 import hmac
@@ -39,15 +40,15 @@ PROOFS_S = (2.0, 5.0, 30.0)
 """Timeouts of the proofs in seconds, by attempt; with guarded sockets there is time for slow ranks."""
 _PROOF = 32
 _BAD = 1 << 32
-"""What a rank adds where it has found a stranger; the lower half counts ranks."""
+"""Number that a rank adds if it is connected to a foreign process; the lower half counts ranks."""
 _LOOK_S = 0.005
 _MOST_OF = 0.9
-"""Of its timeout: who has waited so long has waited for a rank."""
+"""Fraction of the timeout; a rank that has waited longer has waited for another rank."""
 _SOURCE = struct.Struct("!4sH")
 
 
 def protect_groups() -> None:
-    """Have torch make Gloo's groups by `connected`, where their store is the job's."""
+    """Make torch create Gloo's groups with `connected`, if their store is the job's."""
     c10d: Any = import_module("torch.distributed.distributed_c10d")
     if not isinstance(c10d.ProcessGroupGloo, _Protected):
         c10d.ProcessGroupGloo = _Protected(
@@ -56,7 +57,7 @@ def protect_groups() -> None:
 
 
 class _Protected(type):
-    """Stands for torch's class where torch makes groups and asks whether a group is Gloo's."""
+    """Stand-in for torch's class where torch creates groups and checks whether a group is Gloo's."""
 
     torchs: Any
 
@@ -81,9 +82,9 @@ class Group:
     Args:
         base: the job's store.
         store: the group's part of it.
-        rank: of this process.
-        size: of the group.
-        timeout: how long a rank waits for the others.
+        rank: rank of this process.
+        size: number of ranks.
+        timeout: time that a rank waits for the others.
     """
 
     base: NetworkStore
@@ -102,17 +103,17 @@ def connected(make: Any, group: Group, *, proofs_s: Sequence[float] = PROOFS_S) 
 
     Args:
         make: torch's class.
-        group: whom to connect.
-        proofs_s: how long proofs may take, for each attempt.
+        group: the ranks to connect.
+        proofs_s: maximum seconds of the proofs, for each attempt.
 
     Raises:
-        DistNetworkError: a stranger was quicker, each time.
-        DistStoreError: a rank did not come in time.
+        DistNetworkError: a foreign process connected first, in every attempt.
+        DistStoreError: a rank did not arrive in time.
     """
     for attempt, proof_s in enumerate(proofs_s):
         store: Any = PrefixStore(f"samestep/{attempt}", group.store)
         come = store.add("come", 1)
-        # A group of this name may have been made before.
+        # A group of this name may have been created before.
         store = PrefixStore(str((come - 1) // group.size), store)
         if come % group.size == 0:
             store.set("nonce", secrets.token_bytes(_PROOF))
@@ -131,10 +132,11 @@ def connected(make: Any, group: Group, *, proofs_s: Sequence[float] = PROOFS_S) 
 
 
 def _made(make: Any, group: Group, store: Store, listening: "_Listening") -> tuple[Any, Exception | None]:
-    """Return Gloo's group, and what is wrong with it.
+    """Return Gloo's group, or None and its error.
 
     Raises:
-        RuntimeError: Gloo cannot listen, or a rank did not come in time: a stranger has no part in that.
+        RuntimeError: Gloo cannot open its socket, or a rank did not arrive in time; no foreign process
+            causes these.
     """
     begin = monotonic()
     try:
@@ -147,7 +149,7 @@ def _made(make: Any, group: Group, store: Store, listening: "_Listening") -> tup
 
 
 def _problem(made: Any, group: Group, nonce: bytes, proof_s: float) -> Exception | None:
-    """Return what is wrong with the connections of a group."""
+    """Return the error of a group whose connections lack proofs; None if all are right."""
     try:
         _prove(made, group, group.base.key_for("gloo", nonce.hex()), proof_s)
     except RuntimeError as error:
@@ -156,7 +158,7 @@ def _problem(made: Any, group: Group, nonce: bytes, proof_s: float) -> Exception
 
 
 def _awaited(group: Group, store: Any, key: str) -> bytes:
-    """Return a value, once it is posted: in one request where that waits as long as it may."""
+    """Return a value, once it is posted: in one request if the store's timeout is the group's."""
     if group.timeout != group.base.timeout:
         store.wait([key], group.timeout)
     found: bytes = store.get(key)
@@ -167,7 +169,7 @@ def _prove(made: Any, group: Group, key: bytes, limit_s: float) -> None:
     """Exchange proofs over each connection, by messages between two ranks, which no recorder counts.
 
     Raises:
-        RuntimeError: one is wrong, or did not come.
+        RuntimeError: a proof is wrong, or did not arrive.
     """
     deadline = monotonic() + limit_s
     works, expected = [], []
@@ -186,7 +188,7 @@ def _prove(made: Any, group: Group, key: bytes, limit_s: float) -> None:
 
 
 def _all_good(group: Group, store: Any, *, good: bool) -> bool:
-    """Return whether all ranks of the group have found theirs to be good."""
+    """Return whether all ranks of the group have received right proofs only."""
     total = store.add("proved", 1 if good else 1 + _BAD)
     if total % _BAD == group.size:
         store.set("verdict", b"1" if total == group.size else b"0")
@@ -194,12 +196,12 @@ def _all_good(group: Group, store: Any, *, good: bool) -> bool:
 
 
 class _Listening:
-    """Finds the sockets at which Gloo listens, while a group is made.
+    """Context that finds Gloo's listening sockets while a group is created.
 
     Args:
-        group: which.
-        store: of this attempt.
-        guarded: whether they take connections only from where ranks of the group come.
+        group: the group.
+        store: store of this attempt.
+        guarded: whether the sockets accept connections only from ranks of the group.
     """
 
     def __init__(self, group: Group, store: Any, *, guarded: bool) -> None:
@@ -208,7 +210,7 @@ class _Listening:
         self._lock = threading.Lock()
         self._made = threading.Event()
         self.has_posted = False
-        """Whether Gloo has posted where it listens."""
+        """Whether Gloo has posted the address of its socket."""
         self._context = self._watched()
 
     def __enter__(self) -> "_Listening":
@@ -219,7 +221,7 @@ class _Listening:
         self._context.__exit__(*error)
 
     def close_to_all(self) -> None:
-        """Have Gloo take no more connections: it has those that it needs."""
+        """Make Gloo's sockets accept no more connections: the needed ones exist."""
         with self._lock, suppress(OSError):
             for listener in self._found:
                 admit(listener, ())
@@ -240,7 +242,7 @@ class _Listening:
                 listener.close()
 
     def _posted(self, value: bytes) -> None:
-        """Find the socket whose address Gloo is about to post; called before it is."""
+        """Find the socket whose address Gloo is about to post; called before the post."""
         self.has_posted = True
         for listener in own_listeners():
             if _address(listener) not in value:
@@ -252,7 +254,7 @@ class _Listening:
                     admit(listener, ())
 
     def _guard(self) -> None:
-        """Post whence this rank connects, and admit the others from where they have posted."""
+        """Post the sources of this rank's connections, and admit the other ranks' posted sources."""
         own: set[Source] = set()
         of_others: dict[int, bytes] = {}
         with suppress(RuntimeError):  # the store is lost: so is the group
@@ -276,5 +278,5 @@ class _Listening:
 
 
 def _address(listener: socket.socket) -> bytes:
-    """Return family and port as they are in the addresses that Gloo posts."""
+    """Return family and port in the form of the addresses that Gloo posts."""
     return struct.pack("=H", listener.family) + struct.pack("!H", listener.getsockname()[1])

@@ -1,7 +1,7 @@
-"""The network interface that Gloo uses between nodes: the one on the way to rank 0.
+"""Selects the network interface that Gloo uses between nodes: the one on the route to rank 0.
 
-Gloo by itself takes the interface that this host's name leads to. That may be loopback (Debian writes
-127.0.1.1), none at all, or another network than the one on which the ranks meet.
+By default, Gloo takes the interface to which this host's name resolves. That may be loopback (Debian writes
+127.0.1.1), none at all, or another network than that of the rendezvous.
 """
 
 from collections.abc import Sequence
@@ -24,19 +24,19 @@ from samestep.world.detect import LOOPBACK
 from samestep.world.rendezvous import resolve
 
 IFNAME = "GLOO_SOCKET_IFNAME"
-"""Gloo's variable for it; what the user says there counts."""
+"""Gloo's variable for the interface; a value that the user has set takes precedence."""
 _PATIENCE_S = 5.0
 _LOOPBACK = "lo"
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """By which interface messages leave this host.
+    """Interface by which messages leave this host.
 
     Args:
-        name: of the interface; empty where there is none.
-        why: it is that one.
-        is_told: whether Gloo has to be told, because it would take another.
+        name: name of the interface; empty if there is none.
+        why: reason for the choice.
+        is_told: whether Gloo's variable has to be set, because Gloo would take another interface.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Way:
 
 
 def own_address() -> str | None:
-    """Return the address that this host's name has; None where it has none."""
+    """Return the address to which this host's name resolves; None if it does not resolve."""
     try:
         return resolve(gethostname(), timeout_s=_PATIENCE_S)
     except DetectionError:
@@ -58,10 +58,10 @@ def is_own(address: str) -> bool:
 
 
 def address_towards(master: str) -> str | None:
-    """Return the address by which the other nodes reach this one; None where all are on this host.
+    """Return the address by which the other nodes reach this one; None if all ranks are on this host.
 
     Args:
-        master: host or address of rank 0, which is known here.
+        master: host or address of rank 0, which resolves on this host.
     """
     if master in LOOPBACK:
         return None
@@ -73,11 +73,11 @@ def address_towards(master: str) -> str | None:
 
 
 def way_to(master: str, environment: Environment) -> Way:
-    """Return by which interface Gloo's messages are to go in a job of several nodes.
+    """Return the interface for Gloo's messages in a job of several nodes.
 
     Args:
-        master: host or address of rank 0, which is known here.
-        environment: of this process.
+        master: host or address of rank 0, which resolves on this host.
+        environment: variables of this process.
     """
     named = environment.get(IFNAME, "")
     if named or master in LOOPBACK:  # several "nodes" of one host
@@ -94,17 +94,17 @@ def _used(among: Sequence[Interface], source: str | None, own: str | None) -> tu
 
 
 def loopback_only(environment: Environment) -> dict[str, str]:
-    """Return the variable by which Gloo listens on loopback alone, for ranks that share a host.
+    """Return the variable that restricts Gloo to loopback, for ranks that share a host.
 
     Args:
-        environment: of this process; what the user says there counts.
+        environment: variables of this process; a value that the user has set takes precedence.
     """
     has_loopback = any(name == _LOOPBACK for _, name in if_nameindex())
     return {IFNAME: _LOOPBACK} if has_loopback and not environment.get(IFNAME) else {}
 
 
 def use_way_to(master: str) -> Way:
-    """Have Gloo use the interface on the way to `master`, here and in processes started from now on."""
+    """Make Gloo use the interface on the route to `master`, in this process and those it starts later."""
     way = way_to(master, env.snapshot())
     if way.is_told:
         env.export({IFNAME: way.name})

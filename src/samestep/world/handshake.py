@@ -1,13 +1,13 @@
-"""What the ranks tell each other before any process group exists.
+"""Exchanges the ranks' peer information through the store, before any process group exists.
 
 ::
 
-    every rank  --- card: who I am, what I run on --->  store
-    rank 0      <-- reads the cards one by one, judges them, posts one verdict
-    every rank  <-- its seat: the place, settled, and who shares its processors
+    every rank  --- card: its place, host and device --->  store
+    rank 0      <-- reads the cards one by one, checks them, posts one verdict
+    every rank  <-- its seat: the final place, and how many ranks share its processors
 
-So ranks that do not fit together learn why, all of them, instead of waiting inside a collective; and a
-rank that failed before it could join is named.
+So if the ranks do not fit together, all of them report the reason, instead of waiting inside a collective;
+and the error names a rank that failed before it could join.
 """
 
 import json
@@ -22,13 +22,13 @@ from samestep.base.errors import Error, PeerLost, UsageError, WorldError
 from samestep.base.place import Place
 from samestep.world.device import shared_device
 
-# Others wait this much longer than rank 0, so that they hear from it whom it waited for; and rank 0 stays
-# this long after bad news.
+# Other ranks wait this much longer than rank 0, so that they receive its error, which names the missing rank;
+# and rank 0 stays this long after it has posted an error.
 _GRACE_S = 10.0
 
 
 class Store(Protocol):
-    """The part of torch's stores that is used here."""
+    """Part of torch's stores that this module uses."""
 
     def set(self, key: str, value: str) -> None:
         """Post a value."""
@@ -42,18 +42,18 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """What one rank says about itself.
+    """Peer information of one rank, which it posts to rank 0.
 
     Args:
-        place: where it thinks it stands.
-        assumed: fields of `place` that its launcher did not tell.
+        place: its place, as detected.
+        assumed: fields of `place` that its launcher does not give.
         host: name of its host.
         cpus: its affinity mask.
         versions: versions that must be equal on all ranks, by package.
         kind: kind of its device.
-        uuid: what identifies its device; empty where unknown.
-        backend: the back end it wants.
-        error: why it cannot join; empty where it can.
+        uuid: UUID of its device; empty if unknown.
+        backend: the back end it has chosen.
+        error: the reason why it cannot join; empty if it can.
     """
 
     place: Place
@@ -82,19 +82,19 @@ class Card:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """What one rank learns: its place, settled, and how many ranks of its host share its processors."""
+    """Answer to one rank: its final place, and how many ranks of its host share its processors."""
 
     place: Place
     sharing: int = 1
 
 
 def meet(store: Store, card: Card, *, timeout_s: float) -> Seat:
-    """Return this rank's seat, once all ranks have shown their cards to rank 0.
+    """Return this rank's seat, once all ranks have posted their cards to rank 0.
 
     Raises:
         UsageError: the ranks do not fit together.
-        PeerLost: some did not come within `timeout_s`.
-        WorldError: a rank could not join; the message is its own.
+        PeerLost: a rank did not arrive within `timeout_s`.
+        WorldError: a rank could not join; the message is that rank's.
     """
     place = card.place
     if not place.is_main:
@@ -113,7 +113,7 @@ def meet(store: Store, card: Card, *, timeout_s: float) -> Seat:
 
 
 def withdraw(store: Store, card: Card, error: Error) -> None:
-    """Tell the others that this rank cannot join, and why."""
+    """Post to the other ranks that this rank cannot join, and the reason."""
     place = card.place
     if place.is_main:
         _refuse(store, WorldError(f"rank 0 on {card.host} cannot join: {error}"), place)
@@ -126,7 +126,7 @@ def judge(cards: Sequence[Card]) -> list[Seat]:
     """Return the seat of each rank.
 
     Args:
-        cards: of all ranks, in rank order.
+        cards: cards of all ranks, in rank order.
 
     Raises:
         UsageError: two ranks have the same device and the back end refuses that.
@@ -141,7 +141,7 @@ def judge(cards: Sequence[Card]) -> list[Seat]:
 
 
 def _refuse(store: Store, error: Error, place: Place) -> None:
-    """Post an error as the verdict; the store ends with rank 0, so stay a while for the others to read it."""
+    """Post an error as the verdict; the store ends with rank 0, so wait until the others have read it."""
     store.set("verdict", json.dumps({"error": str(error), "code": error.exit_code}))
     with suppress(PeerLost):
         for rank in range(1, place.size):
@@ -149,7 +149,7 @@ def _refuse(store: Store, error: Error, place: Place) -> None:
 
 
 def _collect(store: Store, own: Card, timeout_s: float) -> list[Card]:
-    """Return the cards of all ranks, each checked against rank 0's as it comes in."""
+    """Return the cards of all ranks, each checked against rank 0's on arrival."""
     deadline = monotonic() + timeout_s
     cards = [own]
     for rank in range(1, own.place.size):
@@ -182,7 +182,7 @@ def _compare(main: Card, other: Card) -> None:
 
 
 def _settled(card: Card, hosts: Mapping[str, list[Card]]) -> Place:
-    """Correct, from the host names, what the launcher did not tell."""
+    """Correct, from the host names, the fields that the launcher did not give."""
     place, here = card.place, hosts[card.host]
     if "local_rank" in card.assumed:
         place = replace(place, local_rank=here.index(card), local_size=len(here))
@@ -202,13 +202,15 @@ def _seat_from(verdict: bytes, place: Place) -> Seat:
         raise (UsageError if answer["code"] == UsageError.exit_code else WorldError)(answer["error"])
     seats = answer["seats"]
     if len(seats) != place.size:
-        raise UsageError(f"rank {place.rank} was told of {place.size} ranks, rank 0 of {len(seats)}.")
+        raise UsageError(
+            f"rank {place.rank} was started as one of {place.size} ranks, rank 0 as one of {len(seats)}."
+        )
     seat = seats[place.rank]
     return Seat(place=Place(**seat["place"]), sharing=seat["sharing"])
 
 
 def _wait(store: Store, key: str, timeout_s: float, *, waiting_for: str) -> None:
-    """Return once `key` is posted. Asks rather than blocks, so that Ctrl-C is heard."""
+    """Return once `key` is posted. Polls rather than blocks, so that Ctrl-C interrupts it."""
     begin, pause = monotonic(), Event()
     try:
         while not store.check([key]):
@@ -218,6 +220,6 @@ def _wait(store: Store, key: str, timeout_s: float, *, waiting_for: str) -> None
                     f"{waiting_for} did not come within {timeout_s:.0f} s. "
                     "Did it start, and does it reach rank 0?"
                 )
-            pause.wait(min(max(0.0005, waited / 10), 0.25))  # at most a tenth later than need be
-    except RuntimeError as error:  # torch's, where the store is gone
+            pause.wait(min(max(0.0005, waited / 10), 0.25))  # at most a tenth longer than necessary
+    except RuntimeError as error:  # torch raises it if the store is gone
         raise PeerLost(f"rank 0 left while this rank waited for {waiting_for} ({error}).") from error

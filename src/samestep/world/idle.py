@@ -1,4 +1,4 @@
-"""Waiting for rank 0 without a collective, which on GPUs would keep the waiting ones busy."""
+"""Waits for rank 0 without a collective, which would keep the GPUs of the waiting ranks busy."""
 
 import itertools
 
@@ -11,10 +11,10 @@ _waits = itertools.count()
 
 
 def wait_for_main(world: World) -> None:
-    """Return once rank 0 has called this; called by all.
+    """Return once rank 0 has called this function; all ranks call it.
 
     Args:
-        world: the ranks; those of torch.distributed wait on their processors.
+        world: the ranks; those of torch.distributed wait on the CPU.
     """
     if not isinstance(world, ProcessGroupWorld):
         world.barrier()

@@ -1,15 +1,15 @@
-"""The secret that only the processes of a job have, and with which they prove themselves to each other.
+"""Provides the secret that only the processes of a job have, by which they authenticate each other.
 
 ====================================== ==================================================================
-who started this process               the secret
+launcher of this process               the secret
 ====================================== ==================================================================
 ``samestep run`` or ``samestep.spawn`` 32 random bytes in a sealed memory file of the launcher; its path,
                                        under the launcher's /proc, is in SAMESTEP_SECRET_FILE
-anything else, with --secret-file      that file, the same on every node
-anything else                          a file in the user's home, made at first use
+another one, with --secret-file        that file, the same on every node
+another one                            a file in the user's home, created at first use
 ====================================== ==================================================================
 
-/proc/PID/fd can be opened by the same user alone. Nothing is left when the launcher ends.
+Only the same user can open /proc/PID/fd. Nothing remains when the launcher ends.
 """
 
 import fcntl
@@ -36,10 +36,10 @@ _ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A secret that child processes find by their variables.
+    """Secret that child processes find by a variable of their environment.
 
     Args:
-        variables: for their environment.
+        variables: variables for their environment.
         file: this process's descriptor, which they do not need.
     """
 
@@ -51,8 +51,8 @@ def job_key(environment: Environment, purpose: str) -> bytes:
     """Return the key of this job for one purpose; the same on every rank.
 
     Args:
-        environment: of this process.
-        purpose: what the key is for.
+        environment: variables of this process.
+        purpose: use of the key.
 
     Raises:
         UsageError: the file with the secret cannot be used.
@@ -64,10 +64,10 @@ def job_key(environment: Environment, purpose: str) -> bytes:
 
 @contextmanager
 def shared_secret(secret: bytes | None = None) -> Iterator["Shared"]:
-    """Give what child processes need to find a secret, which lives as long as the block.
+    """Yield the variables by which child processes find a secret, which exists until the block ends.
 
     Args:
-        secret: what they share; random where it is None.
+        secret: the shared secret; random if it is None.
     """
     descriptor = os.memfd_create("samestep-secret", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -82,10 +82,10 @@ def shared_secret(secret: bytes | None = None) -> Iterator["Shared"]:
 
 
 def _read(path: Path) -> bytes:
-    """Return what is in a file that only this user can read.
+    """Return the content of a file that only this user can read.
 
     Raises:
-        UsageError: it is not such a file.
+        UsageError: the file cannot be read, other users can read or change it, or its size is wrong.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -109,9 +109,9 @@ def _read(path: Path) -> bytes:
 
 
 def _of_user(environment: Environment) -> bytes:
-    """Return the secret of this user, which is made at first use.
+    """Return the secret of this user, which is created at first use.
 
-    Where the home directory cannot be written, a folder in the temporary directory does for one host.
+    If the home directory is not writable, a folder in the temporary directory serves for one host.
     """
     home = environment.get("HOME", "")
     config = environment.get("XDG_CONFIG_HOME") or (home and str(Path(home, ".config")))
@@ -129,10 +129,10 @@ def _of_user(environment: Environment) -> bytes:
 
 
 def _made(folder: Path) -> bytes:
-    """Return the secret in a folder of this user's; of several processes that make it, one does.
+    """Return the secret in a folder of this user's; if several processes create it, the first one's is used.
 
     Raises:
-        OSError: the folder cannot be made.
+        OSError: the folder cannot be created.
         UsageError: another user can change it.
     """
     file = folder / "secret"

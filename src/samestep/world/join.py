@@ -1,4 +1,4 @@
-"""Joining the other ranks of this job."""
+"""Joins the other ranks of this job."""
 
 import sys
 from collections.abc import Iterator
@@ -39,13 +39,13 @@ from samestep.world.stray import refuse_copies
 from samestep.world.unasked import unbind, without_unasked_threads
 from samestep.world.world import World
 
-# What must be equal on all ranks.
+# Versions that must be equal on all ranks.
 _VERSIONS = {"samestep": __version__, "torch": torch.__version__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wishes:
-    """What the caller of `join` asked for."""
+    """Arguments of `join`."""
 
     backend: str | None
     device: str | None
@@ -57,10 +57,10 @@ class _Wishes:
 
 
 class Joining(AbstractContextManager[World]):
-    """A job about to be joined: ``with`` enters it and gives the World.
+    """Context manager of a job to join: ``with`` enters the job and returns the World.
 
     Args:
-        wishes: what the caller asked for.
+        wishes: arguments of `join`.
     """
 
     def __init__(self, wishes: _Wishes) -> None:
@@ -93,25 +93,25 @@ def join(
 ) -> Joining:
     """Join the other ranks of this job for the duration of a block.
 
-    The launcher is recognised from its variables; device and threads are bound before the ranks
-    connect. A process that nobody started as one of several gets a world of one, without any process
-    group. Where a process group is up already, it is used, and left alone at the end.
+    The launcher is detected from its variables; device and threads are bound before the ranks
+    connect. A process that no launcher started as one of several gets a world of one, without any process
+    group. If a process group exists already, it is used, and not destroyed at the end.
 
     Args:
-        backend: ``nccl``, ``gloo``, ``xccl`` or ``mpi``, instead of the one that goes with the device.
+        backend: ``nccl``, ``gloo``, ``xccl`` or ``mpi``, instead of the default of the device.
         device: ``cpu``, ``cuda``, ``xpu``, or one of several, such as ``cuda:1``.
         threads: threads to compute with on each rank.
-        timeout_s: how long a rank waits for the others, in joining and in every collective.
-        place: where this rank stands, instead of what the launcher says.
-        master: host and port of rank 0, instead of what the launcher says.
-        cpu_tensors: whether tensors of the CPU are exchanged as well as those of an accelerator.
+        timeout_s: seconds that a rank waits for the others, in joining and in every collective.
+        place: place of this rank, instead of the detected one.
+        master: host and port of rank 0, instead of the launcher's.
+        cpu_tensors: whether tensors of the CPU are communicated as well as those of an accelerator.
 
     Returns:
-        a context manager that gives the world of this rank; its tensors go on ``world.device``.
+        a context manager that yields the world of this rank; its tensors go on ``world.device``.
 
     Raises:
         UsageError: the variables, the device or the back end do not allow it; all ranks raise.
-        PeerLost: some rank did not come within `timeout_s`.
+        PeerLost: a rank did not arrive within `timeout_s`.
 
     Example:
         >>> with join(device="cpu") as world:
@@ -138,7 +138,7 @@ def _joining(wishes: _Wishes) -> Iterator[World]:
         with entered(world):
             yield world
     except BaseException:
-        with suppress(Exception):  # the first error is the one to hear about
+        with suppress(Exception):  # the first error is the one to report
             world.close()
         raise
     world.close()
@@ -169,7 +169,7 @@ def _met(store: Store, wishes: _Wishes, environment: Environment, detected: Dete
     """Return the world of this rank, once all ranks fit together."""
     cpu = cpu_share()
     choice, backend, seat = _seated(store, wishes, detected, cpu)
-    detected = replace(detected, place=seat.place, notes=())  # what they doubted is settled
+    detected = replace(detected, place=seat.place, notes=())  # the handshake has settled the assumed fields
     threads = _bind(wishes, environment, detected, choice, cpu, seat.sharing)
     interface = _interface(wishes, environment, detected, backend)
     _announce(environment, detected, choice, threads, carried_by=(backend, interface))
@@ -200,7 +200,7 @@ def _alone(wishes: _Wishes, environment: Environment, detected: Detected) -> Wor
 
 
 def _seated(store: Store, wishes: _Wishes, detected: Detected, cpu: CpuShare) -> tuple[Choice, str, Seat]:
-    """Choose device and back end, and tell the others; also where this rank cannot go on."""
+    """Choose device and back end, and post them, or the error that keeps this rank from joining."""
     card = Card(
         place=detected.place,
         assumed=detected.assumed,
@@ -243,7 +243,7 @@ def _bind(
 
 
 def _interface(wishes: _Wishes, environment: Environment, detected: Detected, backend: str) -> str:
-    """Have Gloo use the interface towards rank 0; return its name, empty where another back end carries."""
+    """Make Gloo use the interface towards rank 0; return its name, empty if Gloo is not the back end."""
     if detected.place.nodes == 1:
         env.export(loopback_only(environment))
         return ""
@@ -260,19 +260,19 @@ def _announce(
     *,
     carried_by: tuple[str | None, str],
 ) -> None:
-    """Say on stderr, once, what was found and decided; `SAMESTEP_BANNER=0` keeps it quiet.
+    """Print the banner on stderr, once, on rank 0; `SAMESTEP_BANNER=0` suppresses it.
 
     Args:
-        environment: of this process.
+        environment: variables of this process.
         detected: its place.
         choice: its device.
-        threads: to compute with.
+        threads: threads to compute with.
         carried_by: the back end and the network interface.
     """
     backend, interface = carried_by
     if not detected.place.is_main or environment.get("SAMESTEP_BANNER") == "0":
         return
-    if detected.launcher == SAMESTEP.name and backend is not None:  # which has told the rest
+    if detected.launcher == SAMESTEP.name and backend is not None:  # which has printed the rest
         other = None if threads == told_threads(environment) else threads
         line = describe_rest(device=choice.kind, backend=backend, threads=other, interface=interface)
     else:

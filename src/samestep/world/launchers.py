@@ -1,7 +1,7 @@
-"""The launchers samestep knows, as data: which variables say what.
+"""Lists the supported launchers as data: the variables of each, and their meaning.
 
-A launcher is one row. Adding one adds a row here and a recording to the tests; nothing else in the code
-knows a launcher's variables.
+A launcher is one row. Adding one adds a row here and a recording to the tests; no other code
+depends on a launcher's variables.
 """
 
 from dataclasses import dataclass, replace
@@ -10,25 +10,25 @@ from typing import TypeAlias
 from samestep.base.units import whole
 
 Names: TypeAlias = tuple[str, ...]
-"""Variables that mean the same thing; the first one that is set counts."""
+"""Variables of the same meaning; the first one that is set counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """How one launcher tells a process its place.
+    """Variables by which one launcher gives a process its place.
 
     Args:
-        name: what people call it.
+        name: its common name.
         proof: it started this process if all variables of one of these groups are set.
-        equal: variables that must have one value, so that no other launcher has written one of them since.
+        equal: variables that must have one value; otherwise another launcher has overwritten one of them.
         layout: variable that holds the number of ranks on each node, like ``3,1`` or ``2(x2)``.
         hosts: variable that holds the node list, like ``node[0-1]``; rank 0 is on the first.
-        job: variables that together are unique to this job; empty where the launcher gives it no name.
+        job: variables that together are unique to this job; empty if the launcher gives it no name.
         echoes: rows whose variables this launcher sets as well.
-        spoken_by: rows of launchers that set these variables beside their own, which say more.
-        silent_means_alone: whether ranks that hear nothing of local ranks have a node each (as pods have).
+        spoken_by: rows of launchers that set these variables besides their own, more complete ones.
+        silent_means_alone: whether ranks without a local rank have a node each (as in pods).
         parent_is_job: whether, on one host, all ranks descend from one process that starts no other job.
-        address_hint: how this launcher hands the address of rank 0 to the ranks.
+        address_hint: command that passes the address of rank 0 to the ranks of this launcher.
     """
 
     name: str
@@ -63,7 +63,7 @@ TORCHELASTIC = Launcher(
     echoes=("environment",),
 )
 
-# samestep's own launcher speaks torchrun's language, so that programs written for that one run under it.
+# samestep's launcher sets torchrun's variables, so that programs written for torchrun run under it.
 SAMESTEP = replace(
     TORCHELASTIC,
     name="samestep",
@@ -103,7 +103,7 @@ INTEL_MPI = Launcher(
     address_hint=_HYDRA_HINT,
 )
 
-# MPICH's Hydra and its relatives; `srun --mpi=pmi2` speaks the same variables.
+# MPICH's Hydra and its relatives; `srun --mpi=pmi2` sets the same variables.
 MPICH = Launcher(
     name="mpich",
     proof=(("PMI_RANK",),),
@@ -170,9 +170,9 @@ UNKNOWN = (
     ("HOROVOD_RANK", "HOROVOD_SIZE"),
     ("PALS_RANKID", ""),
 )
-"""Rank and number of ranks in the words of launchers that have no row: they are only told apart from none.
+"""Variables with rank and number of ranks of launchers that have no row: only their presence is detected.
 
-Some do not tell how many there are.
+Some launchers do not give the number of ranks.
 """
 
 # Slurm numbers the steps that hold no tasks (batch script, extern, `salloc`'s shell) from here upwards.
@@ -180,6 +180,6 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
 def is_task_step(step: str) -> bool:
-    """Whether a Slurm step has tasks; the batch script's and an interactive shell's have not."""
+    """Return whether a Slurm step has tasks; those of a batch script or an interactive shell have none."""
     number = whole(step)
     return number is not None and number < _FIRST_SPECIAL_STEP

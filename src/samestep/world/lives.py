@@ -1,11 +1,11 @@
-"""A name that only the ranks now alive agree on, in a store that keeps the keys of those before them.
+"""Agrees on a name for one restart generation of the ranks, in a store that keeps keys of earlier ones.
 
-torchrun's agents on several nodes serve one store for all starts of their workers, and no two agents count
-restarts alike. A rank that reads what a dead one has posted would join a world that is gone. So each rank but
-0 asks with a word that nobody has used, and only a living rank 0 answers it::
+torchrun's agents on several nodes serve one store for all starts of their workers, and each agent counts
+restarts separately. A rank that reads the keys of a dead one would join a world that is gone. So each rank
+except 0 posts a random word, and only a live rank 0 answers it::
 
     rank r    hello/r = WORD          rank 0    answer/WORD = NAME
-    rank r    heard/NAME/r            rank 0    goes on once all have heard
+    rank r    heard/NAME/r            rank 0    continues once all ranks have posted this
 """
 
 from threading import Event
@@ -18,7 +18,7 @@ from samestep.base.place import Place
 
 
 class Store(Protocol):
-    """The part of torch's stores that is used here."""
+    """Part of torch's stores that this module uses."""
 
     def set(self, key: str, value: str) -> None:
         """Post a value, in place of an older one."""
@@ -31,24 +31,24 @@ class Store(Protocol):
 
 
 def name_of_life(store: Store, place: Place, *, timeout_s: float) -> str:
-    """Return a name that is the same on all ranks alive, and that no rank before them has had.
+    """Return a name that is the same on all live ranks, and that no earlier restart generation has used.
 
     Args:
-        store: may hold whatever earlier ranks have posted.
-        place: this rank's.
-        timeout_s: how long the others may take to come.
+        store: a store that may hold keys of earlier ranks.
+        place: place of this rank.
+        timeout_s: seconds to wait for the other ranks.
 
     Raises:
-        PeerLost: they did not come, or the store is gone.
+        PeerLost: a rank did not arrive, or the store is gone.
     """
     try:
         return _named(store, place, timeout_s) if place.is_main else _asked(store, place, timeout_s)
-    except RuntimeError as error:  # torch's, where the store is gone
-        raise PeerLost(f"the agents' store went away while the ranks met ({error}).") from error
+    except RuntimeError as error:  # torch raises it if the store is gone
+        raise PeerLost(f"the agents' store was lost during the rendezvous ({error}).") from error
 
 
 def _named(store: Store, place: Place, timeout_s: float) -> str:
-    """Be rank 0: answer every word there is, until all ranks have heard the answer to their own."""
+    """Answer every word, as rank 0, until all ranks have confirmed the answer to their own."""
     name, answered = uuid4().hex, set[bytes]()
     missing = list(range(1, place.size))
     pause, begin = Event(), monotonic()
@@ -83,5 +83,5 @@ def _asked(store: Store, place: Place, timeout_s: float) -> str:
 
 
 def _pause(waited: float) -> float:
-    """Return how long to wait for the next look: at most a tenth later than need be."""
+    """Return the seconds to wait before the next poll: at most a tenth longer than necessary."""
     return min(max(0.0005, waited / 10), 0.25)

@@ -1,8 +1,8 @@
-"""Mailboxes between ranks that are threads.
+"""Passes messages between ranks that are threads, by mailboxes.
 
 Every wait has a deadline, a rank that fails wakes all the others, and ranks that wait for each other in a
-circle are told so at once: each waits for one other rank, so that who follows the waits comes back to itself
-or does not.
+circle fail at once: each rank waits for one other rank, so that a circle is found by following the waits
+until they return to the first rank.
 """
 
 import threading
@@ -23,7 +23,7 @@ class _Letter:
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """What a rank waits for: whom, in what words, and when it is over."""
+    """Wait of a rank: the peer, a description, and a function that returns whether it is over."""
 
     peer: int
     words: str
@@ -31,11 +31,11 @@ class _Wait:
 
 
 class Hub:
-    """The mailboxes between the ranks of one world.
+    """Mailboxes between the ranks of one world.
 
     Args:
         size: number of ranks.
-        timeout_s: how long a rank waits for another before it gives that up.
+        timeout_s: seconds that a rank waits for another before it fails.
     """
 
     def __init__(self, size: int, *, timeout_s: float) -> None:
@@ -48,13 +48,13 @@ class Hub:
         self._failed: dict[int, BaseException] = {}
 
     def put(self, source: int, to: int, kind: str, message: object) -> None:
-        """Leave a message; never blocks."""
+        """Put a message into a mailbox; never blocks."""
         with self._changed:
             self._boxes[source, to, kind].append(_Letter(message))
             self._changed.notify_all()
 
     def hand_over(self, source: int, to: int, kind: str, message: object) -> None:
-        """Leave a message, and return once it has been taken.
+        """Put a message into a mailbox, and return once the receiver has taken it.
 
         Raises:
             PeerLost: `to` failed or ended, or did not take it within the deadline.
@@ -84,13 +84,13 @@ class Hub:
             return letter.message
 
     def end(self, rank: int) -> None:
-        """Tell every waiting rank that `rank` is through."""
+        """Wake every waiting rank and mark `rank` as ended."""
         with self._changed:
             self._ended.add(rank)
             self._changed.notify_all()
 
     def fail(self, rank: int, error: BaseException) -> None:
-        """Tell every waiting rank that `rank` is gone."""
+        """Wake every waiting rank and mark `rank` as failed."""
         with self._changed:
             self._failed.setdefault(rank, error)
             self._changed.notify_all()
@@ -125,7 +125,7 @@ class Hub:
             )
 
     def _circle(self, rank: int) -> list[str]:
-        """Return what the ranks of a circle of waits wait for; nothing where there is none."""
+        """Return descriptions of the waits in a circle of ranks; none if there is no circle."""
         words: list[str] = []
         at = rank
         while len(words) <= self.size:

@@ -1,13 +1,13 @@
-"""Ranks that were given no port agree on one that is free: rank 0 reserves it, and tells the others.
+"""Agrees on a free port for ranks that were given none: rank 0 reserves it and sends it to the others.
 
 ::
 
-    rank 0    listens at the first of the job's ports that is free, and answers who has the job's key
-    others    ask at the job's ports, one by one, until one answers that has the job's key
+    rank 0    accepts connections at the first free port of the job, and answers ranks with the job's key
+    others    connect to the job's ports, one by one, until a process with the job's key answers
 
 The job's ports follow from its name (`rendezvous.ports_of`), its key from its name and a secret
-(`job_secret`). Whoever else listens at one of them, such as rank 0 of another job, does not have the key: it
-costs a second, and nobody meets at the wrong place.
+(`job_secret`). Another server at one of these ports, such as rank 0 of another job, does not have the key: it
+costs a second, and no rank joins the wrong job.
 """
 
 import json
@@ -31,7 +31,7 @@ from samestep.world.launchers import SLURM
 from samestep.world.rendezvous import Ancestors, ancestors, choose, name_of, ports_of, resolve
 
 START_S = 120.0
-"""How much later than another a rank may start: importing from a busy file system can take a minute."""
+"""Maximum seconds between the starts of two ranks: importing from a busy file system can take a minute."""
 
 _ON_A_TERMINAL = (
     " Is this a shell that `srun --pty` has started? It is task 0, and those of the other tasks end at once: "
@@ -42,7 +42,7 @@ _ANSWER_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """What ranks of one job know of each other before they have met."""
+    """Job of this rank, as all of its ranks derive it before the rendezvous."""
 
     name: str
     place: Place
@@ -58,17 +58,17 @@ def meeting_point(
     timeout_s: float = START_S,
     ancestors: Ancestors = ancestors,
 ) -> Iterator[tuple[str, int]]:
-    """Give the address and port where the ranks meet; on rank 0 the port stays reserved for the block.
+    """Yield the address and port of the rendezvous; on rank 0 the port is reserved until the block ends.
 
     Args:
-        detected: this rank's place and what the launcher said.
-        master: address and port from the caller, which win.
-        timeout_s: how much later than another a rank may come.
-        ancestors: this process's ancestors; tests pass their own.
+        detected: this rank's place and the launcher's variables.
+        master: address and port from the caller, which take precedence.
+        timeout_s: maximum seconds between the starts of two ranks.
+        ancestors: this process's ancestors; tests replace it.
 
     Raises:
         DetectionError: the address is unknown or not that of rank 0, or the job has no name.
-        PeerLost: some rank did not come within `timeout_s`.
+        PeerLost: a rank did not arrive within `timeout_s`.
     """
     address, port = choose(detected, master=master, ancestors=ancestors)
     ip = resolve(address)
@@ -76,7 +76,8 @@ def meeting_point(
         yield address, port
         return
     name = name_of(detected, ancestors)
-    key = job_key(env.snapshot(), f"meeting {name} {detected.place.size}")  # no other with its ports has it
+    # The key differs from that of another job with the same ports.
+    key = job_key(env.snapshot(), f"meeting {name} {detected.place.size}")
     job = _Job(name=name, place=detected.place, address=address, key=key)
     if not detected.place.is_main:
         yield address, _asked(job, timeout_s)
@@ -93,17 +94,17 @@ def meeting_point(
 
 @contextmanager
 def meeting_alone() -> Iterator[tuple[str, int]]:
-    """Give an address and port for a job of one rank, where no other can be; reserved for the block."""
+    """Yield an address and port for a job of one rank; no other process gets them until the block ends."""
     with _reserved(_Bound(LOOPBACK[0], socket.AF_INET)) as holder:
         yield LOOPBACK[0], int(holder.getsockname()[1])
 
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """Where rank 0 listens: on loopback among ranks of one host, else everywhere, by both families.
+    """Address of rank 0's sockets: loopback if all ranks share the host, else all addresses of both families.
 
-    What rank 0's name leads to on its own host (127.0.0.1 in many a hosts file), or first, need not be what
-    the others find.
+    Rank 0's name may resolve differently on its own host (127.0.0.1 in many hosts files) and on the others,
+    and the first address need not be the one that they use.
     """
 
     address: str
@@ -120,7 +121,7 @@ class _Bound:
         return cls("", family)
 
     def server(self, port: int) -> socket.socket:
-        """Return a socket that listens there."""
+        """Return a listening socket at this address and `port`."""
         return socket.create_server(
             (self.address, port), family=self.family, backlog=1024, dualstack_ipv6=self.both
         )
@@ -128,9 +129,9 @@ class _Bound:
 
 @contextmanager
 def _reserved(at: _Bound) -> Iterator[socket.socket]:
-    """Hold a free port: one that is bound but does not listen is handed to nobody else.
+    """Hold a free port: the kernel gives a port that is bound, though not listening, to no other process.
 
-    torch's store, which allows sharing its address, can listen there all the same.
+    torch's store, which allows sharing its address, can still listen at the port.
     """
     with socket.socket(at.family) as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -141,9 +142,9 @@ def _reserved(at: _Bound) -> Iterator[socket.socket]:
 
 
 def _listening(job: _Job, at: _Bound) -> socket.socket:
-    """Return a socket that listens at the first of the job's ports that is free."""
+    """Return a listening socket at the first free port of the job."""
     for port in ports_of(job.name):
-        with suppress(OSError):  # somebody else's
+        with suppress(OSError):  # another process has the port
             return at.server(port)
     raise DetectionError(
         f"none of the ports {', '.join(map(str, ports_of(job.name)))} is free on "
@@ -152,7 +153,7 @@ def _listening(job: _Job, at: _Bound) -> socket.socket:
 
 
 def _tell(listener: socket.socket, job: _Job, port: int, timeout_s: float, hint: str = "") -> None:
-    """Tell every other rank the port, once it has proved itself; `hint` says what else may keep them."""
+    """Send the port to every other rank that has the key; `hint` names a further cause in the error."""
     calls = _Calls(job, port)
     server = Server(listener, job.key, calls, name="samestep-meeting")
     try:
@@ -163,11 +164,11 @@ def _tell(listener: socket.socket, job: _Job, port: int, timeout_s: float, hint:
 
 
 class _Calls:
-    """Answers the ranks that call, as a service: each with the port.
+    """Service that sends the port to each rank that connects.
 
     Args:
-        job: theirs.
-        port: where the ranks meet.
+        job: the job of the ranks.
+        port: port of the rendezvous.
     """
 
     def __init__(self, job: _Job, port: int) -> None:
@@ -200,7 +201,7 @@ def _not_come(waiting: set[int], size: int, timeout_s: float) -> str:
 
 
 def _asked(job: _Job, timeout_s: float) -> int:
-    """Return the port that rank 0 tells."""
+    """Return the port that rank 0 sends; poll until it answers."""
     begin, pause = monotonic(), threading.Event()
     foreign = False
     while True:
@@ -212,39 +213,39 @@ def _asked(job: _Job, timeout_s: float) -> int:
         waited = monotonic() - begin
         if waited > timeout_s:
             others = (
-                " A program without this job's secret listens at one of the ports: nodes that share no home "
+                " A program without this job's secret has one of the ports: nodes that share no home "
                 "directory need --secret-file FILE, the same on each."
             )
             raise PeerLost(
                 f"rank 0 did not answer on {job.address} within {timeout_s:g} s. Is it on that host, did it "
                 "fail before it joined, or does a firewall close the ports? Set MASTER_ADDR and MASTER_PORT "
-                f"to say where it is.{others if foreign else ''}"
+                f"to its address.{others if foreign else ''}"
             )
-        pause.wait(min(max(0.005, waited / 10), 0.5))  # at most a tenth later than need be
+        pause.wait(min(max(0.005, waited / 10), 0.5))  # at most a tenth longer than necessary
 
 
 def _ask(job: _Job, port: int) -> int | Exception:
-    """Return the port that rank 0 sends, or what kept it from that."""
+    """Return the port that rank 0 sends, or the error."""
     try:
         connection = connect(job.address, port, job.key, timeout_s=_ANSWER_S)
         with closing(connection):
             question = json.dumps({"rank": job.place.rank}).encode()
             return int(json.loads(connection.ask(question, timeout_s=_ANSWER_S))["port"])
-    except (OSError, ValueError) as error:  # nobody there, or somebody who says nothing
+    except (OSError, ValueError) as error:  # no server at this port, or one that does not answer
         return error
 
 
 def _check_own(ip: str, address: str) -> None:
-    """Refuse an address that is not this host's, where it was derived rather than given."""
+    """Refuse a derived address that is not this host's."""
     if not any(map(_is_own, [(ip, 0), *_also(address)])):
         raise DetectionError(
-            f"rank 0 runs on {socket.gethostname()}, but the ranks were to meet on {address} ({ip}), which "
+            f"rank 0 runs on {socket.gethostname()}, but the rendezvous is on {address} ({ip}), which "
             "is another host. Set MASTER_ADDR to the host of rank 0, on every rank."
         )
 
 
 def _also(address: str) -> list[tuple[str | int, ...]]:
-    """Return all that a name leads to, with the scopes that link-local addresses need."""
+    """Return all addresses of a name, with the scopes that link-local addresses need."""
     with suppress(OSError, UnicodeError):
         return [(found[4][0], 0, *found[4][2:]) for found in socket.getaddrinfo(address, None)]
     return []

@@ -1,11 +1,11 @@
-"""Who is missing, worked out from what the ranks have written down.
+"""Finds the missing ranks of a deadlock, from the notes that the ranks have posted.
 
-A rank sees the one that it waits for, and that one may wait as well::
+A rank detects only that the rank it waits for does not answer, and that one may wait as well::
 
-    rank 3  waits for  rank 2  waits for  rank 1     who says nothing
+    rank 3  waits for  rank 2  waits for  rank 1     which posts nothing
 
-So a rank that waits for long writes down for whom, again and again, and one that gives up does so for good.
-Who has neither said something of late nor given up is missing: dead, stopped, or busy with something else.
+So a rank that waits for long posts the rank that it waits for at intervals, and one that gives up posts that
+once. A rank that has neither posted recently nor given up is missing: dead, stopped, or busy with other work.
 """
 
 import json
@@ -15,15 +15,15 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """What a rank has written down.
+    """Note of one rank about its wait.
 
     Args:
-        op: what it waits in: ``send``, ``recv``, ``exchange`` or the name of a collective.
-        peer: whom it waits for; None where it is all ranks.
-        number: of its waits.
-        alone: whether nothing else of this rank is under way.
-        beat: grows each time that the rank writes this.
-        gave_up: whether it waits no longer.
+        op: the operation: ``send``, ``recv``, ``exchange`` or the name of a collective.
+        peer: the rank it waits for; None for all ranks.
+        number: number of this wait on the rank.
+        alone: whether no other message of this rank is under way.
+        beat: grows each time that the rank posts this note.
+        gave_up: whether the rank has stopped waiting.
     """
 
     op: str
@@ -45,11 +45,11 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Who is missing.
+    """Missing ranks, and the chain of waits that leads to them.
 
     Args:
-        missing: the ranks; none where each of them waits for another.
-        way: the rank that asks, whom it waits for, whom that one waits for, and so on.
+        missing: the missing ranks; none if each rank waits for another.
+        way: the rank that searches, the rank it waits for, the rank that one waits for, and so on.
     """
 
     missing: tuple[int, ...]
@@ -57,22 +57,22 @@ class Found:
 
 
 def present(before: Mapping[int, Note], after: Mapping[int, Note]) -> dict[int, Note]:
-    """Return the notes of ranks that are there.
+    """Return the notes of the ranks that are alive.
 
     Args:
-        before: what was written down, by rank.
-        after: what is, some beats later.
+        before: earlier notes, by rank.
+        after: notes some beats later, by rank.
     """
     return {rank: note for rank, note in after.items() if note.gave_up or note != before.get(rank)}
 
 
 def find_missing(rank: int, size: int, notes: Mapping[int, Note]) -> Found:
-    """Return who is missing.
+    """Return the missing ranks.
 
     Args:
-        rank: who asks; it has written a note.
+        rank: the rank that searches; it has posted a note.
         size: number of ranks.
-        notes: of those that are there, by rank.
+        notes: notes of live ranks, by rank.
     """
     way = [rank]
     while (note := notes.get(way[-1])) is not None:
@@ -85,13 +85,13 @@ def find_missing(rank: int, size: int, notes: Mapping[int, Note]) -> Found:
 
 
 def find_circle(rank: int, notes: Mapping[int, Note]) -> list[tuple[int, Note]]:
-    """Return the notes of ranks that wait for each other, from `rank` back to it; nothing where none do.
+    """Return the notes of ranks that wait for each other, from `rank` back to it; none if there is no circle.
 
-    What an exchange waits for may be on its way all the same, so that only those count who do nothing else.
+    The message that an exchange waits for may still arrive, so that only ranks with no other message count.
 
     Args:
-        rank: who asks.
-        notes: by rank.
+        rank: the rank that searches.
+        notes: notes by rank.
     """
     circle: list[tuple[int, Note]] = []
     at: int | None = rank
@@ -107,11 +107,11 @@ def find_circle(rank: int, notes: Mapping[int, Note]) -> list[tuple[int, Note]]:
 
 
 def in_words(found: Found, error: str) -> str:
-    """Return who is missing in words.
+    """Return the message about missing ranks.
 
     Args:
-        found: who it is.
-        error: what the back end says.
+        found: the missing ranks.
+        error: message of the back end.
     """
     rank, *others = found.way
     waits = ", ".join(
@@ -121,7 +121,7 @@ def in_words(found: Found, error: str) -> str:
     if not found.missing:
         return f"rank {rank} has waited in vain, though no rank is missing: {waits or error}"
     many = len(found.missing) > 1
-    who = (
+    lost = (
         f"rank{'s' * many} {', '.join(map(str, found.missing))} {'are' if many else 'is'} lost to rank {rank}"
     )
-    return f"{who} ({waits}): {error}" if len(others) > 1 else f"{who}: {error}"
+    return f"{lost} ({waits}): {error}" if len(others) > 1 else f"{lost}: {error}"

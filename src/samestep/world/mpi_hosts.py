@@ -1,8 +1,8 @@
-"""On which host rank 0 of an MPI job is, where ranks are on several and nobody said so.
+"""Finds the host of rank 0 in an MPI job on several hosts, if neither user nor launcher gives it.
 
-Open MPI leaves a list of the hosts it runs on in each rank's environment. MPICH's Hydra leaves a descriptor
-over which ranks can ask: lines of ``cmd=NAME KEY=VALUE ...``, the wire protocol of PMI-1. MPI itself is not
-needed for either.
+Open MPI puts a list of the hosts it runs on into each rank's environment. MPICH's Hydra leaves an open
+descriptor for requests of the ranks: lines of ``cmd=NAME KEY=VALUE ...``, the wire protocol of PMI-1. Neither
+needs MPI itself.
 """
 
 import os
@@ -19,19 +19,19 @@ from samestep.world.detect import Detected
 from samestep.world.launchers import MPICH, OPEN_MPI
 
 _ANSWER_S = 120.0
-"""How long Hydra may take: it answers a barrier once all ranks are there."""
+"""Maximum seconds of an answer of Hydra's: it answers a barrier once all ranks have called it."""
 
 _HOSTS = re.compile(r"([^,\[\]@]*)(?:\[([0-9]{1,2}):([0-9,-]+)\])?([^,\[\]@]*)(?:,|$|@)")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 def introduced(detected: Detected, env: Environment) -> Detected:
-    """Return what was found, with the host of rank 0 where the ranks can know it; all of them call this."""
+    """Return `detected`, completed by the host of rank 0 if MPI's launcher gives it; all ranks call this."""
     place = detected.place
     if detected.master_addr or detected.hosts or place.local_size == place.size:
         return detected
     if detected.launcher == OPEN_MPI.name:
-        # The ranks beside mpirun itself are not told, but neither need those on rank 0's host be.
+        # Ranks on mpirun's own host do not get the list; those on rank 0's host do not need it.
         own = gethostname() if place.rank == place.local_rank else ""
         return replace(detected, hosts=open_mpi_first(env) or own)
     descriptor = integer(env, "PMI_FD")
@@ -39,13 +39,13 @@ def introduced(detected: Detected, env: Environment) -> Detected:
         return detected
     try:
         host, job = _exchanged(descriptor, is_main=place.is_main)
-    except (OSError, ValueError):  # closed, or in another language: the user is asked for the address
+    except (OSError, ValueError):  # closed, or another protocol: a later error asks the user for the address
         return detected
     return replace(detected, master_addr=host, job=job)
 
 
 def open_mpi_first(env: Environment) -> str | None:
-    """Return the first host that ranks run on, as Open MPI 4 tells its daemons; None where it does not.
+    """Return the first host that ranks run on, from the list that Open MPI 4 passes to its daemons, or None.
 
     >>> open_mpi_first({"OMPI_MCA_orte_node_regex": "login,n[2:8-9]@0(3)", "OMPI_MCA_orte_num_nodes": "2"})
     'n08'
@@ -63,12 +63,12 @@ def open_mpi_first(env: Environment) -> str | None:
                 return None
             numbers = range(int(found[1]), int(found[2] or found[1]) + 1)
             names += [f"{prefix}{str(number).zfill(int(width))}{suffix}" for number in numbers]
-    # The list begins with mpirun's own host, which counts only where ranks run there.
+    # The list begins with mpirun's own host, which counts only if ranks run there.
     beside = len(names) - (integer(env, "OMPI_MCA_orte_num_nodes") or 0)
     return names[beside] if beside in (0, 1) and beside < len(names) else None
 
 
-@cache  # Hydra says good-bye after the first time
+@cache  # Hydra closes the connection after `finalize`
 def _exchanged(descriptor: int, *, is_main: bool) -> tuple[str, str]:
     """Return the host of rank 0 and Hydra's name for the job."""
     if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
@@ -88,19 +88,19 @@ def _ask(descriptor: int, command: str) -> dict[str, str]:
     """Send a command; return the fields of the answer.
 
     Raises:
-        OSError: there is none.
-        ValueError: it is none of PMI-1's, or a refusal.
+        OSError: no answer arrived.
+        ValueError: the answer is not PMI-1's, or a refusal.
     """
     os.write(descriptor, f"cmd={command}\n".encode())
-    said = b""
-    while not said.endswith(b"\n"):
+    answer = b""
+    while not answer.endswith(b"\n"):
         if not select.select([descriptor], [], [], _ANSWER_S)[0]:
             raise TimeoutError(f"no answer to {command} within {_ANSWER_S:g} s")
         more = os.read(descriptor, 4096)
         if not more:
             raise ConnectionError("the other end is gone")
-        said += more
-    fields = dict(word.split("=", 1) for word in said.decode().split() if "=" in word)
+        answer += more
+    fields = dict(word.split("=", 1) for word in answer.decode().split() if "=" in word)
     if "cmd" not in fields or fields.get("rc", "0") != "0":
-        raise ValueError(f"{command} was answered by {said!r}")
+        raise ValueError(f"{command} was answered by {answer!r}")
     return {"kvsname": "", "value": "", **fields}

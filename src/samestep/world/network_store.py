@@ -1,6 +1,6 @@
-"""torch's key-value store over authenticated connections: what `TCPStore` does for anybody who connects.
+"""Implements torch's key-value store over authenticated connections; `TCPStore` serves any process instead.
 
-torch holds a store in C++, which cannot keep a Python object alive: `keep_for` does, as long as a process
+torch holds a store in C++, which cannot keep a Python object alive: `keep_for` keeps it as long as a process
 group needs it.
 """
 
@@ -22,25 +22,25 @@ from samestep.world.authenticated_server import Server
 from samestep.world.authentication import AuthenticationError, derived
 
 _TRY_S = 5.0
-"""Seconds that one connection may take, with its handshake."""
+"""Maximum seconds of one connection, with its handshake."""
 _FOREIGN_S = 3.0
-"""How long a server without the job's secret is asked again: it may be one that is about to end."""
+"""Seconds of retries with a server that lacks the job's secret: it may be one that is about to end."""
 _SLACK_S = 10.0
-"""How much later than its limit an answer may come."""
+"""Seconds that an answer may arrive after its limit."""
 
 _kept: "list[NetworkStore]" = []
 _serving: "weakref.WeakValueDictionary[tuple[int, bytes], Server]" = weakref.WeakValueDictionary()
-"""The servers of this process, by port and key: several stores may share one, as with torch's."""
+"""Servers of this process, by port and key: several stores may share one, as with torch's."""
 
 
 class NetworkStore(Store):
-    """A store that this process or another one serves.
+    """Store that this process or another one serves.
 
     Args:
-        address: of the server.
-        port: of the server.
-        key: of the job.
-        server: that of this process, where it serves.
+        address: address of the server.
+        port: port of the server.
+        key: key of the job.
+        server: server of this process, if this process serves the store.
     """
 
     timeout: timedelta  # of torch's Store
@@ -57,7 +57,7 @@ class NetworkStore(Store):
 
     @property
     def port(self) -> int:
-        """Where the server listens."""
+        """Port of the server."""
         return self._port
 
     def key_for(self, *labels: str) -> bytes:
@@ -78,7 +78,7 @@ class NetworkStore(Store):
         finally:
             del self._observers[thread]
 
-    # --- what torch calls; its bindings look for two of the names in C++'s spelling ---
+    # --- methods that torch calls; its bindings require C++'s spelling of two names ---
 
     def set(self, key: str, value: str | bytes) -> None:
         """Post a value."""
@@ -104,7 +104,7 @@ class NetworkStore(Store):
         return int(self._ask(table.ADD, [_bytes(key), str(amount).encode()])[0])
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Post a value where the present one is as expected; return what is there then."""
+        """Post a value if the present one is the expected one; return the value that the key then has."""
         return self._ask(table.COMPARE_SET, [_bytes(key), _bytes(expected), _bytes(desired)])[0]
 
     def check(self, keys: Sequence[str]) -> bool:
@@ -124,18 +124,18 @@ class NetworkStore(Store):
         return int(self._ask(table.COUNT, [])[0])
 
     def clone(self) -> "NetworkStore":
-        """Return this store: each of its threads has a connection of its own anyway."""
+        """Return this store: its threads use separate connections in any case."""
         return self
 
     deleteKey = delete_key  # noqa: N815 - torch's trampoline
     getNumKeys = num_keys  # noqa: N815 - torch's trampoline
 
-    # --- its life ---
+    # --- lifetime ---
 
     def keep_for(self, user: object) -> None:
         """Keep the store open as long as `user` exists; the last one's end closes it."""
         self._users += 1
-        # Handlers of atexit, which may come later, use the store as well.
+        # Handlers of atexit, which may run later, use the store as well.
         weakref.finalize(user, self._let_go).atexit = False
 
     def keep(self) -> None:
@@ -143,7 +143,7 @@ class NetworkStore(Store):
         self._users += 1
 
     def close(self) -> None:
-        """End all connections, and the server where this is the last store that needs it."""
+        """Close all connections, and the server if this is the last store that needs it."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -174,7 +174,7 @@ class NetworkStore(Store):
             raise DistNetworkError(f"the store at {self._address}:{self._port} is lost: {error}") from error
         if status == table.TIMED_OUT:
             names = ", ".join(part.decode(errors="replace") for part in parts[:4])
-            raise DistStoreError(f"wait timeout after {limit_s:g} s: nobody has set {names}")
+            raise DistStoreError(f"wait timeout after {limit_s:g} s: no rank has set {names}")
         if status != table.DONE:
             raise DistStoreError(f"the store refuses the request: {values[0].decode()}")
         return values
@@ -183,7 +183,7 @@ class NetworkStore(Store):
         connection = self._taken()
         try:
             answer = connection.ask(message, timeout_s=timeout_s)
-        except BaseException:  # a part of the answer may yet arrive
+        except BaseException:  # a part of the answer may still arrive
             connection.close()
             raise
         with self._lock:
@@ -206,13 +206,13 @@ class NetworkStore(Store):
         return found or connect(self._address, self._port, self._key, timeout_s=_TRY_S)
 
     def reach(self, timeout_s: float) -> None:
-        """Return once the server answers, which may yet have to start.
+        """Return once the server answers; it may not have started yet.
 
         Args:
-            timeout_s: how long it may take.
+            timeout_s: maximum seconds to wait.
 
         Raises:
-            PeerLost: it does not answer, or has not this job's secret.
+            PeerLost: the server does not answer, or does not have this job's secret.
         """
         begin, pause = monotonic(), threading.Event()
         foreign = None
@@ -232,20 +232,20 @@ class NetworkStore(Store):
                     raise PeerLost(_silent(self._address, self._port, timeout_s, error)) from error
             else:
                 return
-            pause.wait(min(max(0.005, waited / 10), 0.5))  # at most a tenth later than need be
+            pause.wait(min(max(0.005, waited / 10), 0.5))  # at most a tenth longer than necessary
 
 
 def serve(address: str, port: int, key: bytes, *, everywhere: bool) -> NetworkStore:
-    """Return a store that this process serves; one that it serves already is shared.
+    """Return a store that this process serves; an existing server of the same port and key is shared.
 
     Args:
-        address: by which this host is reached.
-        port: to listen at; 0 for any.
-        key: of the job.
-        everywhere: listen on all of this host's addresses, and not only on `address`.
+        address: address by which the ranks reach this host.
+        port: port to listen at; 0 for any free one.
+        key: key of the job.
+        everywhere: whether to listen on all of this host's addresses, and not only on `address`.
 
     Raises:
-        OSError: the port is taken, or the address is not this host's.
+        OSError: the port is in use, or the address is not this host's.
     """
     server = _serving.get((port, key))
     if server is None or server.is_closed:
@@ -258,14 +258,14 @@ def serve(address: str, port: int, key: bytes, *, everywhere: bool) -> NetworkSt
 
 def _listener(address: str, port: int, *, everywhere: bool) -> socket.socket:
     if everywhere and socket.has_dualstack_ipv6():
-        with suppress(OSError):  # IPv6 may be switched off, and then the port may yet be free
+        with suppress(OSError):  # IPv6 may be disabled; then the port may still be free
             return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
     family = socket.AF_INET6 if ":" in address and not everywhere else socket.AF_INET
     return socket.create_server(("" if everywhere else address, port), family=family, backlog=1024)
 
 
 def base_of(store: Any) -> NetworkStore | None:
-    """Return the store below torch's prefixes, where it is one of ours."""
+    """Return the store below torch's prefixes if it is a `NetworkStore`, else None."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store if isinstance(store, NetworkStore) else None
@@ -279,7 +279,7 @@ def close_all() -> None:
 
 def _not_ours(address: str, port: int) -> str:
     return (
-        f"what listens at {address}:{port} does not have this job's secret. If that is rank 0 on another "
+        f"the process at {address}:{port} does not have this job's secret. If it is rank 0 on another "
         "node, the nodes do not share a home directory: give --secret-file FILE (or SAMESTEP_SECRET_FILE), "
         "the same file on every node. Otherwise another program has the port: choose another MASTER_PORT."
     )
@@ -289,7 +289,7 @@ def _silent(address: str, port: int, timeout_s: float, error: Exception) -> str:
     return (
         f"rank 0 did not answer at {address}:{port} within {timeout_s:g} s ({error}). Is it on that host, "
         "did it fail before it joined, or does a firewall close the port? Set MASTER_ADDR and MASTER_PORT to "
-        "say where it is."
+        "its address."
     )
 
 

@@ -1,4 +1,4 @@
-"""What ranks reduce with, and what each of the operations is defined for."""
+"""Defines the reduction operations and the types that each of them supports."""
 
 from typing import Literal, TypeAlias, get_args
 
@@ -12,14 +12,14 @@ OPS: tuple[Op, ...] = get_args(Op)
 
 
 def headroom(op: Op, dtype: torch.dtype, size: int) -> int:
-    """Return what to divide by before a reduction, so that what it sums fits where the result does.
+    """Return the divisor before a reduction, with which the sum cannot overflow if the result does not.
 
-    More than 1 for means of half precision alone. It is a power of two, which costs no bits but those that
-    are too small for the type; what is left to divide by is between a half and 1.
+    It is more than 1 only for means in half precision. It is a power of two, so that only bits too small for
+    the type are lost; the remaining divisor, after the sum, is between a half and 1.
 
     Args:
         op: the operation.
-        dtype: of the tensors.
+        dtype: type of the tensors.
         size: number of ranks.
     """
     is_half = dtype.is_floating_point and dtype.itemsize < 4
@@ -27,9 +27,9 @@ def headroom(op: Op, dtype: torch.dtype, size: int) -> int:
 
 
 def as_they_lie(tensor: Tensor) -> Tensor:
-    """Return a tensor whose elements lie in memory one after another, as they are: itself, or a copy.
+    """Return a contiguous tensor with resolved conjugate and negative bits: the tensor itself, or a copy.
 
-    A conjugate may be the memory of what it is the conjugate of, and a note.
+    torch may represent a conjugate by the memory of the original tensor and a flag.
     """
     own = tensor.detach()
     if own.is_conj() or own.is_neg():
@@ -38,20 +38,20 @@ def as_they_lie(tensor: Tensor) -> Tensor:
 
 
 def refuse_root(root: int, size: int) -> None:
-    """Refuse a rank that is not there.
+    """Refuse a rank that does not exist.
 
     Raises:
-        UsageError: `root` is none of `size` ranks.
+        UsageError: `root` is not one of the `size` ranks.
     """
     if not 0 <= root < size:
         raise UsageError(f"there is no rank {root} among {size}: they are 0 .. {size - 1}.")
 
 
 def refuse(op: Op, dtype: torch.dtype) -> None:
-    """Refuse what has no result of this type.
+    """Refuse an operation that has no result of this type.
 
     Raises:
-        UsageError: there is no such operation, or not for `dtype`.
+        UsageError: the operation does not exist, or not for `dtype`.
     """
     if op not in OPS:
         raise UsageError(f"no operation {op!r}: there are {', '.join(OPS)}.")

@@ -1,7 +1,7 @@
-"""Decides from whom a listening TCP socket takes connections, by a filter in the kernel.
+"""Restricts the sources from which a listening TCP socket accepts connections, by a filter in the kernel.
 
-Any user may give a socket such a filter. A packet that it refuses is dropped: the other end's kernel sends it
-again after a second. Connections that exist keep the filter that they were made with.
+Any user may attach such a filter to a socket. The kernel drops a packet that the filter rejects, and the
+other end's kernel sends it again after a second. Existing connections keep the filter they were created with.
 """
 
 import ctypes
@@ -18,18 +18,18 @@ _INSTRUCTION = struct.Struct("=HBBI")
 _LOAD_HALF, _LOAD_WORD, _JUMP_EQUAL, _RETURN = 0x28, 0x20, 0x15, 0x06
 _NETWORK_HEADER = 0xFFF00000
 _END_OF_SOURCE = {socket.AF_INET: 12, socket.AF_INET6: 20}
-"""Where the last four bytes of a packet's source address are."""
+"""Offset of the last four bytes of a packet's source address."""
 _WHOLE, _NOTHING = 0xFFFFFFFF, 0
 _SYN_SENT = "02"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Source:
-    """Whence a connection comes.
+    """Source of a connection.
 
     Args:
         host: the last four bytes of its address.
-        port: of its end.
+        port: its port.
     """
 
     host: bytes
@@ -37,11 +37,11 @@ class Source:
 
 
 def admit(listener: socket.socket, sources: Iterable[Source]) -> None:
-    """Have a listening socket take connections from these sources alone.
+    """Make a listening socket accept connections from these sources only.
 
     Args:
         listener: the socket.
-        sources: none: it takes no more connections.
+        sources: allowed sources; with none, the socket accepts no more connections.
 
     Raises:
         OSError: the kernel has no such filters.
@@ -62,7 +62,7 @@ def admit(listener: socket.socket, sources: Iterable[Source]) -> None:
 
 
 def own_listeners() -> Iterator[socket.socket]:
-    """Yield duplicates of the TCP sockets at which this process listens; the caller closes them."""
+    """Yield duplicates of this process's listening TCP sockets; the caller closes them."""
     for file in _own_sockets().values():
         with suppress(OSError):  # it has been closed
             if not _listens(file):
@@ -75,7 +75,7 @@ def own_listeners() -> Iterator[socket.socket]:
 
 
 def own_attempts() -> set[Source]:
-    """Return whence this process is about to connect: its connections that nobody has answered."""
+    """Return the sources of this process's unanswered connection attempts."""
     own = _own_sockets()
     found = set()
     for table in ("tcp", "tcp6"):

@@ -1,4 +1,4 @@
-"""A world over torch.distributed's default process group: ranks as real processes."""
+"""Implements a world over torch.distributed's default process group: each rank is a process."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,7 +20,7 @@ from samestep.world.world import DerivedWorld, NothingPending, Pending, World
 T = TypeVar("T")
 _OPS = {
     "sum": dist.ReduceOp.SUM,
-    "mean": dist.ReduceOp.SUM,  # Gloo has no other
+    "mean": dist.ReduceOp.SUM,  # Gloo has no mean
     "product": dist.ReduceOp.PRODUCT,
     "min": dist.ReduceOp.MIN,
     "max": dist.ReduceOp.MAX,
@@ -28,7 +28,7 @@ _OPS = {
 
 
 class _AllOf:
-    """Messages under way, each with its other rank; `world` knows of them until somebody has waited."""
+    """Messages under way, each with its other rank; `world` counts them until `wait` has returned."""
 
     def __init__(self, world: "ProcessGroupWorld", works: Sequence[tuple[Pending, int | None]]) -> None:
         self._world, self._works = world, works
@@ -43,7 +43,7 @@ class _AllOf:
 
 
 class _Reducing:
-    """A collective under way."""
+    """Collective under way."""
 
     def __init__(self, world: "ProcessGroupWorld", work: Pending) -> None:
         self._world, self._work = world, work
@@ -55,26 +55,26 @@ class _Reducing:
 
 
 class ProcessGroupWorld(DerivedWorld):
-    """One rank of torch.distributed's default group, which must be up.
+    """One rank of torch.distributed's default group, which must exist.
 
     Args:
-        place: where this rank stands; its rank and size must be the group's.
+        place: place of this rank; its rank and size must be the group's.
         device: the device this rank computes on.
-        owned: whether `close` tears the group down; False where someone else set it up.
+        owned: whether `close` destroys the group; False if other code created it.
     """
 
     def __init__(self, place: Place, device: torch.device, *, owned: bool = True) -> None:
         found = (dist.get_rank(), dist.get_world_size())
         if found != (place.rank, place.size):
             raise DetectionError(
-                f"the launcher says {place.describe()}, the process group rank {found[0]} of {found[1]}. "
-                "Let samestep.join() set the group up, or start it with the launcher's own numbers."
+                f"the launcher started {place.describe()}, but the process group has rank {found[0]} of "
+                f"{found[1]}. Create the group with samestep.join(), or with the launcher's rank and size."
             )
         self.place = place
         self.device = device
         self._owned = owned
         self.under_way = 0
-        """Exchanges that have begun and have not been waited for."""
+        """Number of exchanges under way that have not been waited for."""
         self._blocked = Blocked(place) if dist.get_backend() == "gloo" else None
 
     @property
@@ -101,7 +101,7 @@ class ProcessGroupWorld(DerivedWorld):
             return NothingPending()
         if self._blocked is None:
             return self._exchange_together(send, receive, to, source)
-        # torch's isend and irecv look at many things before they come to this, at every message.
+        # torch's isend and irecv make many checks before they call these functions, at every message.
         group, works, peer = dist.group.WORLD, [], source
         assert group is not None
         try:
@@ -179,11 +179,11 @@ class ProcessGroupWorld(DerivedWorld):
         return values
 
     def waiting(self, op: str) -> AbstractContextManager[None]:
-        """Return within what to wait for all ranks; see `Blocked.waiting`."""
+        """Return the context in which to wait for all ranks; see `Blocked.waiting`."""
         return nullcontext() if self._blocked is None else self._blocked.waiting(op)
 
     def _message(self, begin: Callable[..., Any], tensor: Tensor, *, op: str, peer: int) -> None:
-        """Begin and end a message."""
+        """Start a message and wait until it is over."""
         try:
             work = begin(tensor, peer)
         except RuntimeError as error:
@@ -193,7 +193,7 @@ class ProcessGroupWorld(DerivedWorld):
         self.await_message(work, op=op, peer=peer)
 
     def await_message(self, work: Pending | None, *, op: str, peer: int | None) -> None:
-        """Return when a message is over. The run's watchdog knows this function by its name and arguments.
+        """Return when a message is over. The run's watchdog finds this function by its name and arguments.
 
         Args:
             work: the message.
@@ -201,8 +201,8 @@ class ProcessGroupWorld(DerivedWorld):
             peer: the other rank.
 
         Raises:
-            OutOfStep: ranks send to each other, and nobody receives.
-            PeerLost: a rank is gone, or did not come in time.
+            OutOfStep: ranks send to each other, and none receives.
+            PeerLost: a rank is gone, or did not join the operation in time.
         """
         assert work is not None  # this rank is in the group
         blocked = self._blocked
@@ -219,7 +219,7 @@ class ProcessGroupWorld(DerivedWorld):
             blocked.end()
 
     def close(self) -> None:
-        """Tear the process group down, where this world owns it."""
+        """Destroy the process group if this world owns it."""
         if self._blocked is not None:
             self._blocked.close()
         if self._owned and dist.is_initialized():
@@ -231,7 +231,7 @@ class ProcessGroupWorld(DerivedWorld):
 
 @contextmanager
 def _as_contiguous(tensor: Tensor) -> Iterator[Tensor]:
-    """Give what may be changed in a tensor's place: Gloo takes any memory for contiguous."""
+    """Yield a contiguous tensor, and copy it back after the block: Gloo treats any memory as contiguous."""
     own = as_they_lie(tensor)
     yield own
     if own.data_ptr() != tensor.data_ptr():
@@ -256,15 +256,15 @@ def rank_in_job(world: World) -> tuple[int, int]:
 
 
 def adopt() -> World:
-    """Return the world this process already stands in, without joining anything.
+    """Return the world this process already belongs to, without joining one.
 
     Raises:
-        DetectionError: the launcher started several workers, but no process group is up.
+        DetectionError: the launcher started several workers, but there is no process group.
     """
     place = detect(env.snapshot()).place
     if dist.is_available() and dist.is_initialized():
         rank, size = dist.get_rank(), dist.get_world_size()
-        if (place.rank, place.size) != (rank, size):  # set up by hand: only the group knows
+        if (place.rank, place.size) != (rank, size):  # set up by the script: only the group has its rank
             place = Place(rank=rank, size=size, launcher="process group")
         return ProcessGroupWorld(place, _device_of_group(), owned=False)
     if place.size > 1:

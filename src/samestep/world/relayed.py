@@ -1,4 +1,4 @@
-"""A world that does what another does; who makes one says what is otherwise."""
+"""Provides a world that forwards every call to another one; subclasses override the calls that differ."""
 
 from typing import TypeVar
 
@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 class RelayedWorld(DerivedWorld):
-    """The ranks of another world.
+    """World that forwards every call to another one.
 
     Args:
-        inner: the world that does what this one is asked for.
+        inner: the world that runs the calls.
     """
 
     def __init__(self, inner: World) -> None:

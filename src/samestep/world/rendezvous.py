@@ -1,7 +1,7 @@
-"""Where the ranks of a job meet: the address and port of rank 0, agreed on without talking.
+"""Derives the rendezvous of a job's ranks: the address and port of rank 0, without communication.
 
 ============================  =======================  ===========================================
-what is known                 address                  port
+known                         address                  port
 ============================  =======================  ===========================================
 MASTER_ADDR, MASTER_PORT      as given                 as given (each half counts on its own)
 a Slurm step                  first node of the step   from job and step id
@@ -9,7 +9,7 @@ all ranks on one host         loopback                 from the job's name, or t
 several hosts, MPI            an error                 from the job's name, or an error
 ============================  =======================  ===========================================
 
-A derived port is where rank 0 is asked for the real one first: see `meeting`.
+At a derived port, rank 0 is asked for the real one first: see `meeting`.
 """
 
 import socket
@@ -25,23 +25,23 @@ from samestep.world.detect import Detected
 from samestep.world.launchers import BY_NAME
 
 # Above the well-known services, below the ports that Linux (32768), Kubernetes (30000) and PyTorch's own
-# default (29500) hand out.
+# default (29500) use.
 PORTS = range(15000, 29000)
 
 _TRIES = 8
-_STRIDE = 1009  # prime: ports of jobs whose first ones are neighbours lie apart
+_STRIDE = 1009  # prime: jobs whose first ports are adjacent have other ports far apart
 
 _EXAMPLE = "export MASTER_ADDR=<host of rank 0> MASTER_PORT=29500"
 
 Ancestors = Callable[[], Iterator[tuple[str, Mapping[str, str]]]]
-"""Yields an identity and the environment of this process's ancestors, nearest first."""
+"""Function that yields an identity and the environment of this process's ancestors, nearest first."""
 
 
 def ancestors() -> Iterator[tuple[str, Mapping[str, str]]]:
     """Yield the ancestors of this process that belong to the same user, nearest first."""
     import psutil
 
-    with suppress(psutil.Error):  # another user's, or gone: no launcher of ours
+    with suppress(psutil.Error):  # another user's process, or gone: not this job's launcher
         for process in psutil.Process().parents():
             yield str(process.pid), process.environ()
 
@@ -49,15 +49,15 @@ def ancestors() -> Iterator[tuple[str, Mapping[str, str]]]:
 def choose(
     detected: Detected, *, master: tuple[str, int] | None = None, ancestors: Ancestors = ancestors
 ) -> tuple[str, int]:
-    """Return the address and port at which the ranks meet; the same on every rank.
+    """Return the address and port of the rendezvous; the same on every rank.
 
     Args:
-        detected: this rank's place and what the launcher said.
-        master: address and port from the caller, which win.
-        ancestors: this process's ancestors; tests pass their own.
+        detected: this rank's place and the launcher's variables.
+        master: address and port from the caller, which take precedence.
+        ancestors: this process's ancestors; tests replace it.
 
     Raises:
-        DetectionError: the address, or the port, neither was given nor follows from anything.
+        DetectionError: the address or the port was not given and cannot be derived.
     """
     if master is not None:
         return master
@@ -67,7 +67,7 @@ def choose(
 
 
 def ports_of(name: str) -> list[int]:
-    """Return the ports at which rank 0 of the job of this name is asked for, in order."""
+    """Return the ports at which ranks contact rank 0 of the job of this name, in order."""
     first = zlib.crc32(name.encode())
     return [PORTS[(first + i * _STRIDE) % len(PORTS)] for i in range(_TRIES)]
 
@@ -88,10 +88,10 @@ def name_of(detected: Detected, ancestors: Ancestors = ancestors) -> str:
 
 
 def resolve(address: str, *, timeout_s: float = 10.0) -> str:
-    """Return the IP address of a host; a name server that does not answer costs `timeout_s` at most.
+    """Return the IP address of a host; wait for the name server at most `timeout_s`.
 
     Raises:
-        DetectionError: there is no such host, or nobody said so in time.
+        DetectionError: there is no such host, or the name server did not answer in time.
     """
     answers: list[str] = []
     problems: list[str] = []
@@ -103,7 +103,7 @@ def resolve(address: str, *, timeout_s: float = 10.0) -> str:
         except (OSError, UnicodeError) as error:
             problems.append(str(error))
 
-    # The resolver cannot be interrupted; it is left behind where it does not answer.
+    # The resolver cannot be interrupted; its thread is abandoned if it does not answer.
     thread = threading.Thread(target=ask, name="samestep-resolve", daemon=True)
     thread.start()
     thread.join(timeout_s)
@@ -117,10 +117,10 @@ def resolve(address: str, *, timeout_s: float = 10.0) -> str:
 
 
 def await_listener(address: str, port: int, *, timeout_s: float) -> None:
-    """Return once something listens at `address`:`port`; rank 0 may still be starting.
+    """Return once a server accepts connections at `address`:`port`; rank 0 may still be starting.
 
     Raises:
-        PeerLost: nothing did within `timeout_s`.
+        PeerLost: no server did within `timeout_s`.
     """
     begin = monotonic()
     pause = threading.Event()
@@ -135,9 +135,9 @@ def await_listener(address: str, port: int, *, timeout_s: float) -> None:
                 raise PeerLost(
                     f"rank 0 did not answer at {address}:{port} within {timeout_s:g} s ({error}). Is it on "
                     "that host, did it fail before it joined, or does a firewall close the port? Set "
-                    "MASTER_ADDR and MASTER_PORT to say where it is."
+                    "MASTER_ADDR and MASTER_PORT to its address."
                 ) from error
-        pause.wait(min(max(0.005, waited / 10), 0.5))  # at most a tenth later than need be
+        pause.wait(min(max(0.005, waited / 10), 0.5))  # at most a tenth longer than necessary
 
 
 def _address(detected: Detected) -> str:
@@ -146,15 +146,15 @@ def _address(detected: Detected) -> str:
     if detected.hosts:
         return compressed.hosts(detected.hosts)[0]
     raise DetectionError(
-        f"{detected.place.describe()} was started by {detected.launcher}, which does not say on which host "
-        f"rank 0 is. Give it: {_hint(detected)}"
+        f"{detected.place.describe()} was started by {detected.launcher}, which does not give the host of "
+        f"rank 0. Give it: {_hint(detected)}"
     )
 
 
 def _name_of_parent(detected: Detected, ancestors: Ancestors) -> str:
-    """Name the job after the process that all of its ranks descend from, on one host.
+    """Return a name of the job from the process that all of its ranks descend from, on one host.
 
-    That is the nearest ancestor that is no rank itself: a shell between the two has the rank's variables.
+    That is the nearest ancestor that is not a rank: a shell between the two has the rank's variables.
     """
     launcher = BY_NAME.get(detected.launcher)
     if launcher is None or not launcher.parent_is_job or detected.place.local_size < detected.place.size:

@@ -1,7 +1,7 @@
-"""Puts an HMAC behind each pickle that ranks exchange, which is checked before anything is unpickled.
+"""Appends an HMAC to each pickle that ranks exchange, and checks it before the pickle is loaded.
 
 torch's functions for objects (``all_gather_object`` and its relatives) send them over the connections of a
-group, which carry no proofs once they exist.
+group, whose messages are not authenticated once the connections exist.
 """
 
 import hmac
@@ -19,32 +19,32 @@ _PROOF = 32
 
 
 class Seal:
-    """The HMAC behind the pickles of one job.
+    """HMAC of the pickles of one job.
 
     Args:
-        key: of the job; empty: pickles go without.
+        key: key of the job; if empty, pickles are sent without an HMAC.
     """
 
     def __init__(self, key: bytes) -> None:
         self._key = key
 
     def sealed(self, data: bytes) -> bytes:
-        """Return a pickle as it is sent."""
+        """Return a pickle followed by its HMAC."""
         return data + self._proof(data)
 
     def opened(self, data: bytes) -> bytes:
-        """Return a pickle that has come from a rank of this job.
+        """Return a received pickle without its HMAC, after checking it.
 
         Raises:
-            WorldError: it has not.
+            WorldError: the pickle is not from a rank of this job.
         """
         if not self._key:
             return data
         data, proof = data[:-_PROOF], data[-_PROOF:]
         if not hmac.compare_digest(proof, self._proof(data)):
             raise WorldError(
-                "an object has arrived that no rank of this job has sent, and was not unpickled. Does every "
-                "rank run under samestep, or does somebody change the network's traffic? See "
+                "a received object is not from a rank of this job, and was not unpickled. Does every "
+                "rank run under samestep, or does another program change the network's traffic? See "
                 "docs/guide/security.md."
             )
         return data
@@ -54,16 +54,16 @@ class Seal:
 
 
 _seals = [Seal(b"")]
-"""The one of this process's job."""
+"""Seal of this process's job."""
 
 
 def protect_objects(environment: Environment) -> None:
-    """Have all objects that this process sends and receives from now on carry an HMAC.
+    """Add an HMAC to all objects that this process sends from now on, and require one of those it receives.
 
-    All ranks of a job do so, or none.
+    Either all ranks of a job call this, or none.
 
     Args:
-        environment: of this process.
+        environment: variables of this process.
 
     Raises:
         UsageError: there is no secret.
@@ -76,15 +76,15 @@ def protect_objects(environment: Environment) -> None:
 
 
 def sealed(data: bytes) -> bytes:
-    """Return a pickle as it is sent to ranks of this process's job."""
+    """Return a pickle with the HMAC of this process's job."""
     return _seals[0].sealed(data)
 
 
 def opened(data: bytes) -> bytes:
-    """Return a pickle that has come from a rank of this process's job.
+    """Return a received pickle without the HMAC of this process's job, after checking it.
 
     Raises:
-        WorldError: it has not.
+        WorldError: the pickle is not from a rank of this job.
     """
     return _seals[0].opened(data)
 
@@ -93,7 +93,7 @@ def _sealing(packs: Any) -> Any:
     def pack(obj: object, device: torch.device, group: Any) -> tuple[Tensor, Tensor]:
         data, _ = packs(obj, torch.device("cpu"), group)
         whole = torch.frombuffer(bytearray(sealed(data.numpy().tobytes())), dtype=torch.uint8)
-        own = torch.empty_like(whole, device=device).copy_(whole)  # which torch can resize
+        own = torch.empty_like(whole, device=device).copy_(whole)  # memory that torch can resize
         return own, torch.tensor([own.numel()], dtype=torch.long, device=device)
 
     return pack

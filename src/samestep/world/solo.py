@@ -1,4 +1,4 @@
-"""A world of one: every collective is the identity."""
+"""Implements a world of one rank: every collective is the identity."""
 
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class SoloWorld(DerivedWorld):
-    """The only rank of a job of one. No process group, no cost.
+    """World of a job with one rank. It has no process group and no cost.
 
     Args:
         device: the device this process computes on.
@@ -29,21 +29,21 @@ class SoloWorld(DerivedWorld):
 
     @property
     def timeout_s(self) -> float:
-        """See `World.timeout_s`; there is nobody to wait for."""
+        """See `World.timeout_s`; there is no other rank to wait for."""
         return 0.0
 
     def send(self, tensor: Tensor, *, to: int) -> None:  # noqa: ARG002 - the protocol's signature
-        """Refuse: there is nobody to send to."""
+        """Refuse: there is no rank to send to."""
         raise WorldError(f"cannot send to rank {to}: this is a world of one")
 
     def receive(self, tensor: Tensor, *, source: int) -> None:  # noqa: ARG002 - the protocol's signature
-        """Refuse: nobody will send."""
+        """Refuse: there is no rank to receive from."""
         raise WorldError(f"cannot receive from rank {source}: this is a world of one")
 
     def exchange(
         self, send: Tensor | None, receive: Tensor | None, *, to: int | None = None, source: int | None = None
     ) -> Pending:
-        """Refuse: there is nobody else."""
+        """Refuse to send or receive: there is no other rank."""
         if send is not None:
             raise WorldError(f"cannot send to rank {to}: this is a world of one")
         if receive is not None:
@@ -77,4 +77,4 @@ class SoloWorld(DerivedWorld):
         return [value]
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: this world has no open resources."""

@@ -1,4 +1,4 @@
-"""The key-value store through which the ranks of a job find each other."""
+"""Opens the key-value store of a job, through which its ranks find each other."""
 
 import errno
 from datetime import timedelta
@@ -21,29 +21,29 @@ from samestep.world.rendezvous import await_listener, resolve
 __all__ = ["PURPOSE", "Store", "close_unused", "is_protected", "keep_for_group", "open_store", "ranks_store"]
 
 PURPOSE = "store"
-"""Of the key with which the ranks' store is protected."""
+"""Purpose of the key that protects the ranks' store."""
 
-# Every joining of this process gets keys of its own, since a store may outlive the world it served.
+# Every join of this process gets separate keys, since a store may outlive the world it served.
 _joinings = count()
 
 
 def open_store(
     environment: Environment, detected: Detected, *, master: tuple[str, int] | None, timeout_s: float
 ) -> Store:
-    """Return a store that all ranks reach, with keys of its own for this joining.
+    """Return a store that all ranks reach, with separate keys for this join.
 
-    Under torchrun the agent serves the store, which is torch's and asks nobody for a secret; otherwise rank 0
-    does, and answers who proves to belong to the job.
+    Under torchrun the agent serves the store, which is torch's and requires no secret; otherwise rank 0
+    serves it, and answers only ranks that prove to belong to the job.
 
     Args:
-        environment: of this process.
-        detected: this rank's place, and where the ranks meet.
-        master: where they meet instead.
-        timeout_s: how long a key may be waited for.
+        environment: variables of this process.
+        detected: this rank's place, and the rendezvous.
+        master: address and port of the rendezvous, instead of the detected one.
+        timeout_s: maximum seconds to wait for a key.
 
     Raises:
         UsageError: the address of rank 0 is unknown or does not resolve, or there is no secret.
-        WorldError: the port is taken.
+        WorldError: the port is in use.
         PeerLost: rank 0 did not answer.
     """
     connect_s = min(timeout_s, START_S)
@@ -65,8 +65,8 @@ def open_store(
             )
     store.set_timeout(timedelta(seconds=timeout_s))
     joining = next(_joinings)
-    # Agents' stores outlive a restart of their workers. They count restarts each for itself, so that only
-    # ranks of one agent agree on the number.
+    # Agents' stores outlive a restart of their workers. Each agent counts restarts separately, so that only
+    # ranks of one agent have the same number.
     if detected.place.nodes == 1:
         life = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     elif agents:
@@ -80,19 +80,19 @@ def open_store(
 def ranks_store(
     environment: Environment, address: str, port: int, *, serves: bool, one_host: bool, connect_s: float
 ) -> NetworkStore:
-    """Return the store at an address, which rank 0 serves to the ranks of this job alone.
+    """Return the store at an address, which rank 0 serves to the ranks of this job only.
 
     Args:
-        environment: of this process.
-        address: of rank 0.
-        port: of rank 0.
+        environment: variables of this process.
+        address: address of rank 0.
+        port: port of rank 0.
         serves: whether this is rank 0.
         one_host: whether all ranks share a host.
-        connect_s: how long rank 0 may take to answer.
+        connect_s: maximum seconds to wait for rank 0.
 
     Raises:
         UsageError: there is no secret.
-        WorldError: rank 0 cannot serve there.
+        WorldError: rank 0 cannot serve at the address.
         PeerLost: rank 0 does not answer.
     """
     key = job_key(environment, PURPOSE)
@@ -112,7 +112,7 @@ def ranks_store(
 
 
 def keep_for_group(store: Store) -> None:
-    """Keep a store of ours open as long as the default process group exists."""
+    """Keep a `NetworkStore` open as long as the default process group exists."""
     base, group = base_of(store), dist.group.WORLD
     if base is not None and group is not None:
         base.keep_for(group)
@@ -124,7 +124,7 @@ def is_protected(store: Store) -> bool:
 
 
 def close_unused(store: Store) -> None:
-    """Close a store of ours that no process group will use."""
+    """Close a `NetworkStore` that no process group uses."""
     base = base_of(store)
     if base is not None:
         base.close()

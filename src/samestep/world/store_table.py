@@ -1,7 +1,7 @@
-"""The keys and values of a store, and the requests that wait for keys; knows nothing of sockets.
+"""Holds the keys and values of a store, and the requests that wait for keys; uses no sockets.
 
-A request and its answer have one form: a code, a time limit in milliseconds, and some byte strings, each
-behind its length.
+A request and its answer have one format: a code, a time limit in milliseconds, and byte strings, each
+after its length.
 """
 
 import struct
@@ -32,10 +32,10 @@ def unpacked(message: bytes) -> tuple[int, int, list[bytes]]:
     """Return code, time limit in milliseconds and strings of a request or an answer.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the message is malformed.
     """
     if len(message) < _HEAD.size:
-        raise ValueError("a message without a head")
+        raise ValueError("a message without a header")
     code, limit_ms, count = _HEAD.unpack_from(message)
     at, parts = _HEAD.size, []
     for _ in range(count):
@@ -48,13 +48,13 @@ def unpacked(message: bytes) -> tuple[int, int, list[bytes]]:
         parts.append(message[at : at + length])
         at += length
     if at != len(message):
-        raise ValueError("a message with more than it says")
+        raise ValueError("a message that is longer than its header states")
     return code, limit_ms, parts
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A request that waits until all its keys are there."""
+    """Request that waits until all its keys are posted."""
 
     peer: Peer
     keys: list[bytes]
@@ -63,7 +63,7 @@ class _Waiting:
 
 
 class Table:
-    """The keys and values, as a service of an authenticated server."""
+    """Keys and values of a store, as a service of an authenticated server."""
 
     def __init__(self) -> None:
         self._values: dict[bytes, bytes] = {}
@@ -127,7 +127,7 @@ class Table:
         return [total]
 
     def _compare_set(self, parts: list[bytes]) -> list[bytes]:
-        """As torch's: a missing key counts as empty; the answer is what it holds, or was expected to."""
+        """Post a value as torch does: a missing key counts as empty, and the answer is the expected value."""
         key, expected, desired = parts
         current = self._values.get(key)
         if current == expected or (current is None and not expected):

@@ -1,6 +1,6 @@
-"""Ranks as threads of one process: for tests, teaching and notebooks.
+"""Implements a world whose ranks are threads of one process: for tests, teaching and notebooks.
 
-Messages travel through mailboxes that belong to one world (`Hub`): nothing here can hang.
+Messages pass through mailboxes that belong to one world (`Hub`): no call can hang.
 """
 
 import threading
@@ -31,7 +31,7 @@ _COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 class ThreadWorld(DerivedWorld):
     """One rank of a world whose ranks are threads.
 
-    Collectives gather at rank 0, combine in rank order and copy the result back: slow, obvious, and of
+    Collectives gather at rank 0, combine in rank order and copy the result back: slow, simple, and of
     equal bits on all ranks.
     """
 
@@ -80,12 +80,12 @@ class ThreadWorld(DerivedWorld):
         _overwrite(tensor, total)
 
     def all_reduce_later(self, tensor: Tensor) -> Pending:
-        """See `World.all_reduce_later`; reads and writes `tensor` as late as it may."""
+        """See `World.all_reduce_later`; reads and writes `tensor` as late as possible."""
         self._begun.append(Later(self, tensor))
         return self._begun[-1]
 
     def finish_through(self, last: "Later") -> None:
-        """Do what was begun, in the order in which it was, up to `last`."""
+        """Run the all-reduces that were begun, in their order, up to `last`."""
         while last in self._begun:
             begun = self._begun.popleft()
             self.all_reduce(begun.tensor)
@@ -118,7 +118,7 @@ class ThreadWorld(DerivedWorld):
         return list(self._exchange(value))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: this world has no open resources."""
 
     def _exchange(self, value: Any) -> list[Any]:
         """Return every rank's value, in rank order, by way of rank 0."""
@@ -154,7 +154,7 @@ class ThreadWorld(DerivedWorld):
 
 
 class Coming:
-    """A message that is yet to be taken out of the mailbox; messages of one rank are waited for in order."""
+    """Message that is still in the mailbox; messages of one rank are waited for in order."""
 
     def __init__(self, world: ThreadWorld, tensor: Tensor, source: int) -> None:
         self._world, self._tensor, self._source = world, tensor, source
@@ -165,10 +165,10 @@ class Coming:
 
 
 class Later:
-    """An all-reduce that has begun.
+    """All-reduce that has begun.
 
-    Nothing happens to its tensor before somebody waits. A real back end works at any moment in between;
-    the last one is that which shows a buffer that was touched too early.
+    Its tensor does not change before `wait` is called. A real back end runs at any moment in between;
+    the latest moment reveals a buffer that was changed too early.
     """
 
     def __init__(self, world: ThreadWorld, tensor: Tensor) -> None:
@@ -186,7 +186,7 @@ def _overwrite(tensor: Tensor, value: Tensor) -> None:
 
 
 def thread_places(size: int, *, nodes: int = 1) -> list[Place]:
-    """Return the places of `size` ranks dealt out over `nodes` nodes in blocks, earlier nodes fuller."""
+    """Return the places of `size` ranks on `nodes` nodes, in blocks; earlier nodes get the larger blocks."""
     sizes = [size // nodes + (node < size % nodes) for node in range(nodes)]
     return [
         Place(
@@ -211,12 +211,12 @@ def run_ranks(
     Args:
         fn: called once on each rank, with that rank's `World` first.
         size: number of ranks.
-        args: handed to `fn` behind the world, the same on every rank.
-        nodes: number of nodes the places pretend to stand on.
-        timeout_s: how long one rank waits for another.
+        args: arguments of `fn` after the world, the same on every rank.
+        nodes: number of nodes in the places, which exist only there.
+        timeout_s: seconds that one rank waits for another.
 
     Raises:
-        BaseException: the error of the rank that failed first, its rank told in a ``__notes__`` entry.
+        BaseException: the error of the rank that failed first, with its rank in a ``__notes__`` entry.
     """
     hub = Hub(size, timeout_s=timeout_s)
     results: list[Any] = [None] * size

@@ -1,4 +1,4 @@
-"""A region of a script, timed by hand: from when all ranks begin it to when the last of them has ended it."""
+"""Times a region of a script: from the moment all ranks begin it until the last of them has ended it."""
 
 import time
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from samestep.world.world import World
 
 
 class Region:
-    """A region that `timed` times."""
+    """Region that `timed` times."""
 
     def __init__(self) -> None:
         self._seconds: float | None = None
@@ -21,14 +21,14 @@ class Region:
 
     @property
     def seconds(self) -> float:
-        """What it took the slowest rank; the same on all ranks.
+        """Seconds of the slowest rank; the same on all ranks.
 
         Raises:
-            UsageError: it has not come to its end.
+            UsageError: the region has not ended, or ended with an error.
         """
         if self._has_raised:
             raise UsageError(
-                "a region that samestep.timed() times has no seconds where an error ended its block."
+                "a region that samestep.timed() times has no seconds if an error ended its block."
             )
         if self._seconds is None:
             raise UsageError(
@@ -38,11 +38,11 @@ class Region:
         return self._seconds
 
     def end(self, seconds: float) -> None:
-        """Note how long it took."""
+        """Record the seconds of the region."""
         self._seconds = seconds
 
     def fail(self) -> None:
-        """Note that an error ended it."""
+        """Record that an error ended the region."""
         self._has_raised = True
 
 
@@ -50,13 +50,13 @@ class Region:
 def timed(label: str | None = None, *, world: World | None = None) -> Iterator[Region]:
     """Time a region of a script on all ranks, with a barrier at both ends.
 
-    What an accelerator was given is done before each end counts. Every rank of the job goes through the
-    block; where nobody has joined others, the one process does. No barrier stands within, so the region runs
-    as it would untimed. A block that raises is not timed, and no rank is waited for.
+    The queued work of an accelerator is complete before each end is measured. Every rank of the job runs the
+    block; without a job, the one process does. There is no barrier inside, so the region runs
+    as it would untimed. A block that raises is not timed, and does not wait for other ranks.
 
     Args:
-        label: what rank 0 prints the seconds after, once; None for nothing.
-        world: the ranks; those of the job that was joined here if not given.
+        label: text that rank 0 prints before the seconds, once; None to print nothing.
+        world: the ranks; by default those of the job that this context has joined.
 
     Yields:
         the region; its `seconds` are known once the block has ended.
@@ -79,18 +79,18 @@ def timed(label: str | None = None, *, world: World | None = None) -> Iterator[R
         raise
     _finish_device()
     own = torch.tensor([time.perf_counter() - begun], dtype=torch.float64, device=world.device)
-    world.all_reduce(own, op="max")  # which no rank leaves before all have come
+    world.all_reduce(own, op="max")  # no rank leaves this before all have called it
     region.end(float(own.item()))
     if label is not None:
         world.print(f"{label}: {seconds_text(region.seconds)}")
 
 
 def _finish_device() -> None:
-    """Wait for what this process has given to its accelerator; one it does not use is left alone."""
+    """Wait for the queued work of this process's accelerator; do not open one that it does not use."""
     device = torch.accelerator.current_accelerator()
     if device is None:
         return
-    # To wait for a device opens it, also for a script that never touches it. Metal needs no opening.
+    # Waiting for a device opens it, even if the script never uses it. Metal needs no opening.
     is_open = getattr(torch.get_device_module(device), "is_initialized", torch.accelerator.is_available)
     if is_open():
         torch.accelerator.synchronize()

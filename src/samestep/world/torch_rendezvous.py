@@ -1,7 +1,7 @@
-"""Replaces the store that torch makes in ``init_process_group``, for programs that this process runs.
+"""Replaces the store that torch creates in ``init_process_group``, for programs that this process runs.
 
-torch's own listens on every interface and answers anybody. Ranks that `samestep run` has started all have the
-job's secret, and all make this one instead.
+torch's store accepts connections on every interface and answers any process. Ranks that `samestep run` has
+started all have the job's secret, and all create a `NetworkStore` instead.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,9 +24,9 @@ Handler = Callable[..., Iterator[tuple[Any, int, int]]]
 
 
 def protect_rendezvous() -> None:
-    """Have ``env://`` and ``tcp://`` make a store that only this job's ranks can use.
+    """Make ``env://`` and ``tcp://`` create a store that only this job's ranks can use.
 
-    A store of torchrun's agents stays what it is.
+    A store of torchrun's agents is not replaced.
     """
     if env.snapshot().get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return
@@ -66,9 +66,9 @@ def _created(
 
 
 def _kept_for_group(handler: Handler) -> Handler:
-    """Return a handler whose store lives as long as the process group that is made with it.
+    """Return a handler whose store exists as long as the process group that is created with it.
 
-    torch drops the handler's iterator when the group is made.
+    torch drops the handler's iterator when the group is created.
     """
 
     def handle(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:

@@ -1,8 +1,8 @@
-"""What launchers do to a rank's threads and processors without having been asked.
+"""Undoes side effects of launchers on a rank's threads and cores that the user did not request.
 
-torchrun sets ``OMP_NUM_THREADS=1`` where the user has set nothing, and Open MPI binds each of two ranks to
-one core (``mpirun -np 2``; three share a socket). The same job would then compute with other threads under
-each launcher. What the user has said is left alone: the launcher has it in its own environment, or tells it.
+torchrun sets ``OMP_NUM_THREADS=1`` if the user has set nothing, and Open MPI binds each of two ranks to
+one core (``mpirun -np 2``; three share a socket). The same job would then use other numbers of threads under
+each launcher. The user's settings are kept: the launcher has them in its own environment, or passes them on.
 """
 
 import os
@@ -22,7 +22,7 @@ _ASKED = (
     "OMPI_MCA_rmaps_rank_file_path",
     "PRTE_MCA_hwloc_default_binding_policy",
 )
-"""What ``--bind-to`` and its like become in the ranks' environment."""
+"""Variables in the ranks' environment for ``--bind-to`` and similar flags."""
 
 
 def without_unasked_threads(
@@ -31,9 +31,9 @@ def without_unasked_threads(
     """Return `env` without a number of threads that only torchrun has set.
 
     Args:
-        env: of this rank.
-        launcher: who started it.
-        ancestors: this process's ancestors; tests pass their own.
+        env: variables of this rank.
+        launcher: name of its launcher.
+        ancestors: this process's ancestors; tests replace it.
     """
     if launcher != TORCHELASTIC.name or env.get(_THREADS) != "1" or told_threads(env) is not None:
         return env
@@ -44,14 +44,15 @@ def without_unasked_threads(
 
 
 def unbind(env: Environment, launcher: str, *, ancestors: Ancestors = ancestors) -> bool:
-    """Give this rank back the processors that its launcher has, where Open MPI bound it to one core unasked.
+    """Reset this rank's affinity to its launcher's, if Open MPI bound it to one core by default.
 
-    Ranks of one host then share them, as under any other launcher. Returns whether anything was done.
+    Ranks of one host then share the processors, as under any other launcher. Returns whether the affinity
+    changed.
 
     Args:
-        env: of this rank; Open MPI hands on to it what the user has said about binding.
-        launcher: who started it.
-        ancestors: this process's ancestors; tests pass their own.
+        env: variables of this rank; Open MPI passes the user's binding flags on in them.
+        launcher: name of its launcher.
+        ancestors: this process's ancestors; tests replace it.
     """
     if launcher != OPEN_MPI.name or _binding_was_asked_for(env) or not hasattr(os, "sched_setaffinity"):
         return False
@@ -64,7 +65,7 @@ def unbind(env: Environment, launcher: str, *, ancestors: Ancestors = ancestors)
         if not theirs > mine:
             return False
         os.sched_setaffinity(0, theirs)
-    except OSError:  # it has ended, or the kernel keeps this process where it is
+    except OSError:  # it has ended, or the kernel does not allow the change
         return False
     return True
 
@@ -75,7 +76,7 @@ def _binding_was_asked_for(env: Environment) -> bool:
 
 
 def launching(launcher: str, ancestors: Ancestors = ancestors) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Yield the processes that started this rank, as far up as they can be seen; the launcher's own first."""
+    """Yield the ancestors of this rank that are not ranks, as far as they are visible, nearest first."""
     ranks = BY_NAME[launcher].rank
     for name, environment in ancestors():
         if not any(variable in environment for variable in ranks):

@@ -1,4 +1,4 @@
-"""The World protocol: the ranks of one job, seen from one of them."""
+"""Defines the World protocol: the ranks of one job, from the view of one of them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -15,68 +15,68 @@ T = TypeVar("T")
 
 
 class Pending(Protocol):
-    """A collective under way; its tensors may be read once `wait` has returned."""
+    """Collective under way; its tensors may be read once `wait` has returned."""
 
     def wait(self) -> object:
-        """Block until the result is in place."""
+        """Block until the result is complete."""
 
 
 class NothingPending:
-    """What is over already, or never was."""
+    """Pending operation that is already complete."""
 
     def wait(self) -> None:
         """Return at once."""
 
 
 class World(Protocol):
-    """The ranks of one job, seen from one of them.
+    """Ranks of one job, from the view of one of them.
 
-    Passed as an argument, never looked up. A world of one is a World: nothing asks "are we
-    distributed?". Collectives are called by every rank, in the same order. Tensors are changed in
-    place and must have equal shapes and dtypes on all ranks; they live on `device` or, where the
-    back end can, on the CPU.
+    It is passed as an argument, not stored globally. A world of one is a World: no code checks whether it is
+    distributed. Every rank calls the collectives, in the same order. Tensors are changed in
+    place and must have equal shapes and dtypes on all ranks; they are on `device` or, if the
+    back end supports it, on the CPU.
     """
 
     @property
     def place(self) -> Place:
-        """Where this rank stands."""
+        """Place of this rank in the job."""
 
     @property
     def device(self) -> torch.device:
-        """The device this rank computes on."""
+        """Device this rank computes on."""
 
     @property
     def timeout_s(self) -> float:
-        """How long a rank waits for another in a message or collective."""
+        """Seconds that a rank waits for another in a message or collective."""
 
     def send(self, tensor: Tensor, *, to: int) -> None:
         """Send `tensor` to rank `to`; returns when it may be changed again."""
 
     def receive(self, tensor: Tensor, *, source: int) -> None:
-        """Receive into `tensor` what rank `source` sent."""
+        """Receive a tensor from rank `source` into `tensor`."""
 
     def exchange(
         self, send: Tensor | None, receive: Tensor | None, *, to: int | None = None, source: int | None = None
     ) -> Pending:
         """Begin to send `send` to rank `to` and to receive `receive` from rank `source`, both at once.
 
-        Ranks that send to each other do not wait for each other. Either half may be left out. The tensors
+        Ranks that send to each other do not wait for each other. Either half may be None. The tensors
         must be contiguous; messages between two ranks arrive in the order in which they were begun.
         """
 
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """Reduce `tensor` over all ranks, in place; equal bits on every rank.
 
-        A mean in half precision does not overflow where it fits.
+        A mean in half precision does not overflow if the mean itself fits.
         """
 
     def all_reduce_later(self, tensor: Tensor) -> Pending:
-        """Begin to sum `tensor` over all ranks, in place; the result is there after `wait`."""
+        """Begin to sum `tensor` over all ranks, in place; the result is complete after `wait`."""
 
     def average_later(self, tensor: Tensor) -> Pending:
-        """Begin to average `tensor` over all ranks, in place; the result is there after `wait`.
+        """Begin to average `tensor` over all ranks, in place; the result is complete after `wait`.
 
-        Each rank divides before the sum, so that half precision does not overflow in it.
+        Each rank divides before the sum, so that the sum does not overflow in half precision.
         """
 
     def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
@@ -104,7 +104,7 @@ class World(Protocol):
         """Run `fn` on rank 0 alone; return its result, or raise its error, on every rank."""
 
     def main_first(self) -> AbstractContextManager[None]:
-        """Let rank 0 through the block first and the others after it, to fill a shared cache."""
+        """Run the block on rank 0 first and on the other ranks after it, to fill a shared cache."""
 
     def print(self, *values: object) -> None:
         """Print on rank 0."""
@@ -114,7 +114,7 @@ class World(Protocol):
 
 
 class DerivedWorld:
-    """The part of a World that follows from the collectives; mixed into each implementation."""
+    """Mixin with the methods of a World that follow from the collectives."""
 
     def average_later(self: World, tensor: Tensor) -> Pending:
         """See `World.average_later`."""
@@ -170,11 +170,11 @@ class DerivedWorld:
     def print(self: World, *values: object) -> None:
         """See `World.print`."""
         if self.place.is_main:
-            print(*values, flush=True)  # noqa: T201 - this is the one print of all ranks
+            print(*values, flush=True)  # noqa: T201 - all ranks print here
 
 
 def _share(world: World, result: Any, failure: BaseException | None) -> tuple[Any, BaseException | None]:
-    """Give every rank rank 0's result or error; an error that may not pickle goes in words."""
+    """Return rank 0's result or error on every rank; an error that may not pickle is sent as text."""
     shared = failure
     if failure is not None and not isinstance(failure, Error | OSError):
         shared = WorldError(f"rank 0 failed: {type(failure).__name__}: {failure}")

@@ -105,5 +105,5 @@ def test_the_loss_of_the_node_where_all_meet_is_told(nodes, tmp_path):
 
     assert code == 1
     last = said.splitlines()[-1]
-    assert last.startswith("samestep: error: the nodes can meet no more at node0:29500: ")
-    assert "goes on from its last checkpoint" in last
+    assert last.startswith("samestep: error: the rendezvous at node0:29500 is lost: ")
+    assert "--requeue" in last

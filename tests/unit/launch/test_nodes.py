@@ -14,8 +14,8 @@ NODES = Nodes(count=2, endpoint="node0:1234")
     ("error", "words"),
     [
         (RendezvousClosedError(), "the run at node0:1234 has ended"),
-        (RendezvousTimeoutError("timed out"), "did not meet at node0:1234"),
-        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), "did not meet at node0:1234"),
+        (RendezvousTimeoutError("timed out"), "rendezvous of 2 nodes at node0:1234"),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), "rendezvous of 2 nodes at node0:1234"),
         (DistNetworkError("failed to listen ... EADDRINUSE ..."), "another port"),
         (OSError(errno.EADDRINUSE, "Address already in use"), "another port"),
         (DistNetworkError("socket: Too many open files"), "could not take part"),

@@ -107,7 +107,7 @@ def test_nodes_that_could_not_work_are_refused(changes, words):
         (Spawn(local=2, nodes=Nodes()), "spawn: 2 worker(s) here"),
         (
             Spawn(local=2, nodes=Nodes(count=3, rank=1, endpoint="a:1")),
-            "spawn: 2 worker(s) here, 6 = 3 nodes x 2, this is node 1, meeting at a:1 (static)",
+            "spawn: 2 worker(s) here, 6 = 3 nodes x 2, this is node 1, rendezvous at a:1 (static)",
         ),
         (
             Join(place=Place(rank=1, size=2, local_rank=1, local_size=2, launcher="mpich"), master=None),

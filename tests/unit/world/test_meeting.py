@@ -137,7 +137,7 @@ def test_rank_0_refuses_an_address_that_is_not_its_own(monkeypatch):
     elsewhere = Detected(
         place=Place(rank=0, size=2, nodes=2, launcher="openmpi"), launcher="openmpi", job="9", hosts="other"
     )
-    with pytest.raises(DetectionError, match=r"to meet on other \(192\.0\.2\.1\), which is another host"):
+    with pytest.raises(DetectionError, match=r"other \(192\.0\.2\.1\), which is another host"):
         meet(elsewhere)
 
 

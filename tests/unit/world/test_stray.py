@@ -35,7 +35,7 @@ def without(name, *variables):
     ],
 )
 def test_half_of_a_launchers_variables_is_refused(environment, lacking, launcher):
-    with pytest.raises(DetectionError, match=f"{lacking} is not set.* {launcher}.*does not know which"):
+    with pytest.raises(DetectionError, match=f"{lacking} is not set.* {launcher}.*its rank is unknown"):
         detect(environment)
 
 
@@ -50,7 +50,7 @@ def test_half_of_a_launchers_variables_is_refused(environment, lacking, launcher
     ],
 )
 def test_a_launcher_that_nobody_knows_is_refused(environment):
-    with pytest.raises(DetectionError, match="a launcher that samestep does not know started"):
+    with pytest.raises(DetectionError, match="a launcher that samestep does not support started"):
         detect(environment)
 
 

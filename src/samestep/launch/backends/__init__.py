@@ -1,1 +1,1 @@
-"""The ways to start a job, one file each."""
+"""Holds the back ends that run a job: on this node, and on several nodes."""

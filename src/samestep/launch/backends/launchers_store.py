@@ -1,6 +1,6 @@
-"""Gives the launchers of several nodes a store that only they can use, and makes torch's rendezvous over it.
+"""Opens a store that only the launchers of a job can use, and creates torch's rendezvous over it.
 
-torch's c10d rendezvous unpickles its state from the store: whoever could write there could run code here.
+torch's c10d rendezvous unpickles its state from the store: a process that could write to it could run code.
 """
 
 import errno
@@ -20,23 +20,23 @@ from samestep.world.network_store import NetworkStore, serve
 from samestep.world.rendezvous import resolve
 
 _READ_S = 60
-"""How long c10d's rendezvous waits for the store, as with torchrun."""
+"""Seconds that c10d's rendezvous waits for the store, as with torchrun."""
 _IMPATIENT = {"last_call_timeout": 5, "keep_alive_interval": 3, "keep_alive_max_attempt": 3}
-"""Seconds that a meeting waits for more nodes than it needs, and when a silent node counts as lost.
+"""Seconds that a rendezvous waits for more than the minimum of nodes, and after which a silent node is lost.
 
-torch's 30 and 15 are most of what a run loses with a node."""
+torch's 30 and 15 would be most of the time that a run loses with a node."""
 _YES = ("1", "true", "t", "yes", "y")
 
 
 def open_launchers_store(nodes: Nodes, secret: bytes) -> NetworkStore:
-    """Return the store through which the launchers of a job meet.
+    """Return the store for the rendezvous of a job's launchers.
 
     Args:
-        nodes: of the job.
-        secret: of the job.
+        nodes: nodes of the job.
+        secret: secret of the job.
 
     Raises:
-        OSError: this node cannot serve the store, and is to.
+        OSError: this node must serve the store, and cannot.
         PeerLost: the node that serves it does not answer, or does not have the secret.
     """
     key = derived(secret, "launchers")
@@ -44,17 +44,17 @@ def open_launchers_store(nodes: Nodes, secret: bytes) -> NetworkStore:
     if nodes.backend == "static":
         serves, must, limit_s = not nodes.rank, True, static.patience_s(nodes)
     else:
-        said = nodes.options.get("is_host")
-        must = said is not None or nodes.rank is not None
-        if said is not None:
-            serves = said.lower() in _YES
+        is_host = nodes.options.get("is_host")
+        must = is_host is not None or nodes.rank is not None
+        if is_host is not None:
+            serves = is_host.lower() in _YES
         else:
             serves = nodes.rank == 0 if nodes.rank is not None else is_own(resolve(host))
         limit_s = float(nodes.options.get("read_timeout", _READ_S))
     own = _served(resolve(host), port, key, must=must) if serves else None
     store = own
     if store is None or not is_own(resolve(host)):
-        # As torch's: another node may be there, which takes itself for this one and then learns it.
+        # As in torch: a node that is configured to serve may not have the endpoint's address.
         store = NetworkStore(host, port, key)
         try:
             store.reach(limit_s)
@@ -68,7 +68,7 @@ def open_launchers_store(nodes: Nodes, secret: bytes) -> NetworkStore:
 
 
 def _served(ip: str, port: int, key: bytes, *, must: bool) -> NetworkStore | None:
-    """Return the store that this node serves; None where another launcher on this host does."""
+    """Return the store that this node serves; None if another launcher on this host serves it."""
     try:
         return serve(ip, port, key, everywhere=address_towards(ip) is not None)
     except OSError as error:
@@ -81,9 +81,9 @@ def rendezvous_of(job: Job, nodes: Nodes, store: NetworkStore) -> RendezvousHand
     """Return torch's rendezvous of the nodes, over this store.
 
     Args:
-        job: names the run.
-        nodes: of the job.
-        store: which all launchers reach.
+        job: the job, whose name is the run's.
+        nodes: nodes of the job.
+        store: store that all launchers reach.
     """
     if nodes.backend == "static":
         return static.handler(nodes, job.run_id, store)
@@ -94,7 +94,7 @@ def rendezvous_of(job: Job, nodes: Nodes, store: NetworkStore) -> RendezvousHand
     parameters = RendezvousParameters(
         backend=nodes.backend,
         endpoint=nodes.endpoint,
-        local_addr=address_towards(host),  # else its name, which the others may not know
+        local_addr=address_towards(host),  # otherwise its name, which the others may not resolve
         run_id=job.run_id,
         min_nodes=nodes.least or nodes.count,
         max_nodes=nodes.count,

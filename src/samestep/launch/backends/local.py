@@ -1,4 +1,4 @@
-"""All workers on this node, forked from this process."""
+"""Runs all workers of a job on this node, forked from this process."""
 
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -21,18 +21,18 @@ from samestep.world.job_secret import shared_secret
 LOOPBACK = "127.0.0.1"
 
 Tell = Callable[[Outcome, Restarts], None]
-"""Receives how a round ended, and whether another follows."""
+"""Function that receives the outcome of a round, and the restarts that are left."""
 
 
 def run(job: Job, entry: Entry, *, local: int, tell: Tell, alone: bool = False) -> Outcome:
-    """Run `job` on `local` workers to its end, with fresh ones after a failure if the job allows it.
+    """Run `job` on `local` workers to its end, and restart them after a failure if the job allows it.
 
     Args:
-        job: what to run.
-        entry: what each worker does with its program; see `entry_of`.
+        job: the job to run.
+        entry: function that each worker runs; see `entry_of`.
         local: number of workers.
-        tell: told how each round ended.
-        alone: start the one worker without a launcher's variables: it starts the others itself.
+        tell: called with the outcome of each round.
+        alone: whether to start the one worker without a launcher's variables: it starts the others itself.
     """
     ensure_standard()
     adopt_orphans()
@@ -71,14 +71,14 @@ def run(job: Job, entry: Entry, *, local: int, tell: Tell, alone: bool = False) 
 def starts(
     job: Job, here: list[Place], this: Round, *, own: Mapping[str, str], alone: bool = False
 ) -> list[Start]:
-    """Return what each worker of this node is started with.
+    """Return the place, variables and streams of each worker of this node.
 
     Args:
-        job: what to run.
+        job: the job to run.
         here: the places of the workers.
         this: the round.
-        own: variables of this run beside torchrun's.
-        alone: without any.
+        own: variables of this run besides torchrun's.
+        alone: whether to set no variables at all.
     """
     return [
         Start(
@@ -91,7 +91,7 @@ def starts(
 
 
 def places(local: int, *, node: int = 0, nodes: int = 1) -> list[Place]:
-    """Return the places of this node's workers where all nodes have as many."""
+    """Return the places of this node's workers, if all nodes have equally many."""
     return [
         Place(
             rank=node * local + local_rank,
@@ -108,11 +108,11 @@ def places(local: int, *, node: int = 0, nodes: int = 1) -> list[Place]:
 
 @contextmanager
 def reserved_port() -> Iterator[socket.socket]:
-    """Hold a free port of this host for rank 0 to listen on, so that nobody else is given it before.
+    """Reserve a free port of this host for rank 0's store, so that no other process gets it before.
 
-    A socket that is bound but does not listen keeps others from being handed its port, and lets one that
-    allows sharing the address (as torch's store does) listen there. Each round has a port, and so a
-    store, of its own: keys of a dead round mislead the next.
+    The kernel gives the port of a socket that is bound, though not listening, to no other socket, except to
+    one that allows sharing the address (as torch's store does). Each round has a separate port, and so a
+    separate store: keys of a dead round would mislead the next.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,7 +1,7 @@
-"""Workers on several nodes, a launcher on each: torch's elastic agent agrees on ranks and rounds.
+"""Runs a job on several nodes, with a launcher on each; torch's elastic agent agrees on ranks and rounds.
 
-The agent's rendezvous and restart logic are torch's; the processes are ours, so that they start, fail and
-end on several nodes exactly as they do on one.
+The agent's rendezvous and restart logic are torch's; the processes are samestep's, so that they start, fail
+and end on several nodes exactly as they do on one.
 """
 
 import errno
@@ -57,19 +57,19 @@ def run(job: Job, entry: Entry, *, local: int, nodes: Nodes, tell: Tell) -> Outc
     """Run `job` on `local` workers here and as many on each other node, to its end.
 
     Args:
-        job: what to run.
-        entry: what each worker does with its program; see `entry_of`.
+        job: the job to run.
+        entry: function that each worker runs; see `entry_of`.
         local: workers on this node.
-        nodes: where this node meets the others.
-        tell: told how each round ended.
+        nodes: nodes of the job and their rendezvous.
+        tell: called with the outcome of each round.
 
     Raises:
-        DetectionError: the host where the nodes meet is unknown here.
-        UsageError: two nodes have one number.
+        DetectionError: the host of the rendezvous does not resolve on this host.
+        UsageError: two nodes have the same number.
         WorldError: the nodes did not find each other.
     """
     resolve(host_of(nodes.endpoint))
-    # Each round gets a fresh store on a new port: keys of a dead round mislead the next.
+    # Each round gets a new store on a new port: keys of a dead round would mislead the next.
     env.export({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
     ensure_standard()
     adopt_orphans()
@@ -94,13 +94,13 @@ def _opened_store(nodes: Nodes, secret: bytes) -> NetworkStore:
     """Return the store of the launchers.
 
     Raises:
-        UsageError: nothing with the job's secret answers within the time that `--rdzv-conf` says.
+        UsageError: no launcher with the job's secret answers within the timeout of `--rdzv-conf`.
     """
     try:
         with _signals_by_default():
             return open_launchers_store(nodes, secret)
     except PeerLost as error:
-        if isinstance(error.__cause__, AuthenticationError):  # to wait longer would not help
+        if isinstance(error.__cause__, AuthenticationError):  # a longer wait would not help
             raise UsageError(str(error)) from None
         name = "timeout" if nodes.backend == "static" else "read_timeout"
         raise UsageError(
@@ -110,30 +110,30 @@ def _opened_store(nodes: Nodes, secret: bytes) -> NetworkStore:
 
 
 def _not_met(error: Exception, nodes: Nodes) -> str:
-    """Return what kept the nodes from meeting, and what helps."""
-    said = str(error).partition("\n")[0].rstrip(". ")  # below it are C++ frames
+    """Return the message about a failed rendezvous, with the remedy."""
+    reason = str(error).partition("\n")[0].rstrip(". ")  # C++ frames follow the first line
     if isinstance(error, RendezvousClosedError):
         return f"the run at {nodes.endpoint} has ended, and this node came too late to take part in it."
-    if getattr(error, "errno", None) == errno.EADDRINUSE or _IN_USE.search(said):
+    if getattr(error, "errno", None) == errno.EADDRINUSE or _IN_USE.search(reason):
         return (
-            f"something else listens at {nodes.endpoint} already, where {nodes.count} nodes were to meet. "
-            f"Give another port, on every node; or is this a second launcher for node 0? ({said})"
+            f"another process has the port of {nodes.endpoint}, the rendezvous of the {nodes.count} nodes. "
+            f"Give another port, on every node; or is this a second launcher for node 0? ({reason})"
         )
     apart = isinstance(error, (RendezvousError, DistError, ConnectionError, TimeoutError, socket.gaierror))
-    if not apart or _OUT_OF_FILES.search(said):
-        return f"this node could not take part in the meeting at {nodes.endpoint}: {said}."
+    if not apart or _OUT_OF_FILES.search(reason):
+        return f"this node could not take part in the rendezvous at {nodes.endpoint}: {reason}."
     return (
-        f"the {nodes.count} nodes did not meet at {nodes.endpoint} ({nodes.backend}): {said}. "
+        f"the rendezvous of {nodes.count} nodes at {nodes.endpoint} ({nodes.backend}) failed: {reason}. "
         "Start the launcher on every node, with the same address."
     )
 
 
 def _lost(nodes: Nodes) -> str:
-    """Return what is left to do when the nodes cannot meet again."""
+    """Return the message for nodes whose rendezvous is lost, with the remedy."""
     return (
-        f"the nodes can meet no more at {nodes.endpoint}: its launcher has ended or is out of reach, and "
-        "no node can take its place. Start all of them again with the same command, or have the scheduler do "
-        "that (samestep submit slurm --requeue): a training goes on from its last checkpoint."
+        f"the rendezvous at {nodes.endpoint} is lost: its launcher has ended or is out of reach, and "
+        "no node can take its place. Start all of them again with the same command, or let the scheduler do "
+        "that (samestep submit slurm --requeue): a training continues from its last checkpoint."
     )
 
 
@@ -174,17 +174,17 @@ class _Agent(SimpleElasticAgent):
         self._entry = entry
         self._workers: Workers | None = None
         self.has_begun = False
-        """Whether workers were ever started."""
+        """Whether workers have been started at least once."""
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        # Waiting for the other nodes happens in C++, where a noted signal would wait as long.
+        # C++ code waits for the other nodes, and would delay a recorded signal until it returns.
         with _signals_by_default():
             super()._rendezvous(worker_group)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         spec = worker_group.spec
         restarts = spec.max_restarts - self._remaining_restarts
-        met: Any = worker_group  # torch annotates what the rendezvous has filled in as None
+        met: Any = worker_group  # torch annotates fields that the rendezvous has set as None
         this = Round(
             run_id=self._job.run_id,
             restarts=restarts,
@@ -234,7 +234,7 @@ class _Agent(SimpleElasticAgent):
         return RunResult(state=WorkerState.FAILED)
 
     def _unless_another_has_failed(self, workers: Workers) -> RunResult:
-        """Stop the workers where another node has failed for good."""
+        """Stop the workers if another node has failed for good."""
         verdict = None if self._verdicts is None or self._is_elastic else self._verdicts.poll()
         if verdict is None:
             return RunResult(state=WorkerState.HEALTHY)
@@ -246,12 +246,12 @@ class _Agent(SimpleElasticAgent):
         return RunResult(state=WorkerState.FAILED)
 
     def _end_with(self, verdict: Verdict) -> None:
-        """End as another node has."""
+        """End with the verdict of another node."""
         self._remaining_restarts = 0
         self.outcome = Outcome(elsewhere=verdict)
 
     def _fail(self, cause: Failure, step: int | None) -> None:
-        """Report a failure of this node's workers; where it is final, to the other nodes as well."""
+        """Report a failure of this node's workers; if it is final, to the other nodes as well."""
         self._restarts.fail(cause, step)
         self._has_failed = True
         if not self._restarts.left:
@@ -274,7 +274,7 @@ class _Agent(SimpleElasticAgent):
             self._end_with(verdict)
 
     def _leave_by_signal(self, number: int) -> NoReturn:
-        """End because this launcher was asked to; the other nodes end too, unless all were put off."""
+        """End this launcher by a signal; the other nodes end too, unless all workers were preempted."""
         if self._verdicts is not None and not self._is_elastic:
             if self.outcome.put_off:
                 self._verdicts.done()
@@ -286,7 +286,7 @@ class _Agent(SimpleElasticAgent):
         raise SignalException("the launcher was asked to end", sigval=signal.Signals(number))
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        if self._has_failed:  # else a node has joined or gone
+        if self._has_failed:  # otherwise a node has joined or left
             self._has_failed = False
             pause(self._restarts.pause_s, end=lambda: bool(self._signals.received))
             if self._signals.received:
@@ -295,7 +295,7 @@ class _Agent(SimpleElasticAgent):
         super()._restart_workers(worker_group)
 
     def _exit_barrier(self) -> None:
-        """Wait for the other nodes; torch's own wait heeds no signal and does not see that one has failed."""
+        """Wait for the other nodes; torch's own wait handles no signal and does not detect a failed node."""
         if self._verdicts is None:
             return
         self._verdicts.done()
@@ -311,10 +311,10 @@ class _Agent(SimpleElasticAgent):
             self._end_with(verdict)
 
     def _after_stop(self, worker_group: WorkerGroup) -> WorkerState:
-        """Say how it goes on after workers were asked to stop, and did.
+        """Return the state after workers were asked to stop, and did.
 
-        A node that joins has the others' launchers stop their workers, each when it sees it; the workers
-        agree, and some end before their own launcher has seen anything. Otherwise it is over for now.
+        If a node joins, each other launcher stops its workers when it detects that; the workers agree to
+        stop, and some end before their own launcher has detected it. Otherwise the run is over for now.
         """
         if worker_group.spec.rdzv_handler.num_nodes_waiting() > 0:
             return WorkerState.HEALTHY

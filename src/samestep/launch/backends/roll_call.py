@@ -1,4 +1,4 @@
-"""Each node answers to its number before any worker starts."""
+"""Checks that every node of a job has started with a unique number, before any worker starts."""
 
 import json
 from threading import Event
@@ -12,7 +12,7 @@ _GRACE_S = 1.0
 
 
 class Store(Protocol):
-    """The part of torch's stores that is used here."""
+    """Part of torch's stores that this module uses."""
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number and return the sum."""
@@ -21,33 +21,33 @@ class Store(Protocol):
         """Post a value."""
 
     def get(self, key: str) -> bytes:
-        """Return a posted value, once it is."""
+        """Return a value, once it is posted."""
 
     def check(self, keys: list[str]) -> bool:
         """Return whether all keys are posted."""
 
 
 def roll_call(store: Store, node: int, nodes: int, *, host: str, timeout_s: float) -> None:
-    """Return once each of `nodes` launchers has said its number, and no other has said the same.
+    """Return once each of `nodes` launchers has posted its number, and no two have posted the same.
 
     Args:
-        store: served by node 0.
-        node: the number of this one.
-        nodes: how many there are.
-        host: the name of this one.
-        timeout_s: how much later another may come.
+        store: store that node 0 serves.
+        node: number of this node.
+        nodes: number of nodes.
+        host: host name of this node.
+        timeout_s: maximum seconds to wait for another node.
 
     Raises:
-        UsageError: two have one number, or they count differently; all of them raise.
-        PeerLost: some did not come.
+        UsageError: two nodes have one number, or different numbers of nodes; all of them raise.
+        PeerLost: a node did not arrive.
     """
     try:
         if store.add(f"roll/{node}/taken", 1) > 1:
             first, _ = json.loads(store.get(f"roll/{node}"))
             _refuse(
                 store,
-                f"two launchers say that they are node {node} of {nodes}, on {first} and on {host}. Give "
-                f"each its own --node-rank, 0 .. {nodes - 1}.",
+                f"two launchers were started as node {node} of {nodes}, on {first} and on {host}. Give "
+                f"each a different --node-rank, 0 .. {nodes - 1}.",
             )
         store.set(f"roll/{node}", json.dumps([host, nodes]))
         for other in range(nodes):
@@ -61,7 +61,7 @@ def roll_call(store: Store, node: int, nodes: int, *, host: str, timeout_s: floa
                 )
     except UsageError:
         if node == 0:
-            Event().wait(_GRACE_S)  # the store ends with this node, and the others are to read why
+            Event().wait(_GRACE_S)  # the store ends with this node, and the others must read the reason
         raise
 
 

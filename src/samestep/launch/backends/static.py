@@ -1,7 +1,7 @@
-"""Nodes whose numbers are given: torch's rendezvous for them, with a roll call.
+"""Extends torch's rendezvous of nodes with given numbers by a check of these numbers.
 
-torch's own waits ten minutes in the store's constructor where a node does not come, or where two come with
-one number, and then counts clients without a name.
+torch's own waits ten minutes in the store's constructor if a node does not arrive, or if two have
+one number, and its error then counts clients without naming them.
 """
 
 import socket
@@ -16,16 +16,16 @@ from samestep.launch.backends.roll_call import roll_call
 from samestep.launch.job import Nodes
 
 MEET_S = 600
-"""How much later than another a launcher may start, as with torchrun."""
+"""Maximum seconds between the starts of two launchers, as with torchrun."""
 
 
 def handler(nodes: Nodes, run_id: str, store: Store) -> StaticTCPRendezvous:
-    """Return what the nodes of a job meet through.
+    """Return the rendezvous handler of a job's nodes.
 
     Args:
-        nodes: of the job.
-        run_id: names the run.
-        store: which all launchers reach.
+        nodes: nodes of the job.
+        run_id: name of the run.
+        store: store that all launchers reach.
     """
     host, port = parse_rendezvous_endpoint(nodes.endpoint, default_port=-1)
     return _Static(
@@ -40,12 +40,12 @@ def handler(nodes: Nodes, run_id: str, store: Store) -> StaticTCPRendezvous:
 
 
 def patience_s(nodes: Nodes) -> float:
-    """Return how much later than another a launcher may start, in seconds."""
+    """Return the maximum seconds between the starts of two launchers."""
     return float(nodes.options.get("timeout", MEET_S))
 
 
 class _Static(StaticTCPRendezvous):
-    """See torch's; the launchers' store is ours."""
+    """Torch's static rendezvous over the launchers' store of this job."""
 
     def __init__(self, store: Store, **options: Any) -> None:
         super().__init__(**options)
@@ -57,7 +57,7 @@ class _Static(StaticTCPRendezvous):
         return False
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Return once all nodes are there; see torch's."""
+        """Return once all nodes have arrived; see torch's."""
         store = PrefixStore(self.run_id, self._store)
         roll_call(
             store,

@@ -1,7 +1,7 @@
-"""How each node of a job ended, posted in the store that the launchers share.
+"""Posts to the launchers' shared store how each node of a job ended.
 
-A node whose workers failed for good, or that was asked to end, posts that; all others read it while their
-workers run and while they wait for each other at the end, and end too.
+A node whose workers failed for good, or that a signal has ended, posts that; all other nodes read it while
+their workers run and while they wait for each other at the end, and end too.
 """
 
 import json
@@ -16,34 +16,34 @@ from samestep.base.errors import PeerLost
 _POLL_S = 0.1
 _READ_EVERY_S = 0.5
 _SEEN_WITHIN_S = 5.0
-"""How long a node stays for the others to read its verdict: the store may be served by it."""
+"""Seconds that a node stays until the others have read its verdict: it may serve the store."""
 _SILENT_S = 30.0
-"""How long a node that is done waits for one of which it reads nothing new."""
+"""Seconds that a node that is done waits for a node that posts nothing new."""
 
 
 class Store(Protocol):
-    """The part of torch's stores that is used here."""
+    """Part of torch's stores that this module uses."""
 
     def set(self, key: str, value: str) -> None:
         """Store a value."""
 
     def get(self, key: str) -> bytes:
-        """Return a value, once it is there."""
+        """Return a value, once it is posted."""
 
     def check(self, keys: list[str]) -> bool:
-        """Return whether all keys are there."""
+        """Return whether all keys are posted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Why a node ends.
+    """Reason why a node ends.
 
     Args:
         node: its number.
-        host: its name.
-        text: what failed there, as a clause.
+        host: its host name.
+        text: the failure, as a clause.
         code: the exit code of the run, never 0.
-        weight: as that of a `Failure`: 0 is a cause, more may follow from another node's failure.
+        weight: as in `Failure`: 0 is a cause, more may be a consequence of another node's failure.
     """
 
     node: int
@@ -57,14 +57,14 @@ class Verdict:
 
 
 class Verdicts:
-    """The verdicts of one round of workers, from one node's side.
+    """One node's access to the verdicts of one round of workers.
 
     Args:
-        store: shared by the launchers.
-        restarts: number of this round; each has keys of its own.
+        store: store that the launchers share.
+        restarts: number of this round; each round has separate keys.
         node: number of this node.
-        nodes: how many there are.
-        silent_s: how long a node that is done waits for one that gives no sign.
+        nodes: number of nodes.
+        silent_s: seconds that a node that is done waits for a node that posts nothing new.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class Verdicts:
         self._beat = 0
 
     def post(self, verdict: Verdict) -> None:
-        """Post that this node ends, and wait until the others have seen it, or a while."""
+        """Post that this node ends, and wait, up to a limit, until the others have read it."""
         with suppress(RuntimeError):  # the store is gone: so is the node that served it
             self._store.set(self._key("failed", self._node), json.dumps(asdict(verdict)))
             self._await("seen", _SEEN_WITHIN_S)
 
     def worst(self) -> Verdict | None:
-        """Return the verdict of another node that is closest to a cause; None where none has posted any."""
+        """Return the verdict of another node that is closest to a cause; None if none is posted."""
         posted = [node for node in self._others() if self._has("failed", node)]
         found = [Verdict(**json.loads(self._store.get(self._key("failed", node)))) for node in posted]
         if not found:
@@ -92,7 +92,7 @@ class Verdicts:
         return min(found, key=lambda verdict: verdict.weight)
 
     def poll(self) -> Verdict | None:
-        """Return the same, but only now and then; the others see that this node is there."""
+        """Return the same, but only at intervals; post to the others that this node is alive."""
         now = time.monotonic()
         if now - self._last_read < _READ_EVERY_S:
             return None
@@ -101,11 +101,11 @@ class Verdicts:
         try:
             self._store.set(self._key("beat", self._node), str(self._beat))
             return self.worst()
-        except RuntimeError:  # the workers, or the next rendezvous, find that out
+        except RuntimeError:  # the workers, or the next rendezvous, detect that
             return None
 
     def await_cause(self, than: int, timeout_s: float = 2.0) -> Verdict | None:
-        """Return another node's verdict that is closer to a cause than `than`, if one comes in time."""
+        """Return another node's verdict that is closer to a cause than `than`, if one is posted in time."""
         deadline = time.monotonic() + timeout_s
         with suppress(RuntimeError):
             while time.monotonic() < deadline:
@@ -116,7 +116,7 @@ class Verdicts:
         return None
 
     def done(self) -> None:
-        """Post that this node's workers have ended well."""
+        """Post that this node's workers have succeeded."""
         with suppress(RuntimeError):
             self._store.set(self._key("done", self._node), "")
 
@@ -124,11 +124,11 @@ class Verdicts:
         """Return when all nodes are done, or the verdict of one that has failed.
 
         Args:
-            end: asked again and again; True ends the waiting.
+            end: called repeatedly; True ends the waiting.
 
         Raises:
             RuntimeError: the store is gone, and with it the node that served it, before all were done.
-            PeerLost: a node that is not done has not given any sign for a while.
+            PeerLost: a node that is not done has posted nothing for `silent_s`.
         """
         beats, since = self._beats(), time.monotonic()
         while not self._have_all("done"):
@@ -140,7 +140,7 @@ class Verdicts:
                 missing = [node for node in self._others() if not self._has("done", node)]
                 raise PeerLost(
                     f"node {missing[0] if missing else '?'} of {self._nodes} did not report its end, and has "
-                    f"given no sign for {self._silent_s:g} s. Has its launcher been killed?"
+                    f"posted nothing for {self._silent_s:g} s. Has its launcher been killed?"
                 )
             time.sleep(_POLL_S)
         with suppress(RuntimeError):
