@@ -1,4 +1,4 @@
-"""Compares the facts that the ranks reported, and finds those in which they differ but must not."""
+"""Compares the facts that the ranks reported, and yields a finding for each conflict."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any

@@ -125,7 +125,7 @@ def _devices() -> tuple[DeviceFacts | None, list[Finding]]:
         text = f"torch cannot be imported ({error}). Install it to train."
     except TimeoutError:
         text = f"Device detection did not end within {_DEVICES_S:g} s: a driver hangs. See `dmesg`."
-    except RuntimeError as error:  # a driver's
+    except RuntimeError as error:  # raised by a driver
         text = f"Device detection failed: {str(error).splitlines()[0]}"
     return None, [Finding(text=text)]
 

@@ -45,7 +45,7 @@ class Look:
     """One check.
 
     Args:
-        what: its subject, in words.
+        what: its subject, for messages.
         limit_s: time limit in seconds.
         call: runs the check.
     """

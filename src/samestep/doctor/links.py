@@ -15,7 +15,7 @@ _BUDGET_S = 6.0
 _SHORTEST_S, _LONGEST_S = 0.02, 0.15
 _CALL_S = 3.0
 _NO_TIME = "no time was left"
-# Bytes per second between nodes, below which communication takes longer than computing.
+# Bytes per second between nodes, below which communication usually takes longer than computing.
 _SLOW, _VERY_SLOW = 0.3e9, 0.06e9
 _FRACTION = 0.3
 _SKEW_S, _WRONG_CLOCK_S = 1.0, 60.0
