@@ -15,7 +15,7 @@ def test_two_workers_are_examined_measured_and_joined(tmp_path):
     (link,) = record["links"]
     assert link["error"] == ""
     assert min(link["there"], link["back"]) > 0
-    failures = ("cannot join", "sum over all", "Looking at", "not the folder", "does not keep")
+    failures = ("cannot join", "sum over all", "The check of", "not the folder", "does not keep")
     assert [
         one["text"] for one in record["findings"] if any(words in one["text"] for words in failures)
     ] == []

@@ -1,1 +1,1 @@
-"""What may hurt a run where it stands: each rank looks, all are compared, rank 0 tells."""
+"""Checks the environment of a run: every rank runs the checks, rank 0 compares the results and reports."""

@@ -1,4 +1,4 @@
-"""Whether the ranks agree in what they must agree in, from what each of them told."""
+"""Compares the facts that the ranks reported, and yields a finding for each conflict."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -8,16 +8,17 @@ from samestep.doctor.part import Finding
 from samestep.doctor.words import ranks_text
 from samestep.world.device import shared_device
 
-# Ranks that differ in the first cannot, or must not, train together; in the others they may by luck.
+# Ranks that differ in the first cannot, or must not, train together. Those that differ in the others
+# sometimes can.
 _MUST = ("samestep", "torch", "nccl")
 _SHOULD = ("python", "numpy", "cuda", "driver")
 
 
 def across(every: Sequence[Examination]) -> Iterator[Finding]:
-    """Yield what does not fit together.
+    """Yield a finding for each difference between the ranks.
 
     Args:
-        every: the examinations of the ranks that are there.
+        every: the examinations of the ranks that joined the checks.
     """
     for name in (*_MUST, *_SHOULD):
         values = {one.rank: one.facts.get("versions", {}).get(name) for one in every}
@@ -29,12 +30,14 @@ def across(every: Sequence[Examination]) -> Iterator[Finding]:
             )
     for name, what in (("kind", "kind of device"), ("backend", "back end")):
         if text := _differing({one.rank: one.facts.get(name) for one in every}):
-            yield Finding(text=f"The ranks differ in their {what}: {text}. See their cards and variables.")
+            yield Finding(
+                text=f"The ranks differ in their {what}: {text}. Compare their cards and variables."
+            )
     if text := _differing({one.rank: one.facts.get("threads", {}).get("count") for one in every}):
         yield Finding(
             text=f"The ranks compute with different numbers of threads: {text}. The slowest sets the pace, "
-            "and the same bits need the same number: set OMP_NUM_THREADS, or give all ranks as many "
-            "processors."
+            "and the same bits need the same number: set OMP_NUM_THREADS, or give all ranks as "
+            "many processors."
         )
     backend, uuids = every[0].facts.get("backend"), [str(one.facts.get("uuid") or "") for one in every]
     if backend and len(every) == every[0].size and (reason := shared_device(backend, uuids)):
@@ -47,20 +50,20 @@ def across(every: Sequence[Examination]) -> Iterator[Finding]:
 def _sizes(every: Sequence[Examination]) -> Iterator[Finding]:
     """Compare the launcher's layout with the hosts' names."""
     if text := _differing({one.rank: one.size for one in every}):
-        yield Finding(text=f"The ranks differ in how many they are: {text}. Are they of one job?")
+        yield Finding(text=f"The ranks differ in the number of ranks: {text}. Start all of them in one job.")
     hosts = {one.host for one in every}
-    told = {one.facts.get("place", {}).get("nodes") for one in every}
-    if len(every) == every[0].size and told == {1} and len(hosts) > 1:
+    node_counts = {one.facts.get("place", {}).get("nodes") for one in every}
+    if len(every) == every[0].size and node_counts == {1} and len(hosts) > 1:
         yield Finding(
-            text=f"The launcher says that all ranks are on one node, but they are on {len(hosts)} hosts "
-            f"({', '.join(sorted(hosts))}). Containers with names of their own? Otherwise set LOCAL_RANK, "
-            "LOCAL_WORLD_SIZE, NODE_RANK and NNODES.",
+            text=f"The launcher reports one node for all ranks, but they are on {len(hosts)} hosts "
+            f"({', '.join(sorted(hosts))}). Set LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK and NNODES, unless "
+            "the hosts are containers of one node.",
             hurts=False,
         )
 
 
 def _crowded(here: Sequence[Examination], host: str) -> Iterator[Finding]:
-    """Say where ranks of a host compute with more threads than there are processors for them."""
+    """Yield a finding if ranks of a host compute with more threads than they have processors."""
     if len(here) < 2 or any(one.facts.get("kind", "cpu") != "cpu" for one in here):
         return
     groups: list[tuple[set[int], list[Examination]]] = []
@@ -78,13 +81,13 @@ def _crowded(here: Sequence[Examination], host: str) -> Iterator[Finding]:
             ranks = ranks_text([one.rank for one in members])
             yield Finding(
                 text=f"On {host}, {ranks} compute with {threads} threads on {there} CPU(s): they wait "
-                "for each other. Ask the scheduler for more (srun --cpus-per-task), have the launcher bind "
-                "each rank to CPUs of its own, or set OMP_NUM_THREADS lower."
+                "for each other. Request more from the scheduler (srun --cpus-per-task), let the launcher "
+                "bind each rank to its own CPUs, or set a lower OMP_NUM_THREADS."
             )
 
 
 def _capacity(mask: Collection[int], members: Sequence[Examination]) -> int:
-    """Return the processors that ranks share; of one mask a quota or a scheduler's grant may leave less."""
+    """Return the processors that ranks share; a quota or a scheduler can allow fewer than one mask has."""
     usable = [one.facts.get("processors", {}).get("usable", len(mask)) for one in members]
     one_mask = all(set(one.facts.get("cpus", ())) == set(mask) for one in members)
     return min(len(mask), max(usable)) if one_mask else len(mask)
@@ -96,7 +99,7 @@ def _threads(facts: Mapping[str, Any]) -> int:
 
 
 def _differing(values: Mapping[int, Any]) -> str:
-    """Return which ranks have which value; empty where all have the same."""
+    """Return which ranks have which value; an empty text if all have the same."""
     groups: dict[Any, list[int]] = {}
     for rank, value in values.items():
         groups.setdefault(value, []).append(rank)

@@ -1,4 +1,4 @@
-"""Removes what dead runs of this user have left on this host, and reports it."""
+"""Removes temporary folders and shared memory of this user's dead runs from this host, and reports them."""
 
 import os
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ def clean(
     parents: Sequence[Path] | None = None,
     memory: Path = Path("/dev/shm"),  # noqa: S108 - the kernel's own
 ) -> list[str]:
-    """Remove temporary folders and shared memory whose owners are dead; return a line about each.
+    """Remove temporary folders and shared memory whose owners are dead; return a line for each.
 
     Args:
         parents: where the folders are; by default the temporary directory and the working folder.
-        memory: where shared memory lies.
+        memory: the folder of shared memory.
     """
     where = None if parents is None else list(parents)
     sizes = {one.path: _bytes(one.path) for one in orphans(where)}
@@ -26,7 +26,7 @@ def clean(
     lines += [
         f"left {one.path}: it could not be removed"
         if one.life == "dead"
-        else f"left {one.path}: its owner may live on another host or in another container"
+        else f"left {one.path}: its owner can be alive on another host or in another container"
         for one in orphans(where)
     ]
     for segment in segments_of_the_dead(memory):
@@ -35,7 +35,7 @@ def clean(
             if path.lstat().st_uid == os.getuid():
                 path.unlink()
                 lines.append(f"removed {path} ({bytes_text(segment.bytes)})")
-    return lines or ["dead runs have left nothing here"]
+    return lines or ["no files of dead runs found"]
 
 
 def _bytes(folder: Path) -> int:

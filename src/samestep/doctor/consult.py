@@ -1,4 +1,4 @@
-"""One rank's part of the doctor: look, meet the others if there are any, and come to one report."""
+"""Runs the doctor on one rank: its own checks, then those with the other ranks, then the report."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,13 +31,13 @@ _DEVICES_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What the user asked for.
+    """Options of the command.
 
     Args:
         runs: the run folder.
-        devices: whether to look for devices, and to join as a training does.
-        ticket: whether to mask what must not be pasted, and to tell the variables.
-        wait_s: how long other ranks are waited for.
+        devices: whether to detect devices, and to join as a training does.
+        ticket: whether to mask secrets, and to report the environment variables.
+        wait_s: seconds to wait for the other ranks.
     """
 
     runs: Path = Path("runs")
@@ -48,13 +48,14 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What one rank has to say.
+    """Outcome of the doctor on one rank.
 
     Args:
-        report: for rank 0 to print, or for a rank that the others could not be reached from.
-        board: where the exit code is agreed on; None where this rank is alone.
-        rank: this one.
-        alone: whether the others could not be reached.
+        report: the report that rank 0 prints, or that a rank prints which could not reach the others; None on
+            other ranks.
+        board: the store in which the ranks agree on the exit code; None if this rank is alone.
+        rank: this rank.
+        alone: whether the other ranks could not be reached.
     """
 
     report: Report | None
@@ -63,24 +64,24 @@ class Told:
     alone: bool = False
 
     def settle(self) -> int:
-        """Return the exit code; the same on all ranks that could meet."""
+        """Return the exit code; the same on all ranks that reached each other."""
         code = None if self.report is None else int(self.report.hurts)
         others = () if self.report is None else [one.rank for one in self.report.examinations[1:]]
         if self.board is None:
             return code or 0
         try:
             return settle(self.board, rank=self.rank, others=others, code=code)
-        except ConnectionError:  # rank 0 has told, and gone
+        except ConnectionError:  # rank 0 has reported, and exited
             return code or 0
 
 
 def consult(environment: Environment, wishes: Wishes, looks: Sequence[Look] = LOOKS) -> Told:
-    """Look at this rank, and meet the others if there are any.
+    """Check this rank, and with the other ranks of the job, if any, the links between them.
 
     Args:
-        environment: of this process.
-        wishes: what the user asked for.
-        looks: at what.
+        environment: environment variables of this process.
+        wishes: options of the command.
+        looks: the checks of this rank.
 
     Raises:
         DetectionError: the launcher's variables contradict each other, or torchrun is missing.
@@ -90,9 +91,9 @@ def consult(environment: Environment, wishes: Wishes, looks: Sequence[Look] = LO
     refuse_pods(environment, started)
     launcher = started.launcher
     unbind(environment, launcher)  # as ranks that join do
-    said = without_unasked_threads(environment, launcher)
+    variables = without_unasked_threads(environment, launcher)
     diagnosis = diagnose(
-        said,
+        variables,
         machine(),
         facts=facts,
         available=available_here,
@@ -111,7 +112,7 @@ def consult(environment: Environment, wishes: Wishes, looks: Sequence[Look] = LO
         finally:
             door.close()
     except (Error, OSError, ImportError) as error:  # OSError: connections and time limits too
-        why = Finding(text=mask.text(f"The other ranks could not be asked: {error}"))
+        why = Finding(text=mask.text(f"The other ranks could not be reached: {error}"))
         known = any(finding.text in why.text for finding in own.findings)
         return Told(report=of_one(own) if known else of_one(own, why), rank=place.rank, alone=True)
     return Told(report=None if gathered is None else of_all(gathered), board=board, rank=place.rank)
@@ -123,9 +124,9 @@ def _devices() -> tuple[DeviceFacts | None, list[Finding]]:
     except ImportError as error:
         text = f"torch cannot be imported ({error}). Install it to train."
     except TimeoutError:
-        text = f"Looking for devices did not end within {_DEVICES_S:g} s: a driver hangs. See `dmesg`."
-    except RuntimeError as error:  # a driver's
-        text = f"Looking for devices failed: {str(error).splitlines()[0]}"
+        text = f"Device detection did not end within {_DEVICES_S:g} s: a driver hangs. See `dmesg`."
+    except RuntimeError as error:  # raised by a driver
+        text = f"Device detection failed: {str(error).splitlines()[0]}"
     return None, [Finding(text=text)]
 
 
@@ -149,7 +150,7 @@ def _examination(here: Here, part: Part, wishes: Wishes) -> Examination:
 def _meeting(
     environment: Environment, diagnosis: Diagnosis, own: Examination, wishes: Wishes
 ) -> tuple[Board, Door]:
-    """Return where the ranks leave each other words, and where this one can be called."""
+    """Return the store of the job's ranks, and the server that other ranks connect to for measurements."""
     from samestep.world.store import open_store
 
     store = open_store(environment, diagnosis.detected, master=None, timeout_s=wishes.wait_s)
@@ -157,7 +158,7 @@ def _meeting(
 
 
 def _address(diagnosis: Diagnosis, own: Examination) -> str:
-    """Return the address of this host by which the other ranks call this one."""
+    """Return the address of this host at which the other ranks connect to this one."""
     place = diagnosis.detected.place
     if place.local_size == place.size:
         return LOOPBACK[0]
@@ -168,7 +169,7 @@ def _address(diagnosis: Diagnosis, own: Examination) -> str:
 
 
 def _trials(wishes: Wishes, own: Examination, mask: Mask) -> list[Trial]:
-    """Return what all ranks try together; what each finds is masked before it is posted."""
+    """Return the joint checks of all ranks; their findings are masked before they are posted."""
     from samestep.doctor import together
 
     runs = folder.nearest(wishes.runs)

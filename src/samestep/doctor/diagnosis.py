@@ -1,6 +1,6 @@
-"""What would happen if this process joined now, and what would hurt: worked out without joining.
+"""Predicts how this process would join, and the problems that it would have, without joining.
 
-Everything comes in as facts, so that any launcher's situation can be examined from its recording.
+All facts are arguments, so that the situation under any launcher can be examined from its recording.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,16 +20,16 @@ from samestep.world.launchers import OPEN_MPI, TORCHELASTIC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What was found here and what follows from it; None where nothing does.
+    """Facts about this process, and the choices that follow from them; None if it needs no such choice.
 
     Args:
-        detected: who started this process, as which of how many.
-        machine: what it runs on.
-        threads: what it would compute with.
-        choice: the device it would use.
-        backend: what would carry its messages.
-        master: where the ranks would meet.
-        findings: what to know about it.
+        detected: the launcher, and the place of this process in the job.
+        machine: its machine.
+        threads: its compute threads.
+        choice: the device that it would use.
+        backend: the back end of its communication.
+        master: address and port of the rendezvous.
+        findings: problems and notes.
     """
 
     detected: Detected
@@ -50,15 +50,15 @@ def diagnose(
     address_of: Callable[[str], str] = rendezvous.resolve,
     detected_by: Callable[[Environment], Detected] = detect,
 ) -> Diagnosis:
-    """Return what would happen if the process with this environment joined.
+    """Return how the process with this environment would join.
 
     Args:
         env: its environment.
-        machine: what it runs on.
-        facts: the devices it sees; None where nobody looked.
-        available: whether torch has a back end.
+        machine: its machine.
+        facts: the devices that it sees; None if they were not detected.
+        available: returns whether torch has a back end.
         address_of: returns the IP address of a host, or raises a DetectionError.
-        detected_by: says who started the process.
+        detected_by: returns the launcher and the place of the process.
 
     Raises:
         DetectionError: the launcher's variables contradict each other.
@@ -124,7 +124,7 @@ def _about_threads(
     if env.get("OMP_NUM_THREADS") and threads.count > cpu.usable:
         yield Finding(
             text=f"{threads.reason}, but this process may use {cpu.usable} core(s) ({cpu.limited_by}): the "
-            "threads will wait for each other. Unset it, or ask the scheduler for more."
+            "threads will wait for each other. Unset it, or request more from the scheduler."
         )
     if detected.launcher == OPEN_MPI.name and len(cpu.allowed) == 1 < cpu.machine // local_size:
         yield Finding(
@@ -140,7 +140,7 @@ def _about_network(
     backend: str | None,
     address_of: Callable[[str], str],
 ) -> Iterator[Finding]:
-    """Gloo by itself listens at the address that this host's name has: of no use to others if loopback."""
+    """Yield a note if other nodes cannot reach the address of this host's name, at which Gloo listens."""
     if backend != "gloo" or detected.place.nodes == 1 or env.get(IFNAME):
         return
     try:
@@ -150,7 +150,7 @@ def _about_network(
     if address.startswith("127.") or address in {"::1", "no address"}:
         yield Finding(
             text=f"This host's name, {machine.hostname}, has {address}, which other nodes cannot reach. "
-            "samestep has Gloo use the interface towards rank 0 instead; a program that is started without "
-            f"it needs {IFNAME} (see `ip addr`).",
+            "samestep makes Gloo use the interface towards rank 0 instead; a program that is started without "
+            f"samestep needs {IFNAME} (see `ip addr`).",
             hurts=False,
         )

@@ -1,4 +1,4 @@
-"""What one rank found out about itself, as a value that travels to rank 0."""
+"""Holds the results of one rank's checks, as a value that is sent to rank 0."""
 
 import json
 from collections.abc import Mapping
@@ -10,16 +10,16 @@ from samestep.doctor.part import Finding, Part, Row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """One rank.
+    """Results of the checks of one rank.
 
     Args:
-        rank: which.
-        size: ranks of the job, as its launcher says.
+        rank: number of the rank.
+        size: number of ranks of the job, according to its launcher.
         host: the name of its host.
-        summary: the line that says what was found and decided.
-        rows: for people.
-        findings: what to know and what to do.
-        facts: for machines, and for the comparison of ranks.
+        summary: the line that sums up launcher, device, back end and threads.
+        rows: for readers.
+        findings: problems and notes.
+        facts: for programs, and for the comparison of ranks.
     """
 
     rank: int
@@ -32,7 +32,7 @@ class Examination:
 
     @classmethod
     def of(cls, part: Part, *, rank: int, size: int, host: str, summary: str) -> "Examination":
-        """Return what was found as that of one rank."""
+        """Return the examination of one rank from the results of its checks."""
         return cls(
             rank=rank,
             size=size,

@@ -1,4 +1,4 @@
-"""Everything one rank looks at, look by look; a look that fails or hangs is itself a finding."""
+"""Runs the checks of one rank, one by one; a check that fails or hangs is itself a finding."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -23,14 +23,14 @@ from samestep.world.gloo_interface import IFNAME, own_address
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Here:
-    """What is looked at.
+    """Input of the checks.
 
     Args:
-        environment: of this process.
-        diagnosis: what would happen if it joined.
-        facts: the accelerators it sees; None where nobody looked.
+        environment: environment variables of this process.
+        diagnosis: how it would join.
+        facts: the accelerators that it sees; None if they were not detected.
         runs: the run folder.
-        root: where /proc, /sys and /dev are; tests have recordings of other machines.
+        root: the folder of /proc, /sys and /dev; tests have recordings of other machines.
     """
 
     environment: Environment
@@ -42,12 +42,12 @@ class Here:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A look at one thing.
+    """One check.
 
     Args:
-        what: it is at, in words.
-        limit_s: how long it may take.
-        call: looks.
+        what: its subject, for messages.
+        limit_s: time limit in seconds.
+        call: runs the check.
     """
 
     what: str
@@ -56,27 +56,27 @@ class Look:
 
 
 def look_at(look: Look, here: Here) -> Part:
-    """Return what a look found; that it failed, or took too long, where it did."""
+    """Return the result of a check, or a finding if it failed or took too long."""
     try:
         return within(look.limit_s, lambda: look.call(here))
     except TimeoutError as error:
-        text = f"Looking at {look.what} failed: {error}. Something there hangs."
-    except Exception as error:  # noqa: BLE001 - whatever it is: the other looks go on
-        text = f"Looking at {look.what} failed: {type(error).__name__}: {error}."
+        text = f"The check of {look.what} failed: {error}. Something there hangs."
+    except Exception as error:  # noqa: BLE001 - the other checks run after any error
+        text = f"The check of {look.what} failed: {type(error).__name__}: {error}."
     return Part(findings=(Finding(text=text),))
 
 
 def launched(here: Here) -> Part:
-    """Who started this process as which of how many, and what would carry its messages."""
+    """Return the launcher of this process, its place in the job, and its device, back end and threads."""
     diagnosis = here.diagnosis
     detected, machine = diagnosis.detected, diagnosis.machine
     evidence = [f"{name}={value}" for name, value in detected.evidence]
     rows: list[Row] = [("place", detected.place.describe()), ("launcher", detected.launcher)]
     rows += _named("because", evidence or ["no launcher's variables are set"])
-    rows += [("around it", ", ".join(detected.outer))] if detected.outer else []
-    rows += [("not told", ", ".join(detected.assumed))] if detected.assumed else []
+    rows += [("outer", ", ".join(detected.outer))] if detected.outer else []
+    rows += [("inferred", ", ".join(detected.assumed))] if detected.assumed else []
     if diagnosis.master is not None:
-        rows.append(("meets at", "{}:{}".format(*diagnosis.master)))
+        rows.append(("rendezvous", "{}:{}".format(*diagnosis.master)))
     if here.facts is not None and diagnosis.choice is not None:
         rows.append(("device", f"{diagnosis.choice.device} ({diagnosis.choice.reason})"))
         rows.append(("back end", _back_end(diagnosis)))
@@ -121,7 +121,7 @@ def versions(here: Here) -> Part:
 
 
 def networks(here: Here) -> Part:
-    """Look at the interfaces and InfiniBand, and at the settings that name them."""
+    """Check the network interfaces, InfiniBand, and the settings that name them."""
     diagnosis, place = here.diagnosis, here.diagnosis.detected.place
     among = interfaces.interfaces(interfaces.addresses_here(), root=here.root)
     used, why = interfaces.carrier(
@@ -156,7 +156,7 @@ def networks(here: Here) -> Part:
 
 
 def allowed(here: Here) -> Part:
-    """Look at limits."""
+    """Check the limits of this process."""
     active = any(port.is_active for port in infiniband.ports(root=here.root))
     return limits.judge(
         limits.read(root=here.root), local_size=here.diagnosis.detected.place.local_size, infiniband=active
@@ -164,7 +164,7 @@ def allowed(here: Here) -> Part:
 
 
 def accelerators(here: Here) -> Part:
-    """Look at GPUs, and copy between those that this process sees; one rank of a host does it for all."""
+    """Check the GPUs, and copy between those that this process sees; one rank of a host copies for all."""
     copies: Sequence[gpus.Copy] = ()
     place, choice = here.diagnosis.detected.place, here.diagnosis.choice
     if (
@@ -185,12 +185,12 @@ def accelerators(here: Here) -> Part:
 
 
 def run_folder(here: Here) -> Part:
-    """Try the run folder."""
+    """Check the run folder."""
     return folder.judge(folder.try_in(folder.nearest(here.runs), root=here.root))
 
 
 def left_over(here: Here) -> Part:
-    """Look for what dead jobs have left."""
+    """Find orphaned processes and shared memory of dead jobs."""
     own = leftovers.around_here()
     master, place = here.diagnosis.master, here.diagnosis.detected.place
     holder = leftovers.listener_at(master[1], own=own) if master is not None and place.is_main else None
@@ -209,12 +209,12 @@ LOOKS = (
     Look("limits", 5.0, allowed),
     Look("accelerators", 60.0, accelerators),
     Look("the run folder", 20.0, run_folder),
-    Look("what dead jobs have left", 15.0, left_over),
+    Look("orphaned processes and shared memory", 15.0, left_over),
 )
 
 
 def examine(here: Here, looks: Sequence[Look] = LOOKS) -> Part:
-    """Return what all looks found."""
+    """Return the results of all checks."""
     return joined(look_at(look, here) for look in looks)
 
 
@@ -232,7 +232,7 @@ def _towards_master(diagnosis: Diagnosis) -> str | None:
         return None
     try:
         return interfaces.source_towards(rendezvous.resolve(diagnosis.master[0], timeout_s=5.0))
-    except UsageError:  # which the diagnosis tells
+    except UsageError:  # the diagnosis has a finding for it
         return None
 
 

@@ -1,7 +1,7 @@
-"""Whether the file system of the run folder does what checkpoints need: tried, in a file that goes again.
+"""Tests with a temporary file whether the file system of the run folder does what checkpoints need.
 
-A checkpoint is written under another name, flushed and renamed, and a lock keeps two runs apart. Network file
-systems refuse some of this, or take seconds over it, or grant a lock to everybody.
+A checkpoint is written under another name, flushed and renamed, and a lock keeps two runs apart. Some network
+file systems refuse part of this, take seconds for it, or grant one lock to several processes.
 """
 
 import fcntl
@@ -25,14 +25,14 @@ _FLEETING = {"tmpfs", "ramfs", "overlay"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """What came of the trial.
+    """Results of the test of a folder.
 
     Args:
-        folder: where; the nearest folder that there is.
-        kind: of file system, such as ``nfs4``; empty where unknown.
-        free: bytes that may still be written; None where unknown.
-        failed: what did not work, and the system's words for it.
-        seconds: what each step took.
+        folder: the tested folder: the run folder or the nearest existing one above it.
+        kind: type of the file system, such as ``nfs4``; empty if unknown.
+        free: bytes that can still be written; None if unknown.
+        failed: each step that failed, with the error of the system.
+        seconds: duration of each step.
     """
 
     folder: str
@@ -43,16 +43,16 @@ class Tried:
 
 
 def nearest(folder: Path) -> Path:
-    """Return `folder`, or the nearest one above it that there is."""
+    """Return `folder`, or the nearest existing one above it."""
     whole = folder.absolute()
     return next((one for one in (whole, *whole.parents) if one.is_dir()), Path("/"))
 
 
 def kind_of(folder: Path, mountinfo: str) -> str:
-    """Return the kind of file system a folder is on.
+    """Return the type of the file system of a folder.
 
     Args:
-        folder: whole path, without links in it.
+        folder: absolute path, without links in it.
         mountinfo: text of /proc/self/mountinfo; see proc(5).
     """
     best, kind = -1, ""
@@ -71,8 +71,8 @@ def try_in(folder: Path, *, root: Path = Path("/")) -> Tried:
     """Write, flush, rename, lock and remove a file in `folder`.
 
     Args:
-        folder: one that there is.
-        root: where /proc is.
+        folder: an existing folder.
+        root: the folder of /proc.
     """
     steps = _Steps(failed={}, seconds={})
     with suppress(OSError):
@@ -87,15 +87,15 @@ def try_in(folder: Path, *, root: Path = Path("/")) -> Tried:
 
 
 def judge(tried: Tried) -> Part:
-    """Return what is worth telling of the run folder's file system."""
+    """Return the rows, findings and facts of the run folder's file system."""
     findings = [Finding(text=text) for text in _failures(tried)]
     slow = {name: took for name, took in tried.seconds.items() if took > _SLOW_S}
     if slow:
-        told = ", ".join(f"{name} {seconds_text(took)}" for name, took in slow.items())
+        durations = ", ".join(f"{name} {seconds_text(took)}" for name, took in slow.items())
         findings.append(
             Finding(
-                text=f"{tried.folder} ({tried.kind or 'file system'}) is slow: {told} for {len(_CONTENT)} "
-                "bytes. Write checkpoints less often, or to another file system."
+                text=f"{tried.folder} ({tried.kind or 'file system'}) is slow: {durations} for "
+                f"{len(_CONTENT)} bytes. Write checkpoints less often, or to another file system."
             )
         )
     if "write" not in tried.failed and tried.free is not None and tried.free < _LITTLE:
@@ -108,8 +108,8 @@ def judge(tried: Tried) -> Part:
     if tried.kind in _FLEETING:
         findings.append(
             Finding(
-                text=f"{tried.folder} is on {tried.kind}: what is written there goes with the machine or the "
-                "container. Mount a folder that stays for runs that matter.",
+                text=f"{tried.folder} is on {tried.kind}: its files are lost with the machine or the "
+                "container. Mount a persistent folder for runs that you keep.",
                 hurts=False,
             )
         )
@@ -124,7 +124,7 @@ def judge(tried: Tried) -> Part:
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """What is tried, one after the other; each that fails is noted and the next is tried."""
+    """Steps of the test, one after another; a step that fails is recorded and the next one runs."""
 
     failed: dict[str, str]
     seconds: dict[str, float]
@@ -164,14 +164,14 @@ class _Steps:
             self._lock(final if final.exists() else draft)
 
     def _lock(self, path: Path) -> None:
-        """Lock a file, and see that a second one is kept out."""
+        """Lock a file, and check that a second lock is refused."""
         with path.open("rb+") as first, path.open("rb+") as second:
             fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
             try:
                 fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return
-            self.failed["lock"] = "two at once were granted"
+            self.failed["lock"] = "two locks at once were granted"
 
 
 def _failures(tried: Tried) -> Iterator[str]:
@@ -181,9 +181,9 @@ def _failures(tried: Tried) -> Iterator[str]:
             yield f"Nothing can be written to {where}: {reason}. Choose another run folder."
         elif name == "lock":
             yield (
-                f"Locks do not work in {where}: {reason}. Two runs, or two downloads, in one folder would "
-                "not keep out of each other's way. Mount it with locks (NFS: lockd; Lustre: -o flock), or "
-                "use another folder."
+                f"Locks do not work in {where}: {reason}. Two runs, or two downloads, in one folder can "
+                "then write at the same time. Mount it with locks (NFS: lockd; Lustre: -o flock), or use "
+                "another folder."
             )
         else:
             yield f"{name} does not work in {where}: {reason}. Checkpoints need it; use another file system."

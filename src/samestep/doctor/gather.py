@@ -1,15 +1,15 @@
-"""All ranks' examinations at rank 0, and what only all together can try.
+"""Collects the examinations of all ranks at rank 0, and runs the joint checks of all ranks.
 
 ::
 
-    every rank   posts its examination, and where it can be called
-    rank 0       waits for all, but not for ever; posts who is there
+    every rank   posts its examination, and the address of its server
+    rank 0       waits for all ranks, with a timeout; posts the addresses of those that joined the checks
     every rank   measures its links; posts them
-    rank 0       posts whether all are still there
-    every rank   if so, looks for rank 0's file in the run folder, and joins the others; posts what came of it
-    rank 0       takes that in, and posts the exit code once it has told everything
+    rank 0       posts whether all ranks still respond
+    every rank   if so, checks rank 0's file in the run folder, and joins the others; posts the findings
+    rank 0       reads the findings, prints the report, and posts the exit code
 
-Nothing here joins a process group before the end: ranks that could not join are just those it is for.
+No process group is created before the joint checks, because the doctor is for ranks that cannot join one.
 """
 
 import json
@@ -30,10 +30,10 @@ _GRACE_S = 10.0
 
 
 class StoreBoard:
-    """A board in torch's key-value store, which may vanish with rank 0.
+    """A board in torch's key-value store, which ends when rank 0 exits.
 
     Args:
-        store: the ranks' own.
+        store: the store of the job's ranks.
     """
 
     def __init__(self, store: Store) -> None:
@@ -43,7 +43,7 @@ class StoreBoard:
         """See `Board.post`."""
         try:
             self._store.set(f"doctor/{key}", value)
-        except RuntimeError as error:  # torch's, where the store is gone
+        except RuntimeError as error:  # torch raises it if the store is gone
             raise ConnectionError(f"rank 0 left: {error}") from error
 
     def read(self, key: str, *, deadline: float) -> str | None:
@@ -61,20 +61,20 @@ class StoreBoard:
 
 
 Trial: TypeAlias = Callable[[Board], Part]
-"""Something that all ranks try together; each returns what it found, and none waits for ever."""
+"""A joint check of all ranks; each rank returns its result within a time limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """What all ranks have told.
+    """Results of all ranks.
 
     Args:
-        examinations: of the ranks that came, in rank order.
-        absent: the ranks that did not.
-        links: between ranks.
-        rows: what rank 0 found in the trials.
-        tried: what each rank found in the trials.
-        broken: ranks that came, and then told nothing more.
+        examinations: those of the ranks that joined the checks, in rank order.
+        absent: the ranks that did not join the checks.
+        links: the links between ranks.
+        rows: rows of rank 0 from the joint checks.
+        tried: findings of each rank from the joint checks.
+        broken: ranks that joined the checks, and then stopped responding.
     """
 
     examinations: Sequence[Examination]
@@ -94,45 +94,45 @@ def gather(
     wait_s: float,
     measure_s: float = _MEASURE_S,
 ) -> Gathered | None:
-    """Tell the other ranks, and try with them what only all can; rank 0 is told everything.
+    """Send this rank's examination to rank 0, measure links and run the joint checks; collect all at rank 0.
 
     Args:
-        board: where ranks leave each other words.
+        board: the store of the ranks.
         own: this rank's examination.
-        door: where it can be called.
-        trials: what all ranks try together; the same for all.
-        wait_s: how long ranks are waited for.
-        measure_s: how long measuring may take.
+        door: the server of this rank.
+        trials: the joint checks; the same on all ranks.
+        wait_s: seconds to wait for ranks.
+        measure_s: time limit of the measurements in seconds.
 
     Returns:
         None on all ranks but rank 0.
 
     Raises:
         ConnectionError: rank 0 left.
-        TimeoutError: rank 0 did not say who is there.
+        TimeoutError: rank 0 did not post which ranks joined the checks.
     """
     deadline = time.monotonic() + wait_s
-    card = _Card(own, Address(host=own.host, ip=door.address, port=door.port, token=door.token.hex()))
+    info = _Card(own, Address(host=own.host, ip=door.address, port=door.port, token=door.token.hex()))
     if own.rank == 0:
-        return _preside(board, card, door, trials, deadline, measure_s)
-    _take_part(board, card, door, trials, deadline + _GRACE_S, measure_s)
+        return _preside(board, info, door, trials, deadline, measure_s)
+    _take_part(board, info, door, trials, deadline + _GRACE_S, measure_s)
     return None
 
 
 def settle(board: Board, *, rank: int, others: Iterable[int] = (), code: int | None) -> int:
-    """Return the exit code of all ranks; rank 0 says it, and stays until the others have heard.
+    """Return the exit code of all ranks; rank 0 posts it, and waits until the others have read it.
 
     Args:
-        board: where ranks leave each other words.
-        rank: this one.
-        others: the ranks that rank 0 tells.
-        code: what rank 0 has decided; None on the others.
+        board: the store of the ranks.
+        rank: this rank.
+        others: the ranks that rank 0 waits for.
+        code: the exit code at rank 0; None on the others.
     """
     deadline = time.monotonic() + _GRACE_S
     if code is None:
-        told = board.read("code", deadline=deadline + _MEASURE_S)
+        decided = board.read("code", deadline=deadline + _MEASURE_S)
         board.post(f"heard/{rank}", "yes")
-        return int(told) if told is not None else 1
+        return int(decided) if decided is not None else 1
     board.post("code", str(code))
     for other in others:
         board.read(f"heard/{other}", deadline=deadline)
@@ -156,20 +156,20 @@ class _Card:
 def _preside(
     board: Board, own: _Card, door: Door, trials: Sequence[Trial], deadline: float, measure_s: float
 ) -> Gathered:
-    """Be rank 0."""
+    """Collect the results of all ranks at rank 0."""
     cards = _collected(board, own, deadline)
     addresses = [None if one is None else one.address for one in cards]
     board.post("roll", json.dumps([None if one is None else asdict(one) for one in addresses]))
     end = time.monotonic() + measure_s
     links = measure(board, addresses, door, rank=0, deadline=end)
     others = [rank for rank, one in enumerate(addresses) if one is not None and rank]
-    told = _read_all(board, "links", others, end + _GRACE_S)
-    # What needs all ranks would only wait for those that are not there.
-    go = None not in (*addresses, *told.values())
+    measured = _read_all(board, "links", others, end + _GRACE_S)
+    # The joint checks need all ranks, and would only wait for a missing one.
+    go = None not in (*addresses, *measured.values())
     board.post("go", "yes" if go else "no")
     part = joined(trial(board) for trial in trials if go)
-    found = _read_all(board, "found", others, time.monotonic() + _GRACE_S) if go else told
-    links += [Link(**one) for every in told.values() for one in every or ()]
+    found = _read_all(board, "found", others, time.monotonic() + _GRACE_S) if go else measured
+    links += [Link(**one) for every in measured.values() for one in every or ()]
     return Gathered(
         examinations=[card.examination for card in cards if card is not None],
         absent=[rank for rank, card in enumerate(cards) if card is None],
@@ -183,7 +183,7 @@ def _preside(
 def _take_part(
     board: Board, own: _Card, door: Door, trials: Sequence[Trial], deadline: float, measure_s: float
 ) -> None:
-    """Be any other rank."""
+    """Post the results of a rank other than 0."""
     rank = own.examination.rank
     addresses = _told_who_is_there(board, own, deadline)
     end = time.monotonic() + measure_s
@@ -195,7 +195,7 @@ def _take_part(
 
 
 def _collected(board: Board, own: _Card, deadline: float) -> list[_Card | None]:
-    """Return the cards of all ranks; None for those that did not come."""
+    """Return what each rank has posted about itself; None for ranks that posted nothing."""
     cards: list[_Card | None] = [own]
     for rank in range(1, own.examination.size):
         text = board.read(f"card/{rank}", deadline=deadline)
@@ -207,16 +207,14 @@ def _told_who_is_there(board: Board, own: _Card, deadline: float) -> list[Addres
     board.post(f"card/{own.examination.rank}", own.to_json())
     roll = board.read("roll", deadline=deadline)
     if roll is None:
-        raise TimeoutError("rank 0 did not say who is there")
+        raise TimeoutError("rank 0 did not post which ranks joined the checks")
     addresses = [None if one is None else Address(**one) for one in json.loads(roll)]
     if len(addresses) != own.examination.size or addresses[own.examination.rank] is None:
-        raise TimeoutError(
-            "rank 0 did not wait for this rank any longer, or knows of another number of ranks"
-        )
+        raise TimeoutError("rank 0 stopped waiting for this rank, or has another number of ranks")
     return addresses
 
 
 def _read_all(board: Board, key: str, ranks: Iterable[int], deadline: float) -> dict[int, list[Any] | None]:
-    """Return what each rank has posted under `key`; None for those that have not by `deadline`."""
+    """Return the list that each rank has posted under `key`; None for a rank that has not by `deadline`."""
     texts = {rank: board.read(f"{key}/{rank}", deadline=deadline) for rank in ranks}
     return {rank: None if text is None else json.loads(text) for rank, text in texts.items()}

@@ -1,4 +1,4 @@
-"""Copies between the CUDA devices that this process sees, compared value by value."""
+"""Copies data between the CUDA devices that this process sees, and compares it value by value."""
 
 import time
 
@@ -11,16 +11,16 @@ _TIMES = 4
 
 
 def copies_here() -> list[Copy]:
-    """Copy between each two devices, both ways; opens a context on each."""
+    """Copy between each pair of devices in both directions; opens a context on each."""
     if not torch.cuda.is_available() or torch.cuda.device_count() < 2:
         return []
     return copied(torch.cuda.device_count(), _on_devices, torch.cuda.can_device_access_peer)
 
 
 def compared(source: torch.device, target: torch.device, values: int) -> tuple[int, int, float]:
-    """Copy numbers that are all different; return how many arrived wrong, of how many, and bytes/s."""
+    """Copy distinct numbers; return the number of wrong values, the number of values, and bytes/s."""
     sent = torch.arange(1, values + 1, dtype=torch.int64, device=source)
-    arrived = torch.zeros_like(sent, device=target)  # what no copy reaches is wrong
+    arrived = torch.zeros_like(sent, device=target)  # a value that no copy reaches counts as wrong
     arrived.copy_(sent)
     _wait(source, target)
     expected = torch.arange(1, values + 1, dtype=torch.int64, device=target)

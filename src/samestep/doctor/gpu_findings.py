@@ -1,4 +1,4 @@
-"""What is worth telling of accelerators: where they are, how they are linked, what is wrong with them."""
+"""Reports the accelerators of this host: their places, their links, and their problems."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
@@ -8,27 +8,27 @@ from samestep.base.units import bytes_text
 from samestep.doctor.gpus import Card, Copy, Gpu, Seen
 from samestep.doctor.part import Finding, Part, Row
 
-# More than a context of one's own and what a display takes.
+# More than the context of this process and a display need.
 _TAKEN = 2 * 2**30
 
 
 def judge(seen: Seen, *, visible: int, uuid: str, allowed: Collection[int]) -> Part:
-    """Return what is worth telling of accelerators.
+    """Return the rows, findings and facts of accelerators.
 
     Args:
-        seen: what was read.
-        visible: how many this process sees.
-        uuid: what identifies the one it would use; empty where it uses none.
-        allowed: the processors it may use.
+        seen: the accelerators, their links and the copies between them.
+        visible: number of accelerators that this process sees.
+        uuid: identifier of the one that it would use; empty if it uses none.
+        allowed: the processors in its affinity mask.
     """
     findings = [*_wrong_copies(seen.copies), *_narrow(seen.cards)]
     if seen.cards and not visible:
         plural = ", ".join(f"{card.vendor} at {card.address}" for card in seen.cards)
         findings.append(
             Finding(
-                text=f"torch sees no accelerator, but the host has: {plural}. If it is meant to compute: a "
-                "build of torch for it, its driver, CUDA_VISIBLE_DEVICES, the job's request, the container's "
-                "--gpus.",
+                text=f"torch sees no accelerator, but the host has {plural}. To use it, check the build "
+                "of torch, the driver, CUDA_VISIBLE_DEVICES, the request of the job, and --gpus of the "
+                "container.",
                 hurts=False,
             )
         )
@@ -56,8 +56,8 @@ def _wrong_copies(copies: Sequence[Copy]) -> list[Finding]:
         Finding(
             text=f"Copies between GPUs arrive wrong: {first.wrong} of {first.values} values from GPU "
             f"{first.source} to GPU {first.target}, and {len(wrong)} pair(s) in all. Trainings here give "
-            "garbage, or NaN. It is usually the IOMMU or PCIe access control (ACS) of a bare machine: switch "
-            "them off in the firmware; until then set NCCL_P2P_DISABLE=1."
+            "garbage, or NaN. The cause is usually the IOMMU or PCIe access control (ACS) of a bare machine: "
+            "disable them in the firmware; until then set NCCL_P2P_DISABLE=1."
         )
     ]
 
@@ -67,7 +67,7 @@ def _narrow(every: Sequence[Card]) -> list[Finding]:
     if not narrow:
         return []
     named = ", ".join(f"{card.address} (x{card.width[0]} of x{card.width[1]})" for card in narrow)
-    text = f"Fewer PCIe lanes than the card has: {named}. A card that is not seated well, or a shared slot?"
+    text = f"Cards use fewer PCIe lanes than they have: {named}. Check their seating, and for shared slots."
     return [Finding(text=text, hurts=False)]
 
 
@@ -76,8 +76,8 @@ def _taken(own: Gpu) -> list[Finding]:
         return []
     text = (
         f"GPU {own.index} ({own.address}), which this rank would use, has {bytes_text(own.used)} of "
-        f"{bytes_text(own.memory)} in use already. Whose is it? `nvidia-smi`; leftover workers are ended by "
-        "`kill`."
+        f"{bytes_text(own.memory)} in use already. `nvidia-smi` lists the processes; end orphaned workers "
+        "with `kill`."
     )
     return [Finding(text=text)]
 

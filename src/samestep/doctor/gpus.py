@@ -1,8 +1,8 @@
-"""Where the accelerators of this host are, how they are linked, and whether copies between them arrive.
+"""Reads the slots and links of this host's accelerators, and tests copies between them.
 
-Sysfs says where a card is plugged in; the driver's own tool says how cards are linked; only a copy that is
-compared says whether the link can be trusted: some machines' IOMMU settings let peer-to-peer copies between
-GPUs arrive as garbage, without any error.
+Sysfs has the slot of each card, and the driver's tool lists the links between cards. Only a copy that is
+compared shows whether a link is correct: with the IOMMU settings of some machines, peer-to-peer copies
+between GPUs arrive as garbage, without any error.
 """
 
 import re
@@ -21,15 +21,15 @@ _TOOL_S = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """A card in a slot, as sysfs shows it.
+    """Card in a slot, from sysfs.
 
     Args:
         address: its place on the PCI bus, such as ``0000:17:00.0``.
-        vendor: who made it.
-        numa: the NUMA node it is plugged into; None where there is one only, or nobody says.
+        vendor: its manufacturer.
+        numa: the NUMA node of its slot; None if there is only one, or if it is unknown.
         cpus: the processors near it, as a list like ``0-15,32-47``.
-        width: lanes it uses, and lanes it has; 0 where unknown.
-        speed: of a lane, in words.
+        width: lanes that it uses, and lanes that it has; 0 if unknown.
+        speed: speed of a lane, as sysfs writes it.
     """
 
     address: str
@@ -42,7 +42,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU, as the driver's tool describes it; memory in bytes."""
+    """GPU from the list of the driver's tool; memory in bytes."""
 
     index: int
     uuid: str
@@ -54,15 +54,15 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """A copy from one GPU to another.
+    """Result of a copy from one GPU to another.
 
     Args:
-        source: number of the one, as this process counts.
-        target: number of the other.
-        direct: whether it goes without host memory.
-        wrong: values that arrived as others.
-        values: values copied.
-        bytes_per_s: how fast.
+        source: index of the first GPU in this process.
+        target: index of the second GPU in this process.
+        direct: whether the copy bypasses host memory.
+        wrong: number of values that arrived changed.
+        values: number of copied values.
+        bytes_per_s: bandwidth of the copy.
     """
 
     source: int
@@ -75,13 +75,13 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """Everything that was read.
+    """Accelerators of this host, their links, and the copies between them.
 
     Args:
         cards: accelerators in slots.
-        gpus: what the driver's tool lists; empty where there is none.
-        links: how each pair is linked, by numbers, in the tool's words: ``NV18``, ``PIX``, ``SYS``.
-        copies: between the devices that this process sees.
+        gpus: GPUs that the driver's tool lists; empty without the tool.
+        links: link of each pair of GPU numbers, as the tool writes it: ``NV18``, ``PIX``, ``SYS``.
+        copies: results of copies between the devices that this process sees.
     """
 
     cards: Sequence[Card] = ()
@@ -94,7 +94,7 @@ def cards(*, root: Path = Path("/")) -> list[Card]:
     """Return the accelerators that sysfs lists.
 
     Args:
-        root: where /sys is.
+        root: the folder of /sys.
     """
     found = []
     for slot in folders_in(root / "sys/bus/pci/devices"):
@@ -137,7 +137,7 @@ def parsed_gpus(text: str) -> list[Gpu]:
 
 
 def parsed_links(text: str) -> dict[tuple[int, int], str]:
-    """Read the matrix of ``nvidia-smi topo -m``: how each pair of GPUs is linked."""
+    """Return the link of each pair of GPUs from the matrix of ``nvidia-smi topo -m``."""
     links: dict[tuple[int, int], str] = {}
     columns: list[str] = []
     for line in text.splitlines():
@@ -152,10 +152,10 @@ def parsed_links(text: str) -> dict[tuple[int, int], str]:
 
 
 def ask_tool(*arguments: str) -> str:
-    """Return what ``nvidia-smi`` prints; empty where there is none, or it fails.
+    """Return the output of ``nvidia-smi``; an empty text if the tool is missing or fails.
 
     Raises:
-        TimeoutError: it does not answer.
+        TimeoutError: it does not respond.
     """
     try:
         command = ["nvidia-smi", *arguments]
@@ -170,7 +170,7 @@ def ask_tool(*arguments: str) -> str:
 
 
 def look(*, root: Path, copies: Sequence[Copy]) -> Seen:
-    """Return what is known of this host's accelerators; the tool is asked only where there is a card."""
+    """Return the accelerators of this host; the driver's tool is called only if there is a card."""
     found = cards(root=root)
     if not any(card.vendor == "NVIDIA" for card in found) and not any((root / "dev").glob("nvidia[0-9]*")):
         return Seen(cards=found, copies=copies)
@@ -182,12 +182,13 @@ def look(*, root: Path, copies: Sequence[Copy]) -> Seen:
 def copied(
     count: int, copy: Callable[[int, int], tuple[int, int, float]], direct: Callable[[int, int], bool]
 ) -> list[Copy]:
-    """Copy between each two of `count` devices, both ways.
+    """Copy between each pair of `count` devices in both directions.
 
     Args:
-        count: devices that this process sees.
-        copy: copies from one to another, and returns how many values were wrong, of how many, and bytes/s.
-        direct: whether a pair can copy without host memory.
+        count: number of devices that this process sees.
+        copy: copies from one device to another; returns the number of wrong values, the number of values, and
+            bytes/s.
+        direct: returns whether a pair can copy without host memory.
     """
     found = []
     for source in range(count):

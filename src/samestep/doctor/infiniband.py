@@ -1,7 +1,7 @@
-"""InfiniBand ports, as sysfs shows them, and whether anything but NCCL can use them.
+"""Reads InfiniBand ports from sysfs, and checks whether software other than NCCL can use them.
 
-NCCL speaks to the adapters themselves; Gloo, torch's store and NCCL's own first contact need an IP address
-on one of their network interfaces (IPoIB).
+NCCL uses the adapters directly; Gloo, torch's store and the bootstrap of NCCL need an IP address on one of
+their network interfaces (IPoIB).
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ class Port:
     """One port of an adapter.
 
     Args:
-        adapter: the kernel's name for it, such as ``mlx5_0``.
-        number: of the port, from 1.
+        adapter: the kernel's name of the adapter, such as ``mlx5_0``.
+        number: number of the port, from 1.
         state: ``ACTIVE``, ``DOWN``, ``INIT``, ...
-        rate: in words, such as ``200 Gb/sec (4X HDR)``.
+        rate: rate as sysfs writes it, such as ``200 Gb/sec (4X HDR)``.
         layer: ``InfiniBand`` or ``Ethernet``.
         interfaces: names of the adapter's network interfaces.
     """
@@ -35,7 +35,7 @@ class Port:
 
     @property
     def name(self) -> str:
-        """Adapter and port, as NCCL writes them."""
+        """Adapter and port in the notation of NCCL."""
         return f"{self.adapter}:{self.number}"
 
     @property
@@ -48,7 +48,7 @@ def ports(*, root: Path = Path("/")) -> list[Port]:
     """Return the ports of all adapters.
 
     Args:
-        root: where /sys is.
+        root: the folder of /sys.
     """
     return [
         Port(
@@ -65,10 +65,10 @@ def ports(*, root: Path = Path("/")) -> list[Port]:
 
 
 def has_device_files(*, root: Path = Path("/")) -> bool:
-    """Return whether programs may speak to the adapters; a container may lack the files for it.
+    """Return whether programs can access the adapters; a container can lack the device files.
 
     Args:
-        root: where /dev is.
+        root: the folder of /dev.
     """
     return any((root / "dev/infiniband").glob("uverbs*"))
 
@@ -76,14 +76,14 @@ def has_device_files(*, root: Path = Path("/")) -> bool:
 def judge(
     found: Sequence[Port], among: Sequence[Interface], *, backend: str | None, nodes: int, device_files: bool
 ) -> Part:
-    """Return what is worth telling of InfiniBand.
+    """Return the rows, findings and facts of InfiniBand.
 
     Args:
         found: the ports.
         among: the network interfaces.
-        backend: what carries the job's messages.
-        nodes: of the job.
-        device_files: whether programs may speak to the adapters.
+        backend: back end of the job's communication.
+        nodes: number of nodes of the job.
+        device_files: whether programs can access the adapters.
     """
     active = [port for port in found if port.is_active]
     findings = []
@@ -94,7 +94,7 @@ def judge(
     if active and (
         down := [port.name for port in found if not port.is_active and port.layer == "InfiniBand"]
     ):
-        text = f"InfiniBand port(s) {', '.join(down)} are not active, others are. A cable? See `ibstat`."
+        text = f"InfiniBand port(s) {', '.join(down)} are not active, others are. Check cables; see `ibstat`."
         findings.append(Finding(text=text, hurts=False))
     return Part(
         rows=tuple(
@@ -114,15 +114,15 @@ def _without_address(
         return []
     port = active[0]
     lacks = f"{port.interfaces[0]} has no IP address" if port.interfaces else "it has no network interface"
-    says = f"{port.layer} port {port.name} is active ({port.rate}), but {lacks}"
+    state = f"{port.layer} port {port.name} is active ({port.rate}), but {lacks}"
     if backend == "nccl":
         text = (
-            f"{says}. NCCL uses it without; the ranks meet, and Gloo groups talk, by another link. Nothing "
-            "to do, unless the messages between CPUs are slow."
+            f"{state}. NCCL uses it without; the rendezvous and Gloo groups use another link. This is "
+            "harmless unless communication between CPUs is slow."
         )
         return [Finding(text=text, hurts=False)]
     text = (
-        f"{says}: {backend or 'Gloo'} uses a slower link. Ask for an IP address on it (IPoIB), then set "
+        f"{state}: {backend or 'Gloo'} uses a slower link. Request an IP address on it (IPoIB), then set "
         f"GLOO_SOCKET_IFNAME={port.interfaces[0] if port.interfaces else 'ib0'}."
     )
     return [Finding(text=text)]

@@ -1,4 +1,4 @@
-"""What dead jobs have left on this host: workers whose launcher is gone, their ports, shared memory."""
+"""Finds orphans of dead jobs on this host: workers without a launcher, their ports, shared memory."""
 
 import os
 import re
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import psutil
 
 _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
-# Who takes in the children of a process that is gone, where that is not process 1.
+# Programs other than process 1 that adopt the children of a process that has ended.
 _TAKES_IN_ORPHANS = {"systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan"}
-# In a container, process 1 may be the launcher itself, whose children are no orphans.
+# In a container, process 1 can be the launcher itself; its children are no orphans.
 _STARTS_RANKS = re.compile(
     r"(\S*python\S* (-\S+ )*)?(\S*/)?"
     r"(mpirun|mpiexec|orterun|prterun|orted|prted|hydra_pmi_proxy|slurmstepd|torchrun|"
@@ -32,17 +32,17 @@ _NAMED = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A process of this user that has a launcher's variables.
+    """Process of this user that has a launcher's variables.
 
     Args:
-        pid: its number.
-        parent: the number of the process that looks after it now.
-        parent_name: that one's name.
-        parent_command: its command line.
-        command: its command line.
-        age_s: seconds since it was started.
+        pid: process ID.
+        parent: process ID of its present parent.
+        parent_name: name of the parent.
+        parent_command: command line of the parent.
+        command: command line of the process.
+        age_s: seconds since its start.
         ports: TCP ports at which it listens.
-        variables: its rank, by the launcher's name for it.
+        variables: the variables that hold its rank, with their values.
     """
 
     pid: int
@@ -57,18 +57,18 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A piece of shared memory whose maker is gone."""
+    """Shared memory segment whose process has ended; size in bytes."""
 
     name: str
     bytes: int
 
 
 def orphans(every: Iterable[Process], *, own: Collection[int]) -> list[Process]:
-    """Return the workers whose launcher is gone.
+    """Return the workers whose launcher has ended.
 
     Args:
         every: processes with a launcher's variables.
-        own: this process and those around it.
+        own: IDs of the processes of this job.
     """
     return [one for one in every if one.pid not in own and _is_worker(one) and _is_taken_in(one)]
 
@@ -76,13 +76,13 @@ def orphans(every: Iterable[Process], *, own: Collection[int]) -> list[Process]:
 def judge(
     left: Sequence[Process], segments: Sequence[Segment], holder: Process | None, port: int | None
 ) -> Part:
-    """Return what is worth telling of what dead jobs have left.
+    """Return the row, findings and facts of orphans.
 
     Args:
-        left: their workers.
-        segments: their shared memory.
-        holder: who listens where this job's ranks are to meet, if it is none of this job.
-        port: where they are to meet.
+        left: workers of dead jobs.
+        segments: shared memory of dead jobs.
+        holder: the process of another job that listens at this job's rendezvous port, if any.
+        port: the rendezvous port of this job.
     """
     findings = []
     if left:
@@ -91,14 +91,14 @@ def judge(
         pids = " ".join(str(one.pid) for one in left)
         findings.append(
             Finding(
-                text=f"{len(left)} worker(s) of jobs whose launcher is gone still run here: {named}{more}. "
-                f"They take processors, memory and ports. If they are not wanted: `kill {pids}`."
+                text=f"{len(left)} worker(s) whose launcher has ended still run here: {named}{more}. They "
+                f"use processors, memory and ports; to end them: `kill {pids}`."
             )
         )
     if holder is not None:
         findings.append(
             Finding(
-                text=f"Port {port}, where the ranks are to meet, is held by process {holder.pid} "
+                text=f"Port {port} of the rendezvous is in use by process {holder.pid} "
                 f"({_short(holder.command)}). End it, or set MASTER_PORT to a free port."
             )
         )
@@ -106,8 +106,8 @@ def judge(
         total = sum(one.bytes for one in segments)
         findings.append(
             Finding(
-                text=f"{len(segments)} piece(s) of shared memory ({bytes_text(total)}) in /dev/shm belong to "
-                f"processes that are gone: remove {', '.join(one.name for one in segments[:_NAMED])}"
+                text=f"{len(segments)} segment(s) of shared memory ({bytes_text(total)}) in /dev/shm belong "
+                f"to processes that have ended: remove {', '.join(one.name for one in segments[:_NAMED])}"
                 f"{', ...' if len(segments) > _NAMED else ''}.",
                 hurts=False,
             )
@@ -115,10 +115,10 @@ def judge(
     row = (
         "nothing found"
         if not findings
-        else f"{len(left)} worker(s), {len(segments)} piece(s) of shared memory"
+        else f"{len(left)} worker(s), {len(segments)} segment(s) of shared memory"
     )
     return Part(
-        rows=(("left over", row),),
+        rows=(("orphans", row),),
         findings=tuple(findings),
         facts={
             "left_workers": [asdict(one) for one in left],
@@ -143,7 +143,7 @@ def processes_here() -> list[Process]:
 
 
 def around_here() -> set[int]:
-    """Return this process and all above, below and beside it that its launcher has started."""
+    """Return the IDs of this process, its ancestors and descendants, and those that its launcher started."""
     import psutil
 
     me = psutil.Process()
@@ -153,14 +153,14 @@ def around_here() -> set[int]:
         above = [one.pid for one in me.parents()]
         around |= set(above)
         parent = me.parent()
-        # Process 1 takes in anything; where it has started this rank, its children are the others.
+        # Process 1 adopts any process; only if it started this rank, its children are the other ranks.
         if parent is not None and (parent.pid != 1 or _ranks_of(me)):
             around |= {one.pid for one in parent.children(recursive=True)}
     return around
 
 
 def listener_at(port: int, *, own: Collection[int]) -> Process | None:
-    """Return who listens at a port of this host, if it is another process of this user than `own`."""
+    """Return this user's process that listens at a port; None if there is none, or it is one of `own`."""
     import psutil
 
     with suppress(psutil.Error, OSError):
@@ -174,13 +174,13 @@ def segments_of_the_dead(
     folder: Path = Path("/dev/shm"),  # noqa: S108 - the kernel's own
     proc: Path = Path("/proc"),
 ) -> list[Segment]:
-    """Return torch's shared memory whose makers are gone; its names hold their numbers.
+    """Return torch's shared memory of ended processes, whose IDs are in its names.
 
-    None where not all processes can be seen, as in a container: it may share its memory with others.
+    The list is empty if not all processes are visible, as in a container, whose memory others can share.
 
     Args:
-        folder: where it lies.
-        proc: where the processes are told.
+        folder: the folder of shared memory.
+        proc: the folder of /proc.
     """
     matches = [match for path in sorted(folder.glob("torch_*")) if (match := _SEGMENT.match(path.name))]
     living = numbers_of_the_living(proc) if matches else None
@@ -195,7 +195,7 @@ def segments_of_the_dead(
 
 
 def _ranks_of(process: "psutil.Process") -> tuple[str, ...]:
-    """Return a process's rank, by each launcher's name for it, as it was when its program was started."""
+    """Return the rank variables of a process, with the values at the start of its program."""
     environment = process.environ()
     return tuple(f"{name}={environment[name]}" for name in _RANK if environment.get(name))
 
@@ -206,14 +206,14 @@ def _process(process: "psutil.Process", ranks: tuple[str, ...]) -> Process:
     parent = process.parent()
     ports: set[int] = set()
     with suppress(psutil.Error, OSError):
-        ask = getattr(process, "net_connections", None) or process.connections  # its name before psutil 6
+        ask = getattr(process, "net_connections", None) or process.connections  # the name before psutil 6
         ports = {one.laddr.port for one in ask(kind="tcp") if one.status == psutil.CONN_LISTEN}
     return Process(
         pid=process.pid,
         parent=0 if parent is None else parent.pid,
         parent_name="" if parent is None else parent.name(),
         parent_command="" if parent is None else without_credentials(" ".join(parent.cmdline())),
-        command=without_credentials(" ".join(process.cmdline())),  # before it is cut short
+        command=without_credentials(" ".join(process.cmdline())),  # masked before it is shortened
         age_s=max(0.0, time.time_ns() / 1e9 - process.create_time()),
         ports=tuple(sorted(ports)),
         variables=ranks,
@@ -221,13 +221,13 @@ def _process(process: "psutil.Process", ranks: tuple[str, ...]) -> Process:
 
 
 def _is_worker(one: Process) -> bool:
-    """Whether a process is a worker; agents and editors started in a Slurm step have its rank too."""
+    """Return whether a process is a worker; agents and editors in a Slurm step have a rank, too."""
     by_slurm_alone = all(text.startswith("SLURM_") for text in one.variables)
     return bool(one.variables) and (not by_slurm_alone or "python" in one.command.partition(" ")[0])
 
 
 def _is_taken_in(one: Process) -> bool:
-    """Whether a process is looked after by one that takes in what dead launchers leave."""
+    """Return whether the parent of a process adopts orphans."""
     if one.parent_name in _TAKES_IN_ORPHANS:
         return True
     return one.parent <= 1 and not _STARTS_RANKS.match(one.parent_command)

@@ -1,4 +1,4 @@
-"""What this process may use: shared memory, open files, processes, locked memory."""
+"""Checks the limits of this process: shared memory, open files, processes, locked memory."""
 
 import os
 import re
@@ -11,9 +11,9 @@ from samestep.base.kernel_files import text_of
 from samestep.base.units import bytes_text
 from samestep.doctor.part import Finding, Part, Row
 
-# A container's default is 64 MiB. Batches of DataLoader's workers lie there, and what ranks exchange.
+# A container's default is 64 MiB. It holds batches of DataLoader's workers, and messages between ranks.
 _SHARED_MEMORY_PER_RANK = 256 * 2**20
-# torch hands each tensor of DataLoader's workers over with an open file.
+# torch needs an open file for each tensor that a worker of DataLoader passes on.
 _FEW_FILES = 4096
 _PROCESSES_PER_RANK = 64
 # Memory that InfiniBand's adapters use must not be swapped out.
@@ -22,14 +22,14 @@ _LOCKED_FOR_INFINIBAND = 64 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What was read.
+    """Limits of this process.
 
     Args:
-        shared_memory: size of /dev/shm and what is free of it, in bytes; None where there is none.
-        files: open files that this process may have, and that it may raise that to; None is unlimited.
-        processes: processes and threads that this user, or this control group, may have.
-        processes_from: what says so.
-        locked: bytes that may be kept from being swapped out; None is unlimited.
+        shared_memory: size of /dev/shm and its free part, in bytes; None if there is none.
+        files: soft and hard limit of open files; None is unlimited.
+        processes: limit of processes and threads of this user or this control group; None if unknown.
+        processes_from: source of that limit.
+        locked: limit of locked memory, which is not swapped out, in bytes; None is unlimited.
     """
 
     shared_memory: tuple[int, int] | None
@@ -43,7 +43,7 @@ def read(*, root: Path = Path("/")) -> Limits:
     """Return this process's limits.
 
     Args:
-        root: where /proc and /dev are.
+        root: the folder of /proc and /dev.
     """
     table = parsed(text_of(root / "proc/self/limits"))
     user = table.get("Max processes", (None, None))[0]
@@ -62,7 +62,7 @@ def read(*, root: Path = Path("/")) -> Limits:
 
 
 def parsed(text: str) -> Mapping[str, tuple[int | None, int | None]]:
-    """Read /proc/self/limits: what holds, and what it may be raised to, by name.
+    """Return the soft and the hard limit of each name from the text of /proc/self/limits.
 
     >>> parsed("Max open files            1024                 unlimited            files")
     {'Max open files': (1024, None)}
@@ -76,11 +76,11 @@ def parsed(text: str) -> Mapping[str, tuple[int | None, int | None]]:
 
 
 def judge(limits: Limits, *, local_size: int, infiniband: bool) -> Part:
-    """Return what is worth telling of limits.
+    """Return the rows, findings and facts of limits.
 
     Args:
-        limits: what was read.
-        local_size: ranks on this host.
+        limits: limits of this process.
+        local_size: number of ranks on this host.
         infiniband: whether there is an active port.
     """
     rows, findings = _shared_memory(limits.shared_memory, local_size)
@@ -93,11 +93,11 @@ def judge(limits: Limits, *, local_size: int, infiniband: bool) -> Part:
     rows.append(("limits", f"{files}{processes}{locked}"))
     if soft is not None and soft < _FEW_FILES:
         raised = f"Raise it: `ulimit -n {min(hard or 65536, 65536)}`."
-        fixed = "It cannot be raised from here: ask for more (--ulimit nofile of the container)."
+        fixed = "It cannot be raised from here: request more (--ulimit nofile of the container)."
         findings.append(
             Finding(
-                text=f"A process may have {soft} open files. DataLoader's workers hand each tensor over with "
-                f"one, and fail with 'Too many open files'. {fixed if hard == soft else raised}",
+                text=f"A process may have {soft} open files. DataLoader's workers need one for each tensor, "
+                f"and fail with 'Too many open files'. {fixed if hard == soft else raised}",
                 hurts=soft <= 1024,
             )
         )
@@ -127,8 +127,8 @@ def judge(limits: Limits, *, local_size: int, infiniband: bool) -> Part:
 def _shared_memory(sizes: tuple[int, int] | None, local_size: int) -> tuple[list[Row], list[Finding]]:
     if sizes is None:
         text = (
-            "There is no /dev/shm: DataLoader's workers cannot hand over batches, and ranks of this host "
-            "talk over sockets. Mount one (--shm-size of the container)."
+            "There is no /dev/shm: DataLoader's workers cannot pass on batches, and ranks of this host "
+            "communicate over sockets. Mount one (--shm-size of the container)."
         )
         return [("shared mem", "none")], [Finding(text=text)]
     total, free = sizes
@@ -136,10 +136,10 @@ def _shared_memory(sizes: tuple[int, int] | None, local_size: int) -> tuple[list
     needed = _SHARED_MEMORY_PER_RANK * local_size
     if free >= needed:
         return [row], []
-    cause = "is small" if total < needed else "is full: remove what dead jobs have left there"
+    cause = "is small" if total < needed else "is full: remove segments of dead jobs"
     text = (
         f"Shared memory (/dev/shm) {cause} ({bytes_text(free)} free of {bytes_text(total)}). DataLoader's "
-        f"workers die with 'Bus error' when it is used up; {local_size} rank(s) want {bytes_text(needed)} or "
+        f"workers die with 'Bus error' when it is used up; {local_size} rank(s) need {bytes_text(needed)} or "
         "more (--shm-size=8g, or --ipc=host, of the container; or num_workers=0)."
     )
     return [row], [Finding(text=text)]

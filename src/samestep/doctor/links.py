@@ -1,4 +1,4 @@
-"""The links between ranks: measured pair by pair, then judged against each other and what is usual."""
+"""Measures the links between ranks pair by pair, and compares them with each other and with usual figures."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,25 +15,25 @@ _BUDGET_S = 6.0
 _SHORTEST_S, _LONGEST_S = 0.02, 0.15
 _CALL_S = 3.0
 _NO_TIME = "no time was left"
-# Bytes per second between nodes below which an ordinary network is slower than its computing.
+# Bytes per second between nodes, below which communication usually takes longer than computing.
 _SLOW, _VERY_SLOW = 0.3e9, 0.06e9
 _FRACTION = 0.3
 _SKEW_S, _WRONG_CLOCK_S = 1.0, 60.0
 
 
 class Board(Protocol):
-    """Where ranks leave each other words."""
+    """A key-value store that all ranks share."""
 
     def post(self, key: str, value: str) -> None:
-        """Leave a word."""
+        """Store a value under a key."""
 
     def read(self, key: str, *, deadline: float) -> str | None:
-        """Return a word once it is there; None if it is not by `deadline` (of `time.monotonic`)."""
+        """Return the value once it is stored; None if it is not by `deadline` (of `time.monotonic`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a rank can be called."""
+    """Address of a rank's server, and the token that a client must prove to have."""
 
     host: str
     ip: str
@@ -44,14 +44,14 @@ class Address:
 def measure(
     board: Board, addresses: Sequence[Address | None], door: Door, *, rank: int, deadline: float
 ) -> list[Link]:
-    """Measure the links of this rank that it is the first of; all ranks call this.
+    """Measure the links of this rank, and return those in which it is the lower one; all ranks call this.
 
     Args:
-        board: where ranks leave each other words.
-        addresses: of each rank, in rank order; None for one that is not there.
-        door: where this one can be called.
-        rank: this one.
-        deadline: when to stop, as an instant of `time.monotonic`.
+        board: the store of the ranks.
+        addresses: address of each rank, in rank order; None for a missing rank.
+        door: the server of this rank.
+        rank: this rank.
+        deadline: end of the measurements, as an instant of `time.monotonic`.
     """
     hosts = ["" if one is None else one.host for one in addresses]
     every = rounds(hosts, measured(hosts))
@@ -73,7 +73,7 @@ def measure(
 def _one(pair: Pair, addresses: Sequence[Address | None], door: Door, *, rank: int, window_s: float) -> Link:
     a, b = pair
     other = addresses[b]
-    assert other is not None  # only ranks that are there measure
+    assert other is not None  # missing ranks are in no pair
     try:
         if rank == b:
             door.answer(a, limit_s=_CALL_S)
@@ -86,25 +86,25 @@ def _one(pair: Pair, addresses: Sequence[Address | None], door: Door, *, rank: i
 
 
 def judge(links: Sequence[Link], hosts: Mapping[int, str], *, backend: str | None) -> Iterator[Finding]:
-    """Yield what is worth telling of the links.
+    """Yield the findings about the links.
 
     Args:
-        links: those measured.
-        hosts: of the ranks.
-        backend: what carries the job's messages.
+        links: the measured links.
+        hosts: host name of each rank.
+        backend: back end of the job's communication.
     """
     late = [link for link in links if link.error == _NO_TIME]
     if late:
-        text = f"{len(late)} of {len(links)} pairs of ranks were not measured: the others took all the time."
+        text = f"{len(late)} of {len(links)} pairs of ranks were not measured: the time limit was over."
         yield Finding(text=text, hurts=False)
     broken = [link for link in links if link.error and link.error != _NO_TIME]
     if broken:
         named = "; ".join(f"{_ends(link, hosts)} at {link.error}" for link in broken[:4])
         more = f"; and {len(broken) - 4} more" if len(broken) > 4 else ""
         yield Finding(
-            text=f"{len(broken)} of {len(links)} pairs of ranks cannot reach each other: {named}{more}. Is "
-            "it the right network interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME), or does a firewall "
-            "between the nodes close its ports?"
+            text=f"{len(broken)} of {len(links)} pairs of ranks cannot reach each other: {named}{more}. "
+            "Check the network interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME), and whether a firewall "
+            "between the nodes closes its ports."
         )
     across = [link for link in links if not link.error and hosts[link.a] != hosts[link.b]]
     yield from _slow(across, hosts, backend)
@@ -120,15 +120,15 @@ def _slow(across: Sequence[Link], hosts: Mapping[int, str], backend: str | None)
         named = "; ".join(f"{_ends(link, hosts)} {_speed(_worse(link))}" for link in odd[:4])
         yield Finding(
             text=f"Some links between nodes are much slower than the others ({_speed(usual)}): "
-            f"{named}. Every step waits for the slowest. Leave the node out, or see its cable and its "
-            "interface's speed (`ethtool`)."
+            f"{named}. Every step waits for the slowest. Exclude the node, or check its cable and the "
+            "speed of its interface (`ethtool`)."
         )
     if usual < _SLOW:
-        fast = " NCCL may use a faster one than TCP." if backend == "nccl" else ""
+        fast = " NCCL can use a faster transport than TCP." if backend == "nccl" else ""
         yield Finding(
-            text=f"The nodes exchange {_speed(usual)} ({usual * 8e-9:.2g} Gbit/s) over TCP: the "
-            f"gradients of 25 M parameters take {seconds_text(2 * 1e8 / usual)} a step.{fast} Is it the "
-            "right interface? Otherwise exchange less: larger batches, --accumulate, --compress.",
+            text=f"The nodes communicate at {_speed(usual)} ({usual * 8e-9:.2g} Gbit/s) over TCP: the "
+            f"gradients of 25 M parameters take {seconds_text(2 * 1e8 / usual)} a step.{fast} Check the "
+            "interface; larger batches, --accumulate and --compress reduce communication.",
             hurts=usual < _VERY_SLOW and backend != "nccl",
         )
 
@@ -141,14 +141,14 @@ def _clocks(across: Sequence[Link], hosts: Mapping[int, str]) -> Iterator[Findin
     direction = "ahead of" if worst.ahead_s > 0 else "behind"
     yield Finding(
         text=f"The clock of {hosts[worst.b]} is {seconds_text(abs(worst.ahead_s))} {direction} that of "
-        f"{hosts[worst.a]}: times in logs and files do not compare, and Slurm refuses messages of wrong "
-        "clocks. Have the nodes run chrony or NTP.",
+        f"{hosts[worst.a]}: times in logs and files cannot be compared, and Slurm refuses messages "
+        "with wrong times. Run chrony or NTP on the nodes.",
         hurts=abs(worst.ahead_s) > _WRONG_CLOCK_S,
     )
 
 
 def table(links: Sequence[Link]) -> list[str]:
-    """Return the figures as two tables: latencies, and bandwidths of the row's rank to the column's."""
+    """Return the figures as two tables: latencies, and bandwidths from the row's rank to the column's."""
     ranks = sorted({rank for link in links for rank in (link.a, link.b)})
     good = [link for link in links if not link.error]
     latency = {(link.a, link.b): f"{link.latency_s * 1e6:.3g}" for link in good}

@@ -1,4 +1,4 @@
-"""Whether the interface that carries the messages between nodes is the right one."""
+"""Checks the network interface that carries the messages between nodes."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -6,18 +6,18 @@ from dataclasses import asdict
 from samestep.base.interfaces import Interface
 from samestep.doctor.part import Finding, Part
 
-# Of interfaces, below which another one that is this much faster is worth a word.
+# Another interface is reported if it is at least so many times as fast.
 _MUCH_FASTER = 4
 
 
 def judge(among: Sequence[Interface], used: Interface | None, why: str, *, nodes: int) -> Part:
-    """Return what is worth telling of the interfaces.
+    """Return the rows, findings and facts of the interfaces.
 
     Args:
-        among: all of them.
+        among: all interfaces of this host.
         used: the one that carries the messages between nodes.
-        why: it is that one.
-        nodes: of the job.
+        why: reason why it is that one.
+        nodes: number of nodes of the job.
     """
     others = [one.describe() for one in among if one != used and not one.loopback]
     rows = [("interface", "none with an address" if used is None else f"{used.describe()} ({why})")]
@@ -52,7 +52,7 @@ def _between_nodes(among: Sequence[Interface], used: Interface | None) -> list[F
     ]
     return [
         Finding(
-            text=f"Messages between the nodes go by {used.name} ({used.mbits / 1000:g} Gbit/s), though "
+            text=f"Messages between the nodes use {used.name} ({used.mbits / 1000:g} Gbit/s), though "
             f"{one.name} ({one.mbits / 1000:g} Gbit/s) is up and has an address. If the nodes reach each "
             f"other by it, set GLOO_SOCKET_IFNAME={one.name} and NCCL_SOCKET_IFNAME={one.name}."
         )

@@ -1,20 +1,20 @@
-"""What one look at one thing found: rows to read, findings to act on, facts to compare between ranks."""
+"""Holds the result of one check: rows to print, findings for the user, facts to compare between ranks."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 Row: TypeAlias = tuple[str, str]
-"""A name and a value; an empty name goes on with the row before."""
+"""A name and a value; a row with an empty name continues the previous row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something a user should know.
+    """Problem or note for the user.
 
     Args:
-        text: what it is, and what to do.
-        hurts: whether a run would fail, do the wrong thing or be slow because of it.
+        text: description, and what to do.
+        hurts: whether it makes a run fail, compute something wrong, or slow.
     """
 
     text: str
@@ -23,12 +23,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one look found.
+    """Result of one check.
 
     Args:
-        rows: for people, in the order in which they are shown.
-        findings: what to know and what to do.
-        facts: for machines, and for the comparison of ranks; plain JSON.
+        rows: for readers, in the order in which they are printed.
+        findings: problems and notes.
+        facts: for programs, and for the comparison of ranks; plain JSON.
     """
 
     rows: tuple[Row, ...] = ()

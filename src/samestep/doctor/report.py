@@ -1,4 +1,4 @@
-"""From what ranks have told to the one report, for people and for machines."""
+"""Makes one report from the results of all ranks, as text and as JSON."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,18 +13,18 @@ from samestep.doctor.wire import Link
 from samestep.doctor.words import finding_lines, folded, merged, numbers_text, ranks_text, row_lines
 
 Owned: TypeAlias = tuple[tuple[int, ...], Finding]
-"""A finding, and the ranks it is of; none where it is of all together."""
+"""The ranks that a finding is about, and the finding; no ranks if it is about all together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What is told.
+    """Report of all ranks.
 
     Args:
-        examinations: of the ranks that are there, in rank order.
-        rows: what only all ranks together found out.
-        links: between them.
-        findings: and whose they are.
+        examinations: those of the ranks that joined the checks, in rank order.
+        rows: rows of the joint checks.
+        links: the links between ranks.
+        findings: the findings, each with its ranks.
     """
 
     examinations: Sequence[Examination]
@@ -34,16 +34,16 @@ class Report:
 
     @property
     def hurts(self) -> bool:
-        """Whether something will hurt a run."""
+        """Whether a finding is a problem."""
         return any(finding.hurts for _, finding in self.findings)
 
 
 def of_one(examination: Examination, *more: Finding) -> Report:
-    """Return the report of a rank alone.
+    """Return the report of a single rank.
 
     Args:
-        examination: its own.
-        more: what else there is to tell, such as why it is alone.
+        examination: that of the rank.
+        more: further findings, such as why the rank could not reach the others.
     """
     owned = [((examination.rank,), finding) for finding in examination.findings]
     return Report(examinations=[examination], findings=[*owned, *(((), finding) for finding in more)])
@@ -56,7 +56,7 @@ def of_all(gathered: Gathered) -> Report:
     owned: list[Owned] = [((one.rank,), finding) for one in every for finding in one.findings]
     owned += [((rank,), finding) for rank, found in gathered.tried.items() for finding in found]
     backend = every[0].facts.get("backend")
-    broken = Finding(text="This rank came, and then broke off or hung. See its output.")
+    broken = Finding(text="This rank joined the checks, and then stopped or hung. See its output.")
     owned += [((rank,), broken) for rank in gathered.broken]
     whole = [link for link in gathered.links if not {link.a, link.b} & set(gathered.broken)]
     owned += [((), finding) for finding in links.judge(whole, hosts, backend=backend)]
@@ -67,7 +67,7 @@ def of_all(gathered: Gathered) -> Report:
 
 
 def lines(report: Report) -> Iterator[str]:
-    """Yield the report for people."""
+    """Yield the report as lines of text."""
     first, several = report.examinations[0], len(report.examinations) > 1
     yield first.summary
     yield ""
@@ -89,7 +89,7 @@ def lines(report: Report) -> Iterator[str]:
 
 
 def record(report: Report) -> dict[str, Any]:
-    """Return the report for machines."""
+    """Return the report as JSON data."""
     return {
         "summary": report.examinations[0].summary,
         "ranks": [{"rank": one.rank, "host": one.host, **one.facts} for one in report.examinations],
@@ -101,8 +101,8 @@ def record(report: Report) -> dict[str, Any]:
 
 def _absent(ranks: Sequence[int], size: int) -> Finding:
     return Finding(
-        text=f"{ranks_text(ranks)} of {size} did not come. Did they start, do they reach rank 0, and do they "
-        "run samestep doctor as well? See their output; --wait gives them longer."
+        text=f"{ranks_text(ranks)} of {size} did not join the checks. Read their output: they must start, "
+        "run samestep doctor, and reach rank 0 within the time of --wait."
     )
 
 
@@ -114,5 +114,5 @@ def _places(every: Sequence[Examination]) -> Row:
 
 
 def _but_place(one: Examination) -> list[Row]:
-    """Return the rows of a rank without the one that is different for each rank, and told otherwise."""
+    """Return the rows of a rank without its place, which differs for each rank and has its own row."""
     return [row for row in one.rows if row[0] != "place"]

@@ -1,4 +1,4 @@
-"""Which pairs of ranks measure when: each pair once, and no host in two pairs at a time.
+"""Schedules the measurements of pairs of ranks: each pair once, and no host in two pairs at a time.
 
 ::
 
@@ -18,14 +18,14 @@ Pair: TypeAlias = tuple[int, int]
 """Two ranks, the lower one first."""
 
 MOST = 8
-"""More ranks than this are not measured each with each, but one of each host with those of the others."""
+"""Up to this number of ranks, every pair is measured; beyond it, only pairs of one rank of each host."""
 
 
 def measured(hosts: Sequence[str]) -> list[int]:
     """Return the ranks that measure.
 
     Args:
-        hosts: the host of each rank, in rank order; empty for a rank that is not there.
+        hosts: the host of each rank, in rank order; empty for a missing rank.
     """
     there = [rank for rank, host in enumerate(hosts) if host]
     if len(there) <= MOST:
@@ -39,7 +39,7 @@ def rounds(hosts: Sequence[str], ranks: Sequence[int]) -> list[list[Pair]]:
 
     Args:
         hosts: the host of each rank, in rank order.
-        ranks: those that measure, in order.
+        ranks: the ranks that measure, in order.
     """
     left = [(a, b) for i, a in enumerate(ranks) for b in ranks[i + 1 :]]
     made = []
@@ -57,7 +57,7 @@ def rounds(hosts: Sequence[str], ranks: Sequence[int]) -> list[list[Pair]]:
 
 
 def before(pair: Pair, every: Sequence[Sequence[Pair]], hosts: Sequence[str]) -> list[Pair]:
-    """Return the pairs of the last earlier round of each host of `pair`, which must be done before."""
+    """Return the pairs of the last earlier round of each host of `pair`, which must end before it."""
     number = next(i for i, this in enumerate(every) if pair in this)
     needed = []
     for host in {hosts[rank] for rank in pair}:

@@ -1,6 +1,6 @@
-"""Settings of NCCL, Gloo and CUDA that contradict the machine they are used on.
+"""Finds settings of NCCL, Gloo and CUDA that contradict the machine.
 
-Each rule is a function of the variables and of what was found; the names are those of NCCL's and PyTorch's
+Each rule is a function of the variables and of the situation; the names are those of NCCL's and PyTorch's
 documentation.
 """
 
@@ -18,15 +18,15 @@ _SHOWN = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TP_SOCKET", "CUDA_VISIBLE", "CUDA_LA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What the settings are held against.
+    """Machine and job that the settings are compared with.
 
     Args:
         interfaces: network interfaces of this host.
         ports: its InfiniBand ports.
-        backend: what carries the job's messages.
-        nodes: of the job.
-        local_size: ranks on this host.
-        accelerators: that this process sees.
+        backend: back end of the job's communication.
+        nodes: number of nodes of the job.
+        local_size: number of ranks on this host.
+        accelerators: number of accelerators that this process sees.
     """
 
     interfaces: Sequence[Interface]
@@ -41,7 +41,7 @@ Rule = Callable[[Environment, Situation], Iterator[Finding]]
 
 
 def judge(env: Environment, here: Situation) -> Part:
-    """Return the settings that are set, and what is wrong with them here."""
+    """Return the variables that are set, and findings about those that are wrong here."""
     shown = [f"{name}={value}" for name, value in sorted(env.items()) if name.startswith(_SHOWN)]
     return Part(
         rows=tuple(("settings" if i == 0 else "", text) for i, text in enumerate(shown)),
@@ -51,7 +51,7 @@ def judge(env: Environment, here: Situation) -> Part:
 
 
 def gloo_interface(env: Environment, here: Situation) -> Iterator[Finding]:
-    """``GLOO_SOCKET_IFNAME`` is a list of whole names."""
+    """Check ``GLOO_SOCKET_IFNAME``, a list of full names."""
     names = [name.strip() for name in env.get("GLOO_SOCKET_IFNAME", "").split(",") if name.strip()]
     by_name = {one.name: one for one in here.interfaces}
     for name in names if here.interfaces else ():
@@ -69,7 +69,7 @@ def gloo_interface(env: Environment, here: Situation) -> Iterator[Finding]:
 
 
 def nccl_interface(env: Environment, here: Situation) -> Iterator[Finding]:
-    """``NCCL_SOCKET_IFNAME`` is a list of beginnings; ``=`` asks for whole names, ``^`` for the others."""
+    """Check ``NCCL_SOCKET_IFNAME``, a list of prefixes; ``=`` selects full names, ``^`` all other names."""
     text = env.get("NCCL_SOCKET_IFNAME", "")
     if not text or here.backend not in (None, "nccl") or not here.interfaces:
         return
@@ -89,7 +89,7 @@ def nccl_interface(env: Environment, here: Situation) -> Iterator[Finding]:
 
 
 def infiniband_adapters(env: Environment, here: Situation) -> Iterator[Finding]:
-    """``NCCL_IB_HCA`` is like `nccl_interface`'s, of adapters, each with or without a port."""
+    """Check ``NCCL_IB_HCA``, a list like `nccl_interface`'s, of adapters, each with or without a port."""
     text = env.get("NCCL_IB_HCA", "")
     if not text or not here.ports or here.nodes == 1 or here.backend not in (None, "nccl"):
         return
@@ -104,7 +104,7 @@ def infiniband_adapters(env: Environment, here: Situation) -> Iterator[Finding]:
 
 
 def switched_off(env: Environment, here: Situation) -> Iterator[Finding]:
-    """What was switched off to look for a fault, or on another machine, and would be fast here."""
+    """Check for disabled transports that are fast here, disabled for debugging or for another machine."""
     if here.backend not in (None, "nccl"):
         return
     active = [port for port in here.ports if port.is_active]
@@ -113,24 +113,24 @@ def switched_off(env: Environment, here: Situation) -> Iterator[Finding]:
     if several and (_is_on(env, "NCCL_P2P_DISABLE") or level in {"0", "LOC"}):
         name = "NCCL_P2P_DISABLE" if _is_on(env, "NCCL_P2P_DISABLE") else "NCCL_P2P_LEVEL"
         yield Finding(
-            text=f"{name}={env[name]}: the GPUs of this host talk through host memory, not NVLink or PCIe. "
-            "Unset it, unless the copies between GPUs above arrive wrong."
+            text=f"{name}={env[name]}: the GPUs of this host communicate through host memory, not NVLink or "
+            "PCIe. Unset it, unless the copies between GPUs above arrive wrong."
         )
     if several and _is_on(env, "NCCL_SHM_DISABLE"):
         yield Finding(
-            text=f"NCCL_SHM_DISABLE={env['NCCL_SHM_DISABLE']}: GPUs of this host without a direct link talk "
-            "over the network. Unset it."
+            text=f"NCCL_SHM_DISABLE={env['NCCL_SHM_DISABLE']}: GPUs of this host without a direct link use "
+            "the network. Unset it."
         )
     if here.nodes > 1 and active and (_is_on(env, "NCCL_IB_DISABLE") or env.get("NCCL_NET") == "Socket"):
         name = "NCCL_IB_DISABLE" if _is_on(env, "NCCL_IB_DISABLE") else "NCCL_NET"
         yield Finding(
-            text=f"{name}={env[name]}: NCCL talks over TCP, though {active[0].name} is active "
+            text=f"{name}={env[name]}: NCCL uses TCP, though {active[0].name} is active "
             f"({active[0].rate}). Unset it."
         )
 
 
 def for_debugging(env: Environment, here: Situation) -> Iterator[Finding]:
-    """What finds faults and makes every step slower."""
+    """Check for settings that are for debugging and make every step slower."""
     if _is_on(env, "CUDA_LAUNCH_BLOCKING") and here.accelerators:
         yield Finding(
             text="CUDA_LAUNCH_BLOCKING=1 makes the CPU wait for each kernel. Unset it for training."
@@ -143,7 +143,7 @@ def for_debugging(env: Environment, here: Situation) -> Iterator[Finding]:
 
 
 def pinned_alike(env: Environment, here: Situation) -> Iterator[Finding]:
-    """OpenMP's own pinning is told to each rank alike, so that all of them sit on the same processors."""
+    """Check OpenMP's pinning, which is the same for each rank and puts all of them on the same processors."""
     for name in ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES"):
         value = env.get(name, "")
         explicit = any(character.isdigit() for character in value)

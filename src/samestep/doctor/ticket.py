@@ -1,6 +1,6 @@
-"""What may be pasted into a ticket: secrets, credentials, the home folder and user names are masked.
+"""Masks secrets, credentials, the home folder and user names, so that a report can be pasted into a ticket.
 
-Masked where it was read, on each rank, so that nothing secret travels.
+Each rank masks its own values, so that no secret is sent.
 """
 
 import json
@@ -15,14 +15,14 @@ from samestep.doctor.part import Part
 MASK = "***"
 _TELLING = r"TOKEN|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|JWT"
 _SECRET = re.compile(rf"{_TELLING}|COOKIE|SIGNATURE|(^|_)(AUTH|PAT)(_|$)|_PWD(_|$)", re.IGNORECASE)
-# A password may hold an @ or a /: what stands before the last @ of a word is hidden.
+# A password can contain @ or /: everything before the last @ of a word is masked.
 _SECRET_IN_URL = re.compile(r"(?<=://)[^\s'\"<>]+@")
-# --api-key VALUE, --password=VALUE and API_KEY=VALUE, of whatever process.
+# --api-key VALUE, --password=VALUE and API_KEY=VALUE, of any process.
 _SECRET_ARGUMENT = re.compile(
     rf"((?<![\w-])--?[\w-]*(?:{_TELLING})[\w-]*[= ]|\b\w*(?:{_TELLING})\w*=)\S+", re.IGNORECASE
 )
-# Variables that say how a run goes; the others are nobody's business. Launchers pass keys of the job and the
-# like in theirs, so that of those only the names that matter are told.
+# Variables that affect a run; all others are private. Launchers pass keys of the job in some of their
+# variables, so that of those only the listed names are reported.
 _TOLD = re.compile(
     r"(MPI_|MPICH_|MPIR_|MV2_|HYDRA_|I_MPI_|PALS_|HOROVOD_|FLUX_|PET_|TORCH|PYTORCH|NCCL|RCCL|GLOO|TP_SOCKET|UCX|FI_|"
     r"CUDA|NVIDIA|HIP|ROCR|ZE_|OMP_|GOMP|KMP|MKL|MASTER_|RANK$|WORLD_SIZE$|LOCAL_|GROUP_|ROLE_|NODE_RANK$|NNODES$|"
@@ -42,12 +42,12 @@ _SHORTEST = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mask:
-    """What to hide.
+    """Texts to mask.
 
     Args:
-        secrets: texts that must not be seen.
-        home: the home folder; becomes ``~``.
-        users: names that become ``USER`` where they stand in a path or before an ``@``.
+        secrets: texts that become ``***``.
+        home: the home folder, which becomes ``~``.
+        users: names that become ``USER`` in a path or before an ``@``.
     """
 
     secrets: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Mask:
 
     @classmethod
     def of(cls, env: Environment) -> "Mask":
-        """Return what to hide of a process with this environment."""
+        """Return the texts to mask for a process with this environment."""
         secrets = {value for name, value in env.items() if is_secret(name) and len(value) >= _SHORTEST}
         home = env.get("HOME", "").rstrip("/")
         users = {env.get("USER", ""), env.get("LOGNAME", ""), env.get("SLURM_JOB_USER", "")}
@@ -69,7 +69,7 @@ class Mask:
         )
 
     def text(self, text: str) -> str:
-        """Return `text` without what is to be hidden."""
+        """Return `text` with secrets, credentials, the home folder and user names masked."""
         for secret in self.secrets:
             text = text.replace(secret, MASK)
         text = without_credentials(text)
@@ -81,7 +81,7 @@ class Mask:
 
 
 def without_credentials(text: str) -> str:
-    """Return `text` without passwords in addresses and values of arguments that are secret by their names.
+    """Return `text` with passwords in addresses, and values of arguments with secret names, masked.
 
     >>> without_credentials("python train.py --api-key abc --log ftp://me:pw@host/")
     'python train.py --api-key *** --log ftp://***@host/'
@@ -90,7 +90,7 @@ def without_credentials(text: str) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a variable's name says that its value is nobody else's.
+    """Return whether the value of a variable is secret, according to its name.
 
     >>> [is_secret(name) for name in ("WANDB_API_KEY", "HF_TOKEN", "MY_PASSWORD", "PATH")]
     [True, True, True, False]
@@ -99,22 +99,22 @@ def is_secret(name: str) -> bool:
 
 
 def environment_rows(env: Environment) -> list[tuple[str, str]]:
-    """Return the variables that say how a run goes; of secrets only that they are set."""
-    told = [
+    """Return the variables that affect a run; the values of secrets are masked."""
+    shown = [
         (name, MASK if is_secret(name) else value) for name, value in sorted(env.items()) if _TOLD.match(name)
     ]
-    return [("variables" if i == 0 else "", f"{name}={value}") for i, (name, value) in enumerate(told)]
+    return [("variables" if i == 0 else "", f"{name}={value}") for i, (name, value) in enumerate(shown)]
 
 
 def masked(examination: Examination, mask: Mask) -> Examination:
-    """Return an examination without what is to be hidden."""
+    """Return an examination with all its texts masked, except the host."""
     hidden = json.dumps(_walk(json.loads(examination.to_json()), mask))
-    # Ranks are compared by their hosts' names, which a ticket needs.
+    # The host names stay: ranks are compared by them, and a ticket needs them.
     return replace(Examination.from_json(hidden), host=examination.host)
 
 
 def masked_part(part: Part, mask: Mask) -> Part:
-    """Return what was found without what is to be hidden."""
+    """Return the result of a check with all its texts masked."""
     return Part(
         rows=tuple((name, mask.text(value)) for name, value in part.rows),
         findings=tuple(replace(finding, text=mask.text(finding.text)) for finding in part.findings),

@@ -1,4 +1,4 @@
-"""What only all ranks together can try: whether they see one run folder, and can join and add."""
+"""Runs the joint checks of all ranks: do they see one run folder, and can they join and sum?"""
 
 import fcntl
 import os
@@ -28,13 +28,13 @@ _SUM_S = 2 * _JOIN_S + 10.0
 
 
 def one_folder(board: Board, folder: Path, *, rank: int, size: int) -> Part:
-    """Find rank 0's file in the run folder, and be kept out by its lock.
+    """Check that rank 0's file is in the run folder, and that its lock excludes this rank.
 
     Args:
-        board: where ranks leave each other words.
-        folder: the run folder, or the nearest one above it that there is.
-        rank: this one.
-        size: of the job.
+        board: the store of the ranks.
+        folder: the run folder, or the nearest existing one above it.
+        rank: this rank.
+        size: number of ranks of the job.
     """
     deadline = time.monotonic() + _FOLDER_S
     if rank == 0:
@@ -46,10 +46,10 @@ def one_folder(board: Board, folder: Path, *, rank: int, size: int) -> Part:
 
 
 def _show(board: Board, folder: Path, size: int, deadline: float) -> Part:
-    """Make a file, hold its lock, and wait until all have looked."""
+    """Create a file, hold its lock, and wait until all other ranks have checked it."""
     try:
         with tempfile.NamedTemporaryFile(prefix=".samestep-doctor-", dir=folder) as file:
-            with suppress(OSError):  # which `folder` tells
+            with suppress(OSError):  # `folder` has a finding for it
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.fsync(file.fileno())
             board.post("folder", Path(file.name).name)
@@ -62,23 +62,22 @@ def _show(board: Board, folder: Path, size: int, deadline: float) -> Part:
 
 def _seen(folder: Path, name: str) -> Part:
     pause, begin = threading.Event(), time.monotonic()
-    while name not in os.listdir(folder):  # noqa: PTH208 - a listing makes file servers look again
+    while name not in os.listdir(folder):  # noqa: PTH208 - a listing refreshes the cache of file servers
         if time.monotonic() - begin > _SHOW_S:
             text = (
-                f"{folder} is not the folder that rank 0 sees under this name: what rank 0 writes is not "
-                "there. Checkpoints and results need a file system that all nodes share; choose a folder on "
-                "it."
+                f"{folder} is not the folder that rank 0 sees under this name: a file of rank 0 is missing. "
+                "Checkpoints and results need a file system that all nodes share; choose a folder on it."
             )
             return Part(findings=(Finding(text=text),))
         pause.wait(0.1)
     try:
         with (folder / name).open("rb+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # kept out, as it must be
+    except OSError:  # the lock excludes this rank, as it must
         return Part()
     text = (
-        f"A lock that rank 0 holds in {folder} does not keep this rank out: two runs in one folder would not "
-        "notice each other. Mount it with locks that all nodes see (NFS: lockd; Lustre: -o flock)."
+        f"A lock that rank 0 holds in {folder} does not keep this rank out: two runs in one folder can write "
+        "at the same time. Mount it with locks that all nodes see (NFS: lockd; Lustre: -o flock)."
     )
     return Part(findings=(Finding(text=text),))
 
@@ -89,21 +88,21 @@ def one_sum() -> Part:
     try:
         return within(_SUM_S, lambda: _sum(begin))
     except Error as error:
-        reason = error.__cause__ or error  # the one that does not begin with the rank: all are told as one
+        reason = error.__cause__ or error  # its text has no rank, so that equal findings of ranks are merged
         text = f"The ranks cannot join each other as a training does: {str(reason).splitlines()[0]}"
     except TimeoutError:
         text = (
             f"Joining the other ranks, or the first sum over all, did not end within {_SUM_S:g} s. "
-            "See the other findings; with NCCL, set NCCL_DEBUG=INFO and look at what its ranks say."
+            "See the other findings; with NCCL, set NCCL_DEBUG=INFO and read the output of its ranks."
         )
-    except RuntimeError as error:  # torch's own, out of a collective
+    except RuntimeError as error:  # raised by torch in a collective
         text = f"The first sum over all ranks failed: {str(error).splitlines()[0]}"
     return Part(findings=(Finding(text=text),))
 
 
 def _sum(begin: float) -> Part:
     with env.exported({"SAMESTEP_BANNER": "0"}), join(timeout_s=_JOIN_S) as world:
-        met = time.perf_counter() - begin
+        joined_s = time.perf_counter() - begin
         size = world.place.size
         best = float("inf")
         for _ in range(_TIMES):
@@ -117,5 +116,5 @@ def _sum(begin: float) -> Part:
     if wrong:
         text = f"A sum over all ranks is wrong in {wrong} of {_VALUES} places. Do not train here; report it."
         findings.append(Finding(text=text))
-    told = f"joined in {seconds_text(met)}; a sum of 1 MiB over all takes {seconds_text(best)}"
-    return Part(rows=(("together", f"{told}{'' if wrong else ', and is right'}"),), findings=tuple(findings))
+    text = f"joined in {seconds_text(joined_s)}; a sum of 1 MiB over all takes {seconds_text(best)}"
+    return Part(rows=(("together", f"{text}{'' if wrong else ', and is right'}"),), findings=tuple(findings))

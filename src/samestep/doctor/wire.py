@@ -1,13 +1,13 @@
-"""One TCP connection between two ranks: how long a message takes, how much goes through, and the clocks.
+"""Measures latency, bandwidth and the clock difference of two ranks over one TCP connection.
 
-It measures what the network gives to anybody. The caller leads::
+The figures are those of plain TCP, without Gloo or NCCL. The client controls the measurement::
 
-    caller                        answerer
+    client                        server
       handshake         <--->                     both have the token: see `samestep.world.authentication`
-      rank              ---->                     who it is
+      rank              ---->                     the client's own
       8 bytes, often    ---->
-                        <----     its clock       half of the shortest way there and back is the latency
-      bytes for a while ---->     its rate
+                        <----     its clock       half of the shortest round trip is the latency
+      bytes for a while ---->     their rate
                         <----     bytes for a while
 """
 
@@ -30,16 +30,16 @@ _LEAST, _MOST = 20, 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What one pair of ranks has measured.
+    """Measurements of one pair of ranks.
 
     Args:
         a: the lower rank.
-        b: the higher one.
-        latency_s: half of the shortest way there and back.
+        b: the higher rank.
+        latency_s: half of the shortest round trip.
         there: bytes per second from `a` to `b`.
         back: bytes per second from `b` to `a`.
-        ahead_s: by how much the clock of `b` is ahead of that of `a`; good to about the latency.
-        error: why there are no figures; empty where there are.
+        ahead_s: seconds by which the clock of `b` is ahead of that of `a`; accurate to about the latency.
+        error: reason why there are no figures; empty if there are.
     """
 
     a: int
@@ -52,10 +52,10 @@ class Link:
 
 
 class Door:
-    """Where the other ranks call this one.
+    """A TCP server that the other ranks connect to for measurements.
 
     Args:
-        address: of this host, at which to listen.
+        address: address of this host at which to listen.
     """
 
     def __init__(self, address: str) -> None:
@@ -64,7 +64,7 @@ class Door:
         self.address: str = address
         self.port: int = listener.getsockname()[1]
         self.token = secrets.token_bytes(_TOKEN)
-        """What a caller must prove that it has; it leaves this host through the ranks' store alone."""
+        """Secret that a client must prove to have; it leaves this host only through the ranks' store."""
         self._callers = Callers()
         self._server = Server(listener, self.token, self._callers, name="samestep-door")
 
@@ -74,14 +74,14 @@ class Door:
         self._callers.close()
 
     def answer(self, caller: int, *, limit_s: float) -> None:
-        """Wait for a rank to call, and answer until it has measured.
+        """Wait for a rank to connect, and reply until it has measured.
 
         Args:
-            caller: the rank to wait for; others are turned away.
-            limit_s: how long to wait for it, and for each of its messages.
+            caller: the rank to wait for.
+            limit_s: time limit for its connection, and for each of its messages.
 
         Raises:
-            OSError: it did not call, or broke off.
+            OSError: it did not connect, or closed the connection.
         """
         connection = self._callers.taken(struct.pack("!I", caller), limit_s=limit_s)
         with connection:
@@ -90,18 +90,18 @@ class Door:
 
 
 def call(a: int, b: int, *, at: tuple[str, int], token: bytes, window_s: float, limit_s: float) -> Link:
-    """Call rank `b` and measure.
+    """Connect to rank `b` and measure.
 
     Args:
         a: this rank.
-        b: the one to call.
-        at: address and port where it listens.
-        token: what both have.
-        window_s: how long bytes are sent, each way.
-        limit_s: how long to wait for it, and for each of its messages.
+        b: the rank to connect to.
+        at: address and port at which it listens.
+        token: secret of both ranks.
+        window_s: seconds for which bytes are sent in each direction.
+        limit_s: time limit for the connection, and for each message.
 
     Raises:
-        OSError: it cannot be reached, or broke off.
+        OSError: it cannot be reached, or closed the connection.
     """
     authenticated = connect(*at, token, timeout_s=limit_s)
     with closing(authenticated):
@@ -123,7 +123,7 @@ def _prepare(connection: socket.socket, limit_s: float) -> None:
 
 
 def _pings(connection: socket.socket, for_s: float) -> tuple[float, float]:
-    """Return the latency, and by how much the other's clock is ahead."""
+    """Return the latency, and the seconds by which the other rank's clock is ahead."""
     best, ahead = float("inf"), 0.0
     deadline = time.monotonic() + for_s
     count = 0
@@ -147,7 +147,7 @@ def _answer(connection: socket.socket) -> None:
 
 
 def _pour(connection: socket.socket, window_s: float) -> None:
-    """Send chunks for a while, each with a byte before it that says that it is not the end."""
+    """Send chunks for a while, each after a byte 1; a byte 0 marks the end."""
     chunk = b"\x01" + bytes(_CHUNK)
     deadline = time.monotonic() + window_s
     while time.monotonic() < deadline:
@@ -156,9 +156,9 @@ def _pour(connection: socket.socket, window_s: float) -> None:
 
 
 def _drink(connection: socket.socket, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Receive what `_pour` sends; return bytes per second over the second half of it.
+    """Receive the chunks of `_pour`; return bytes per second over the second half of the time.
 
-    What was sent first has filled buffers on the way, which a limit of the link comes behind.
+    The first bytes fill buffers on the way, so that a limit of the link shows only after them.
     """
     buffer = memoryview(bytearray(_CHUNK))
     arrived: list[tuple[float, int]] = [(clock(), 0)]
@@ -172,7 +172,7 @@ def rate(arrived: list[tuple[float, int]]) -> float:
     """Return bytes per second over the second half of the time.
 
     Args:
-        arrived: instants, and how many bytes were there.
+        arrived: instants, and the number of bytes received until then.
 
     >>> rate([(0.0, 0), (1.0, 1000), (2.0, 1100), (3.0, 1200), (4.0, 1300)])
     100.0
@@ -193,5 +193,5 @@ def _fill(connection: socket.socket, view: memoryview) -> None:
     while view:
         count = connection.recv_into(view)
         if count == 0:
-            raise ConnectionError("the other rank broke off")
+            raise ConnectionError("the other rank closed the connection")
         view = view[count:]

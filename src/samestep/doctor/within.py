@@ -1,4 +1,4 @@
-"""A look that may take only so long: a hung driver or file server must not hang the doctor as well."""
+"""Runs a check with a time limit, so that a hung driver or file server does not hang the doctor."""
 
 import threading
 from collections.abc import Callable
@@ -13,11 +13,11 @@ def within(limit_s: float, look: Callable[[], T]) -> T:
     """Return what `look` returns, or raise what it raises.
 
     Args:
-        limit_s: how long it may take; it is left behind in its thread where it takes longer.
-        look: what to call.
+        limit_s: time limit in seconds; a call that takes longer goes on in its thread.
+        look: the function to call.
 
     Raises:
-        TimeoutError: it took longer.
+        TimeoutError: the call took longer.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -40,5 +40,5 @@ def within(limit_s: float, look: Callable[[], T]) -> T:
 
 
 def any_stuck() -> bool:
-    """Return whether a look was left behind and has not ended since: this process must not wait for it."""
+    """Return whether a check still runs after its time limit; this process must not wait for it."""
     return any(thread.is_alive() for thread in _stuck)

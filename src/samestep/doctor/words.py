@@ -1,16 +1,16 @@
-"""The report as lines: what all ranks have alike stands once, and who differs is named."""
+"""Formats the report as lines: a value that all ranks share is printed once, others with their ranks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from samestep.doctor.part import Finding, Row
 
 _WIDTH = 12
-# Values that each rank has of its own stand behind each other up to this length.
+# Values that differ between ranks are listed in one line up to this length.
 _LISTED = 100
 
 
 def numbers_text(numbers: Sequence[int]) -> str:
-    """Return numbers as runs.
+    """Return numbers as ranges.
 
     >>> numbers_text([3, 0, 1, 2, 7])
     '0-3, 7'
@@ -43,7 +43,7 @@ def folded(rows: Mapping[int, Sequence[Row]]) -> list[Row]:
     """Return the rows of several ranks as one list.
 
     Args:
-        rows: of each rank. A row without a name goes on with the one before.
+        rows: rows of each rank. A row without a name continues the previous row.
     """
     blocks = {rank: _blocks(own) for rank, own in rows.items()}
     names = list(dict.fromkeys(name for own in blocks.values() for name in own))
@@ -55,15 +55,15 @@ def folded(rows: Mapping[int, Sequence[Row]]) -> list[Row]:
 def finding_lines(
     findings: Sequence[tuple[Sequence[int], Finding]], hosts: Mapping[int, str]
 ) -> Iterator[str]:
-    """Yield the findings, those that hurt first; equal ones of several ranks as one.
+    """Yield the findings, problems first; equal findings of several ranks are one line.
 
     Args:
-        findings: and of which ranks each is; of no rank in particular where that is empty.
-        hosts: of the ranks.
+        findings: ranks and finding; without ranks, a finding is about all together.
+        hosts: host name of each rank.
     """
     for ranks, finding in sorted(merged(findings), key=lambda one: not one[1].hurts):
-        whose = f" ({ranks_text(ranks)}{_on(ranks, hosts)})" if ranks and len(hosts) > 1 else ""
-        yield f"{'problem' if finding.hurts else 'note'}{whose}: {finding.text}"
+        about = f" ({ranks_text(ranks)}{_on(ranks, hosts)})" if ranks and len(hosts) > 1 else ""
+        yield f"{'problem' if finding.hurts else 'note'}{about}: {finding.text}"
 
 
 def merged(
@@ -71,13 +71,13 @@ def merged(
 ) -> list[tuple[list[int], Finding]]:
     """Return each finding once, with all its ranks."""
     ranks: dict[Finding, list[int]] = {}
-    for whose, finding in findings:
-        ranks.setdefault(finding, []).extend(rank for rank in whose if rank not in ranks.get(finding, ()))
-    return [(sorted(whose), finding) for finding, whose in ranks.items()]
+    for about, finding in findings:
+        ranks.setdefault(finding, []).extend(rank for rank in about if rank not in ranks.get(finding, ()))
+    return [(sorted(about), finding) for finding, about in ranks.items()]
 
 
 def _blocks(rows: Sequence[Row]) -> dict[str, tuple[str, ...]]:
-    """Return the values of each name, with those that go on with it."""
+    """Return the values of each name, with those of the rows that continue it."""
     found: dict[str, tuple[str, ...]] = {}
     name = ""
     for own, value in rows:
@@ -104,7 +104,7 @@ def _folded(values: Mapping[int, Sequence[str]], name: str) -> Iterator[Row]:
 
 
 def _variables(values: Mapping[int, Sequence[str]]) -> list[str]:
-    """Fold lists of NAME=VALUE, variable by variable; nothing if they are no such lists."""
+    """Fold lists of NAME=VALUE, variable by variable; return no lines for other lists."""
     tables = {rank: dict(line.partition("=")[::2] for line in lines) for rank, lines in values.items()}
     names = list(dict.fromkeys(name for table in tables.values() for name in table))
     if not all("=" in line for lines in values.values() for line in lines) or " " in "".join(names):
@@ -117,8 +117,8 @@ def _variables(values: Mapping[int, Sequence[str]]) -> list[str]:
         if len(groups) == 1:
             lines.append(f"{name}={next(iter(groups))}")
             continue
-        told = ", ".join(f"{value} on {ranks_text(ranks)}" for value, ranks in groups.items())
-        lines.append(f"{name}={told if len(told) <= _LISTED else told[:_LISTED] + ' ...'}")
+        listed = ", ".join(f"{value} on {ranks_text(ranks)}" for value, ranks in groups.items())
+        lines.append(f"{name}={listed if len(listed) <= _LISTED else listed[:_LISTED] + ' ...'}")
     return lines
 
 

@@ -27,7 +27,7 @@ def test_a_slow_link_is_measured_and_hurts(nodes, tmp_path):
     for speed in (link["there"], link["back"]):
         assert 0.5 * RATE < speed < 1.2 * RATE
     (text,) = [one["text"] for one in record["findings"] if "over TCP" in one["text"]]
-    assert text.startswith("The nodes exchange 0.01")
+    assert "0.01" in text
     assert (main.code, other.code, other.out) == (1, 1, "")
 
 

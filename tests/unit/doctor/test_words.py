@@ -17,8 +17,8 @@ def test_ranks_that_differ_are_named():
 
 
 def test_a_row_that_a_rank_does_not_have_is_said_so():
-    rows = {0: [("host", "a")], 1: [("host", "a"), ("around it", "slurm")]}
-    assert folded(rows) == [("host", "a"), ("around it", "rank 0: none"), ("", "rank 1: slurm")]
+    rows = {0: [("host", "a")], 1: [("host", "a"), ("outer", "slurm")]}
+    assert folded(rows) == [("host", "a"), ("outer", "rank 0: none"), ("", "rank 1: slurm")]
 
 
 def test_variables_are_folded_one_by_one():
