@@ -33,10 +33,12 @@ def run_script(world, path, arguments, folder, runs=1, options=DEFAULTS):
         with as_found(), redirect_stdout(printed), own_device(options):
             os.chdir(folder)
             with replicated_script(world, options) as account:
-                ending = host(Program(target=str(path), args=tuple(arguments)))
+                # With a callback the traceback of a hook of torch's is returned, not printed.
+                ending = host(Program(target=str(path), args=tuple(arguments)), lambda _: None)
         lines += account.lines()
         if ending.exit_code:
-            return printed.getvalue(), lines, ending.traceback or f"exit code {ending.exit_code}"
+            trace = ending.traceback or f"exit code {ending.exit_code}: {ending.error}: {ending.message}"
+            return printed.getvalue(), lines, trace
     return printed.getvalue(), lines, ""
 
 

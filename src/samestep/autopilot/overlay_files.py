@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from samestep.autopilot.folder_listings import ReplayedListings
 from samestep.autopilot.journal import Journal
 from samestep.autopilot.overlay_layer import OverlayLayer
-from samestep.autopilot.overlay_lookup import GONE, MARK, OverlayLookup, Spot, join
+from samestep.autopilot.overlay_lookup import GONE, MARK, Folder, OverlayLookup, Spot, join
 
 T = TypeVar("T")
 
@@ -161,7 +161,7 @@ class Overlay:
             raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         with self._layer.making(spot) as own:
             os.mkdir(own, mode)
-            if self.lookup.beneath(spot.folder, spot.name).where is not None:
+            if self.lookup.existed(spot.path):
                 os.symlink(GONE, join(own, MARK))
         self._layer.changed.add(spot.path)
         self.lookup.changed()
@@ -246,15 +246,13 @@ class Overlay:
         text = self.lookup.text(path)
         if text is None:
             return os.listdir(path)
-        size = -1
-        while size != self.lookup.journal.size:  # again if rank 0 has changed files meanwhile
-            folder = self.lookup.folder(text)
-            size = self.lookup.journal.size
-            names = self._layer.names(folder)
-            self.lookup.journal.refresh()
+        folder, names = self.lookup.unchanged(text, lambda: self._names_in(self.lookup.folder(text)))
         if self._listings is None or folder.path not in self._layer.changed:
             return names
         return self._listings.ordered(folder.path, names)
+
+    def _names_in(self, folder: Folder) -> tuple[Folder, list[str]]:
+        return folder, self._layer.names(folder)
 
     def unchanged_entries(self, path: Any) -> "dict[str, os.DirEntry[str]]":
         """Return the entries of a folder in the file system by name; empty if a rank has changed it."""
@@ -263,8 +261,11 @@ class Overlay:
         if folder is None or folder.own is not None or folder.place is None:
             return {}
         journal = self.lookup.journal
-        with os.scandir(folder.place) as entries:
-            found = {entry.name: entry for entry in entries}
+        try:
+            with os.scandir(folder.place) as entries:
+                found = {entry.name: entry for entry in entries}
+        except OSError:  # rank 0 may have removed the folder meanwhile; `names` finds out
+            return {}
         journal.refresh()
         return {} if folder.base in journal.entries else found
 

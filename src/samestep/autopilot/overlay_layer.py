@@ -161,7 +161,7 @@ class OverlayLayer:
         self._lookup.changed()
 
     def _hide_base(self, spot: Spot, own: str) -> None:
-        if self._lookup.beneath(spot.folder, spot.name).where is not None:
+        if self._lookup.existed(spot.path):
             os.symlink(GONE, own)
 
     def move(self, old: Spot, new: Spot) -> None:

@@ -153,7 +153,7 @@ class OverlayLookup:
         Raises:
             OSError: a folder in the path does not exist, or is not a folder.
         """
-        return self._unchanged(text, lambda: self._spot(text, follow=follow, links=0))
+        return self.unchanged(text, lambda: self._spot(text, follow=follow, links=0))
 
     def folder(self, text: str) -> Folder:
         """Return the folder at an absolute path.
@@ -161,9 +161,14 @@ class OverlayLookup:
         Raises:
             OSError: it does not exist, or is not a folder.
         """
-        return self._unchanged(text, lambda: self._folder(text, 0)[0])
+        return self.unchanged(text, lambda: self._folder(text, 0)[0])
 
-    def _unchanged(self, text: str, find: Callable[[], T]) -> T:
+    def existed(self, text: str) -> bool:
+        """Return whether there was a file at an absolute path before the run, whatever this rank has done."""
+        head, name = os.path.split(text)
+        return self.unchanged(text, lambda: self.beneath(self._folder(head, 0)[0], name)).where is not None
+
+    def unchanged(self, text: str, find: Callable[[], T]) -> T:
         """Return the result of `find`, or raise its error for `text`; repeat it if rank 0 changes files.
 
         Otherwise a file that rank 0 creates after the journal is read, and before the file system is, would
