@@ -28,7 +28,7 @@ from samestep.world.world import World
 
 
 class Stateful(Protocol):
-    """What torch's optimizers, schedules and scalers have in common."""
+    """An object with a state dict, such as torch's optimizers, schedules and scalers."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""

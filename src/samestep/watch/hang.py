@@ -23,7 +23,7 @@ class Hang:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What to do about a hang.
+    """The advice that the report of a hang gives.
 
     Args:
         diverged: for ranks that execute different calls.

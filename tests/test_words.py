@@ -1,0 +1,95 @@
+"""The pages, the help texts and the first lines of docstrings use the terms of the field.
+
+Each entry is a word or phrase of the private language that the project once had, and the term to use.
+"""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from samestep.cli.main import VERBS, application, run_command
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "samestep"
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"])
+_BRITISH = "synchron|optim|normal|initial|serial|parallel|organ|recogn|summar|minim|maxim|util"
+TERMS = {
+    r"told|tells?|telling": "reports, prints, sends",
+    r"sa(?:ys?|id|ying)|sp(?:eaks?|oke)": "reports, prints, states",
+    r"hears?|heard|listens to": "receives",
+    r"a look|looks? at|looked at|looking at": "polls, inspects, samples",
+    r"tak(?:es?|en|ing) down|took down": "records",
+    r"shar(?:ed|es?|ing) out": "split across ranks, sharded",
+    r"stay(?:s|ed)? whole": "unsplit",
+    r"put together": "gathered, concatenated",
+    r"cop(?:y|ies) of (?:the|a|your) script": "the script's ranks",
+    r"steer(?:s|ed|ing)?": "replicated script",
+    r"gradient exchanges?|exchanges? (?:of )?(?:the )?gradients|exposed exchange|exposed sync": (
+        "gradient all-reduce, exposed communication"
+    ),
+    rf"\w*(?:{_BRITISH})is(?:e|es|ed|er|ers|ing|ation|ations)": "American spelling",
+    r"(?:behavi|col|neighb|hon|fav|rum)our\w*|cent(?:re|res|red)|labell(?:ed|ing)": "American spelling",
+    r"fingerprints?": "checksum",
+    r"passengers?|rid(?:es?|ing) along": "payload",
+    r"outermost calls?": "top-level forward",
+    r"coins?": "Bernoulli mask",
+    r"kinds? of calls?": "call signature",
+    r"tried both ways": "equivalence check",
+    r"own draws|widened draws": "per-sample randomness",
+    r"at rest": "on disk, serialized",
+    r"put off|puts off": "preempted",
+    r"heritage|mouths?": "inherited state, report pipe",
+    r"the meeting|(?:ranks|nodes|they|who) (?:meet|met)": "rendezvous",
+    r"strays?": "lost launcher environment",
+    r"unasked": "launcher side effects",
+    r"in turns": "interleaved",
+    r"stolen": "CPU contention",
+    r"crowded|crowding": "oversubscribed",
+    r"fewest workers": "baseline",
+    r"doubts?": "caveats",
+    r"manager's|engineer's": "summary, advice",
+    r"neutral pass": "run with rank-dependent features disabled",
+    r"surroundings|conduct": "callbacks, run options",
+    r"keepers?": "checkpoint manager",
+    r"leftovers?": "orphaned processes and segments",
+    r"nobody|somebody|whom|no one": "no rank, any rank",
+    r"(?:is|are) to be": "is, are",
+    r"of one's own|user's own": "user-defined",
+    r"rightly|so to speak|in truth": "(leave out)",
+}
+PATTERN = re.compile(rf"\b(?:{'|'.join(TERMS)})\b", re.IGNORECASE)
+HEADLESS = re.compile(r"(?:What|Where|Who|Whose|Whom|Which|How|Why|When|Of)\b(?!.*\?)")
+
+
+def old_words(text):
+    return PATTERN.findall(re.sub(r"`[^`\n]*`", "``", text))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_uses_the_terms_of_the_field(page):
+    # Blocks of output and code are tested where they are made; lines of the reference name modules.
+    text = re.sub(r"^```.*?^```|^    .*|^::: .*", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+    assert old_words(text) == []
+
+
+@pytest.mark.parametrize("module", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_first_lines_of_docstrings_use_the_terms_of_the_field(module):
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    documented = (node for node in ast.walk(ast.parse(module.read_text())) if isinstance(node, kinds))
+    lines = [text.split("\n", 1)[0] for node in documented if (text := ast.get_docstring(node))]
+
+    assert [line for line in lines if old_words(line) or HEADLESS.match(line)] == []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_uses_the_terms_of_the_field(verb, capsys):
+    command = typer.main.get_command(application(verb)).commands[verb]
+    for words in ([verb], *([verb, name] for name in getattr(command, "commands", ()))):
+        assert run_command([*words, "--help"]) == 0
+        text = capsys.readouterr().out
+        assert "--help" in text
+        assert old_words(text) == []
