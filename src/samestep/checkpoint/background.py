@@ -48,7 +48,7 @@ class Writer:
         self.failure: str | None = None
         """Why the last write failed; None if it succeeded."""
         self.warning: str | None = None
-        """Which folders were not deleted or are not this run's, and why; None if there are none."""
+        """A description of the folders that were not deleted or belong to others; None if there are none."""
         self._stage = Stage()
         self._thread: threading.Thread | None = None
         try:

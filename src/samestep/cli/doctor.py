@@ -64,9 +64,9 @@ def doctor(
         arguments = ("doctor", *as_arguments({**flags, "wait": wait}))
         decision = decide_own(Job(program=replace(OWN_PROGRAM, args=arguments), workers=workers))
         return execute(replace(decision, explains_exit_1=True))
-    told = consult(environment, Wishes(runs=run_folder, devices=devices, ticket=ticket, wait_s=wait))
-    _print(told, as_json=as_json, mask=Mask.of(environment) if ticket else None)
-    code = told.settle()
+    consulted = consult(environment, Wishes(runs=run_folder, devices=devices, ticket=ticket, wait_s=wait))
+    _print(consulted, as_json=as_json, mask=Mask.of(environment) if ticket else None)
+    code = consulted.settle()
     if any_stuck():  # the interpreter would wait for the stuck thread
         sys.stdout.flush()
         sys.stderr.flush()
@@ -74,11 +74,11 @@ def doctor(
     return code
 
 
-def _print(told: Told, *, as_json: bool, mask: Mask | None) -> None:
-    report = told.report
+def _print(consulted: Told, *, as_json: bool, mask: Mask | None) -> None:
+    report = consulted.report
     if report is None:
         return
-    if told.alone and told.rank:
+    if consulted.alone and consulted.rank:
         _log_problems(report)
     elif as_json:
         print(json.dumps(record(report)), flush=True)

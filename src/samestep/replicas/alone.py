@@ -10,7 +10,7 @@ from samestep.world.world import World
 class InPlaceGradient:
     """A replacement for a bucket of one gradient, which saves copying what does not fit into the cache.
 
-    A message before it tells whether any rank has the gradient, and whether any is steady; in the worlds
+    A message before it shows whether any rank has the gradient, and whether any is steady; in the worlds
     that this is for, such a message costs next to nothing.
 
     Args:

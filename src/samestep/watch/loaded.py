@@ -40,7 +40,7 @@ class LoadedSamples:
         self._batches: list[tuple[int | None, int]] = []
         """Samples and id of the data set, for each batch of this step."""
         self._used = 0
-        """How many of these batches were loaded before the last training call."""
+        """The number of these batches that were loaded before the last training call."""
         self._samples_seen = self._batches_seen = 0
         self._has_several = False
         """Whether a step reads several data sets, whose epochs may differ."""
