@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from samestep.checkpoint.background import Writer
-from samestep.checkpoint.retain import Retention
-from samestep.models.registry import build
+from samestep.training.checkpoint.background import Writer
+from samestep.training.checkpoint.retention import Retention
+from samestep.training.models.registry import build
 
 SHAPE, CLASSES = (3, 32, 32), 10
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samestep.measure.clock import PHASES
-from samestep.recipes.book import find
+from samestep.observe.clock.phase_clock import PHASES
+from samestep.training.recipes.registry import find
 
 CLOSE = 0.97
 """Part of the time that a run is planned to take: it may turn out slower than the short run."""

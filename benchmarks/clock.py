@@ -32,14 +32,14 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from samestep.autopilot.calls import own_samples
-from samestep.autopilot.options import DEFAULTS
-from samestep.autopilot.steering import replicated_script
+from samestep.autopilot.replicated_script import replicated_script
+from samestep.autopilot.script.options import DEFAULTS
+from samestep.autopilot.split_calls import own_samples
 from samestep.base.place import Place
-from samestep.measure.clock_file import ClockFile, ClockOptions
-from samestep.models.convnet import ConvNet
-from samestep.watch.clocked import ScriptClock
-from samestep.world.process_group import ProcessGroupWorld
+from samestep.observe.clock.clock_file import ClockFile, ClockOptions
+from samestep.observe.clock.step_clock import ScriptClock
+from samestep.ranks.world.process_group import ProcessGroupWorld
+from samestep.training.models.convnet import ConvNet
 
 STEPS = 40
 """Steps of a turn."""

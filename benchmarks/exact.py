@@ -21,13 +21,13 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 
 from samestep.base.place import Place
-from samestep.checkpoint.digest import weights_sha256
-from samestep.exact.shards import Exact
-from samestep.models.registry import build
-from samestep.replicas.replicate import BatchNormMode, replicate
-from samestep.world.process_group import ProcessGroupWorld
-from samestep.world.solo import SoloWorld
-from samestep.world.world import World
+from samestep.parallel.exact.logical_shards import Exact
+from samestep.parallel.gradients.replicate import BatchNormMode, replicate
+from samestep.parallel.weights_digest import weights_sha256
+from samestep.ranks.world.process_group import ProcessGroupWorld
+from samestep.ranks.world.protocol import World
+from samestep.ranks.world.solo import SoloWorld
+from samestep.training.models.registry import build
 
 SHARDS, RANKS = 8, 2
 LEAST_ROUNDS, MOST_ROUNDS = 3, 60

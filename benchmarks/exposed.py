@@ -24,8 +24,8 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any, NoReturn
 
-from samestep.measure.clock_file import STEP_PHASES
-from samestep.scaling.interval import student_t
+from samestep.observe.clock.clock_file import STEP_PHASES
+from samestep.studies.scaling.analysis.confidence import student_t
 from support.nodes import Nodes
 
 SCRIPTS = Path(__file__).parent / "scripts"

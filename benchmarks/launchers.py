@@ -29,7 +29,7 @@ from statistics import mean, stdev
 
 import psutil
 
-from samestep.scaling.interval import student_t
+from samestep.studies.scaling.analysis.confidence import student_t
 from support.commands import environment
 from support.nodes import Nodes
 from support.slurm import Slurm

@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from samestep.data.augment import Augment, RandomCrop
-from samestep.data.image_set import ImageSet
-from samestep.data.loader import Loader
-from samestep.data.registry import load
-from samestep.sharding.position import Position
+from samestep.parallel.sharding.position import Position
+from samestep.training.data.augmentation import Augment, RandomCrop
+from samestep.training.data.image_set import ImageSet
+from samestep.training.data.loader import Loader
+from samestep.training.data.sets.registry import load
 
 ROUNDS = 7
 SAMPLES = 20_000

@@ -26,13 +26,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from samestep.data.image_set import ImageSet
-from samestep.data.registry import load
-from samestep.models.convnet import ConvNet
-from samestep.recipes.book import find
-from samestep.training.loop import Training
-from samestep.training.surroundings import Callbacks
-from samestep.world.solo import SoloWorld
+from samestep.ranks.world.solo import SoloWorld
+from samestep.training.data.image_set import ImageSet
+from samestep.training.data.sets.registry import load
+from samestep.training.loop.callbacks import Callbacks
+from samestep.training.loop.training_loop import Training
+from samestep.training.models.convnet import ConvNet
+from samestep.training.recipes.registry import find
 
 MEAN, STD = 0.1307, 0.3081
 TURN = 20

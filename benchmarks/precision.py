@@ -18,19 +18,19 @@ from itertools import product
 import torch
 
 from samestep.base.errors import UsageError
-from samestep.data.image_set import ImageSet
-from samestep.data.loader import Batch
-from samestep.data.loading import Draw, batches_of
-from samestep.measure.clock import step_clock
-from samestep.models.registry import build
-from samestep.recipes.book import find
-from samestep.recipes.recipe import Recipe
-from samestep.replicas.replicate import replicate
-from samestep.training.compiling import compiled
-from samestep.training.learner import Learner
-from samestep.training.settings import Settings
-from samestep.training.step import ReplicatedStep
-from samestep.world.solo import SoloWorld
+from samestep.observe.clock.phase_clock import step_clock
+from samestep.parallel.gradients.replicate import replicate
+from samestep.ranks.world.solo import SoloWorld
+from samestep.training.data.image_set import ImageSet
+from samestep.training.data.loader import Batch
+from samestep.training.data.loading import Draw, batches_of
+from samestep.training.loop.compiling import compiled
+from samestep.training.loop.learner import Learner
+from samestep.training.loop.step import ReplicatedStep
+from samestep.training.models.registry import build
+from samestep.training.recipes.recipe import Recipe
+from samestep.training.recipes.registry import find
+from samestep.training.settings.training_settings import Settings
 
 SHAPES = {
     "digits": (1, 8, 8),

@@ -21,9 +21,9 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from samestep.base.place import Place
-from samestep.models.convnet import ConvNet
-from samestep.replicas.replicate import replicate
-from samestep.world.process_group import ProcessGroupWorld
+from samestep.parallel.gradients.replicate import replicate
+from samestep.ranks.world.process_group import ProcessGroupWorld
+from samestep.training.models.convnet import ConvNet
 
 STEPS = 5
 """Steps of one variant's turn."""

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from samestep.world.math_kernels import settle_math_kernels
-from samestep.world.network_store import close_all
+from samestep.base.machine.math_kernels import settle_math_kernels
+from samestep.ranks.rendezvous.network_store import close_all
 
 hypothesis.settings.register_profile("samestep", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("samestep")

@@ -22,7 +22,8 @@ def python(code: str) -> str:
 
 
 def test_importing_samestep_or_its_command_line_does_not_import_torch():
-    code = "import sys, samestep, samestep.cli.main, samestep.sharding.plan; print('torch' in sys.modules)"
+    modules = "sys, samestep, samestep.cli.main, samestep.parallel.sharding.sample_plan"
+    code = f"import {modules}; print('torch' in sys.modules)"
 
     assert python(code) == "False"
 
@@ -87,3 +88,19 @@ def test_relative_links_resolve(page):
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
         if "://" not in target and not target.startswith("mailto:"):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_picture_of_the_folders_is_up_to_date():
+    subprocess.run([sys.executable, ROOT / "docs" / "draw_rooms.py", "--check"], check=True)
+
+
+@pytest.mark.parametrize("page", ["design.md", "../CONTRIBUTING.md"])
+def test_the_pages_about_the_code_name_files_that_exist(page):
+    names = re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?)`", (ROOT / "docs" / page).read_text())
+    paths = {f"/{path.relative_to(ROOT)}" for path in SOURCE.rglob("*")}
+
+    def exists(name: str) -> bool:
+        return (ROOT / name).exists() or any(path.endswith(f"/{name.rstrip('/')}") for path in paths)
+
+    assert names
+    assert [name for name in names if not exists(name)] == []

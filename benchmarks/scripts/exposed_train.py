@@ -6,8 +6,8 @@ from pathlib import Path
 from windows import Windows, exchange_of_worlds
 
 from samestep.cli.main import main
-from samestep.recipes import cook
-from samestep.training.loop import Training
+from samestep.training.loop.training_loop import Training
+from samestep.training.recipes import run_recipe
 
 folder, rounds, steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 
@@ -53,6 +53,6 @@ class InWindows(Training):
             self._switch(self._is_with)
 
 
-cook.Training = InWindows
+run_recipe.Training = InWindows
 sys.argv[1:] = sys.argv[4:]
 main()

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import samestep
-from samestep.models.registry import build
+from samestep.training.models.registry import build
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--model", default="convnet")

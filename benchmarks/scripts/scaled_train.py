@@ -8,8 +8,8 @@ import sys
 import time
 
 from samestep.cli.main import main
-from samestep.recipes import cook
-from samestep.training.loop import Training
+from samestep.training.loop.training_loop import Training
+from samestep.training.recipes import run_recipe
 
 warm_up, steps = int(sys.argv[1]), int(sys.argv[2])
 
@@ -38,6 +38,6 @@ class ByHand(Training):
             yield part
 
 
-cook.Training = ByHand
+run_recipe.Training = ByHand
 sys.argv[1:] = sys.argv[3:]
 main()

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from samestep.replicas.synchroniser import GradientSynchronizer
-from samestep.world.process_group import ProcessGroupWorld
+from samestep.parallel.gradients.synchronizer import GradientSynchronizer
+from samestep.ranks.world.process_group import ProcessGroupWorld
 
 WARM_UP = 12
 """Steps before the first window."""

@@ -10,36 +10,36 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from samestep.autopilot.declared import split
+    from samestep.autopilot.split.declared_dimensions import split
     from samestep.base.errors import Error
     from samestep.base.place import Place
-    from samestep.checkpoint.foreign import load_state
-    from samestep.checkpoint.scripts import load, save
-    from samestep.data.sampler import UnpaddedSampler
-    from samestep.data.shard import shard
-    from samestep.exact.shards import Exact
-    from samestep.launch.spawn import spawn
-    from samestep.replicas.replicate import accumulate, replicate
-    from samestep.world.join import join
-    from samestep.world.timed import timed
-    from samestep.world.world import World
+    from samestep.launch.local.spawn import spawn
+    from samestep.parallel.exact.logical_shards import Exact
+    from samestep.parallel.gradients.replicate import accumulate, replicate
+    from samestep.ranks.world.join import join
+    from samestep.ranks.world.protocol import World
+    from samestep.ranks.world.timed_region import timed
+    from samestep.training.checkpoint.scripts import load, save
+    from samestep.training.checkpoint.third_party import load_state
+    from samestep.training.data.sampler import UnpaddedSampler
+    from samestep.training.data.shard import shard
 
 _HOMES = {
     "Error": "samestep.base.errors",
-    "Exact": "samestep.exact.shards",
+    "Exact": "samestep.parallel.exact.logical_shards",
     "Place": "samestep.base.place",
-    "UnpaddedSampler": "samestep.data.sampler",
-    "World": "samestep.world.world",
-    "accumulate": "samestep.replicas.replicate",
-    "join": "samestep.world.join",
-    "load": "samestep.checkpoint.scripts",
-    "load_state": "samestep.checkpoint.foreign",
-    "replicate": "samestep.replicas.replicate",
-    "save": "samestep.checkpoint.scripts",
-    "shard": "samestep.data.shard",
-    "spawn": "samestep.launch.spawn",
-    "split": "samestep.autopilot.declared",
-    "timed": "samestep.world.timed",
+    "UnpaddedSampler": "samestep.training.data.sampler",
+    "World": "samestep.ranks.world.protocol",
+    "accumulate": "samestep.parallel.gradients.replicate",
+    "join": "samestep.ranks.world.join",
+    "load": "samestep.training.checkpoint.scripts",
+    "load_state": "samestep.training.checkpoint.third_party",
+    "replicate": "samestep.parallel.gradients.replicate",
+    "save": "samestep.training.checkpoint.scripts",
+    "shard": "samestep.training.data.shard",
+    "spawn": "samestep.launch.local.spawn",
+    "split": "samestep.autopilot.split.declared_dimensions",
+    "timed": "samestep.ranks.world.timed_region",
 }
 
 __all__ = [

@@ -3,8 +3,8 @@
 import json
 import re
 
-from samestep.base.machine import cpu_share
-from samestep.collectives.crossovers import Crossovers
+from samestep.base.machine.description import cpu_share
+from samestep.ranks.collectives.algorithm_choice import Crossovers
 from support.forked_commands import samestep
 
 BIND = ("--bind", "core") if cpu_share().cores > 1 else ()

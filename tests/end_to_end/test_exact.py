@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from samestep.base.errors import CheckpointError
-from samestep.checkpoint.choose import newest_valid
-from samestep.exact.identity import check_resumable
+from samestep.parallel.exact.identity import check_resumable
+from samestep.training.checkpoint.newest import newest_valid
 from support import commands
 from support.forked_commands import samestep
 

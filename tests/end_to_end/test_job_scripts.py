@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samestep.submit.detached import DetachedJob
-from samestep.submit.follow import follow
-from samestep.submit.hosts import hosts_of, unusable
-from samestep.submit.mpi import MpiJob
-from samestep.submit.mpi import script as mpi_script
-from samestep.submit.site import MpiSite, SlurmSite
-from samestep.submit.slurm import SlurmJob, script
-from samestep.submit.work import work
+from samestep.launch.submit.detached import DetachedJob
+from samestep.launch.submit.follow import follow
+from samestep.launch.submit.job_command import work
+from samestep.launch.submit.mpi import MpiJob
+from samestep.launch.submit.mpi import script as mpi_script
+from samestep.launch.submit.mpi_hosts import hosts_of, unusable
+from samestep.launch.submit.site_defaults import MpiSite, SlurmSite
+from samestep.launch.submit.slurm import SlurmJob, script
 from support.commands import await_end_of, finish, lines, start
 
 WORDS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), max_size=20)

@@ -235,7 +235,7 @@ SPAWNING = """\
             samestep.spawn(fails, 2)
         except samestep.Error as error:
             text = str(error)
-            assert "ValueError: boom" in text and "launch/spawn.py" not in text, text
+            assert "ValueError: boom" in text and "local/spawn.py" not in text, text
             print(type(error).__name__, error.exit_code, text[:6])
         stop = threading.Event()
         waiting = threading.Thread(target=stop.wait)
@@ -273,7 +273,7 @@ def test_wrong_input_to_samestep_in_a_program_is_one_line_that_names_the_calling
 
 ADOPTING = """\
     import os, psutil, subprocess
-    from samestep.launch.orphans import adopt_orphans, end_all
+    from samestep.launch.local.orphans import adopt_orphans, end_all
 
     adopt_orphans()
     said = subprocess.run(["sh", "-c", "sleep 60 >&2 & echo $!"], stdout=subprocess.PIPE, check=True).stdout

@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from samestep.scaling.files import read_study
+from samestep.studies.scaling.analysis.study_file import read_study
 from support.forked_commands import samestep
 
 NATIVE = """

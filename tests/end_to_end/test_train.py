@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from samestep.checkpoint.digest import weights_sha256
-from samestep.checkpoint.read import read
 from samestep.cli.main import run_command
+from samestep.parallel.weights_digest import weights_sha256
+from samestep.training.checkpoint.read import read
 from support import commands
 from support.commands import DEADLINE_S, finish
 from support.forked_commands import samestep, start
@@ -186,8 +186,8 @@ def test_a_wrong_configuration_is_named_by_file_and_key(text, message, tmp_path,
 
 
 def test_flags_go_before_the_file_and_the_file_before_the_recipe(tmp_path):
-    from samestep.recipes.order import resolve
-    from samestep.recipes.request import Request
+    from samestep.training.recipes.request import Request
+    from samestep.training.recipes.resolve import resolve
 
     file = tmp_path / "mine.toml"
     file.write_text("lr = 0.25\nschedule = 'cosine'\n")

@@ -11,13 +11,13 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from samestep.autopilot.calls import own_samples
-from samestep.autopilot.options import DEFAULTS
-from samestep.autopilot.steering import replicated_script
-from samestep.collectives.shared_memory import SharedMemory
-from samestep.measure.clock_file import ClockFile, ClockOptions
-from samestep.watch.clocked import ScriptClock
-from samestep.watch.events import wrapped
+from samestep.autopilot.replicated_script import replicated_script
+from samestep.autopilot.script.options import DEFAULTS
+from samestep.autopilot.split_calls import own_samples
+from samestep.hooks.training_events import wrapped
+from samestep.observe.clock.clock_file import ClockFile, ClockOptions
+from samestep.observe.clock.step_clock import ScriptClock
+from samestep.ranks.collectives.shared_memory import SharedMemory
 
 STEPS = 4
 

@@ -13,15 +13,15 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from samestep.autopilot.calls import own_samples
-from samestep.autopilot.options import DEFAULTS
-from samestep.autopilot.steering import replicated_script
-from samestep.measure.clock_file import ClockFile, ClockOptions
-from samestep.replicas.replicate import replicate
-from samestep.watch.bucketed import MIN_ELEMENTS
-from samestep.watch.clocked import ScriptClock
-from samestep.watch.notes import StepWriter
-from samestep.watch.stolen import thread_cpu_clock
+from samestep.autopilot.replicated_script import replicated_script
+from samestep.autopilot.script.options import DEFAULTS
+from samestep.autopilot.split_calls import own_samples
+from samestep.observe.clock.bucket_copies import MIN_ELEMENTS
+from samestep.observe.clock.clock_file import ClockFile, ClockOptions
+from samestep.observe.clock.cpu_contention import thread_cpu_clock
+from samestep.observe.clock.step_clock import ScriptClock
+from samestep.observe.clock.step_writer import StepWriter
+from samestep.parallel.gradients.replicate import replicate
 
 STEPS = 3
 KEPT = []
@@ -37,7 +37,7 @@ class KeepingWriter(StepWriter):
 
 def clocked(place, folder, script, *, overlaps=False):
     """Return the phases of the last step of a script, in order, and the samples of each step."""
-    from samestep.watch import clocked as module
+    from samestep.observe.clock import step_clock as module
 
     KEPT.clear()
     module.StepWriter, found = KeepingWriter, module.StepWriter

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from gallery.manifest import SCRIPTS
-from samestep.autopilot.calls import own_samples
-from samestep.autopilot.devices import own_device
-from samestep.autopilot.options import Options
-from samestep.autopilot.steering import replicated_script
-from samestep.launch.hosting import host
+from samestep.autopilot.replicated_script import replicated_script
+from samestep.autopilot.script.devices import own_device
+from samestep.autopilot.script.options import Options
+from samestep.autopilot.split_calls import own_samples
 from samestep.launch.job import Program
-from samestep.measure.clock_file import STEP_PHASES, ClockFile, ClockOptions
-from samestep.watch.clocked import ScriptClock
+from samestep.launch.local.hosting import host
+from samestep.observe.clock.clock_file import STEP_PHASES, ClockFile, ClockOptions
+from samestep.observe.clock.step_clock import ScriptClock
 from support.hosted import as_found
 
 STYLES = ("accumulation.py", "amp_scaler.py", "checkpointed.py", "gan.py", "lbfgs.py")

@@ -6,11 +6,11 @@ from functools import partial
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.measure.clock_file import STEP_PHASES, ClockOptions
-from samestep.recipes.clocked import clocked
-from samestep.recipes.cook import run_recipe
-from samestep.recipes.order import resolve
-from samestep.recipes.request import Request
+from samestep.observe.clock.clock_file import STEP_PHASES, ClockOptions
+from samestep.training.recipes.clocked import clocked
+from samestep.training.recipes.request import Request
+from samestep.training.recipes.resolve import resolve
+from samestep.training.recipes.run_recipe import run_recipe
 
 
 def trained(world, folder, steps, warm_up, samples=90):

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from samestep.base.errors import OutOfStep
-from samestep.collectives.one_host import OneHostWorld, on_one_host
-from samestep.exact import shards as exact_shards
-from samestep.exact.exchange import ShardReduction
-from samestep.exact.tree import TreeSum
-from samestep.models.registry import build
-from samestep.world.solo import SoloWorld
+from samestep.parallel.exact import logical_shards as exact_shards
+from samestep.parallel.exact.exchange import ShardReduction
+from samestep.parallel.exact.summation_tree import TreeSum
+from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
+from samestep.ranks.world.solo import SoloWorld
+from samestep.training.models.registry import build
 from support.hand_made_shards import LARGE, LARGE_DIGESTS, digest_of
 from support.training import digits, settings, train
 

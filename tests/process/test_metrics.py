@@ -4,12 +4,12 @@ import pytest
 import torch
 import torchmetrics
 
-from samestep.data.loader import Loader
-from samestep.data.registry import load
-from samestep.models.convnet import ConvNet
-from samestep.training.evaluate import evaluate
-from samestep.training.metrics import TorchMetrics, metrics_of
-from samestep.world.solo import SoloWorld
+from samestep.ranks.world.solo import SoloWorld
+from samestep.training.data.loader import Loader
+from samestep.training.data.sets.registry import load
+from samestep.training.loop.evaluate import evaluate
+from samestep.training.loop.metrics import TorchMetrics, metrics_of
+from samestep.training.models.convnet import ConvNet
 
 ASKED = ["Accuracy", "F1Score:average=macro", "AUROC"]
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from samestep.data.loader import Loader
-from samestep.data.registry import load
-from samestep.models.convnet import ConvNet
-from samestep.sharding.position import Position
-from samestep.world.solo import SoloWorld
+from samestep.parallel.sharding.position import Position
+from samestep.ranks.world.solo import SoloWorld
+from samestep.training.data.loader import Loader
+from samestep.training.data.sets.registry import load
+from samestep.training.models.convnet import ConvNet
 from support.data import shared_data
 from support.training import largest_difference, settings, train
 

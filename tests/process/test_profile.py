@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from samestep.training.profile import Profiler
+from samestep.training.output.profile import Profiler
 
 
 def take_steps(world, folder, span, *, done=0, upto=8, total=8):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from samestep.replicas.replicate import SYNCHRONIZERS, replicate
+from samestep.parallel.gradients.replicate import SYNCHRONIZERS, replicate
 from support.replica_cases import (
     assert_equal_gradients,
     gradients,

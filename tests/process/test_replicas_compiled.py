@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from samestep.base.errors import UsageError
-from samestep.replicas import compress as compression
-from samestep.replicas.replicate import replicate
+from samestep.parallel.gradients import compress as compression
+from samestep.parallel.gradients.replicate import replicate
 
 SIZE = 2
 

@@ -11,12 +11,12 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from samestep.autopilot.calls import own_samples
-from samestep.autopilot.options import DEFAULTS
-from samestep.autopilot.steering import replicated_script
-from samestep.measure.clock_file import ClockFile, ClockOptions
-from samestep.replicas.replicate import replicate
-from samestep.watch.clocked import ScriptClock
+from samestep.autopilot.replicated_script import replicated_script
+from samestep.autopilot.script.options import DEFAULTS
+from samestep.autopilot.split_calls import own_samples
+from samestep.observe.clock.clock_file import ClockFile, ClockOptions
+from samestep.observe.clock.step_clock import ScriptClock
+from samestep.parallel.gradients.replicate import replicate
 
 STEPS = 2
 WEIGHTS = 4 * (3 + 1)

@@ -3,8 +3,8 @@
 from pathlib import Path
 from textwrap import dedent
 
-from samestep.world.current import entered
-from samestep.world.timed import timed
+from samestep.ranks.world.current import entered
+from samestep.ranks.world.timed_region import timed
 from support.hosted import run_script
 
 

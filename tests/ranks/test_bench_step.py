@@ -1,7 +1,7 @@
 """Ranks agree on the synchronizers to measure; rank 0 reports those that are not available."""
 
 from samestep.cli.bench_step import chosen
-from samestep.world.threads import run_ranks
+from samestep.ranks.world.thread_world import run_ranks
 
 CAN = ["naive", "ring", "reference", "bucketed", "exact"]
 

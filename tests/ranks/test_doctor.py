@@ -5,14 +5,14 @@ import time
 
 import pytest
 
-from samestep.doctor import gather as gathering
-from samestep.doctor import links, wire
-from samestep.doctor.examination import Examination
-from samestep.doctor.gather import StoreBoard, gather, settle
-from samestep.doctor.links import Address, measure
-from samestep.doctor.part import Finding, Part
-from samestep.doctor.report import lines, of_all, record
-from samestep.doctor.wire import Door, call
+from samestep.studies.doctor import gather as gathering
+from samestep.studies.doctor import links, pair_measurement
+from samestep.studies.doctor.check_result import Finding, Part
+from samestep.studies.doctor.gather import StoreBoard, gather, settle
+from samestep.studies.doctor.links import Address, measure
+from samestep.studies.doctor.pair_measurement import Door, call
+from samestep.studies.doctor.rank_results import Examination
+from samestep.studies.doctor.report import lines, of_all, record
 from support.stores import Memory
 
 
@@ -105,7 +105,7 @@ def test_a_clock_that_is_ahead_is_measured(quick, monkeypatch):
         def time_ns():
             return time.time_ns() + getattr(own, "ahead_ns", 0)
 
-    monkeypatch.setattr(wire, "time", Clock)
+    monkeypatch.setattr(pair_measurement, "time", Clock)
 
     def rank_main(rank, door):
         own.ahead_ns = rank * 3600 * 10**9

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from samestep.base.errors import WorldError
-from samestep.doctor import links, together
-from samestep.doctor.consult import Wishes, consult
-from samestep.doctor.gather import StoreBoard
-from samestep.doctor.report import lines
-from samestep.doctor.wire import Door, call
-from samestep.doctor.within import any_stuck
-from samestep.world.solo import SoloWorld
+from samestep.ranks.world.solo import SoloWorld
+from samestep.studies.doctor import joint_checks, links
+from samestep.studies.doctor.gather import StoreBoard
+from samestep.studies.doctor.pair_measurement import Door, call
+from samestep.studies.doctor.rank_checks import Wishes, consult
+from samestep.studies.doctor.report import lines
+from samestep.studies.doctor.time_limit import any_stuck
 from support.stores import Memory
 
 
@@ -25,7 +25,7 @@ def looked(*folders):
     board, parts = StoreBoard(Memory()), {}
 
     def rank_main(rank):
-        parts[rank] = together.one_folder(board, folders[rank], rank=rank, size=len(folders))
+        parts[rank] = joint_checks.one_folder(board, folders[rank], rank=rank, size=len(folders))
 
     threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(len(folders))]
     for thread in threads:
@@ -41,7 +41,7 @@ def test_one_folder_for_all_is_well_and_left_as_it_was(tmp_path):
 
 
 def test_a_rank_that_sees_another_folder_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(together, "_SHOW_S", 0.05)
+    monkeypatch.setattr(joint_checks, "_SHOW_S", 0.05)
     (tmp_path / "own").mkdir()
     first, second, (text,) = looked(tmp_path, tmp_path, tmp_path / "own")
     assert first == second == []
@@ -73,14 +73,14 @@ def joining(monkeypatch):
                 raise error
             yield world
 
-        monkeypatch.setattr(together, "join", join)
+        monkeypatch.setattr(joint_checks, "join", join)
 
     return give
 
 
 def test_a_sum_that_is_right_is_told_with_its_time(joining):
     joining(SoloWorld())
-    part = together.one_sum()
+    part = joint_checks.one_sum()
     assert part.findings == ()
     assert "a sum of 1 MiB over all takes" in part.rows[0][1]
 
@@ -91,7 +91,7 @@ def test_a_sum_that_is_wrong_hurts(joining):
             tensor[7] = torch.nan
 
     joining(Lossy())
-    (finding,) = together.one_sum().findings
+    (finding,) = joint_checks.one_sum().findings
     assert finding.hurts
     assert "wrong in 1 of" in finding.text
 
@@ -100,16 +100,16 @@ def test_ranks_that_cannot_join_say_why_without_their_rank(joining):
     error = WorldError("rank 3 of 4 could not connect to the others: no such interface\nat 0x0")
     error.__cause__ = RuntimeError("no such interface\nat 0x0")
     joining(error=error)
-    (finding,) = together.one_sum().findings
+    (finding,) = joint_checks.one_sum().findings
     assert finding.text == "The ranks cannot join each other as a training does: no such interface"
 
 
 def test_joining_that_hangs_is_told(monkeypatch):
     release = threading.Event()
-    monkeypatch.setattr(together, "_SUM_S", 0.01)
-    monkeypatch.setattr(together, "_sum", lambda _: release.wait())
+    monkeypatch.setattr(joint_checks, "_SUM_S", 0.01)
+    monkeypatch.setattr(joint_checks, "_sum", lambda _: release.wait())
     try:
-        (finding,) = together.one_sum().findings
+        (finding,) = joint_checks.one_sum().findings
         assert "did not end within 0.01 s" in finding.text
     finally:
         release.set()
@@ -131,7 +131,7 @@ def test_devices_that_cannot_be_looked_for_are_a_finding(error, says, monkeypatc
     def fail():
         raise error
 
-    monkeypatch.setattr("samestep.doctor.consult.facts_here", fail)
+    monkeypatch.setattr("samestep.studies.doctor.rank_checks.facts_here", fail)
     told = consult({}, Wishes(), looks=())
     ((_, finding),) = told.report.findings
     assert says in finding.text
@@ -154,10 +154,10 @@ def environment_of(rank, home):
 def test_a_ticket_masks_what_ranks_find_together(tmp_path, monkeypatch):
     """Rank 1 sees another run folder, which lies in its user's home folder."""
     board, told = StoreBoard(Memory()), {}
-    monkeypatch.setattr(together, "_SHOW_S", 0.05)
+    monkeypatch.setattr(joint_checks, "_SHOW_S", 0.05)
     monkeypatch.setattr(links, "_LONGEST_S", 0.01)
     monkeypatch.setattr(links, "_SHORTEST_S", 0.01)
-    monkeypatch.setattr("samestep.doctor.consult._meeting", lambda *_: (board, Door("127.0.0.1")))
+    monkeypatch.setattr("samestep.studies.doctor.rank_checks._meeting", lambda *_: (board, Door("127.0.0.1")))
     folders = [tmp_path / "runs", tmp_path / "ada" / "runs"]
     for folder in folders:
         folder.mkdir(parents=True)
@@ -181,7 +181,7 @@ def test_a_ticket_masks_why_the_others_could_not_be_asked(tmp_path, monkeypatch)
     def fail(*_):
         raise FileNotFoundError(f"No such file or directory: '{tmp_path / 'store'}'")
 
-    monkeypatch.setattr("samestep.doctor.consult._meeting", fail)
+    monkeypatch.setattr("samestep.studies.doctor.rank_checks._meeting", fail)
     told = consult(environment_of(1, tmp_path), Wishes(devices=False, ticket=True), looks=())
     ((_, finding),) = told.report.findings
     assert "'~/store'" in finding.text

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from samestep.replicas import backward
+from samestep.hooks import backward
 
 
 @pytest.fixture

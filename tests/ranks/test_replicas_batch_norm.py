@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from samestep.base.errors import UsageError
-from samestep.replicas.replicate import replicate
-from samestep.world.threads import run_ranks
+from samestep.parallel.gradients.replicate import replicate
+from samestep.ranks.world.thread_world import run_ranks
 from support.replica_cases import share_of
 
 SHAPES = {1: (7, 3), 2: (7, 3, 4, 2), 3: (7, 3, 2, 2, 2)}

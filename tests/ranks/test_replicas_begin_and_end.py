@@ -12,9 +12,9 @@ from torch import nn
 
 import samestep
 from samestep.base.errors import OutOfStep, UsageError
-from samestep.replicas.replicate import replicate
-from samestep.world.solo import SoloWorld
-from samestep.world.threads import run_ranks
+from samestep.parallel.gradients.replicate import replicate
+from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.thread_world import run_ranks
 from support.replica_cases import network, plain, samples
 
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from samestep.autopilot import steering
-from samestep.autopilot.options import Options
+from samestep.autopilot import replicated_script
+from samestep.autopilot.script.options import Options
 from samestep.base.errors import UsageError
-from samestep.collectives.by_algorithm import by_algorithm, overlaps_compute
-from samestep.replicas.replicate import replicate
-from samestep.world.solo import SoloWorld
-from samestep.world.threads import run_ranks
+from samestep.parallel.gradients.replicate import replicate
+from samestep.ranks.collectives.chosen_algorithms import by_algorithm, overlaps_compute
+from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.thread_world import run_ranks
 from support.replica_cases import network, plain, samples
 
 
@@ -43,12 +43,12 @@ def test_only_the_native_all_reduce_overlaps_with_backward(text, beside):
 
 def test_rank_0_prints_the_all_reduce_of_a_serial_script(capsys):
     def fn(world):
-        carrier = steering._gradient_world(world, Options(algorithm="tree,ring:64K"))
-        gradients, model = steering.Gradients(carrier), network()
+        carrier = replicated_script._gradient_world(world, Options(algorithm="tree,ring:64K"))
+        gradients, model = replicated_script.Gradients(carrier), network()
         gradients.follow(model.parameters(), may_overlap=True)
         plain(model, samples(), 1.0)
         gradients.detach()
-        assert steering._gradient_world(world, Options()) is world
+        assert replicated_script._gradient_world(world, Options()) is world
         return model[0].weight.grad.tolist()
 
     model = network()

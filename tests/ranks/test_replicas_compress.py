@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from samestep.base.errors import UsageError
-from samestep.replicas.replicate import replicate
-from samestep.world.solo import SoloWorld
-from samestep.world.threads import run_ranks
+from samestep.parallel.gradients.replicate import replicate
+from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.thread_world import run_ranks
 from support.replica_cases import gradients, network, plain, samples, share_of
 
 EPS = {"fp16": torch.finfo(torch.float16).eps, "bf16": torch.finfo(torch.bfloat16).eps}

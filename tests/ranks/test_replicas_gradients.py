@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import samestep
-from samestep.replicas.replicate import SYNCHRONIZERS, replicate
-from samestep.world.threads import run_ranks
+from samestep.parallel.gradients.replicate import SYNCHRONIZERS, replicate
+from samestep.ranks.world.thread_world import run_ranks
 from support.replica_cases import (
     CASES,
     SHARES,

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from samestep.base.errors import OutOfStep, UsageError
-from samestep.replicas.replicate import replicate
-from samestep.world.threads import run_ranks
+from samestep.parallel.gradients.replicate import replicate
+from samestep.ranks.world.thread_world import run_ranks
 from support.replica_cases import (
     assert_equal_gradients,
     gradients,

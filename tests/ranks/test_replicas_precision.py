@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from samestep.replicas.replicate import accumulate, replicate
-from samestep.world.threads import run_ranks
+from samestep.parallel.gradients.replicate import accumulate, replicate
+from samestep.ranks.world.thread_world import run_ranks
 
 SHARES = [5, 3, 0]
 

@@ -9,9 +9,9 @@ import torch
 
 import samestep
 from samestep.base.errors import UsageError
-from samestep.world import timed as module
-from samestep.world.threads import run_ranks
-from samestep.world.timed import timed
+from samestep.ranks.world import timed_region as module
+from samestep.ranks.world.thread_world import run_ranks
+from samestep.ranks.world.timed_region import timed
 
 
 @pytest.fixture

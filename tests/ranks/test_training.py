@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from samestep.base.errors import UsageError
-from samestep.data.loader import Loader
-from samestep.measure.clock import HostClock
-from samestep.training.conduct import RunOptions
-from samestep.training.evaluate import evaluate
-from samestep.training.keeping import CheckpointManager
-from samestep.training.stopwatch import Stopwatch
-from samestep.training.surroundings import Callbacks
-from samestep.world.solo import SoloWorld
-from samestep.world.threads import run_ranks
+from samestep.observe.clock.phase_clock import HostClock
+from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.thread_world import run_ranks
+from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
+from samestep.training.data.loader import Loader
+from samestep.training.loop.callbacks import Callbacks
+from samestep.training.loop.evaluate import evaluate
+from samestep.training.loop.stopwatch import Stopwatch
+from samestep.training.settings.run_options import RunOptions
 from support.training import (
     Memory,
     convnet,

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from samestep.checkpoint.read import read
-from samestep.sharding.order import epoch_order
-from samestep.training.conduct import RunOptions
-from samestep.training.keeping import CheckpointManager
-from samestep.training.surroundings import Callbacks
-from samestep.world.solo import SoloWorld
-from samestep.world.threads import run_ranks
+from samestep.parallel.sharding.epoch_order import epoch_order
+from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.thread_world import run_ranks
+from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
+from samestep.training.checkpoint.read import read
+from samestep.training.loop.callbacks import Callbacks
+from samestep.training.settings.run_options import RunOptions
 from support.training import Memory, convnet, digits, largest_difference, settings, training
 
 EVERYTHING = {

@@ -5,19 +5,19 @@ import copy
 import pytest
 import torch
 
-from samestep.data.loader import Batch
-from samestep.measure.clock import HostClock
-from samestep.models.convnet import ConvNet
-from samestep.replicas.replicate import replicate
-from samestep.sharding.position import Position
-from samestep.training.average import Average
-from samestep.training.optimizers import build_optimizer
-from samestep.training.precision import Precision
-from samestep.training.schedules import build_schedule
-from samestep.training.settings import Settings
-from samestep.training.step import ReplicatedStep
-from samestep.world.solo import SoloWorld
-from samestep.world.threads import run_ranks
+from samestep.observe.clock.phase_clock import HostClock
+from samestep.parallel.gradients.replicate import replicate
+from samestep.parallel.sharding.position import Position
+from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.thread_world import run_ranks
+from samestep.training.data.loader import Batch
+from samestep.training.loop.optimizers import build_optimizer
+from samestep.training.loop.precision import Precision
+from samestep.training.loop.schedules import build_schedule
+from samestep.training.loop.step import ReplicatedStep
+from samestep.training.loop.weight_average import Average
+from samestep.training.models.convnet import ConvNet
+from samestep.training.settings.training_settings import Settings
 
 CPU = torch.device("cpu")
 SAMPLES, STEPS = 12, 4

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from samestep.recipes.cook import run_recipe, score
-from samestep.recipes.order import Request, resolve
-from samestep.world.solo import SoloWorld
-from samestep.world.threads import run_ranks
+from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.thread_world import run_ranks
+from samestep.training.recipes.resolve import Request, resolve
+from samestep.training.recipes.run_recipe import run_recipe, score
 
 QUICK = {"batch_size": 50, "epochs": 2, "seed": 3}
 

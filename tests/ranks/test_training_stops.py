@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from samestep.base.errors import PutOff
-from samestep.checkpoint.read import read
-from samestep.training.conduct import RunOptions
-from samestep.training.keeping import CheckpointManager
-from samestep.training.loop import evaluation_batch
-from samestep.training.profile import Profiler
-from samestep.training.surroundings import Callbacks
-from samestep.world.solo import SoloWorld
-from samestep.world.threads import run_ranks
+from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.thread_world import run_ranks
+from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
+from samestep.training.checkpoint.read import read
+from samestep.training.loop.callbacks import Callbacks
+from samestep.training.loop.training_loop import evaluation_batch
+from samestep.training.output.profile import Profiler
+from samestep.training.settings.run_options import RunOptions
 from support.training import Memory, settings, training
 
 CHOSEN = settings(ema=0.9, accumulate=2)

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from samestep.base.errors import CheckpointError, Error
-from samestep.base.own_names import IDENTITY_FILE
-from samestep.recipes.cook import run_recipe
-from samestep.recipes.order import Request, resolve
-from samestep.training.conduct import RunOptions
-from samestep.training.keeping import CheckpointManager
-from samestep.training.run_folder import RunFolder
-from samestep.training.run_lock import LOCK_FILE
-from samestep.world.threads import run_ranks
+from samestep.base.unfinished_names import IDENTITY_FILE
+from samestep.ranks.world.thread_world import run_ranks
+from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
+from samestep.training.output.run_folder import RunFolder
+from samestep.training.output.run_lock import LOCK_FILE
+from samestep.training.recipes.resolve import Request, resolve
+from samestep.training.recipes.run_recipe import run_recipe
+from samestep.training.settings.run_options import RunOptions
 from support.training import settings, train
 
 

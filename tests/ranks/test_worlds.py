@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from samestep.base.errors import DetectionError, OutOfStep, PeerLost, UsageError, WorldError
-from samestep.world.current import current
-from samestep.world.operation import OPS
-from samestep.world.solo import SoloWorld
-from samestep.world.threads import run_ranks, thread_places
+from samestep.ranks.world.current import current
+from samestep.ranks.world.operation import OPS
+from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.thread_world import run_ranks, thread_places
 
 SIZES = (1, 2, 3, 5)
 

@@ -8,14 +8,14 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import rnn
 
-from samestep.autopilot.account import Account
-from samestep.autopilot.calls import CallSplitter, current_gradients, intercepted_calls, splitting_calls
-from samestep.autopilot.declared import split
-from samestep.autopilot.gradients import Gradients, averaging_grad
-from samestep.autopilot.norms import batch_norm_of_slices
-from samestep.autopilot.options import Options
-from samestep.autopilot.packed_sequences import sequences_of_slices
-from samestep.autopilot.recomputed import checkpoints_of_slices
+from samestep.autopilot.script.call_account import Account
+from samestep.autopilot.script.options import Options
+from samestep.autopilot.split.activation_checkpoints import checkpoints_of_slices
+from samestep.autopilot.split.batch_norms import batch_norm_of_slices
+from samestep.autopilot.split.declared_dimensions import split
+from samestep.autopilot.split.gradients import Gradients, averaging_grad
+from samestep.autopilot.split.packed_sequences import sequences_of_slices
+from samestep.autopilot.split_calls import CallSplitter, current_gradients, intercepted_calls, splitting_calls
 from samestep.base.errors import OutOfStep
 
 D = torch.float64

@@ -32,7 +32,7 @@ def paced(epoch):
 
 if __name__ == "__main__":
     from samestep.cli.main import run_command
-    from samestep.data.loader import Loader
+    from samestep.training.data.loader import Loader
 
     Loader.epoch = paced(Loader.epoch)
     signal.signal(signal.SIGUSR2, strike)

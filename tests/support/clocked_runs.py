@@ -4,11 +4,11 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 
-from samestep.scaling.conclude import conclude
-from samestep.scaling.measured import measured
-from samestep.scaling.rank_files import RankFile, Run
-from samestep.scaling.study import Study
-from samestep.scaling.times import from_times
+from samestep.studies.scaling.analysis.points_from_runs import measured
+from samestep.studies.scaling.analysis.points_from_times import from_times
+from samestep.studies.scaling.analysis.rank_files import RankFile, Run
+from samestep.studies.scaling.analysis.study import Study
+from samestep.studies.scaling.analysis.study_from_points import conclude
 
 PHASES = ("data", "to_device", "forward", "backward", "optimizer", "other")
 OWN = {

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from samestep.measure.clock_file import STEP_PHASES
+from samestep.observe.clock.clock_file import STEP_PHASES
 
 
 def spent(line):

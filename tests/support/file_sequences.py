@@ -8,13 +8,13 @@ import tarfile
 from contextlib import contextmanager
 from pathlib import Path
 
-from samestep.autopilot import file_calls
-from samestep.autopilot.folder_listings import ReplayedListings
-from samestep.autopilot.journal import Journal
-from samestep.autopilot.kept_calls import KeptCalls
-from samestep.autopilot.kept_originals import OriginalKeeper
-from samestep.autopilot.overlay_calls import OverlayCalls
-from samestep.autopilot.overlay_files import Overlay
+from samestep.autopilot.files import file_calls
+from samestep.autopilot.files.folder_listings import ReplayedListings
+from samestep.autopilot.files.journal import Journal
+from samestep.autopilot.files.kept_calls import KeptCalls
+from samestep.autopilot.files.kept_originals import OriginalKeeper
+from samestep.autopilot.files.overlay_calls import OverlayCalls
+from samestep.autopilot.files.overlay_files import Overlay
 
 
 class Switch:

@@ -17,12 +17,12 @@ from pathlib import Path
 import torch
 
 from samestep.base.errors import Error
-from samestep.checkpoint.layout import MANIFEST, MODEL, OPTIMIZER, STATE
-from samestep.checkpoint.manifest import manifest_text, read_manifest
-from samestep.checkpoint.random_state import random_state
-from samestep.checkpoint.read import read
-from samestep.checkpoint.save import write
-from samestep.checkpoint.sealed import Seal
+from samestep.training.checkpoint.hashed_files import Seal
+from samestep.training.checkpoint.layout import MANIFEST, MODEL, OPTIMIZER, STATE
+from samestep.training.checkpoint.manifest import manifest_text, read_manifest
+from samestep.training.checkpoint.random_state import random_state
+from samestep.training.checkpoint.read import read
+from samestep.training.checkpoint.save import write
 from support.snapshots import network, snapshot, stepped
 
 ODD = (
@@ -103,7 +103,7 @@ def try_one(whole: Path, folder: Path, seed: int) -> bool:
         Exception: anything but an error of samestep.
     """
     import samestep
-    from samestep.world.solo import SoloWorld
+    from samestep.ranks.world.solo import SoloWorld
 
     shutil.copytree(whole, folder)
     kind = make_odd(folder, random.Random(seed))

@@ -33,7 +33,7 @@ def _packed(*contents):
 
 def _unchecked():
     """Let content count as published: what is behind the checksums is to be read as well."""
-    from samestep.data import published
+    from samestep.training.data import published
 
     published.verify = lambda content, file, path: None
 
@@ -126,7 +126,7 @@ def _archive():
 
 
 def _read_cifar(folder):
-    from samestep.data.sets.cifar10 import CIFAR10
+    from samestep.training.data.sets.cifar10 import CIFAR10
 
     found = CIFAR10.load("train", data_dir=folder, cache_dir=folder / "cache")
     assert int(found.labels.max()) < len(found.classes), "a label that is no class"
@@ -158,7 +158,7 @@ def _images():
 
 
 def _read_image(folder):
-    from samestep.data.registry import load
+    from samestep.training.data.sets.registry import load
 
     images = load("folder@8", "train", data_dir=folder)
     for index in range(len(images)):
@@ -188,7 +188,7 @@ def _toml():
 
 def _read_toml(folder):
     from samestep.base.config import table
-    from samestep.submit.site import MpiSite, SlurmSite
+    from samestep.launch.submit.site_defaults import MpiSite, SlurmSite
 
     table(folder / "config.toml", "slurm", SlurmSite)
     table(folder / "config.toml", "mpi", MpiSite)
@@ -215,7 +215,7 @@ def _report(folder, name):
 
 @cache
 def _study():
-    from samestep.scaling.files import as_json as of_study
+    from samestep.studies.scaling.analysis.study_file import as_json as of_study
     from support.studies import study
 
     return (of_study(study()), of_study(study(modes=("strong", "weak"), variants=("", "sync=ddp"))))
@@ -296,10 +296,10 @@ def _read_clocked(folder):
 def _jobs():
     from tempfile import TemporaryDirectory
 
-    from samestep.trials.collect import Frame
-    from samestep.trials.plan import Request, plan
-    from samestep.trials.queue import SubmittedJob
-    from samestep.trials.submitted import write_jobs
+    from samestep.studies.scaling.sweep.collect import Frame
+    from samestep.studies.scaling.sweep.plan import Request, plan
+    from samestep.studies.scaling.sweep.queue import SubmittedJob
+    from samestep.studies.scaling.sweep.submitted import write_jobs
 
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -312,13 +312,13 @@ def _jobs():
 
 
 def _read_jobs(folder):
-    from samestep.trials.submitted import read_jobs
+    from samestep.studies.scaling.sweep.submitted import read_jobs
 
     read_jobs(folder)
 
 
 def _read_crossovers(folder):
-    from samestep.collectives.crossovers import Measured
+    from samestep.ranks.collectives.algorithm_choice import Measured
 
     Measured(ranks=2, hosts=1, device="cpu", processor="x").load(folder)
 
@@ -334,13 +334,13 @@ def _read_script(folder):
 
 
 def _read_hosts(folder):
-    from samestep.submit.hosts import hosts_in
+    from samestep.launch.submit.mpi_hosts import hosts_in
 
     hosts_in(folder / "hosts")
 
 
 def _begin_commands():
-    for name in ("samestep.recipes.cook", "samestep.report.scaling.page"):
+    for name in ("samestep.training.recipes.run_recipe", "samestep.studies.scaling.report.page"):
         import_module(name)
 
 

@@ -14,7 +14,7 @@ from support.recordings import RECORDINGS
 @cache
 def _names():
     """Return all variables that samestep reads of launchers."""
-    from samestep.world.launchers import LAUNCHERS, UNKNOWN
+    from samestep.launchers.registry import LAUNCHERS, UNKNOWN
 
     found = {"OMP_NUM_THREADS", "SAMESTEP_THREADS", "PMI_FD", "PET_NNODES", "PET_NODE_RANK", "MASTER_ADDR"}
     found |= {"PET_NPROC_PER_NODE", "MASTER_PORT", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS", "SLURM_HET_SIZE"}
@@ -99,15 +99,15 @@ def _read_environment(content):
 
 
 def _detect(env):
-    from samestep.base.machine import cpu_share
-    from samestep.launch.allocation import allocation
-    from samestep.launch.room import room
-    from samestep.world.compute_threads import guess_sharing, threads_per_rank, told_threads
-    from samestep.world.detect import detect
-    from samestep.world.mpi_hosts import open_mpi_first
-    from samestep.world.pods import refuse_pods
-    from samestep.world.rendezvous import choose
-    from samestep.world.stray import refuse_half_set
+    from samestep.base.machine.description import cpu_share
+    from samestep.launch.slurm_allocation import allocation
+    from samestep.launchers.compute_threads import guess_sharing, threads_per_rank, told_threads
+    from samestep.launchers.detect import detect
+    from samestep.launchers.lost_environment import refuse_half_set
+    from samestep.launchers.mpi_hosts import open_mpi_first
+    from samestep.launchers.slurm_capacity import room
+    from samestep.launchers.torchrun_env import refuse_pods
+    from samestep.ranks.rendezvous.endpoint import choose
 
     found = detect(env)
     place = found.place
@@ -142,7 +142,7 @@ def _error_of(step):
 
 
 def _read_list(content):
-    from samestep.world.compressed import hosts, tasks_per_node
+    from samestep.launchers.hostlist import hosts, tasks_per_node
 
     text = content.decode("utf-8", "surrogateescape")
     errors = (_error_of(lambda: hosts(text)), _error_of(lambda: tasks_per_node(text)))
@@ -268,18 +268,19 @@ def _read_flags(content):
 
 def begin_flags():
     """Have nothing started: what is checked before is what is tried."""
-    import samestep.bench.ways
     import samestep.cli
-    import samestep.study.verify
-    from samestep.cli import bench, bench_step, doctor, execution, train, verify
+    import samestep.studies.bench.synchronizers
+    import samestep.studies.verify.verification
+    from samestep.cli import bench, bench_step, doctor, train, verify
     from samestep.cli import run as run_module
+    from samestep.run import execution
 
     for module in (execution, bench, bench_step, train, doctor, run_module):
         for name in ("execute", "_start", "_work", "run_monitored", "fix_hash_seed", "bind_worker"):
             if hasattr(module, name):
                 setattr(module, name, lambda *_, **__: 0)
     doctor.consult = _Nothing
-    samestep.study.verify.Verification = _Nothing
+    samestep.studies.verify.verification.Verification = _Nothing
     verify._prepare = lambda size: None
     verify._print = lambda report: None
     _options()

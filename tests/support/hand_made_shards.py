@@ -5,7 +5,7 @@ import hashlib
 import torch
 from torch import nn
 
-from samestep.exact.shards import Exact
+from samestep.parallel.exact.logical_shards import Exact
 
 DIGESTS = {
     5: "08550222c8deb2d5",

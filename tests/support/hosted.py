@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from samestep.autopilot.devices import own_device
-from samestep.autopilot.options import DEFAULTS
-from samestep.autopilot.steering import replicated_script
-from samestep.launch.hosting import host
+from samestep.autopilot.replicated_script import replicated_script
+from samestep.autopilot.script.devices import own_device
+from samestep.autopilot.script.options import DEFAULTS
 from samestep.launch.job import Program
+from samestep.launch.local.hosting import host
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\bnan\b|\binf\b")
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from samestep.data.image_set import ImageSet
-from samestep.data.lazy import LazyImages
+from samestep.training.data.image_set import ImageSet
+from samestep.training.data.lazy import LazyImages
 
 
 def random_images(count, *, channels=1, side=6, seed=0):

@@ -25,13 +25,13 @@ PRELOAD = [
     "torch.nn.parallel",
     "torch.optim",
     "torch._dynamo",  # seconds; the first optimizer step of a process would load it
-    "samestep.autopilot.steering",
-    "samestep.checkpoint.background",
+    "samestep.autopilot.replicated_script",
+    "samestep.training.checkpoint.background",
     "samestep.cli.run",
     "samestep.cli.train",
-    "samestep.recipes.cook",
-    "samestep.replicas.replicate",
-    "samestep.world.join",
+    "samestep.training.recipes.run_recipe",
+    "samestep.parallel.gradients.replicate",
+    "samestep.ranks.world.join",
     "support.warm_compiler",
     "typer._adapters",  # of those typers that have it, which load pydantic with a command's first flag
     "pytest",
@@ -181,7 +181,7 @@ def _serve(pipe: Connection, rank, size, port, timeout_s):
     import torch.distributed as dist
 
     from samestep.base.place import Place
-    from samestep.world.process_group import ProcessGroupWorld
+    from samestep.ranks.world.process_group import ProcessGroupWorld
 
     faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # whoever waits in vain asks for the stack
     warnings.simplefilter("error")  # as pytest does

@@ -12,7 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
-from samestep.data.loader import Loader
+from samestep.training.data.loader import Loader
 
 
 def recording(folder: Path, session: int, rank: int, steps: int):
@@ -39,7 +39,7 @@ def recording(folder: Path, session: int, rank: int, steps: int):
 def main(folder: Path, steps: int, arguments: list[str]) -> None:
     from samestep.base import env
     from samestep.cli.main import run_command
-    from samestep.world.detect import detect
+    from samestep.launchers.detect import detect
 
     began = (folder / "config.toml").exists()
     sessions = folder / "sessions.jsonl"

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from samestep.replicas.replicate import replicate
+from samestep.parallel.gradients.replicate import replicate
 
 
 def network(seed=0, dtype=torch.float64):

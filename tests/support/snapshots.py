@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from samestep.base.own_names import IDENTITY_FILE, hidden_name, identity_of
-from samestep.checkpoint.snapshot import Snapshot
+from samestep.base.unfinished_names import IDENTITY_FILE, hidden_name, identity_of
+from samestep.training.checkpoint.snapshot import Snapshot
 
 
 def network(seed=0, dtype=torch.float64) -> nn.Module:

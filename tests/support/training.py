@@ -5,11 +5,11 @@ import math
 import torch
 from torch import nn
 
-from samestep.data.registry import load
-from samestep.models.convnet import ConvNet
-from samestep.training.loop import Training
-from samestep.training.settings import Settings
-from samestep.training.surroundings import Callbacks
+from samestep.training.data.sets.registry import load
+from samestep.training.loop.callbacks import Callbacks
+from samestep.training.loop.training_loop import Training
+from samestep.training.models.convnet import ConvNet
+from samestep.training.settings.training_settings import Settings
 
 
 class Memory:
@@ -74,7 +74,7 @@ def largest_difference(one, other):
 
 def plain_loop(chosen, make_model=convnet, sets=None):
     """Train by a loop of plain PyTorch; return the model."""
-    from samestep.sharding.order import epoch_order
+    from samestep.parallel.sharding.epoch_order import epoch_order
 
     train_set, _ = digits() if sets is None else sets
     dtype = {"fp32": torch.float32, "fp64": torch.float64}[chosen.precision]

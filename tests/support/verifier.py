@@ -59,10 +59,10 @@ class Verifier:
 
 def report_on(path, *, arguments=(), mode="auto", workers=(2,), steps=8, against=None):
     """Return the report on a script; the arguments are the command's."""
-    from samestep.autopilot.options import DEFAULTS
+    from samestep.autopilot.script.options import DEFAULTS
     from samestep.cli.verify import _kind, _watch
     from samestep.launch.job import Program
-    from samestep.study.verify import Script, Verification
+    from samestep.studies.verify.verification import Script, Verification
 
     def script(path, mode):
         program = Program(target=str(path), args=tuple(arguments))

@@ -7,7 +7,7 @@ from contextlib import closing
 import numpy as np
 import torch
 
-from samestep.watch.tree import leaves
+from samestep.hooks.tensor_tree import leaves
 from support.hosted import difference
 
 

@@ -11,32 +11,32 @@ import torch
 
 import samestep
 from samestep.base import errors
-from samestep.base.machine import Machine
+from samestep.base.machine.description import Machine
 from samestep.base.place import Place
 from samestep.base.record import provenance
-from samestep.bench.figures import figures
 from samestep.cli.main import VERBS
 from samestep.cli.scale import scale
-from samestep.launch.variables import Round, worker_variables
-from samestep.measure.clock import HostClock
-from samestep.measure.clock_file import STEP_PHASES
-from samestep.measure.instants import HostInstants
-from samestep.recipes.book import FAST, RECIPES
-from samestep.recipes.config import RECIPE_KEYS
-from samestep.replicas.replicate import SYNCHRONIZERS
-from samestep.scaling.fit import fits
-from samestep.scaling.provenance import MACHINE
-from samestep.scaling.relate import relate
-from samestep.scaling.study import PHASES, Fit, Loss, Point, Rank, Study, Verdict, Worth
-from samestep.training.conduct import RunOptions
-from samestep.training.journal import Journal
-from samestep.training.option import flag
-from samestep.training.result import Result
-from samestep.training.settings import SMALL_SHARE, Settings
-from samestep.watch.phases import ClockedStep
-from samestep.watch.stolen import ContentionEstimator
-from samestep.world.launchers import LAUNCHERS
-from samestep.world.solo import SoloWorld
+from samestep.launch.local.worker_variables import Round, worker_variables
+from samestep.launchers.registry import LAUNCHERS
+from samestep.observe.clock.clock_file import STEP_PHASES
+from samestep.observe.clock.cpu_contention import ContentionEstimator
+from samestep.observe.clock.instants import HostInstants
+from samestep.observe.clock.phase_clock import HostClock
+from samestep.observe.clock.phase_instants import ClockedStep
+from samestep.parallel.gradients.replicate import SYNCHRONIZERS
+from samestep.ranks.world.solo import SoloWorld
+from samestep.studies.bench.figures import figures
+from samestep.studies.scaling.analysis.model_fits import fits
+from samestep.studies.scaling.analysis.provenance import MACHINE
+from samestep.studies.scaling.analysis.speedup import relate
+from samestep.studies.scaling.analysis.study import PHASES, Fit, Loss, Point, Rank, Study, Verdict, Worth
+from samestep.training.output.result import Result
+from samestep.training.output.step_journal import Journal
+from samestep.training.recipes.config import RECIPE_KEYS
+from samestep.training.recipes.registry import FAST, RECIPES
+from samestep.training.settings.fields import flag
+from samestep.training.settings.run_options import RunOptions
+from samestep.training.settings.training_settings import SMALL_SHARE, Settings
 from support.studies import point
 
 ROOT = Path(__file__).parents[2]
@@ -74,12 +74,21 @@ def test_no_verb_is_in_the_readme_that_there_is_not():
     assert set(verbs) == set(VERBS)
 
 
-@pytest.mark.parametrize("room", ["scaling", "trials", "watch"])
-def test_every_module_of_a_room_that_is_listed_whole_is_in_the_reference(room):
-    listed = re.findall(
-        rf"^::: samestep\.{room}\.(\w+)$", (DOCS / f"reference/{room}.md").read_text(), re.MULTILINE
-    )
-    modules = [path.stem for path in (ROOT / "src" / "samestep" / room).glob("*.py")]
+@pytest.mark.parametrize(
+    ("page", "folder"),
+    [
+        ("scaling", "studies.scaling.analysis"),
+        ("studies", "studies.scaling.sweep"),
+        ("observe", "observe.clock"),
+        ("observe", "observe.hang"),
+        ("observe", "observe.sanitize"),
+        ("hooks", "hooks"),
+    ],
+)
+def test_every_module_of_a_folder_that_is_listed_whole_is_in_the_reference(page, folder):
+    text = (DOCS / f"reference/{page}.md").read_text()
+    listed = re.findall(rf"^::: samestep\.{re.escape(folder)}\.(\w+)$", text, re.MULTILINE)
+    modules = [path.stem for path in (ROOT / "src" / "samestep").joinpath(*folder.split(".")).glob("*.py")]
     assert sorted([*listed, "__init__"]) == sorted(modules)
 
 

@@ -16,11 +16,11 @@ from unittest.mock import patch
 from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import _get_default_store
 
-from samestep.autopilot.account import Account
-from samestep.autopilot.gradients import Gradients
+from samestep.autopilot.script.call_account import Account
+from samestep.autopilot.split.gradients import Gradients
 from samestep.base.errors import Error, OutOfStep, PeerLost
-from samestep.watch.watchdog import waiting_at_end
-from samestep.world.world import World
+from samestep.observe.hang.watchdog import waiting_at_end
+from samestep.ranks.world.protocol import World
 
 _POLL_S = 0.05
 _ENDED, _ALL_ENDED, _FAILED = "samestep/ended", "samestep/all-ended", "samestep/failed"

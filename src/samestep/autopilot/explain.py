@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from samestep.autopilot.account import Account
-from samestep.autopilot.journal import Journal
-from samestep.autopilot.output import silenced
-from samestep.autopilot.overlay_calls import overlaid
-from samestep.autopilot.overlay_files import Overlay
+from samestep.autopilot.files.journal import Journal
+from samestep.autopilot.files.overlay_calls import overlaid
+from samestep.autopilot.files.overlay_files import Overlay
+from samestep.autopilot.script.call_account import Account
+from samestep.autopilot.script.rank_output import silenced
 from samestep.base.owned_folders import owned_folder
-from samestep.world.world import World
+from samestep.ranks.world.protocol import World
 
 Stop: TypeAlias = Callable[[Account], None]
 """Prints what has been recorded, and ends this process."""

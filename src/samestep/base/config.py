@@ -10,13 +10,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from samestep.base.documents import TOML_BYTES, parse_toml
 from samestep.base.env import Environment
 from samestep.base.errors import UsageError
 from samestep.base.regular_files import read_text
+from samestep.base.untrusted_documents import TOML_BYTES, parse_toml
 
 TABLES = ("slurm", "mpi")
-"""Names of tables that the file can have; see `samestep.submit.site`."""
+"""Names of tables that the file can have; see `samestep.launch.submit.site_defaults`."""
 
 Table = TypeVar("Table")
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samestep.base.errors import Error
-from samestep.base.owner import Life, Owner
-from samestep.base.segments import free_segments
+from samestep.base.machine.torch_segments import free_segments
+from samestep.base.process_identity import Life, Owner
 
 _NAME = re.compile(r"\.?samestep-([0-9]+)-[0-9a-f]{8}")
 _RECORD = ".samestep-owner."

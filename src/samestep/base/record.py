@@ -9,8 +9,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from samestep.base.machine import machine
-from samestep.base.own_names import write_whole
+from samestep.base.machine.description import machine
+from samestep.base.unfinished_names import write_whole
 
 SCHEMA = 1
 """The version of the format, which every record holds as ``schema``."""

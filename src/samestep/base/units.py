@@ -92,6 +92,31 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds * 1e9:.3g} ns" if seconds else "0 s"
 
 
+def check_seconds(flag: str, seconds: float, *, zero: str = "") -> None:
+    """Check a time limit.
+
+    Args:
+        flag: the option's name.
+        seconds: its value.
+        zero: the effect of 0; empty where 0 is not allowed.
+
+    Raises:
+        UsageError: the value is negative, not finite or too large, or 0 where that is not allowed.
+    """
+    if not 0 <= seconds <= LONGEST_S or (seconds == 0 and not zero):
+        what = f"a number of seconds (0 {zero})" if zero else "a positive number of seconds"
+        raise UsageError(f"{flag} is {seconds:g}; give {what}, at most {LONGEST_S:g}.")
+
+
+def check_hang_timeout(seconds: float) -> None:
+    """Check the value of ``--hang-timeout``.
+
+    Raises:
+        UsageError: it is not a time limit.
+    """
+    check_seconds("--hang-timeout", seconds, zero="disables the check")
+
+
 def _scaled(value: float, step: int, units: tuple[str, ...]) -> str:
     for unit in units[:-1]:
         if abs(value) < step - 0.5:

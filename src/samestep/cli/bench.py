@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from samestep.base.console import log
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.base.units import bytes_text
-from samestep.bench.request import COLLECTIVES, DTYPES, Request, chosen, names_of, sizes_of
 from samestep.cli import options
 from samestep.cli.bench_common import decide_bench, exit_on_timeout
 from samestep.cli.bench_step import step
-from samestep.cli.console import log
-from samestep.cli.execution import start_own
 from samestep.cli.options import option, switch
 from samestep.cli.progress import progress_bar
 from samestep.cli.secret_flag import with_secret_file
 from samestep.cli.setting_flags import as_arguments
-from samestep.cli.worker_binding import bind_worker
-from samestep.collectives.crossovers import Measured
 from samestep.launch.plan import Spawn
-from samestep.report.write import write_text
+from samestep.ranks.collectives.algorithm_choice import Measured
+from samestep.run.execution import start_own
+from samestep.run.worker_binding import bind_worker
+from samestep.studies.bench.request import COLLECTIVES, DTYPES, Request, chosen, names_of, sizes_of
+from samestep.studies.report.write import write_text
 
 if TYPE_CHECKING:
-    from samestep.bench.perform import Report
-    from samestep.world.world import World
+    from samestep.ranks.world.protocol import World
+    from samestep.studies.bench.measurement import Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,15 +136,15 @@ bench.command("step", short_help="Measure training steps with each gradient sync
 
 def _refuse_unknown(request: Request) -> None:
     """Refuse an unknown algorithm here, before each worker does."""
-    from samestep.bench.cases import COLLECTIVES as CASES
+    from samestep.studies.bench.cases import COLLECTIVES as CASES
 
     chosen(request.algorithms, list(CASES[request.collective].algorithms), request.collective)
 
 
 def _work(request: Request, output: Output, *, threads: int | None) -> None:
     """Measure, as one of the workers."""
-    from samestep.bench.perform import perform, pieces
-    from samestep.world.join import join
+    from samestep.ranks.world.join import join
+    from samestep.studies.bench.measurement import perform, pieces
 
     with join(threads=threads) as world:
         with progress_bar(pieces(request), shown=world.place.is_main) as done:
@@ -170,8 +170,8 @@ def _output(report: "Report", request: Request, world: "World", output: Output) 
 
 def _saved(report: "Report", world: "World") -> Path:
     """Store from which size on each algorithm is the fastest, and return the file."""
-    from samestep.bench.fit import crossovers
-    from samestep.bench.words import times_of
+    from samestep.studies.bench.cost_fit import crossovers
+    from samestep.studies.bench.text import times_of
 
     measured = Measured(ranks=world.place.size, hosts=world.place.nodes, device=world.device.type)
     return measured.save(crossovers(times_of(report.rows)))
@@ -179,7 +179,7 @@ def _saved(report: "Report", world: "World") -> Path:
 
 def _text(report: "Report", request: Request, ranks: int, *, as_json: bool) -> str:
     """Return the text to print."""
-    from samestep.bench.words import answer, fastest, fits, table, times_of
+    from samestep.studies.bench.text import answer, fastest, fits, table, times_of
 
     if as_json:
         return "".join(json_line(row.as_dict()) for row in report.rows).rstrip()
@@ -196,9 +196,9 @@ def _text(report: "Report", request: Request, ranks: int, *, as_json: bool) -> s
 
 
 def _picture(report: "Report", request: Request, ranks: int) -> str:
-    from samestep.bench.figures import bus_factor
-    from samestep.bench.plot import render
-    from samestep.bench.words import times_of
+    from samestep.studies.bench.figures import bus_factor
+    from samestep.studies.bench.plot import render
+    from samestep.studies.bench.text import times_of
 
     factor = bus_factor(request.collective, ranks)
     copying = {nbytes: factor * nbytes / speed for nbytes, speed in report.copying.items()}

@@ -4,12 +4,12 @@ import os
 import time
 from typing import NoReturn
 
+from samestep.base.console import log
 from samestep.base.errors import UsageError
 from samestep.base.place import Place
-from samestep.cli.console import log
-from samestep.cli.decision import Decision
-from samestep.cli.execution import OWN_PROGRAM, decide_own
 from samestep.launch.job import Job
+from samestep.run.decision import Decision
+from samestep.run.execution import OWN_PROGRAM, decide_own
 
 
 def decide_bench(workers: int | None, threads: int | None, bind: str) -> Decision:

@@ -7,24 +7,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from samestep.base.console import log
 from samestep.base.errors import UsageError
+from samestep.base.machine.accelerators import accelerator_count
 from samestep.base.record import json_line
-from samestep.bench.request import SYNCS
+from samestep.base.units import check_seconds
 from samestep.cli import options
 from samestep.cli.bench_common import decide_bench, exit_on_timeout
-from samestep.cli.console import log
-from samestep.cli.execution import start_own
 from samestep.cli.options import option
 from samestep.cli.progress import progress_bar
 from samestep.cli.secret_flag import with_secret_file
 from samestep.cli.setting_flags import as_arguments
-from samestep.cli.worker_binding import bind_worker
-from samestep.launch.accelerators import accelerator_count
 from samestep.launch.plan import Spawn
+from samestep.run.execution import start_own
+from samestep.run.worker_binding import bind_worker
+from samestep.studies.bench.request import SYNCS
 
 if TYPE_CHECKING:
-    from samestep.bench.ways import Problem
-    from samestep.world.world import World
+    from samestep.ranks.world.protocol import World
+    from samestep.studies.bench.synchronizers import Problem
 
 
 @with_secret_file
@@ -52,10 +53,10 @@ def step(
     workers; otherwise -n of them start here. --json prints one object per line, for each synchronizer.
     """
     names = _names(sync)
-    options.check_seconds("--seconds", seconds)
-    options.check_seconds("--timeout", timeout)
+    check_seconds("--seconds", seconds)
+    check_seconds("--timeout", timeout)
     decision = decide_bench(workers, threads, bind)
-    from samestep.bench.ways import Problem
+    from samestep.studies.bench.synchronizers import Problem
 
     problem = Problem(model=model, batch_per_worker=batch_per_worker)
     if isinstance(decision.plan, Spawn):
@@ -83,7 +84,7 @@ def _names(sync: str | None) -> list[str]:
 
 def _refuse_without_gpus(names: list[str], size: int) -> None:
     """Refuse data_parallel without a GPU for each worker here, before each worker does."""
-    from samestep.bench.ways import NEEDS
+    from samestep.studies.bench.synchronizers import NEEDS
 
     if "data_parallel" in names and (found := accelerator_count()) < size:
         raise UsageError(
@@ -101,7 +102,7 @@ def chosen(world: "World", names: list[str]) -> list[str]:
         world: the workers; all of them call this.
         names: the user's choice; empty for all.
     """
-    from samestep.bench.ways import ALONE, NEEDS, ways_here
+    from samestep.studies.bench.synchronizers import ALONE, NEEDS, ways_here
 
     can = [name for name in ways_here(world) if name != ALONE]
     missing = next((name for name in names if name not in can), None)
@@ -122,10 +123,10 @@ def _work(
     as_json: bool,
 ) -> None:
     """Measure, as one of the workers."""
-    from samestep.bench.limit import Limit
-    from samestep.bench.step_words import step_answer, step_table
-    from samestep.bench.steps import measure
-    from samestep.world.join import join
+    from samestep.ranks.world.join import join
+    from samestep.studies.bench.step_text import step_answer, step_table
+    from samestep.studies.bench.step_times import measure
+    from samestep.studies.bench.time_limit import Limit
 
     with join(threads=threads) as world:
         names = chosen(world, names)

@@ -51,7 +51,7 @@ def data(
 
 
 def _listed(data_dir: Path | None) -> list[dict[str, Any]]:
-    from samestep.data.registry import DATA_SETS
+    from samestep.training.data.sets.registry import DATA_SETS
 
     found = [(one, one.find(data_dir=data_dir)) for one in DATA_SETS.values()]
     return [
@@ -70,8 +70,8 @@ def _table(rows: list[dict[str, Any]]) -> str:
 
 
 def _fetch(name: str, data_dir: Path | None) -> dict[str, Any]:
-    from samestep.base.folders import user_cache
-    from samestep.data.registry import DATA_SETS
+    from samestep.base.user_folders import user_cache
+    from samestep.training.data.sets.registry import DATA_SETS
 
     if name not in DATA_SETS:
         raise UsageError(f"{name!r} cannot be fetched; the data sets are {', '.join(DATA_SETS)}.")
@@ -89,7 +89,7 @@ def _fetch(name: str, data_dir: Path | None) -> dict[str, Any]:
 
 
 def _check(name: str, data_dir: Path | None) -> dict[str, Any]:
-    from samestep.data.registry import DATA_SETS, load
+    from samestep.training.data.sets.registry import DATA_SETS, load
 
     train, test = (load(name, split, data_dir=data_dir) for split in ("train", "test"))
     about = f"{len(train):,} + {len(test):,} images of {' x '.join(map(str, train.shape))}"

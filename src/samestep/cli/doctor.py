@@ -10,18 +10,19 @@ from typing import Annotated
 from samestep import __version__
 from samestep.base import env
 from samestep.base.errors import UsageError
+from samestep.base.units import check_seconds
 from samestep.cli import options
-from samestep.cli.execution import OWN_PROGRAM, decide_own, execute
 from samestep.cli.options import option, switch
 from samestep.cli.secret_flag import with_secret_file
 from samestep.cli.setting_flags import as_arguments
-from samestep.doctor.clean import clean as clean_up
-from samestep.doctor.consult import Told, Wishes, consult
-from samestep.doctor.report import Report, lines, record
-from samestep.doctor.ticket import Mask
-from samestep.doctor.within import any_stuck
 from samestep.launch.job import Job
-from samestep.world.detect import detect
+from samestep.launchers.detect import detect
+from samestep.run.execution import OWN_PROGRAM, decide_own, execute
+from samestep.studies.doctor.clean import clean as clean_up
+from samestep.studies.doctor.masking import Mask
+from samestep.studies.doctor.rank_checks import Told, Wishes, consult
+from samestep.studies.doctor.report import Report, lines, record
+from samestep.studies.doctor.time_limit import any_stuck
 
 
 @with_secret_file
@@ -57,7 +58,7 @@ def doctor(
         return 0
     if as_json and ticket:
         raise UsageError("--json and --ticket are two formats of one report; give only one of them.")
-    options.check_seconds("--wait", wait)
+    check_seconds("--wait", wait)
     flags = {"json": as_json or None, "ticket": ticket or None, "devices": devices, "run_folder": run_folder}
     environment = env.snapshot()
     if workers not in (None, detect(environment).place.size):

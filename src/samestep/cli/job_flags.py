@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samestep.base.errors import UsageError
-from samestep.base.machine import cpu_share
-from samestep.launch.accelerators import workers_per_node
+from samestep.base.machine.accelerators import workers_per_node
+from samestep.base.machine.description import cpu_share
 from samestep.launch.job import Job, Kind, Logs, Nodes, Program, Std
-from samestep.launch.output import check_writable
+from samestep.launch.local.output import check_writable
 from samestep.launch.plan import Join, Plan, endpoint, host_of
-from samestep.measure.clock_file import ClockOptions
-from samestep.world.detect import LOOPBACK
+from samestep.launchers.detect import LOOPBACK
+from samestep.observe.clock.clock_file import ClockOptions
 
 DEFAULT_PORT = 29500
 """The port of torchrun, for several nodes."""

@@ -40,7 +40,7 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit; `arguments` follow the name of the program."""
     code = run_command(sys.argv[1:] if arguments is None else arguments)
-    hosting = sys.modules.get("samestep.launch.hosting")
+    hosting = sys.modules.get("samestep.launch.local.hosting")
     if "torch" in sys.modules and hosting is not None and not hosting.is_hosting():
         # Unloading torch takes 0.4 s, and aborts if the watchdog's thread is inside of it.
         hosting.leave(code)

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from samestep.base.errors import UsageError
-from samestep.base.units import LONGEST_S
-from samestep.collectives.crossovers import ALGORITHMS
+from samestep.ranks.collectives.algorithm_choice import ALGORITHMS
 
 WORKERS_PANEL, SERIAL_PANEL, CLOCK_PANEL = "Workers", "Serial scripts", "Step clock"
 TRAINING_PANEL, DATA_PANEL, RESULTS_PANEL = "Training", "Data", "Results"
@@ -165,31 +164,6 @@ Worth = Annotated[
         rich_help_panel=RESULTS_PANEL,
     ),
 ]
-
-
-def check_seconds(flag: str, seconds: float, *, zero: str = "") -> None:
-    """Check a time limit.
-
-    Args:
-        flag: the option's name.
-        seconds: its value.
-        zero: the effect of 0; empty where 0 is not allowed.
-
-    Raises:
-        UsageError: the value is negative, not finite or too large, or 0 where that is not allowed.
-    """
-    if not 0 <= seconds <= LONGEST_S or (seconds == 0 and not zero):
-        what = f"a number of seconds (0 {zero})" if zero else "a positive number of seconds"
-        raise UsageError(f"{flag} is {seconds:g}; give {what}, at most {LONGEST_S:g}.")
-
-
-def check_hang_timeout(seconds: float) -> None:
-    """Check the value of ``--hang-timeout``.
-
-    Raises:
-        UsageError: it is not a time limit.
-    """
-    check_seconds("--hang-timeout", seconds, zero="disables the check")
 
 
 def checked_mode(mode: str | None) -> str:

@@ -9,7 +9,7 @@ import typer
 from samestep.base.errors import UsageError
 from samestep.cli.main import application
 from samestep.cli.setting_flags import given
-from samestep.trials.trial import Trial
+from samestep.studies.scaling.sweep.trial import Trial
 
 
 def refuse_wrong_flags(trials: Sequence[Trial]) -> None:
@@ -41,11 +41,11 @@ def _parsed(command: Sequence[str]) -> Mapping[str, Any]:
 
 
 def _check_settings(flags: Mapping[str, Any], workers: int) -> None:
-    from samestep.recipes.book import find
-    from samestep.recipes.config import part_of
-    from samestep.recipes.request import Request, configuration
-    from samestep.training.conduct import RunOptions
-    from samestep.training.settings import Settings
+    from samestep.training.recipes.config import part_of
+    from samestep.training.recipes.registry import find
+    from samestep.training.recipes.request import Request, configuration
+    from samestep.training.settings.run_options import RunOptions
+    from samestep.training.settings.training_settings import Settings
 
     own = {one.name: flags[one.name] for kind in (Settings, RunOptions) for one in fields(kind)}
     changes = given(own, Settings, RunOptions)

@@ -10,16 +10,16 @@ from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.cli import options
 from samestep.cli.options import option, switch
-from samestep.report import compare, run_page
-from samestep.report.read import names, read_run
-from samestep.report.run_page import NAME
-from samestep.report.scaling.page import write_study_page
-from samestep.report.scaling.sources import is_about_scaling, is_study, study_of
-from samestep.report.scaling.text import study_text, terminal_width
-from samestep.report.words import headline, hints
-from samestep.report.write import write_text
-from samestep.scaling.files import as_json as study_as_json
-from samestep.scaling.logs import seen_from_here
+from samestep.studies.report import run_comparison, run_page
+from samestep.studies.report.read_run import names, read_run
+from samestep.studies.report.run_page import NAME
+from samestep.studies.report.run_summary import headline, hints
+from samestep.studies.report.write import write_text
+from samestep.studies.scaling.analysis.log_paths import seen_from_here
+from samestep.studies.scaling.analysis.study_file import as_json as study_as_json
+from samestep.studies.scaling.report.page import write_study_page
+from samestep.studies.scaling.report.sources import is_about_scaling, is_study, study_of
+from samestep.studies.scaling.report.text import study_text, terminal_width
 
 
 def report(
@@ -59,7 +59,7 @@ def report(
     if len(runs) == 1:
         page = write_text(out or paths[0] / NAME, run_page.render(runs[0]))
     else:
-        page = write_text(out or Path(NAME), compare.render(runs))
+        page = write_text(out or Path(NAME), run_comparison.render(runs))
     headlines = dict(zip(names(runs), map(headline, runs), strict=True))
     if as_json:
         found = {

@@ -7,21 +7,21 @@ from typing import Annotated, Any
 import typer
 
 from samestep.base import env
+from samestep.base.console import log
 from samestep.cli import job_flags, options
-from samestep.cli.console import log
-from samestep.cli.decision import decide, with_checks
-from samestep.cli.decision_text import banner, dry_run_lines
-from samestep.cli.execution import execute
-from samestep.cli.hash_seed import fix_hash_seed
 from samestep.cli.job_flags import Rendezvous
 from samestep.cli.options import option, switch
-from samestep.cli.scratch import with_scratch
 from samestep.cli.secret_flag import with_secret_file
 from samestep.cli.serial_flags import with_options
-from samestep.cli.slurm_allocation import rerun_in_allocation
-from samestep.cli.worker_binding import with_binding
-from samestep.launch.hosting import leave
 from samestep.launch.job import Job
+from samestep.launch.local.hosting import leave
+from samestep.run.decision import decide, with_checks
+from samestep.run.decision_text import banner, dry_run_lines
+from samestep.run.execution import execute
+from samestep.run.hash_seed import fix_hash_seed
+from samestep.run.scratch import with_scratch
+from samestep.run.slurm_allocation import rerun_in_allocation
+from samestep.run.worker_binding import with_binding
 
 SETTINGS: Mapping[str, Any] = {
     # Everything after the program belongs to the program, even if it resembles an option of samestep.

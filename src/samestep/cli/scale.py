@@ -11,6 +11,7 @@ import typer
 
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
+from samestep.base.units import check_hang_timeout
 from samestep.cli import options
 from samestep.cli.options import option, switch
 from samestep.cli.recipe_flags import refuse_wrong_flags
@@ -48,15 +49,15 @@ from samestep.cli.slurm_flags import (
     Time,
 )
 from samestep.cli.submit_common import Container, Detach, Lines, Venv
-from samestep.report.scaling.text import study_text, terminal_width
-from samestep.scaling.files import as_json as as_json_of
-from samestep.scaling.logs import seen_from_here
-from samestep.scaling.study import Study
-from samestep.trials.capacity import refuse_too_many
-from samestep.trials.collect import Frame
-from samestep.trials.plan import Request, plan
-from samestep.trials.source import source_of
-from samestep.trials.variants import compared_threads
+from samestep.studies.scaling.analysis.log_paths import seen_from_here
+from samestep.studies.scaling.analysis.study import Study
+from samestep.studies.scaling.analysis.study_file import as_json as as_json_of
+from samestep.studies.scaling.report.text import study_text, terminal_width
+from samestep.studies.scaling.sweep.capacity import refuse_too_many
+from samestep.studies.scaling.sweep.collect import Frame
+from samestep.studies.scaling.sweep.plan import Request, plan
+from samestep.studies.scaling.sweep.script_source import source_of
+from samestep.studies.scaling.sweep.variants import compared_threads
 
 SETTINGS: Mapping[str, Any] = {
     "allow_interspersed_args": True,
@@ -178,7 +179,7 @@ def scale(
     kind = kind_of(target, arguments or [], module=module, mode=mode)
     refuse_ambiguous(target, kind, sys.argv, {name for one in context.command.params for name in one.opts})
     numbers = _numbers(workers)
-    options.check_hang_timeout(hang_timeout or 0.0)
+    check_hang_timeout(hang_timeout or 0.0)
     flags = {
         "mode": mode,
         "batch_norm": batch_norm,

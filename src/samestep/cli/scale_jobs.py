@@ -7,21 +7,21 @@ from pathlib import Path
 
 import typer
 
+from samestep.base.console import log
 from samestep.base.errors import UsageError
 from samestep.base.units import counted
-from samestep.cli.console import log
 from samestep.cli.main import INTERRUPTED
 from samestep.cli.scale_study import finish, new_folder
 from samestep.cli.slurm_flags import slurm_site
 from samestep.cli.submit_common import refuse_without_sbatch
-from samestep.scaling.study import Study
-from samestep.submit.site import SlurmSite
-from samestep.submit.words import slug
-from samestep.trials.collect import Frame
-from samestep.trials.jobs import JobOptions, StudyJob, jobs
-from samestep.trials.queue import Queue, SubmittedJob
-from samestep.trials.submitted import read_jobs, submit_all, write_jobs
-from samestep.trials.trial import Trial
+from samestep.launch.submit.quoting import slug
+from samestep.launch.submit.site_defaults import SlurmSite
+from samestep.studies.scaling.analysis.study import Study
+from samestep.studies.scaling.sweep.collect import Frame
+from samestep.studies.scaling.sweep.jobs import JobOptions, StudyJob, jobs
+from samestep.studies.scaling.sweep.queue import Queue, SubmittedJob
+from samestep.studies.scaling.sweep.submitted import read_jobs, submit_all, write_jobs
+from samestep.studies.scaling.sweep.trial import Trial
 
 _FLAG_NAMES = {"directives": "directive", "modules": "load_module", "lines": "line"}
 """Names of options that differ from the fields of a site."""

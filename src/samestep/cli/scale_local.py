@@ -6,23 +6,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from samestep.base import env
+from samestep.base.console import log
 from samestep.base.errors import UsageError
-from samestep.base.machine import cpu_share
+from samestep.base.machine.accelerators import accelerator_count
+from samestep.base.machine.description import cpu_share
 from samestep.base.units import counted
-from samestep.cli.console import log
 from samestep.cli.scale_study import finish, new_folder
-from samestep.launch.accelerators import accelerator_count
-from samestep.launch.room import Room, room
-from samestep.scaling.study import Study
-from samestep.trials import launchers
-from samestep.trials.collect import Frame
-from samestep.trials.load import Load
-from samestep.trials.local import Local
-from samestep.trials.plan import in_lines
-from samestep.trials.steps import Steps, step
-from samestep.trials.trial import Trial
-from samestep.world.compute_threads import threads_per_rank
-from samestep.world.detect import detect
+from samestep.launchers.compute_threads import threads_per_rank
+from samestep.launchers.detect import detect
+from samestep.launchers.slurm_capacity import Room, room
+from samestep.studies.scaling.analysis.study import Study
+from samestep.studies.scaling.sweep import launchers
+from samestep.studies.scaling.sweep.collect import Frame
+from samestep.studies.scaling.sweep.host_load import Load
+from samestep.studies.scaling.sweep.local import Local
+from samestep.studies.scaling.sweep.plan import in_lines
+from samestep.studies.scaling.sweep.steps import Steps, step
+from samestep.studies.scaling.sweep.trial import Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

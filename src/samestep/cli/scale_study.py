@@ -9,19 +9,19 @@ from datetime import datetime
 from pathlib import Path
 from statistics import fmean
 
+from samestep.base.console import log
 from samestep.base.errors import UsageError
 from samestep.base.signals import held, interruptible
 from samestep.base.units import counted, seconds_text
-from samestep.cli.console import log
 from samestep.cli.main import INTERRUPTED
 from samestep.cli.progress import progress_bar
-from samestep.report.run_page import NAME as PAGE
-from samestep.report.scaling.page import write_study_page
-from samestep.scaling.files import NAME, write_study
-from samestep.scaling.study import Study
-from samestep.submit.words import slug
-from samestep.trials.collect import Frame, collect_study, in_words, log_of
-from samestep.trials.trial import Outcome, Report, Runner, Trial
+from samestep.launch.submit.quoting import slug
+from samestep.studies.report.run_page import NAME as PAGE
+from samestep.studies.scaling.analysis.study import Study
+from samestep.studies.scaling.analysis.study_file import NAME, write_study
+from samestep.studies.scaling.report.page import write_study_page
+from samestep.studies.scaling.sweep.collect import Frame, collect_study, in_words, log_of
+from samestep.studies.scaling.sweep.trial import Outcome, Report, Runner, Trial
 
 FOLDER = Path("studies")
 """The folder for studies, in the working folder."""

@@ -4,15 +4,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from samestep.autopilot.options import Options
+from samestep.autopilot.script.options import Options
 from samestep.base.errors import UsageError
 from samestep.cli import job_flags
-from samestep.cli.decision import recognize_script, refuse_own_workers, source_file
 from samestep.cli.serial_flags import checked, not_serial
-from samestep.source.flags import flags_of
-from samestep.trials.plan import SCALINGS, Kind, Scaling
-from samestep.trials.variants import Variant, variants
-from samestep.world.binding import checked as checked_binding
+from samestep.launch.source.flags import flags_of
+from samestep.launchers.binding import checked as checked_binding
+from samestep.run.decision import recognize_script, refuse_own_workers, source_file
+from samestep.studies.scaling.sweep.plan import SCALINGS, Kind, Scaling
+from samestep.studies.scaling.sweep.variants import Variant, variants
 
 _LAUNCHERS = ("torchrun", "srun", "mpirun", "mpiexec", "accelerate", "deepspeed", "python", "python3")
 _NOT_COMPARED = ("explain", "all_output", "scratch", "seed")
@@ -150,8 +150,8 @@ def compared(texts: Sequence[str], kind: Kind) -> tuple[Variant, ...]:
     if kind != "recipe":
         names = [one.name.replace("_", "-") for one in fields(Options) if one.name not in _NOT_COMPARED]
         return variants(texts, verb="run", flags=[*names, *_OF_JOB])
-    from samestep.training.conduct import RunOptions
-    from samestep.training.settings import Settings
+    from samestep.training.settings.run_options import RunOptions
+    from samestep.training.settings.training_settings import Settings
 
     names = [one.name.replace("_", "-") for kind in (Settings, RunOptions) for one in fields(kind)]
     return variants(texts, verb="train", flags=[*names, *_OF_JOB])
@@ -172,7 +172,7 @@ def batch_of(recipe: str, arguments: Sequence[str], scaling: str) -> int | None:
         return int(given)
     if _value("--config", arguments) is not None:
         raise UsageError(f"--scaling {scaling} does not read --config; give --batch-size too.")
-    from samestep.recipes.book import find
+    from samestep.training.recipes.registry import find
 
     return find(recipe, fast="--fast" in arguments).settings.batch_size
 
@@ -191,7 +191,7 @@ def _is_serial(target: str, kind: Kind, mode: object) -> bool:
 
 
 def _check_recipe(target: str, arguments: Sequence[str]) -> None:
-    from samestep.recipes.book import RECIPES
+    from samestep.training.recipes.registry import RECIPES
 
     if target not in RECIPES:
         raise UsageError(

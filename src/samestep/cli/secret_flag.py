@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from samestep.base import env
 from samestep.cli.options import WORKERS_PANEL, option
-from samestep.world.job_secret import SECRET_FILE
+from samestep.ranks.rendezvous.job_secret import SECRET_FILE
 
 Result = TypeVar("Result")
 _NAME = "secret_file"

@@ -3,14 +3,14 @@
 from dataclasses import fields, replace
 from typing import Any, get_args
 
-from samestep.autopilot.options import DEFAULTS, BatchNormOver, Device, Load, Options, RandomOf, Split
+from samestep.autopilot.script.options import DEFAULTS, BatchNormOver, Device, Load, Options, RandomOf, Split
 from samestep.base.errors import UsageError
-from samestep.cli.decision import Decision
-from samestep.collectives.crossovers import AUTO, Measured, check_algorithm
-from samestep.launch.accelerators import accelerator_count
+from samestep.base.machine.accelerators import accelerator_count
 from samestep.launch.job import Std
 from samestep.launch.plan import Spawn
-from samestep.training.option import flag
+from samestep.ranks.collectives.algorithm_choice import AUTO, Measured, check_algorithm
+from samestep.run.decision import Decision
+from samestep.training.settings.fields import flag
 
 _CHOICES = {
     "batch_norm": get_args(BatchNormOver),

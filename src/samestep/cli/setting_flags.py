@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import typer
 
 from samestep.base.errors import UsageError
-from samestep.training.option import flag
+from samestep.training.settings.fields import flag
 
 Verb = TypeVar("Verb", bound=Callable[..., None])
 

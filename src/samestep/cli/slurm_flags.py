@@ -6,7 +6,7 @@ from samestep.base import env
 from samestep.base.config import config_path, table
 from samestep.cli.options import option
 from samestep.cli.submit_common import SOFTWARE
-from samestep.submit.site import SlurmSite, with_flags
+from samestep.launch.submit.site_defaults import SlurmSite, with_flags
 
 SIZE, SITE = "Resources of a Slurm job", "Slurm site"
 

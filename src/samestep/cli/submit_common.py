@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
+from samestep.base.console import log
 from samestep.base.errors import UsageError
 from samestep.cli import job_flags, main
-from samestep.cli.console import log
 from samestep.cli.options import option, switch
-from samestep.submit.follow import FollowedJob, follow
-from samestep.submit.words import slug
-from samestep.submit.work import VERBS, Work, work
+from samestep.launch.submit.follow import FollowedJob, follow
+from samestep.launch.submit.job_command import VERBS, Work, work
+from samestep.launch.submit.quoting import slug
 
 FOLDER = Path("jobs")
 """The folder for jobs and their logs, in the working folder."""

@@ -9,10 +9,10 @@ from typing import Annotated
 
 from samestep.base import env
 from samestep.base.config import config_path, table
+from samestep.base.console import log
 from samestep.base.errors import UsageError
 from samestep.base.units import counted
 from samestep.cli import options
-from samestep.cli.console import log
 from samestep.cli.options import option
 from samestep.cli.submit_common import (
     SOFTWARE,
@@ -29,10 +29,10 @@ from samestep.cli.submit_common import (
     store_script,
     work_of,
 )
-from samestep.submit.detached import DetachedJob
-from samestep.submit.hosts import Host, hosts_in, hosts_of, unusable
-from samestep.submit.mpi import FLAVOURS, MpiJob, find, forwarded, script
-from samestep.submit.site import MpiSite, with_flags
+from samestep.launch.submit.detached import DetachedJob
+from samestep.launch.submit.mpi import FLAVOURS, MpiJob, find, forwarded, script
+from samestep.launch.submit.mpi_hosts import Host, hosts_in, hosts_of, unusable
+from samestep.launch.submit.site_defaults import MpiSite, with_flags
 
 _HOSTS = "Hosts"
 

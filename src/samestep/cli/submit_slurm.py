@@ -3,11 +3,11 @@
 import sys
 from typing import Annotated
 
+from samestep.base.console import log
 from samestep.base.errors import UsageError
 from samestep.base.signals import held
 from samestep.base.units import counted
 from samestep.cli import options
-from samestep.cli.console import log
 from samestep.cli.options import option, switch
 from samestep.cli.slurm_flags import (
     SIZE,
@@ -40,10 +40,10 @@ from samestep.cli.submit_common import (
     store_script,
     work_of,
 )
-from samestep.submit.cluster import FollowedSlurmJob, submit
-from samestep.submit.request import LAUNCHES, Launch
-from samestep.submit.slurm import SlurmJob, per_node, script
-from samestep.submit.words import slug
+from samestep.launch.submit.quoting import slug
+from samestep.launch.submit.resources import LAUNCHES, Launch
+from samestep.launch.submit.slurm import SlurmJob, per_node, script
+from samestep.launch.submit.slurm_commands import FollowedSlurmJob, submit
 
 WARNING_S = 120
 """Seconds before the time limit; Slurm checks limits every half minute or so."""

@@ -11,35 +11,35 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from samestep.base import env
+from samestep.base.console import log
 from samestep.base.errors import Error, PutOff, UsageError
+from samestep.base.machine.accelerators import accelerator_count
 from samestep.base.record import json_line
 from samestep.cli import options
-from samestep.cli.console import log
-from samestep.cli.decision import Decision, with_checks
-from samestep.cli.execution import OWN_PROGRAM, decide_own, run_monitored, start_own
 from samestep.cli.job_flags import Rendezvous, refuse_unused
 from samestep.cli.job_flags import clocking as clocking_of
 from samestep.cli.options import option, switch
 from samestep.cli.secret_flag import with_secret_file
 from samestep.cli.serial_flags import refuse_unmeasured
 from samestep.cli.setting_flags import as_arguments, given, with_flags_of
-from samestep.cli.worker_binding import bind_worker
-from samestep.launch.accelerators import accelerator_count
 from samestep.launch.job import Job
 from samestep.launch.plan import Spawn
-from samestep.measure.clock_file import ClockOptions
-from samestep.report.run_page import write_report
-from samestep.training.conduct import RunOptions
-from samestep.training.run_folder import RunFolder
-from samestep.training.settings import Settings
-from samestep.world.compute_threads import asked_threads
-from samestep.world.launchers import SAMESTEP
+from samestep.launchers.compute_threads import asked_threads
+from samestep.launchers.registry import SAMESTEP
+from samestep.observe.clock.clock_file import ClockOptions
+from samestep.run.decision import Decision, with_checks
+from samestep.run.execution import OWN_PROGRAM, decide_own, run_monitored, start_own
+from samestep.run.worker_binding import bind_worker
+from samestep.studies.report.run_page import write_report
+from samestep.training.output.run_folder import RunFolder
+from samestep.training.settings.run_options import RunOptions
+from samestep.training.settings.training_settings import Settings
 
 if TYPE_CHECKING:
-    from samestep.recipes.order import ResolvedConfig
-    from samestep.recipes.request import Request
-    from samestep.training.result import Result
-    from samestep.world.world import World
+    from samestep.ranks.world.protocol import World
+    from samestep.training.output.result import Result
+    from samestep.training.recipes.request import Request
+    from samestep.training.recipes.resolve import ResolvedConfig
 
 FINISH_S = 300.0
 """Seconds that workers have for their step and a checkpoint when they are asked to stop."""
@@ -118,8 +118,8 @@ def train(
     step, write a checkpoint and end with exit code 75; --resume continues from it. After the failure of a
     worker all workers continue from it by themselves, up to --max-restarts times.
     """
-    from samestep.recipes.order import check_compiler, resolve
-    from samestep.recipes.request import Request, after_failure, configuration
+    from samestep.training.recipes.request import Request, after_failure, configuration
+    from samestep.training.recipes.resolve import check_compiler, resolve
 
     if eval_only != (weights is not None):
         raise UsageError("--eval-only and --from CHECKPOINT need each other; give both or none.")
@@ -168,7 +168,7 @@ def train(
 
 def _exit_if_finished(request: "Request", decision: Decision, *, as_json: bool) -> None:
     """Exit with code 0 if the run to resume has finished, so that a chain of jobs or a restart succeeds."""
-    from samestep.recipes.request import configuration
+    from samestep.training.recipes.request import configuration
 
     folder = request.resume
     if folder is None or not RunFolder.has_finished(folder) or not configuration(request)[1]:
@@ -190,7 +190,7 @@ def _start(
 ) -> int:
     """Start the workers with the same request and a fixed run folder, and return the exit code."""
     if resolved.weights is None:
-        from samestep.recipes.cook import prepare
+        from samestep.training.recipes.run_recipe import prepare
 
         refuse_unmeasured(decision, resolved.settings.algorithm)
         # Rank 0 writes, so its node prepares the folder.
@@ -231,9 +231,9 @@ def _work(
     as_json: bool,
 ) -> None:
     """Train or evaluate, as one of the workers."""
-    from samestep.recipes.cook import score
-    from samestep.recipes.order import broadcast_resolved, check_compiler
-    from samestep.world.join import join
+    from samestep.ranks.world.join import join
+    from samestep.training.recipes.resolve import broadcast_resolved, check_compiler
+    from samestep.training.recipes.run_recipe import score
 
     bind_worker(decision, decision.detected.place)
     finished = False
@@ -267,8 +267,8 @@ def _work(
 
 def _train(world: "World", resolved: "ResolvedConfig", clocking: ClockOptions | None) -> "Result | None":
     """Train, and return the result; None if the training was stopped after ``--clock-steps``."""
-    from samestep.recipes.clocked import clocked
-    from samestep.recipes.cook import run_recipe
+    from samestep.training.recipes.clocked import clocked
+    from samestep.training.recipes.run_recipe import run_recipe
 
     if clocking is None:
         return run_recipe(world, resolved)

@@ -11,24 +11,24 @@ from rich.console import Console
 from rich.table import Table
 
 from samestep.base import env
+from samestep.base.console import log
 from samestep.base.errors import UsageError
-from samestep.base.machine import cpu_share
+from samestep.base.machine.description import cpu_share
 from samestep.base.owned_folders import owned_folder
 from samestep.base.record import json_line
-from samestep.base.units import MOST_WORKERS
+from samestep.base.units import MOST_WORKERS, check_hang_timeout
 from samestep.cli import job_flags, options
-from samestep.cli.console import log
-from samestep.cli.decision import recognize_script, refuse_own_workers
 from samestep.cli.options import option
 from samestep.cli.serial_flags import checked
-from samestep.cli.slurm_allocation import rerun_once_in_allocation
-from samestep.launch.forking import fork_is_safe, release_compute_threads
 from samestep.launch.job import Program
-from samestep.launch.meet import found_here
-from samestep.launch.programs import Watch, unwatched
-from samestep.study.verdict import Report
-from samestep.world.compute_threads import thread_variables, threads_per_rank
-from samestep.world.detect import Detected
+from samestep.launch.local.forking import fork_is_safe, release_compute_threads
+from samestep.launch.local.programs import Watch, unwatched
+from samestep.launch.task_plan import found_here
+from samestep.launchers.compute_threads import thread_variables, threads_per_rank
+from samestep.launchers.detect import Detected
+from samestep.run.decision import recognize_script, refuse_own_workers
+from samestep.run.slurm_allocation import rerun_once_in_allocation
+from samestep.studies.verify.verdict import Report
 
 SETTINGS: Mapping[str, Any] = {"allow_interspersed_args": True, "ignore_unknown_options": False}
 _AS_ONE_TASK = {
@@ -75,13 +75,13 @@ def verify(
     with named exceptions, and 1 if they differ; the report names the cause.
     """
     sizes = _sizes(workers, least=2 if against is None else 1)
-    options.check_hang_timeout(hang_timeout)
+    check_hang_timeout(hang_timeout)
     if steps < 1:
         raise UsageError(f"--steps is {steps}; give at least 1.")
     rerun_once_in_allocation()
     _refuse_several_tasks(found_here(env.snapshot()))
     _prepare(max(sizes))
-    from samestep.study.verify import Script, Verification
+    from samestep.studies.verify.verification import Script, Verification
 
     def script(path: str, *, module: bool) -> Script:
         program = job_flags.program(path, arguments or [], module=module, no_python=False)
@@ -118,7 +118,7 @@ def _refuse_several_tasks(found: Detected) -> None:
 def _watch(size: int, kind: str, *, limit_s: float) -> Watch:
     if size == 1 or not limit_s:
         return unwatched
-    from samestep.cli.worker_monitors import watchdog
+    from samestep.run.worker_monitors import watchdog
 
     return watchdog(limit_s=limit_s, replicated=kind == "serial", forked=size)
 

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from samestep.base.errors import UsageError
 from samestep.base.place import Place
 from samestep.launch.job import Job, Nodes
-from samestep.world.detect import UNLAUNCHED, Detected
+from samestep.launchers.detect import UNLAUNCHED, Detected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

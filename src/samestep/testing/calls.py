@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from samestep.base.errors import UsageError
-from samestep.world.operation import Op
+from samestep.ranks.world.operation import Op
 
 _NAMES: Mapping[str, str] = {
     "world": "world",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from samestep.world.operation import Op
+from samestep.ranks.world.operation import Op
 
 ODD = (7,)
 SHAPES = ((1,), (3, 5), (), (0,))

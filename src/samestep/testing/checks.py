@@ -19,14 +19,14 @@ from functools import partial
 import torch
 
 from samestep.base.errors import UsageError
+from samestep.ranks.world.operation import OPS, Op
+from samestep.ranks.world.protocol import World
 from samestep.testing import judge
 from samestep.testing.calls import Call, bind
 from samestep.testing.cases import Case, cases
 from samestep.testing.counting import CountingWorld, counted_sends
 from samestep.testing.judge import Judge, Problem, Result
 from samestep.testing.ranks import Outcome, on_processes, on_threads
-from samestep.world.operation import OPS, Op
-from samestep.world.world import World
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
 SIZES_OF_THREADS = (1, 2, 3, 4, 5, 8)

@@ -7,8 +7,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from samestep.world.relayed import RelayedWorld
-from samestep.world.world import Pending, World
+from samestep.ranks.world.forwarding import RelayedWorld
+from samestep.ranks.world.protocol import Pending, World
 
 
 class CountingWorld(RelayedWorld):

@@ -22,11 +22,12 @@ import torch
 import torch.distributed as dist
 
 from samestep.base.owned_folders import owned_folder
+from samestep.base.package import PACKAGE
 from samestep.base.place import Place
-from samestep.world.process_group import ProcessGroupWorld
-from samestep.world.solo import SoloWorld
-from samestep.world.threads import run_ranks
-from samestep.world.world import World
+from samestep.ranks.world.process_group import ProcessGroupWorld
+from samestep.ranks.world.protocol import World
+from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.thread_world import run_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class Outcome:
 
 Task = Callable[[World], Any]
 _LIBRARIES = (
-    str(Path(__file__).parents[1]),
+    PACKAGE,
     str(Path(torch.__file__).parent),
     str(Path(threading.__file__).parent / "threading.py"),
 )

@@ -1,1 +1,1 @@
-"""The built-in training loop: settings, step, evaluation, checkpoint schedule, run folder."""
+"""The built-in training of samestep: data, models, recipes, loop, checkpoints."""

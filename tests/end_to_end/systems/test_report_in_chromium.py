@@ -9,9 +9,9 @@ import zlib
 import numpy as np
 import pytest
 
-from samestep.report.compare import write_comparison
-from samestep.report.run_page import write_report
-from samestep.report.scaling.page import write_study_page
+from samestep.studies.report.run_comparison import write_comparison
+from samestep.studies.report.run_page import write_report
+from samestep.studies.scaling.report.page import write_study_page
 from support.run_folders import run_folder
 from support.studies import study
 from support.systems import program

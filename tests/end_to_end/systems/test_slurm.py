@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from samestep.world.rendezvous import PORTS
+from samestep.ranks.rendezvous.endpoint import PORTS
 from support.launches import JOIN, RUN, TELL, placed, places
 
 SERIAL = """

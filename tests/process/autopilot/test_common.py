@@ -6,11 +6,11 @@ from unittest.mock import patch
 
 import pytest
 
-from samestep.autopilot.common import common_folder
-from samestep.autopilot.file_calls import unredirected
-from samestep.autopilot.kept_originals import LARGE as LARGE_BYTES
-from samestep.autopilot.sibling_ranks import SiblingRanks
-from samestep.autopilot.steering import replicated_script
+from samestep.autopilot.files.file_calls import unredirected
+from samestep.autopilot.files.kept_originals import LARGE as LARGE_BYTES
+from samestep.autopilot.files.sibling_ranks import SiblingRanks
+from samestep.autopilot.replicated_script import replicated_script
+from samestep.autopilot.script.shared_folder import common_folder
 from support.hosted import as_found, run_script
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.distributed.distributed_c10d import _get_default_store
 
-from samestep.autopilot.account import Account
 from samestep.autopilot.end_check import _ALL_ENDED, _ENDED, _FAILED, EndCheck
-from samestep.autopilot.gradients import Gradients
+from samestep.autopilot.script.call_account import Account
+from samestep.autopilot.split.gradients import Gradients
 from samestep.base.errors import OutOfStep
 
 

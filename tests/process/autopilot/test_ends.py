@@ -5,8 +5,8 @@ from unittest.mock import patch
 
 from torch.distributed.distributed_c10d import _get_default_store
 
-from samestep.autopilot import steering
-from samestep.autopilot.steering import _await_main_flush
+from samestep.autopilot import replicated_script
+from samestep.autopilot.replicated_script import _await_main_flush
 
 
 def leave(world, folder, late):
@@ -17,7 +17,7 @@ def leave(world, folder, late):
             while not left.exists():
                 time.sleep(0.001)
         written.touch()
-    with patch.object(steering, "_PATIENCE_S", 0.05 if late else 60.0):
+    with patch.object(replicated_script, "_PATIENCE_S", 0.05 if late else 60.0):
         _await_main_flush(world, waits=not world.place.is_main)
     has_written = written.exists()
     left.touch()
@@ -30,7 +30,7 @@ def leave(world, folder, late):
 def leave_while_main_waits(world):
     """Leave where rank 0 waits in a collective, as far as is known here; return for how long that took."""
     began = time.monotonic()
-    with patch.object(steering, "is_waiting", lambda rank: rank == 0):
+    with patch.object(replicated_script, "is_waiting", lambda rank: rank == 0):
         if not world.place.is_main:
             _await_main_flush(world, waits=True)
     took = time.monotonic() - began
@@ -39,7 +39,7 @@ def leave_while_main_waits(world):
 
 
 def test_a_copy_that_leaves_does_not_wait_for_rank_0_that_waits_for_it(processes):
-    assert max(processes.run(leave_while_main_waits, 2)) < steering._PATIENCE_S / 2
+    assert max(processes.run(leave_while_main_waits, 2)) < replicated_script._PATIENCE_S / 2
 
 
 def test_a_copy_leaves_after_rank_0_has_written(processes, tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from samestep.autopilot.options import Options
+from samestep.autopilot.script.options import Options
 from support import chance_models as models
 
 SPLIT = [models.ZeroHead, models.Masked, models.Divided, models.Penalized, models.Accuracy]

@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from gallery.manifest import SCRIPTS
-from samestep.autopilot.options import Load, Options
+from samestep.autopilot.script.options import Load, Options
 from support.hosted import difference, run_script
 from support.written_files import files, same_contents
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from samestep.autopilot.options import Options
+from samestep.autopilot.script.options import Options
 from support.hosted import run_script
 
 SCRIPT = """

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from gallery.manifest import SCRIPTS
-from samestep.autopilot.options import Options
+from samestep.autopilot.script.options import Options
 from support.hosted import difference, run_script
 
 BEGINNING = """

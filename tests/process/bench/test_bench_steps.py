@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from samestep.bench.request import SYNCS
-from samestep.bench.steps import measure
-from samestep.bench.ways import ALONE, WAYS, Problem, Trainee, ways_here
-from samestep.world.solo import SoloWorld
+from samestep.ranks.world.solo import SoloWorld
+from samestep.studies.bench.request import SYNCS
+from samestep.studies.bench.step_times import measure
+from samestep.studies.bench.synchronizers import ALONE, WAYS, Problem, Trainee, ways_here
 
 PROBLEM = Problem(batch_per_worker=2, shape=(1, 8, 8))
 

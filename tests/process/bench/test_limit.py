@@ -9,13 +9,13 @@ from unittest.mock import patch
 import torch
 
 from samestep.base.place import Place
-from samestep.bench.limit import Limit
-from samestep.bench.perform import perform
-from samestep.bench.request import Request
-from samestep.bench.steps import measure
-from samestep.bench.ways import ALONE, WAYS, Problem
 from samestep.cli.bench_common import exit_on_timeout
-from samestep.collectives.algorithms import ALL_REDUCE
+from samestep.ranks.collectives.algorithms import ALL_REDUCE
+from samestep.studies.bench.measurement import perform
+from samestep.studies.bench.request import Request
+from samestep.studies.bench.step_times import measure
+from samestep.studies.bench.synchronizers import ALONE, WAYS, Problem
+from samestep.studies.bench.time_limit import Limit
 from samestep.testing.ranks import on_processes
 
 

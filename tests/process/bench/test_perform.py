@@ -4,11 +4,11 @@ from unittest.mock import patch
 
 import torch
 
-from samestep.bench.cases import COLLECTIVES
-from samestep.bench.perform import perform
-from samestep.bench.request import COLLECTIVES as NAMES
-from samestep.bench.request import DTYPES, Request
-from samestep.collectives.algorithms import ALL_REDUCE
+from samestep.ranks.collectives.algorithms import ALL_REDUCE
+from samestep.studies.bench.cases import COLLECTIVES
+from samestep.studies.bench.measurement import perform
+from samestep.studies.bench.request import COLLECTIVES as NAMES
+from samestep.studies.bench.request import DTYPES, Request
 
 
 def of_all(world, names=NAMES):

@@ -6,9 +6,9 @@ import sys
 import pytest
 import torch
 
-from samestep.checkpoint.background import Writer
-from samestep.checkpoint.choose import newest_valid
-from samestep.checkpoint.retain import Retention
+from samestep.training.checkpoint.background import Writer
+from samestep.training.checkpoint.newest import newest_valid
+from samestep.training.checkpoint.retention import Retention
 from support.snapshots import names
 from support.systems import small_file_system
 
@@ -16,7 +16,7 @@ SCRIPT = """
 import sys
 import torch
 from pathlib import Path
-from samestep.checkpoint.background import Writer
+from samestep.training.checkpoint.background import Writer
 writer = Writer(Path(sys.argv[1]))
 writer.save(step=1, model={"w": torch.zeros(1_000_000)}, optimizer={}, state={})
 raise ValueError("a bug")

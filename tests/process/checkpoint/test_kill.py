@@ -9,15 +9,15 @@ import sys
 
 import torch
 
-from samestep.base.own_names import IDENTITY_FILE
-from samestep.checkpoint.background import Writer
-from samestep.checkpoint.choose import folder_of, newest_valid, steps_in
-from samestep.checkpoint.layout import FILES
-from samestep.checkpoint.read import read
-from samestep.checkpoint.retain import Retention
-from samestep.checkpoint.save import write
-from samestep.checkpoint.sealed import SealedFile
-from samestep.checkpoint.snapshot import Snapshot
+from samestep.base.unfinished_names import IDENTITY_FILE
+from samestep.training.checkpoint.background import Writer
+from samestep.training.checkpoint.hashed_files import SealedFile
+from samestep.training.checkpoint.layout import FILES
+from samestep.training.checkpoint.newest import folder_of, newest_valid, steps_in
+from samestep.training.checkpoint.read import read
+from samestep.training.checkpoint.retention import Retention
+from samestep.training.checkpoint.save import write
+from samestep.training.checkpoint.snapshot import Snapshot
 from support.snapshots import same
 
 EVENTS = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir"}

@@ -3,9 +3,9 @@
 import torch
 
 import samestep
-from samestep.checkpoint.read import read
-from samestep.checkpoint.shared import broadcast_snapshot
-from samestep.checkpoint.snapshot import Snapshot
+from samestep.training.checkpoint.broadcast import broadcast_snapshot
+from samestep.training.checkpoint.read import read
+from samestep.training.checkpoint.snapshot import Snapshot
 from support.snapshots import network, same, stepped
 
 DTYPES = (torch.float64, torch.bfloat16, torch.float8_e5m2, torch.int32, torch.uint16, torch.bool)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samestep.collectives.algorithms import (
+from samestep.ranks.collectives.algorithms import (
     ALL_GATHER,
     ALL_REDUCE,
     BROADCAST,
@@ -16,13 +16,13 @@ from samestep.collectives.algorithms import (
     REDUCE_SCATTER,
     SCATTER,
 )
-from samestep.collectives.one_host import OneHostWorld, on_one_host
-from samestep.collectives.shared_memory import PIECE
-from samestep.collectives.subgroup import Subgroup
+from samestep.ranks.collectives.shared_memory import PIECE
+from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
+from samestep.ranks.collectives.subgroup import Subgroup
+from samestep.ranks.world.operation import OPS
 from samestep.testing import judge
 from samestep.testing.cases import Case, random_tensor
 from samestep.testing.judge import Result
-from samestep.world.operation import OPS
 
 ALL = 8
 KIT = {

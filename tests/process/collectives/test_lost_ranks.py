@@ -16,14 +16,14 @@ import torch
 from torch.distributed.distributed_c10d import _get_default_store
 
 from samestep.base.errors import PeerLost
-from samestep.collectives import segment
-from samestep.collectives.algorithms import ALL_GATHER, ALL_REDUCE, BROADCAST
-from samestep.collectives.one_host import OneHostWorld, on_one_host
-from samestep.collectives.segment import FILE_SYSTEM
-from samestep.collectives.semaphores import Semaphores
+from samestep.ranks.collectives import shared_segment
+from samestep.ranks.collectives.algorithms import ALL_GATHER, ALL_REDUCE, BROADCAST
+from samestep.ranks.collectives.semaphores import Semaphores
+from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
+from samestep.ranks.collectives.shared_segment import FILE_SYSTEM
+from samestep.ranks.world import deadlock
 from samestep.testing.counting import CountingWorld
 from samestep.testing.ranks import on_processes
-from samestep.world import blocked
 
 SIZE, LOST = 4, 1
 """Rank 3 of a ring of four does not talk to rank 1."""
@@ -92,15 +92,15 @@ def losing(name, number):
 @pytest.fixture
 def in_haste(monkeypatch):
     """Look and wait for less long than is right for a real network."""
-    monkeypatch.setattr(blocked, "LOOK_S", 0.2)
-    monkeypatch.setattr(blocked, "GRACE_S", 0.8)
+    monkeypatch.setattr(deadlock, "LOOK_S", 0.2)
+    monkeypatch.setattr(deadlock, "GRACE_S", 0.8)
 
 
 @pytest.fixture
 def memory(monkeypatch):
     """A folder of this test's in the shared-memory file system, in which memory is made."""
     with tempfile.TemporaryDirectory(dir=FILE_SYSTEM) as folder:
-        monkeypatch.setattr(segment, "FILE_SYSTEM", Path(folder))
+        monkeypatch.setattr(shared_segment, "FILE_SYSTEM", Path(folder))
         yield Path(folder)
 
 

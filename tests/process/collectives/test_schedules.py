@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from samestep.base.errors import OutOfStep
-from samestep.collectives import walk
-from samestep.collectives.agree import steps
-from samestep.collectives.algorithms import (
+from samestep.ranks.collectives import executor
+from samestep.ranks.collectives.algorithms import (
     ALL_GATHER,
     ALL_REDUCE,
     BROADCAST,
@@ -17,14 +16,15 @@ from samestep.collectives.algorithms import (
     REDUCE_SCATTER,
     SCATTER,
 )
-from samestep.collectives.halving_doubling import HALVING_DOUBLING
-from samestep.collectives.hop import runs
-from samestep.collectives.naive import NAIVE
-from samestep.collectives.one_host import OneHostWorld, on_one_host
-from samestep.collectives.ring import RING
-from samestep.collectives.tree import TREE
+from samestep.ranks.collectives.consistency_check import steps
+from samestep.ranks.collectives.halving_doubling import HALVING_DOUBLING
+from samestep.ranks.collectives.naive import NAIVE
+from samestep.ranks.collectives.ring import RING
+from samestep.ranks.collectives.schedule import runs
+from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
+from samestep.ranks.collectives.tree import TREE
+from samestep.ranks.world.operation import OPS
 from samestep.testing.counting import CountingWorld
-from samestep.world.operation import OPS
 
 COUNTS = [0, 1, 5]
 LONG = (1 << 19) + 3
@@ -90,7 +90,7 @@ def in_many_pieces(world):
     """Return what is wrong where far more is on its way than there is room for."""
     wrong = []
     rank, size = world.place.rank, world.place.size
-    with patch.object(walk, "PIECE", 2048):
+    with patch.object(executor, "PIECE", 2048):
         for dtype in (torch.float32, torch.bfloat16):
             every = [tensor_of(one, 10_003, dtype) for one in range(size)]
             for each in SCHEDULES.values():

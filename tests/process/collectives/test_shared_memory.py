@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from samestep.base.errors import OutOfStep, PeerLost, UsageError
-from samestep.collectives import one_host, segment, semaphores
-from samestep.collectives.one_host import OneHostWorld, on_one_host
-from samestep.collectives.segment import FILE_SYSTEM
-from samestep.collectives.semaphores import Semaphores, own_process
-from samestep.collectives.shared_memory import PIECE, SMALL
-from samestep.collectives.subgroup import Subgroup
+from samestep.ranks.collectives import semaphores, shared_memory_world, shared_segment
+from samestep.ranks.collectives.semaphores import Semaphores, own_process
+from samestep.ranks.collectives.shared_memory import PIECE, SMALL
+from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
+from samestep.ranks.collectives.shared_segment import FILE_SYSTEM
+from samestep.ranks.collectives.subgroup import Subgroup
+from samestep.ranks.world.process_group import ProcessGroupWorld
 from samestep.testing.counting import CountingWorld
-from samestep.world.process_group import ProcessGroupWorld
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8]
 SIZES = [
@@ -113,7 +113,7 @@ def names(world, folder):
         seen.append([path.name for path in Path(folder).iterdir()])
 
     with (
-        patch.object(segment, "FILE_SYSTEM", Path(folder)),
+        patch.object(shared_segment, "FILE_SYSTEM", Path(folder)),
         patch.object(Semaphores, "__init__", lambda *given, **more: (listed(), made(*given, **more))[1]),
     ):
         fast = on_one_host(world)
@@ -218,7 +218,7 @@ def test_a_rank_that_stops_in_the_middle_is_named(processes):
 def bereaved(world):
     """Wait for a rank that takes its time, and for the last one, whose process seems to have ended."""
     rank, size = world.place.rank, world.place.size
-    with patch.object(one_host, "own_process", ended if rank == size - 1 else own_process):
+    with patch.object(shared_memory_world, "own_process", ended if rank == size - 1 else own_process):
         fast = on_one_host(world, timeout_s=30)
     if rank == 0:
         with pytest.raises(PeerLost, match=f"rank {size - 1} has died"):
@@ -240,7 +240,7 @@ def test_a_rank_that_has_died_is_named_long_before_the_time_is_over(processes, s
 def outlived(world):
     """Wait for a rank whose last words were that it has come so far, and for one that comes late."""
     rank, size = world.place.rank, world.place.size
-    with patch.object(one_host, "own_process", ended if rank == size - 1 else own_process):
+    with patch.object(shared_memory_world, "own_process", ended if rank == size - 1 else own_process):
         fast = on_one_host(world, timeout_s=30)
     if rank == size - 1:
         fast._memory._semaphores.post()

@@ -9,11 +9,11 @@ from torch.utils.data import TensorDataset
 import samestep
 from samestep.base.errors import DataError, UsageError
 from samestep.base.place import Place
-from samestep.data.augment import parse_augment
-from samestep.data.loading import Draw, batches_of
-from samestep.sharding.position import Position
-from samestep.world.solo import SoloWorld
-from samestep.world.threads import run_ranks
+from samestep.parallel.sharding.position import Position
+from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.thread_world import run_ranks
+from samestep.training.data.augmentation import parse_augment
+from samestep.training.data.loading import Draw, batches_of
 from support.image_sets import as_read, random_images
 from support.snapshots import same
 

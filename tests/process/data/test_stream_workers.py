@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader, get_worker_info
 
 import samestep
 from samestep.base.errors import DataError, UsageError
-from samestep.world.solo import SoloWorld
-from samestep.world.threads import run_ranks
+from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.thread_world import run_ranks
 from support.streams import Broken, Counting, Shuffled, Sliced, Split, Unseeded
 
 SERVED = {"multiprocessing_context": "forkserver", "num_workers": 2}

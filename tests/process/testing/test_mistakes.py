@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from samestep.base.errors import UsageError
-from samestep.collectives.algorithms import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from samestep.ranks.collectives.algorithms import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from samestep.testing import (
     Nonconforming,
     check_all_gather,

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from samestep.autopilot.agreed_signals import SignalHandlers
-from samestep.world.threads import run_ranks
+from samestep.autopilot.script.agreed_signals import SignalHandlers
+from samestep.ranks.world.thread_world import run_ranks
 
 USR1, TERM = signal.SIGUSR1, signal.SIGTERM
 

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from samestep.autopilot.account import Account
-from samestep.autopilot.calls import CallSplitter, current_gradients, intercepted_calls, splitting_calls
-from samestep.autopilot.equivalence_check import FEWER
-from samestep.autopilot.gradients import Gradients, averaging_grad
-from samestep.autopilot.norms import batch_norm_of_slices
-from samestep.autopilot.slice_call import WRITES_INPUT
-from samestep.autopilot.split_comparison import NOT_GATHERED
+from samestep.autopilot.equivalence.check import FEWER
+from samestep.autopilot.equivalence.split_comparison import NOT_GATHERED
+from samestep.autopilot.script.call_account import Account
+from samestep.autopilot.split.batch_norms import batch_norm_of_slices
+from samestep.autopilot.split.gradients import Gradients, averaging_grad
+from samestep.autopilot.split.slice_call import WRITES_INPUT
+from samestep.autopilot.split_calls import CallSplitter, current_gradients, intercepted_calls, splitting_calls
 from samestep.base.errors import UsageError
-from samestep.world.threads import run_ranks
+from samestep.ranks.world.thread_world import run_ranks
 
 
 def drawn(*shape, seed=0):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.autograd import grad
 
-from samestep.autopilot.cut import BatchSplit
-from samestep.world.threads import run_ranks
+from samestep.autopilot.split.sharded_autograd import BatchSplit
+from samestep.ranks.world.thread_world import run_ranks
 
 
 def drawn(*shape, seed=0):

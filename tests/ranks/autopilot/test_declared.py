@@ -8,11 +8,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import samestep
-from samestep.autopilot.account import Account
-from samestep.autopilot.calls import CallSplitter, intercepted_calls, splitting_calls
-from samestep.autopilot.gradients import Gradients
+from samestep.autopilot.script.call_account import Account
+from samestep.autopilot.split.gradients import Gradients
+from samestep.autopilot.split_calls import CallSplitter, intercepted_calls, splitting_calls
 from samestep.base.errors import UsageError
-from samestep.world.threads import run_ranks
+from samestep.ranks.world.thread_world import run_ranks
 
 
 def drawn(*shape, seed=0):

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from samestep.autopilot.account import Account
-from samestep.autopilot.calls import SMALL_SLICE, CallSplitter, intercepted_calls, splitting_calls
-from samestep.autopilot.gradients import Gradients
-from samestep.autopilot.norms import batch_norm_of_slices
-from samestep.autopilot.options import Options
-from samestep.sharding.share import share
-from samestep.world.threads import run_ranks
+from samestep.autopilot.script.call_account import Account
+from samestep.autopilot.script.options import Options
+from samestep.autopilot.split.batch_norms import batch_norm_of_slices
+from samestep.autopilot.split.gradients import Gradients
+from samestep.autopilot.split_calls import SMALL_SLICE, CallSplitter, intercepted_calls, splitting_calls
+from samestep.parallel.sharding.share import share
+from samestep.ranks.world.thread_world import run_ranks
 
 LOCAL = Options(batch_norm="local")
 EXCEPTION = "batch norm: over each worker's slice (--batch-norm local)"

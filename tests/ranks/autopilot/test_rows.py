@@ -7,10 +7,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samestep.autopilot.rows import FAILED, GOOD, batch_of_rows, gather_rows, rows_of, same_rows, statuses
-from samestep.sharding.share import share
-from samestep.watch.tree import leaves, mapped
-from samestep.world.threads import run_ranks
+from samestep.autopilot.loading.row_gather import (
+    FAILED,
+    GOOD,
+    batch_of_rows,
+    gather_rows,
+    rows_of,
+    same_rows,
+    statuses,
+)
+from samestep.hooks.tensor_tree import leaves, mapped
+from samestep.parallel.sharding.share import share
+from samestep.ranks.world.thread_world import run_ranks
 
 Pair = namedtuple("Pair", "one other")
 DTYPES = [torch.float32, torch.float64, torch.bool, torch.int64, torch.uint8, torch.bfloat16, torch.complex64]

@@ -5,10 +5,10 @@ import os
 
 import torch
 
-from samestep.checkpoint.snapshot import Snapshot
-from samestep.training.conduct import RunOptions
-from samestep.training.keeping import CheckpointManager
-from samestep.world.solo import SoloWorld
+from samestep.ranks.world.solo import SoloWorld
+from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
+from samestep.training.checkpoint.snapshot import Snapshot
+from samestep.training.settings.run_options import RunOptions
 from support.snapshots import names
 
 

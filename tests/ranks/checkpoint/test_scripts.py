@@ -13,10 +13,10 @@ from torch.utils.data import TensorDataset
 
 import samestep
 from samestep.base.errors import CheckpointError, OutOfStep, UsageError
-from samestep.checkpoint.choose import steps_in
-from samestep.checkpoint.read import read
-from samestep.world.solo import SoloWorld
-from samestep.world.threads import run_ranks
+from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.thread_world import run_ranks
+from samestep.training.checkpoint.newest import steps_in
+from samestep.training.checkpoint.read import read
 from support.snapshots import names, network, same, stepped
 
 NUMBERS = TensorDataset(torch.arange(23))
@@ -188,7 +188,7 @@ def test_an_old_one_that_cannot_go_is_told_once_and_is_no_error(tmp_path, monkey
         return samestep.save(tmp_path, step=2, world=world, model=network(), keep=1)
 
     samestep.save(tmp_path, step=1, world=SoloWorld(), model=network())
-    monkeypatch.setattr("samestep.checkpoint.retain.delete", refused)
+    monkeypatch.setattr("samestep.training.checkpoint.retention.delete", refused)
 
     with pytest.warns(UserWarning, match=r"cannot be deleted: step-1 \(Permission denied\)") as told:
         assert run_ranks(saving, 2) == [tmp_path / "step-2"] * 2

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samestep.base.errors import OutOfStep, UsageError
-from samestep.collectives import agree, walk
-from samestep.collectives.algorithms import (
+from samestep.ranks.collectives import consistency_check, executor
+from samestep.ranks.collectives.algorithms import (
     ALL_GATHER,
     ALL_REDUCE,
     BROADCAST,
@@ -18,8 +18,8 @@ from samestep.collectives.algorithms import (
     REDUCE_SCATTER,
     SCATTER,
 )
-from samestep.world.operation import OPS
-from samestep.world.threads import run_ranks
+from samestep.ranks.world.operation import OPS
+from samestep.ranks.world.thread_world import run_ranks
 
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 DTYPES = [*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
@@ -129,8 +129,8 @@ def test_rooted_collectives(size, shape, dtype, root):
 @pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize("name", ["naive", "tree", "ring", "halving_doubling"])
 def test_large_tensors_are_sent_in_pieces(name, early, monkeypatch):
-    monkeypatch.setattr(walk, "PIECE", 32)
-    for module in (walk, agree):
+    monkeypatch.setattr(executor, "PIECE", 32)
+    for module in (executor, consistency_check):
         monkeypatch.setattr(module, "may_post_receives_early", lambda tensor: early)
     every = [torch.randn(101, generator=torch.Generator().manual_seed(rank)) for rank in range(3)]
 

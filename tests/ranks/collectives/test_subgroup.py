@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from samestep.base.errors import UsageError
-from samestep.collectives.algorithms import ALL_REDUCE
-from samestep.collectives.subgroup import Subgroup
+from samestep.ranks.collectives.algorithms import ALL_REDUCE
+from samestep.ranks.collectives.subgroup import Subgroup
+from samestep.ranks.world.operation import OPS
+from samestep.ranks.world.thread_world import run_ranks
 from samestep.testing import check_all_gather, check_all_reduce, check_broadcast
-from samestep.world.operation import OPS
-from samestep.world.threads import run_ranks
 
 
 def test_two_groups_run_different_collectives_at_once():

@@ -17,11 +17,11 @@ from torch.utils.data import (
 
 import samestep
 from samestep.base.errors import UsageError
-from samestep.data.sampler import ShareBatchSampler
-from samestep.sharding.plan import Plan
-from samestep.sharding.position import Position
-from samestep.world.solo import SoloWorld
-from samestep.world.threads import run_ranks
+from samestep.parallel.sharding.position import Position
+from samestep.parallel.sharding.sample_plan import Plan
+from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.thread_world import run_ranks
+from samestep.training.data.sampler import ShareBatchSampler
 
 SIZES = (1, 2, 3)
 

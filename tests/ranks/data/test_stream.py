@@ -11,11 +11,11 @@ from torch.utils.data import DataLoader
 
 import samestep
 from samestep.base.errors import DataError, PeerLost, UsageError
-from samestep.data.sample_digest import sample_digest
-from samestep.sharding.plan import Plan
-from samestep.sharding.position import Position
-from samestep.world.solo import SoloWorld
-from samestep.world.threads import run_ranks
+from samestep.parallel.sharding.position import Position
+from samestep.parallel.sharding.sample_plan import Plan
+from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.thread_world import run_ranks
+from samestep.training.data.sample_digest import sample_digest
 from support.streams import Broken, Counting, Epochs, Forever, PerRank, Shuffled, Sized
 
 SIZES = (1, 2, 3)

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from samestep.collectives.agree import MESSAGE, steps
-from samestep.collectives.fold import fold
-from samestep.exact.exchange import ShardReduction
-from samestep.exact.tree import TreeSum
-from samestep.sharding.share import share
+from samestep.parallel.exact.exchange import ShardReduction
+from samestep.parallel.exact.summation_tree import TreeSum
+from samestep.parallel.sharding.share import share
+from samestep.ranks.collectives.consistency_check import MESSAGE, steps
+from samestep.ranks.collectives.custom_reduction import fold
+from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.thread_world import run_ranks
 from samestep.testing.counting import CountingWorld
-from samestep.world.solo import SoloWorld
-from samestep.world.threads import run_ranks
 from support.hand_made_shards import DIGESTS, digest_of
 
 ELEMENTS = 840  # divisible by 2, 3, 4, 7 and 8 ranks

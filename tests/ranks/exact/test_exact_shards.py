@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from samestep.base.errors import UsageError
-from samestep.exact.shards import Exact
-from samestep.world.solo import SoloWorld
-from samestep.world.threads import run_ranks
+from samestep.parallel.exact.logical_shards import Exact
+from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.thread_world import run_ranks
 
 
 class Branches(nn.Module):

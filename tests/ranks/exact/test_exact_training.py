@@ -8,17 +8,17 @@ import torch
 from torch import nn
 
 from samestep.base.errors import CheckpointError, OutOfStep, UsageError
-from samestep.checkpoint.read import read
-from samestep.exact import identity
-from samestep.models.registry import build
-from samestep.recipes.cook import run_recipe
-from samestep.recipes.order import Request, resolve
-from samestep.training import loop
-from samestep.training.conduct import RunOptions
-from samestep.training.keeping import CheckpointManager
-from samestep.training.surroundings import Callbacks
-from samestep.world.solo import SoloWorld
-from samestep.world.threads import run_ranks
+from samestep.parallel.exact import identity
+from samestep.ranks.world.solo import SoloWorld
+from samestep.ranks.world.thread_world import run_ranks
+from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
+from samestep.training.checkpoint.read import read
+from samestep.training.loop import loop
+from samestep.training.loop.callbacks import Callbacks
+from samestep.training.models.registry import build
+from samestep.training.recipes.resolve import Request, resolve
+from samestep.training.recipes.run_recipe import run_recipe
+from samestep.training.settings.run_options import RunOptions
 from support.training import Memory, digits, settings, train, training
 
 OPTIONS = {

@@ -18,7 +18,7 @@ from support.random_scripts.scripts import make_script
 
 FRESH_AFTER = 250
 """The number of scripts after which the ranks are restarted, since each script leaks some memory."""
-TIMEOUT_S = 15.0
+TIMEOUT_S = 30.0
 
 
 def main():

@@ -17,8 +17,8 @@ from samestep.base.owned_folders import (
     remove_folder,
     use_folder,
 )
-from samestep.base.owner import Owner
-from samestep.doctor.clean import clean
+from samestep.base.process_identity import Owner
+from samestep.studies.doctor.clean import clean
 
 
 def names(folder):

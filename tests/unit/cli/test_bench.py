@@ -9,13 +9,13 @@ import torch
 import typer
 
 from samestep.base import env
-from samestep.bench import perform
-from samestep.bench.figures import Wrong, figures
-from samestep.bench.perform import Report
-from samestep.bench.request import COLLECTIVES, Request
 from samestep.cli import bench, bench_step
 from samestep.cli.main import run_command
-from samestep.collectives.crossovers import Measured
+from samestep.ranks.collectives.algorithm_choice import Measured
+from samestep.studies.bench import measurement
+from samestep.studies.bench.figures import Wrong, figures
+from samestep.studies.bench.measurement import Report
+from samestep.studies.bench.request import COLLECTIVES, Request
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def work(monkeypatch):
         request = Request(collective="broadcast", sizes=(4,))
         output = bench.Output(**{"plot": None, "as_json": False, "save": False} | how)
         monkeypatch.setattr(env, "snapshot", dict)
-        monkeypatch.setattr(perform, "perform", lambda world, request, *, done, give_up: report)
+        monkeypatch.setattr(measurement, "perform", lambda world, request, *, done, give_up: report)
         bench._work(request, output, threads=torch.get_num_threads())
 
     return work

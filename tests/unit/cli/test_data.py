@@ -5,7 +5,7 @@ import json
 import pytest
 
 from samestep.cli.main import run_command
-from samestep.data.registry import DATA_SETS
+from samestep.training.data.sets.registry import DATA_SETS
 from support.data import shared_data
 
 

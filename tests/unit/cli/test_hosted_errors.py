@@ -3,8 +3,8 @@
 import pytest
 
 from samestep.base.errors import PeerLost, UsageError
-from samestep.launch.hosting import host
 from samestep.launch.job import Program
+from samestep.launch.local.hosting import host
 
 
 @pytest.mark.parametrize(

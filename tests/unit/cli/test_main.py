@@ -7,7 +7,7 @@ import torch
 
 from samestep.base import env
 from samestep.cli.main import run_command
-from samestep.recipes import cook
+from samestep.training.recipes import run_recipe
 
 
 def test_an_unknown_verb_is_one_line_with_a_suggestion(capsys):
@@ -24,7 +24,7 @@ def test_an_interrupted_training_logs_the_signal(capsys, monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(env, "snapshot", dict)
-    monkeypatch.setattr(cook, "run_recipe", interrupted)
+    monkeypatch.setattr(run_recipe, "run_recipe", interrupted)
     arguments = ["train", "digits", "--threads", str(torch.get_num_threads()), "--out", str(tmp_path / "run")]
 
     assert run_command(arguments) == 130

@@ -8,10 +8,10 @@ from typer.main import get_command
 
 from samestep.cli import scale_local, scale_target
 from samestep.cli.main import application, run_command
-from samestep.recipes.book import find
-from samestep.scaling.files import read_study
-from samestep.trials.load import Load
-from samestep.trials.trial import Outcome
+from samestep.studies.scaling.analysis.study_file import read_study
+from samestep.studies.scaling.sweep.host_load import Load
+from samestep.studies.scaling.sweep.trial import Outcome
+from samestep.training.recipes.registry import find
 
 SERIAL = "import torch\n"
 NATIVE = "import torch.distributed as dist\ndist.init_process_group()\n"

@@ -10,10 +10,10 @@ import pytest
 
 from samestep.base.errors import UsageError
 from samestep.cli.scale_study import finish, new_folder
-from samestep.scaling.files import read_study
-from samestep.trials.collect import Frame, collect_study
-from samestep.trials.plan import Request, plan
-from samestep.trials.trial import Outcome
+from samestep.studies.scaling.analysis.study_file import read_study
+from samestep.studies.scaling.sweep.collect import Frame, collect_study
+from samestep.studies.scaling.sweep.plan import Request, plan
+from samestep.studies.scaling.sweep.trial import Outcome
 
 
 class Measured:
@@ -166,7 +166,7 @@ def test_a_study_that_cannot_be_written_is_returned_to_be_printed(tmp_path, caps
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("samestep.scaling.files.write_json", full)
+    monkeypatch.setattr("samestep.studies.scaling.analysis.study_file.write_json", full)
     request = Request(target="t.py", workers=(1, 2), steps=1, warm_up=0, repeats=1, folder=tmp_path / "s")
     request.folder.mkdir()
     study, code = finish(Frame(request=request, places=2), plan(request), Measured())

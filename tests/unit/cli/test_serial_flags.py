@@ -5,16 +5,16 @@ from dataclasses import fields, replace
 
 import pytest
 
-from samestep.autopilot.options import Options
+from samestep.autopilot.script.options import Options
 from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.cli import serial_flags
-from samestep.cli.decision import decide
 from samestep.cli.main import run_command
 from samestep.cli.serial_flags import with_options
-from samestep.collectives.crossovers import Measured
 from samestep.launch.job import Job, Logs, Nodes, Program, Std
 from samestep.launch.plan import Spawn
+from samestep.ranks.collectives.algorithm_choice import Measured
+from samestep.run.decision import decide
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import get_args
 import pytest
 
 from samestep.cli.train import train
-from samestep.training.conduct import RunOptions
-from samestep.training.settings import Settings
+from samestep.training.settings.run_options import RunOptions
+from samestep.training.settings.training_settings import Settings
 
 
 @pytest.mark.parametrize("kind", [Settings, RunOptions])

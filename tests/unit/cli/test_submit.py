@@ -8,7 +8,7 @@ import pytest
 from samestep.base import env
 from samestep.cli import submit_common, submit_slurm
 from samestep.cli.main import run_command
-from samestep.submit.follow import JobStatus
+from samestep.launch.submit.follow import JobStatus
 
 
 @pytest.fixture

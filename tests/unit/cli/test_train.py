@@ -9,10 +9,10 @@ import tomli_w
 
 from samestep.base.errors import UsageError
 from samestep.cli import train as verb
-from samestep.recipes.order import broadcast_resolved, resolve
-from samestep.recipes.request import Request, after_failure
-from samestep.training.result import Result
-from samestep.world.solo import SoloWorld
+from samestep.ranks.world.solo import SoloWorld
+from samestep.training.output.result import Result
+from samestep.training.recipes.request import Request, after_failure
+from samestep.training.recipes.resolve import broadcast_resolved, resolve
 
 
 def order(workers=1, **asked):

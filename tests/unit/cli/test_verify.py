@@ -6,10 +6,10 @@ import shutil
 import pytest
 
 from samestep.base import env
-from samestep.cli import slurm_allocation
 from samestep.cli.main import run_command
-from samestep.launch.hosting import Ending
-from samestep.launch.report import Report
+from samestep.launch.local.hosting import Ending
+from samestep.launch.local.worker_report import Report
+from samestep.run import slurm_allocation
 from support.recordings import recording
 
 SHELL = {"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "3"}

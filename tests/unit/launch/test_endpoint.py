@@ -7,9 +7,9 @@ import pytest
 from torch.distributed import DistNetworkError
 
 from samestep.base.errors import UsageError
-from samestep.launch.backends.launchers_store import open_launchers_store
-from samestep.launch.backends.nodes import _not_met, _opened_store
 from samestep.launch.job import Nodes
+from samestep.launch.nodes.launchers_store import open_launchers_store
+from samestep.launch.nodes.nodes_backend import _not_met, _opened_store
 from samestep.launch.plan import endpoint
 
 NODES = Nodes(count=2, endpoint="node0:1234")

@@ -6,7 +6,7 @@ from samestep.base.errors import UsageError
 from samestep.base.place import Place
 from samestep.launch.job import Job, Nodes, Program
 from samestep.launch.plan import Join, Spawn, plan
-from samestep.world.detect import Detected
+from samestep.launchers.detect import Detected
 
 ALONE = Detected(place=Place())
 

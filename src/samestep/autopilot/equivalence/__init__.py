@@ -1,0 +1,1 @@
+"""Checks that a split call gives the results of the unsplit call."""

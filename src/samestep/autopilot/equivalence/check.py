@@ -1,0 +1,345 @@
+"""Checks whether a call gives the same results split and unsplit, before it is split in a run.
+
+The inputs do not show whether a call can be split: samples may be compared with each other, the first
+dimension may be time, a loss may be a mean of unequal parts. Nor does one batch prove it: see
+`samestep.autopilot.equivalence.disturbance`. So each call signature is checked, for each way that its
+shapes allow::
+
+    other weights and samples, uneven slices, double precision     outputs, buffers, draws, gradients
+    the call itself                                                outputs, buffers, draws
+
+A way passes if the split call equals the unsplit call in both. If none passes, calls of this signature stay
+unsplit: every rank computes all of them, which is slower and correct.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator as IteratorType
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from samestep.autopilot.equivalence.disturbance import (
+    COUNTERS,
+    SCALES,
+    Disturbance,
+    DoublePrecision,
+    disturbances,
+    disturbed_inputs,
+    disturbed_weights,
+    emptying,
+    parametrizations_computed,
+    set_counters,
+)
+from samestep.autopilot.equivalence.split_comparison import SplitComparison, SplitResult, in_one_line
+from samestep.autopilot.equivalence.whole_call import ModuleRun, UnsplitCall, close, eagerly, largest
+from samestep.autopilot.files.suppressed_writes import WritesFileError, changing_no_files
+from samestep.autopilot.split.call_plans import CallArguments, Dims, ReducedOutput, SplitPlan, candidates
+from samestep.autopilot.split.declared_dimensions import declared_dims, stays_unsplit
+from samestep.autopilot.split.guards import Attributes, changed, counters, kept_of_slice, python_state
+from samestep.autopilot.split.module_outputs import outcome
+from samestep.autopilot.split.slice_call import Forward
+from samestep.autopilot.state.reachable_state import Key, is_compiled, reached
+from samestep.autopilot.state.sample_reads import Site
+from samestep.autopilot.state.saved_state import SideOutput
+from samestep.autopilot.state.suppressed_output import quiet
+from samestep.hooks.tensor_tree import Path, leaves
+from samestep.ranks.world.protocol import World
+
+FEWER = "fewer samples than workers"
+LARGE = 5_000_000
+"""The number of parameters above which a model is checked on fewer samples and one batch less."""
+WRITES_FILES = "it writes to files when it is called"
+UNLIKE_DRAWS = "it draws other random numbers in each call"
+COMPILED_DRAWS = (
+    "torch.compile draws dropout for a slice differently than for the whole batch; without torch.compile "
+    "it can be split"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The result of a check.
+
+    Args:
+        plan: the split of calls of this signature; None if they stay unsplit.
+        outputs: the outputs of this call, computed by the plan; None without a plan.
+        why: the reason why there is no plan.
+        printed: whether the module prints when it is called.
+    """
+
+    plan: SplitPlan | None
+    outputs: Any = None
+    why: str = ""
+    printed: bool = False
+
+
+class EquivalenceCheck:
+    """The equivalence check of one call.
+
+    Args:
+        forward: runs the module.
+        module: the module.
+        given: the call's arguments.
+        world: the ranks.
+        gradient: computes gradients: the original `torch.autograd.grad`.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        module: nn.Module,
+        given: CallArguments,
+        world: World,
+        gradient: Callable[..., Any] = torch.autograd.grad,
+    ) -> None:
+        self._forward, self._module, self._given, self._world = forward, module, given, world
+        self._gradient = gradient
+        self._run = ModuleRun(forward, module, world.device)
+        self._counters: list[Key] = []
+        """The numbers with which the module counts its calls."""
+        self._counting_tensors: list[Tensor] = []
+        self._draws = False
+        """Whether the module has drawn random numbers."""
+        self._is_large = sum(one.numel() for one in module.parameters()) > LARGE
+        self._comparison = SplitComparison(forward, module, world)
+
+    def run(self) -> Verdict:
+        """Check all ways; the module and the generators then are as after the split call, or as before."""
+        if (why := self._refusal()) is not None:
+            return Verdict(None, why=why)
+        with parametrizations_computed():
+            return self._verdict()
+
+    def _verdict(self) -> Verdict:
+        whole: UnsplitCall | None = None
+        reasons = []
+        for dims in self._ways():
+            why = self._refuted(dims)
+            if not why and whole is None:
+                self._run.dims = {} if is_compiled(self._module) else dims
+                computed = self._whole()
+                if isinstance(computed, str):
+                    return Verdict(None, why=computed)
+                whole = computed
+            if not why and whole is not None:
+                found = self._comparison.split(self._run, self._given, dims, whole)
+                guards = self._comparison.reads.guards(is_compiled=is_compiled(self._module))
+                if isinstance(found, SplitResult) and not isinstance(guards, str):
+                    plan = self._plan(dims, whole, found, guards)
+                    return Verdict(plan, found.outputs, printed=whole.printed)
+                self.restore()
+                why = found if isinstance(found, str) else str(guards)
+            reasons.append(why)
+        self.restore()
+        first = next((tensor.size(0) for _, tensor in self._given.tensors()), 0)
+        likeliest = reasons[0] if reasons and first >= self._world.place.size else FEWER
+        return Verdict(None, why=likeliest)
+
+    def _whole(self) -> UnsplitCall | str:
+        """Return the results of the unsplit call, or the reason why it is not split."""
+        failure, whole = "", None
+        # Without a graph first, to save memory; a model may need one to differentiate within its forward.
+        for grad in (False, True)[: 1 + torch.is_grad_enabled()]:
+            failure = ""
+            try:
+                whole = self._run.recorded(self._given, grad=grad)
+            except Exception as error:  # noqa: BLE001 - the actual call raises it, too
+                failure = in_one_line(error)
+            self.restore()
+            if self._comparison.agreed(not failure):
+                break
+        else:
+            return failure or "it failed on another worker"
+        if whole is None:
+            return COMPILED_DRAWS if is_compiled(self._module) else UNLIKE_DRAWS
+        return whole.writes or whole
+
+    def restore(self) -> None:
+        """Restore the module and the generators."""
+        self._run.restore()
+
+    def _refusal(self) -> str | None:
+        """Return the reason why no call of this module is split, if there is one before any is computed."""
+        if stays_unsplit(self._module):
+            return "samestep.split(..., dim=None) keeps it unsplit"
+        if any(isinstance(one, torch.jit.ScriptModule) for one in self._module.modules()):
+            return "TorchScript has compiled it, and its reads cannot be observed"
+        if any(isinstance(value, IteratorType) for _, value in reached(self._module)):
+            return "it reads an iterator, which cannot be rewound"
+        return None
+
+    def _plan(
+        self, dims: Dims, whole: UnsplitCall, found: SplitResult, guards: Mapping[Site, Any]
+    ) -> SplitPlan:
+        outputs = dict(leaves(found.outputs))
+        watches = any(
+            isinstance(joint, ReducedOutput) and (path[0] != 0 or outputs[path[1:]].grad_fn is None)
+            for path, joint in found.joints.items()
+        )
+        return SplitPlan(dims, found.joints, whole.sides, found.draws, watches, guards)
+
+    def _ways(self) -> Iterator[Dims]:
+        """Yield the way that the script declares, or else all ways that the shapes allow."""
+        size = self._world.place.size
+        declared = declared_dims(self._module, self._given)
+        if declared is None:
+            yield from candidates(self._given, size)
+        elif (self._given.total(declared) or 0) >= size:
+            yield declared
+
+    def _refuted(self, dims: Dims) -> str:
+        """Return how a way fails on disturbed weights and samples; empty if it passes.
+
+        The first disturbance under which the unsplit call runs decides.
+        """
+        self._comparison.forget()
+        total = self._given.total(dims)
+        assert total is not None
+        failure = ""
+        for how in disturbances(self._world.place.size, total, is_large=self._is_large):
+            found = self._disturbed(dims, total, how)
+            if isinstance(found, str):
+                return found or self._refuted_again(dims, total, how)
+            failure = failure or found.why
+        return f"it cannot be checked with other weights and samples: {failure}"
+
+    def _refuted_again(self, dims: Dims, total: int, how: Disturbance) -> str:
+        """Return how a way fails on further disturbed calls; empty if it passes.
+
+        These calls have other batches, since one may agree by chance; batches with a slice whose samples are
+        all ignored; larger and smaller samples; and other values of the call counters. CallSplitter that fail
+        unsplit are skipped.
+        """
+        others = [replace(how, seed=3, lopsided=True)]
+        if how.samples is not None and not self._is_large:
+            others.append(replace(how, samples=2 * how.samples + 1, seed=2))
+        others += [replace(how, empties=one) for one in emptying(self._given, dims)]
+        others += [replace(how, scale=scale) for scale in SCALES]
+        if self._counters or self._counting_tensors:
+            others += [replace(how, counters=number) for number in COUNTERS]
+        for other in others:
+            found = self._disturbed(dims, total, replace(other, gradients=False))
+            if found and isinstance(found, str):
+                return found
+        return ""
+
+    def _disturbed(self, dims: Dims, total: int, how: Disturbance) -> "str | _Failed":
+        """Check a way on a disturbed call; restore the module and the generators."""
+        failure, given = "", self._given
+        with ExitStack() as stack:
+            stack.callback(self.restore)
+            try:
+                stack.enter_context(disturbed_weights(self._module, how))
+                given = disturbed_inputs(self._given, dims, total, how)
+                if how.counters is not None:
+                    set_counters(self._module, self._counters, self._counting_tensors, how.counters)
+            except Exception as error:  # noqa: BLE001 - double precision may exceed the memory
+                failure = in_one_line(error)
+            if not self._comparison.agreed(not failure):
+                return _Failed(failure or "another worker's failed")
+            return self._compared(given, dims, how)
+
+    def _compared(self, given: CallArguments, dims: Dims, how: Disturbance) -> "str | _Failed":
+        run = ModuleRun(self._forward, self._module, self._world.device)
+        run.dims = dims
+        precise = DoublePrecision() if how.double else nullcontext()
+        # The graph of a full batch may exceed the memory.
+        grad = torch.is_grad_enabled() and how.samples is not None and how.gradients
+        failure, whole, expected = "", None, None
+        kept: Attributes = {}
+        try:
+            with eagerly(self._module, when=True), changing_no_files():
+                whole = (
+                    run.whole(given, grad=grad, records=True, precise=precise)
+                    if self._draws
+                    else run.recorded(given, grad=grad, precise=precise)
+                )
+                with precise, quiet():
+                    expected = self._gradients(whole.tensors, given) if grad and whole is not None else None
+                kept = changed(run.left, python_state(self._module))
+            failure = UNLIKE_DRAWS if whole is None else whole.flaw
+        except WritesFileError:
+            failure = WRITES_FILES
+        except Exception as error:  # noqa: BLE001 - the model may fail on these samples; others are tried
+            failure = in_one_line(error)
+        if not self._comparison.agreed(not failure):
+            if not self._comparison.agreed(failure != WRITES_FILES):
+                return WRITES_FILES
+            return _Failed(failure or "another worker's failed")
+        assert whole is not None
+        if whole.writes:
+            return whole.writes
+        self._draws = not run.drawn.same(whole.drawn)
+        self._counters = counters(run.left, whole.left)
+        self._counting_tensors = run.before.counting_tensors()
+        run.restore()
+        found = self._comparison.split(run, given, dims, whole, grad=grad, precise=precise)
+        if isinstance(found, str):
+            return found
+        with precise, quiet():
+            why = self._other_gradients(found, given, whole.sides, expected) if grad else ""
+        name = kept_of_slice(kept, changed(run.left, python_state(self._module)), given.total(dims) or 0)
+        if not why and not self._comparison.agreed(not grad or name is None):
+            return f"its backward keeps a number of its slice ({name or 'on another worker'})"
+        return why
+
+    def _gradients(self, tensors: Mapping[Path, Tensor], given: CallArguments) -> Sequence[Tensor | None]:
+        """Return the gradients of a randomly weighted sum of all outputs, for parameters and inputs."""
+        own = torch.Generator().manual_seed(3)
+        value = torch.zeros((), dtype=torch.float64, device=self._world.device)
+        for _, tensor in sorted(tensors.items(), key=lambda item: repr(item[0])):
+            weights = 0.5 + torch.rand(tensor.shape, generator=own, dtype=torch.float64)
+            if tensor.requires_grad and tensor.is_floating_point():
+                value = value + (tensor * weights.to(tensor.device)).sum()
+        leaf = self._leaves(given)
+        if not value.requires_grad or not leaf:
+            return [None] * len(leaf)
+        found = self._gradient(value, leaf, allow_unused=True)
+        return [one if one is None or one.layout == torch.strided else one.to_dense() for one in found]
+
+    def _leaves(self, given: CallArguments) -> list[Tensor]:
+        learning = [one for one in self._module.parameters() if one.requires_grad]
+        return [*learning, *(tensor for _, tensor in given.tensors() if tensor.requires_grad)]
+
+    def _other_gradients(
+        self, found: SplitResult, given: CallArguments, sides: Sequence[SideOutput], expected: Any
+    ) -> str:
+        """Return how the gradients of a split call differ; empty if they are equal."""
+        value = outcome(self._module, found.outputs, sides)
+        failure = ""
+        gradients: Sequence[Tensor | None] = ()
+        try:
+            gradients = self._gradients(dict(leaves(value)), given)
+        except Exception as error:  # noqa: BLE001 - as the forward of a slice
+            failure = in_one_line(error)
+        if not self._comparison.agreed(not failure):
+            return failure or "the backward of another worker's slice failed"
+        pairs = list(zip(gradients, expected, strict=True))
+        if not self._comparison.agreed(all((own is None) == (whole is None) for own, whole in pairs)):
+            return "its slices have gradients of other parameters"
+        scale = largest(*(one for one in expected if one is not None))
+        is_mean = True
+        for own, whole in pairs:
+            if own is None or whole is None:
+                continue
+            mean = own.contiguous()
+            self._world.all_reduce(mean)
+            mean.div_(self._world.place.size)
+            is_mean = is_mean and close(mean, whole, scale=scale)
+        if not self._comparison.agreed(is_mean):
+            return "its gradients are not the mean of those of slices: its backward compares samples"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """An unsplit call that failed.
+
+    Args:
+        why: the error.
+    """
+
+    why: str

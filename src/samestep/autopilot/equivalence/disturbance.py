@@ -1,0 +1,270 @@
+"""Disturbs the weights and samples of an equivalence check, which runs in double precision.
+
+Results that agree on one batch with fresh weights may agree by chance: a head that starts at zero hides the
+layers before it, slices with equally many labels have equal means, a gate of 1e-5 is below rounding. So a
+call is checked on disturbed weights, on samples that differ between slices, in slices of unequal size, and in
+double precision, which makes small differences visible. All ranks apply the same disturbance: its numbers
+come from a generator that is seeded here, and the script's random streams do not change.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from samestep.autopilot.split.call_plans import CallArguments, Dims
+from samestep.autopilot.state.reachable_state import Key, globals_of, modules_of
+from samestep.hooks.tensor_tree import Path, mapped
+
+aten = torch.ops.aten
+_LOWER = (torch.float32, torch.float16, torch.bfloat16)
+_CYCLE = 2520
+"""A number that 1 to 10 divide: a branch that a model takes every n-th call, n up to 10, is taken here."""
+COUNTERS = (400 * _CYCLE - 1, 400 * _CYCLE)
+"""The values that call counters are set to in checks: large, just before a multiple of `_CYCLE` and at it."""
+_IGNORED = (-100, -1)
+"""Labels that losses ignore: torch's default, and another usual one."""
+SCALES = (100.0, 0.01)
+"""The factors by which samples are multiplied in further checks."""
+_MISSING = (float("nan"), 0.0)
+"""Values of ignored elements: a missing measurement, and padding."""
+_MADE_OF_NUMBERS = (aten.lift_fresh, aten.scalar_tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """The changes that a check makes to weights and samples; a model may fail under some of them.
+
+    Args:
+        size: the number of ranks.
+        samples: the number of samples in the checked batch; None for as many as in the call.
+        inputs: whether input values are changed; otherwise samples are only selected again.
+        buffers: whether floating-point buffers are changed too.
+        gradients: whether gradients are compared.
+        double: whether everything is computed in double precision.
+        seed: the seed of the selected samples and of the changed values.
+        lopsided: whether each slice repeats a single sample.
+        counters: the value that the model's call counters are set to, one of `COUNTERS`; None leaves them.
+        empties: the place of an input, and the value that its last samples are filled with, such as an
+            ignored label; the loss may then ignore these samples.
+        scale: the factor of floating-point samples: a value that one batch clamps, another does not.
+    """
+
+    size: int
+    samples: int | None = None
+    inputs: bool = True
+    buffers: bool = True
+    gradients: bool = True
+    double: bool = True
+    seed: int = 1
+    lopsided: bool = False
+    counters: int | None = None
+    empties: tuple[Path, float] | None = None
+    scale: float = 1.0
+
+
+def disturbances(size: int, total: int, *, is_large: bool = False) -> Sequence[Disturbance]:
+    """Return the disturbances to try, in order, until the model runs under one.
+
+    The first ones have few samples, in slices of unequal size.
+
+    Args:
+        size: the number of ranks.
+        total: the number of samples of the call.
+        is_large: whether the model is large: one slice then has two samples, and the others have one.
+    """
+    few = size + 1 if is_large else 2 * size + 1
+    uneven = total if total % size else None
+    return (
+        Disturbance(size, few),
+        Disturbance(size, few, buffers=False),
+        Disturbance(size, few, inputs=False, buffers=False),
+        Disturbance(size, uneven, buffers=False),
+        Disturbance(size, uneven, inputs=False, buffers=False),
+        Disturbance(size, few, buffers=False, double=False),
+        Disturbance(size, few, inputs=False, buffers=False, double=False),
+        Disturbance(size, uneven, inputs=False, buffers=False, double=False),
+    )
+
+
+@contextmanager
+def disturbed_weights(module: nn.Module, how: Disturbance) -> Iterator[None]:
+    """Disturb the parameters of a module, and its buffers if `how.buffers` is set; restore them at exit."""
+    own = torch.Generator().manual_seed(how.seed)
+    tensors = [*module.parameters()]
+    buffers = {id(one) for one in module.buffers()}
+    before = [(tensor, tensor.data) for tensor in [*tensors, *module.buffers()]]
+    try:
+        with torch.inference_mode(mode=False):
+            for tensor, data in before:
+                if not data.is_floating_point():
+                    continue
+                values = data.double()
+                if id(tensor) not in buffers:
+                    values = values + _weight_noise(values, own)
+                elif how.buffers:
+                    values = values * (1 + 0.3 * _uniform(values, own)) + 0.1 * _uniform(values, own)
+                tensor.data = values if how.double else values.to(data.dtype)
+        yield
+    finally:
+        for tensor, data in before:
+            tensor.data = data
+
+
+def disturbed_inputs(given: CallArguments, dims: Dims, total: int, how: Disturbance) -> CallArguments:
+    """Return a call with samples selected from `given`, and with other values if `how.inputs` is set."""
+    own = torch.Generator().manual_seed(1000 + how.seed)
+    count = total if how.samples is None else how.samples
+    # The order is kept, since it may be by length; samples repeat, so that slices differ.
+    if how.lopsided:
+        groups = how.size * torch.arange(count) // count
+        chosen = groups * (total // how.size)
+    else:
+        chosen = torch.randint(0, total, (count,), generator=own).sort().values
+
+    def change(path: Path, tensor: Tensor) -> Tensor:
+        value = tensor.detach()
+        if path in dims:
+            value = value.index_select(dims[path], chosen.to(tensor.device))
+            if how.inputs:
+                value = _other_values(value, own)
+            if how.scale != 1 and value.is_floating_point():
+                value = value * how.scale
+            if how.empties is not None and how.empties[0] == path:
+                value.narrow(dims[path], count - count // 2, count // 2).fill_(how.empties[1])
+        if how.double and value.is_floating_point():
+            value = value.double()
+        return value.clone().requires_grad_(tensor.requires_grad)
+
+    args, kwargs = mapped((given.args, dict(given.kwargs)), change)
+    return CallArguments(args, kwargs)
+
+
+def set_counters(module: nn.Module, keys: Sequence[Key], tensors: Sequence[Tensor], number: int) -> None:
+    """Set the call counters of a model to a number.
+
+    Args:
+        module: the model.
+        keys: the places of the counters that are Python numbers.
+        tensors: the counters that are tensors, each of one element.
+        number: the number.
+    """
+    for tensor in tensors:
+        tensor.fill_(number)
+    modules = list(modules_of(module))
+    for place, name in keys:
+        if place >= 0 and name in vars(modules[place]):  # a buffer is among the tensors
+            setattr(modules[place], name, number)
+        elif place < 0:
+            for names, known in globals_of(module):
+                if known == name:
+                    names[name] = number
+
+
+@contextmanager
+def parametrizations_computed() -> Iterator[None]:
+    """Disable torch's cache of parametrized weights.
+
+    The cache would keep disturbed weights, and those of calls without gradients.
+    """
+    count = parametrize._cache_enabled  # noqa: SLF001 - there is no public spelling
+    parametrize._cache_enabled = 0  # noqa: SLF001
+    try:
+        yield
+    finally:
+        parametrize._cache_enabled = count  # noqa: SLF001
+
+
+def emptying(given: CallArguments, dims: Dims) -> Iterator[tuple[Path, float]]:
+    """Yield inputs that may select samples (masks, labels), each with a value that selects none."""
+    for path, tensor in given.tensors():
+        if path in dims and _is_mask(tensor):
+            yield path, 0
+        elif path in dims and tensor.dtype == torch.int64:
+            yield from ((path, ignored) for ignored in _IGNORED)
+        elif path in dims and tensor.is_floating_point():
+            yield from ((path, missing) for missing in _MISSING)
+
+
+class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A context that creates tensors of lower precision in double precision instead, casts included."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run one operation."""
+        if kwargs and kwargs.get("dtype") in _LOWER:
+            kwargs = {**kwargs, "dtype": torch.float64}
+        result = func(*args, **(kwargs or {}))
+        # The dtype first: hardly any result is of lower precision here, and this runs for each operation.
+        if not isinstance(result, Tensor) or result.dtype not in _LOWER:
+            return result
+        is_made = func.overloadpacket in _MADE_OF_NUMBERS or not any(isinstance(one, Tensor) for one in args)
+        return result.double() if is_made else result
+
+
+def _weight_noise(values: Tensor, own: torch.Generator) -> Tensor:
+    """Return noise of the scale of the weights; if they are almost zero, of the usual initial scale."""
+    if not values.numel():
+        return values
+    root_mean_square = float(values.square().mean()) ** 0.5
+    inputs = 1.0 if values.dim() < 2 else values.numel() / max(values.shape[0], 1)
+    return _normal(values, own).mul_(0.3 * max(root_mean_square, inputs**-0.5))
+
+
+def _other_values(value: Tensor, own: torch.Generator) -> Tensor:
+    """Return changed values of the same kind, within about the same range."""
+    if not value.numel():
+        return value
+    if value.dtype == torch.bool:
+        return value ^ (_uniform(value, own) < 0.15)
+    if value.dim() > 1 and _is_mask(value):
+        return value * (_uniform(value, own) > 0.2).to(value.dtype)
+    if value.is_floating_point():
+        finite = torch.isfinite(value)
+        largest = float(value[finite].abs().max()) if bool(finite.any()) else 0.0
+        scale = 0.5 + 0.4 * _uniform(value, own)
+        moved = value.double() * scale + 0.05 * (largest or 1.0) * _uniform(value, own)
+        return torch.where(finite, moved.to(value.dtype), value)
+    if value.is_complex():
+        return value
+    return _other_integers(value, own)
+
+
+def _is_mask(value: Tensor) -> bool:
+    """Return whether a tensor may be a mask: it holds only zeros and ones, and is no vector of labels."""
+    if value.dtype == torch.bool:
+        return True
+    is_label = value.dim() == 1 and not value.is_floating_point()
+    return not is_label and not value.is_complex() and bool(((value == 0) | (value == 1)).all())
+
+
+def _other_integers(value: Tensor, own: torch.Generator) -> Tensor:
+    """Return integers of which some are nearer to 1: still valid labels, tokens, positions or lengths.
+
+    Lengths that are sorted from the longest to the shortest stay sorted.
+    """
+    lower = 1 + (_uniform(value, own) * (value - 1).clamp(min=1)).to(value.dtype)
+    share = 0.6 if value.dim() == 1 else 0.3
+    other = torch.where((_uniform(value, own) < share) & (value > 1), lower, value)
+    if value.dim() == 1 and len(value) > 1 and bool((value[1:] <= value[:-1]).all()):
+        return other.sort(descending=True).values
+    if value.dim() > 1:  # padding and ignored labels are usually the smallest value
+        return torch.where(_uniform(value, own) < 0.1, value.min(), other)
+    return other
+
+
+def _uniform(like: Tensor, own: torch.Generator) -> Tensor:
+    return torch.rand(like.shape, generator=own, dtype=torch.float64).to(like.device)
+
+
+def _normal(like: Tensor, own: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=own, dtype=torch.float64).to(like.device)

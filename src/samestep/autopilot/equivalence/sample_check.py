@@ -1,0 +1,113 @@
+"""Compares some split calls of a run with the unsplit call: the sample checks.
+
+The equivalence check covers the samples and states that it has computed. A model that counts its calls, or
+that treats rare samples differently, may differ later; a difference ends the run before its result is used.
+"""
+
+from contextlib import suppress
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from samestep.autopilot.equivalence.disturbance import parametrizations_computed
+from samestep.autopilot.equivalence.whole_call import ModuleRun, UnsplitCall, close, differing_buffer
+from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
+from samestep.autopilot.split.module_outputs import outcome
+from samestep.autopilot.split.sharded_autograd import BatchSplit
+from samestep.autopilot.split.slice_call import Forward
+from samestep.base.errors import OutOfStep
+from samestep.hooks.random_draws import RngState
+from samestep.hooks.tensor_tree import leaves, text
+from samestep.ranks.world.protocol import World
+
+_FIRST_TRAINING, _FIRST_EVALUATION = 32, 100
+"""The number of calls before the first check, divided by the number of ranks. An unsplit forward takes as
+long as one slice per rank, and a training step as long as three forwards, so checks take about 1 % of the
+time."""
+
+
+class CheckSchedule:
+    """Decides which split calls are checked; the decision is the same on all ranks.
+
+    Args:
+        size: the number of ranks.
+        every: the number of calls from check to check; 0 for no checks, None for exponentially rarer ones.
+    """
+
+    def __init__(self, size: int, every: int | None) -> None:
+        self._size, self._every = size, every
+        self._calls: WeakKeyDictionary[nn.Module, dict[bool, int]] = WeakKeyDictionary()
+
+    def is_due(self, module: nn.Module, *, grad: bool) -> bool:
+        """Count a split call of a module, and return whether it is checked."""
+        counts = self._calls.setdefault(module, {})
+        counts[grad] = count = counts.get(grad, 0) + 1
+        if self._every is not None:
+            return self._every > 0 and count % self._every == 0
+        number, rest = divmod(count, self._size * (_FIRST_TRAINING if grad else _FIRST_EVALUATION))
+        return rest == 0 and number.bit_count() == 1
+
+
+class SampleCheck:
+    """Computes a call unsplit, and then compares the split call with it.
+
+    Args:
+        forward: runs the module.
+        module: the module; its state and that of the generators are restored.
+        given: the call's arguments.
+        world: the ranks.
+        draws: whether the call draws random numbers.
+    """
+
+    def __init__(
+        self, forward: Forward, module: nn.Module, given: CallArguments, world: World, *, draws: bool
+    ) -> None:
+        self._module, self._world = module, world
+        self._run = ModuleRun(forward, module, world.device)
+        self._whole: UnsplitCall | None = None
+        # It may differentiate within forward; the split call raises other errors.
+        with suppress(Exception), parametrizations_computed():
+            self._whole = self._run.whole(given, records=draws)
+        self._run.restore()
+
+    def compare(self, result: Any, plan: SplitPlan, split: BatchSplit) -> None:
+        """Compare the split call with the unsplit one.
+
+        Raises:
+            OutOfStep: they differ, on this rank or another.
+        """
+        why = self._difference(result, plan)
+        reasons = self._world.all_gather_objects(why)
+        found = next((one for one in reasons if one), "")
+        if found:
+            raise OutOfStep(
+                f"{type(self._module).__name__} gives another result when its batch of {split.total} is "
+                f"split: {found}. It did not in its equivalence check, so it depends on something that has "
+                "changed since. Keep its calls unsplit: samestep.split(model, dim=None)."
+            )
+
+    def _difference(self, result: Any, plan: SplitPlan) -> str:
+        whole = self._whole
+        if whole is None:
+            return ""
+        parts = dict(leaves(outcome(self._module, result, plan.sides)))
+        if parts.keys() != whole.outputs.keys():
+            return "its outputs have another structure"
+        for path, tensor in whole.outputs.items():
+            if not close(parts[path], tensor, scale=whole.scale):
+                apart = _apart(parts[path], tensor)
+                return f"its output{text(path[1:])} differs{apart}"
+        if (name := differing_buffer(self._run.before.buffers(), whole.buffers)) is not None:
+            return f"its buffer {name} differs"
+        if not RngState.now(self._world.device).same(whole.drawn):
+            return "it draws other random numbers"
+        return ""
+
+
+def _apart(one: torch.Tensor, other: torch.Tensor) -> str:
+    if one.shape != other.shape:
+        return f": it is {list(one.shape)}, and {list(other.shape)} unsplit"
+    difference = (one.detach().double() - other.double()).abs().nan_to_num(float("inf")).max()
+    return f" by up to {float(difference):.2g}"

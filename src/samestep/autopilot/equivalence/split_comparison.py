@@ -1,0 +1,298 @@
+"""Splits one call across the ranks, and compares its results with the unsplit call."""
+
+import hashlib
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path as FilePath
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from samestep.autopilot.equivalence.whole_call import ModuleRun, UnsplitCall, close, differing_buffer, eagerly
+from samestep.autopilot.script.call_account import is_user_code
+from samestep.autopilot.split.call_plans import (
+    CallArguments,
+    ConcatenatedOutput,
+    Dims,
+    Joint,
+    ReducedOutput,
+    joints_for,
+)
+from samestep.autopilot.split.draw_plans import DrawPlan
+from samestep.autopilot.split.forward_reductions import read_reduction, watching_reductions
+from samestep.autopilot.split.guards import changed, kept_of_slice, python_state, returned_number
+from samestep.autopilot.split.joint_failure import OtherRankFailedError, failing_together
+from samestep.autopilot.split.module_outputs import assign_side_outputs, outcome
+from samestep.autopilot.split.random_draws import InferredDraws
+from samestep.autopilot.split.sharded_autograd import BatchSplit
+from samestep.autopilot.split.slice_call import Forward, call_slice
+from samestep.autopilot.state.reachable_state import is_compiled
+from samestep.autopilot.state.sample_reads import ReadRecord, SampleReads
+from samestep.autopilot.state.suppressed_output import quiet
+from samestep.base.errors import UsageError
+from samestep.hooks.random_draws import RngState
+from samestep.hooks.tensor_tree import Path, leaves, mapped, text
+from samestep.ranks.world.protocol import World
+
+NOT_GATHERED = "cannot be gathered from those of slices"
+
+
+@dataclass(frozen=True, slots=True)
+class SplitResult:
+    """The results of a split call that are equal to those of the unsplit call.
+
+    Args:
+        joints: the way to gather each output.
+        outputs: the gathered outputs.
+        draws: the plan of the random draws; None without draws.
+    """
+
+    joints: Mapping[Path, Joint]
+    outputs: Any
+    draws: DrawPlan | None
+
+
+class SplitComparison:
+    """Compares split calls of one module with unsplit ones; all ranks get the same result.
+
+    Args:
+        forward: runs the module.
+        module: the module.
+        world: the ranks.
+    """
+
+    def __init__(self, forward: Forward, module: nn.Module, world: World) -> None:
+        self._forward, self._module, self._world = forward, module, world
+        self._joints: dict[Path, Sequence[Joint]] | None = None
+        """The ways to gather outputs that passed earlier comparisons; None for all."""
+
+        self._inner: bool | None = None
+        """Whether samples vary faster than positions in flattened draws; None if unknown."""
+        self.reads = ReadRecord()
+        """The values that forward has read from its samples in the comparisons so far."""
+
+    def forget(self) -> None:
+        """Allow all ways to gather outputs and to draw again."""
+        self._joints = self._inner = None
+        self.reads = ReadRecord()
+
+    def split(
+        self,
+        run: ModuleRun,
+        given: CallArguments,
+        dims: Dims,
+        whole: UnsplitCall,
+        *,
+        grad: bool | None = None,
+        precise: AbstractContextManager[Any] | None = None,
+    ) -> SplitResult | str:
+        """Return the results of the split call if they equal the unsplit ones, else how they differ.
+
+        Args:
+            run: restores the module after a failed attempt.
+            given: the arguments.
+            dims: the way: the sample dimension of each input.
+            whole: the results of the unsplit call.
+            grad: whether a graph is built; None keeps the script's setting.
+            precise: the context that computes a disturbed call in another precision; the next comparison is
+                limited to the ways to gather outputs that pass this one.
+        """
+        total = given.total(dims)
+        assert total is not None
+        split = BatchSplit(self._world, total)
+        draws = not run.drawn.same(whole.drawn)
+        why: str | SplitResult = ""
+        for inner in (False, True) if self._inner is None else (self._inner,):
+            mode = InferredDraws(split, whole.draws, inner=inner) if draws else None
+            with torch.set_grad_enabled(torch.is_grad_enabled() if grad is None else grad):
+                why = self._one_split(run, given, dims, whole, split, mode, precise)
+            if isinstance(why, SplitResult) or mode is None or not mode.has_flattened:
+                if precise is not None and mode is not None and mode.has_flattened:
+                    self._inner = inner
+                break
+            run.restore()
+        return why
+
+    def _one_split(
+        self,
+        run: ModuleRun,
+        given: CallArguments,
+        dims: Dims,
+        whole: UnsplitCall,
+        split: BatchSplit,
+        mode: InferredDraws | None,
+        precise: AbstractContextManager[Any] | None,
+    ) -> SplitResult | str:
+        # Compiled code is not observed: the disturbed calls have run it eagerly.
+        is_watched = precise is not None or not is_compiled(self._module)
+        outputs, reads = None, SampleReads()
+        watches = any(_may_be_reduced(tensor, split.total) for tensor in whole.outputs.values())
+        with watching_reductions(when=watches) as watching:
+            try:
+                with (
+                    failing_together(self.agreed),
+                    eagerly(self._module, when=precise is not None),
+                    nullcontext() if precise is None else quiet(),
+                    precise or nullcontext(),
+                    watching or nullcontext(),
+                ):
+                    own = given.sliced(split, dims)
+                    reads.follow(tensor for path, tensor in own.tensors() if path in dims)
+                    outputs = call_slice(
+                        self._forward,
+                        self._module,
+                        own,
+                        split,
+                        draws=mode,
+                        reads=reads if is_watched else None,
+                    )
+            except OtherRankFailedError:
+                return "another worker's slice failed"
+            except Exception as error:  # noqa: BLE001 - a module may raise any error for a slice
+                return in_one_line(error)
+            found = self._compared(run, whole, outputs, split, keeps=precise is not None)
+        if isinstance(found, str):
+            unknown = "" if mode is None or not mode.unknown else f" ({'; '.join(sorted(mode.unknown))})"
+            return found + unknown
+        if whole.reads:  # equal on all ranks
+            self.reads.add(whole.reads, self._world.all_gather_objects(reads.found))
+        joints, result = found
+        return SplitResult(joints, result, None if mode is None else mode.plan())
+
+    def _compared(
+        self, run: ModuleRun, whole: UnsplitCall, outputs: Any, split: BatchSplit, *, keeps: bool
+    ) -> tuple[Mapping[Path, Joint], Any] | str:
+        value = outcome(self._module, outputs, whole.sides)
+        parts = dict(leaves(value))
+        of_values, of_state = self._differences(run, whole, outputs, parts, split.total, keeps=keeps)
+        if of_values:
+            return of_values
+        joints: dict[Path, Joint] = {}
+        together: dict[Path, Tensor] = {}
+        left: dict[Path, Sequence[Joint]] = {}
+        for path, part in parts.items():
+            found = self._joints_of(path, whole.outputs[path], part, split, whole.scale, all_of_them=keeps)
+            if not found:
+                return f"its output{text(path[1:])} {NOT_GATHERED}"
+            left[path] = [joint for joint, _ in found]
+            joints[path], together[path] = found[0]
+        if of_state:
+            return of_state
+        if keeps:
+            self._joints = left
+        result, kept = mapped(value, lambda path, _: together[path])
+        assign_side_outputs(self._module, kept)
+        return joints, result
+
+    def _differences(
+        self,
+        run: ModuleRun,
+        whole: UnsplitCall,
+        outputs: Any,
+        parts: Mapping[Path, Tensor],
+        total: int,
+        *,
+        keeps: bool,
+    ) -> tuple[str, str]:
+        """Return how the outputs differ on any rank, and how the state after the call does; empty for equal.
+
+        All of it is known before the outputs are gathered, so the ranks agree on it in one collective.
+        """
+        alike = parts.keys() == whole.outputs.keys() and run.before.left().keys() <= set(whole.sides)
+        place = returned_number(whole.returned, outputs, total)
+        name = kept_of_slice(whole.left, changed(run.left, python_state(self._module)), total)
+        buffer = differing_buffer(run.before.buffers(), whole.buffers)
+        elsewhere = "on another worker"
+        values = {
+            "its outputs have another structure": alike,
+            f"its output{place or ''} is a number that may depend on the slice": place is None,
+            f"it keeps a number that may depend on the slice ({name or elsewhere})": name is None,
+        }
+        state = {
+            f"its buffers differ: it keeps statistics of its slice ({buffer or elsewhere})": buffer is None,
+            "it draws random numbers in a way that cannot be split": RngState.now(self._world.device).same(
+                whole.drawn
+            ),
+        }
+        # A loss that every rank computes from all samples has the right mean, too.
+        is_fixed = keeps and alike and all(close(part, whole.outputs[path]) for path, part in parts.items())
+        *equal, is_fixed = self.agreed_on_each(*values.values(), *state.values(), is_fixed)
+        found = [why for why, holds in zip((*values, *state), equal, strict=True) if not holds]
+        of_values = [why for why in found if why in values]
+        of_state = [why for why in found if why in state]
+        if is_fixed:
+            of_values.append("its outputs do not depend on these inputs")
+        return next(iter(of_values), ""), next(iter(of_state), "")
+
+    def _joints_of(
+        self, path: Path, whole: Tensor, part: Tensor, split: BatchSplit, scale: float, *, all_of_them: bool
+    ) -> list[tuple[Joint, Tensor]]:
+        """Return the ways to gather an output that give the unsplit one, with their results: one, or all."""
+        possible = list(joints_for(whole, part, split))
+        if self._joints is not None:
+            allowed = self._joints.get(path, ())
+            possible = [one for one in possible if _kind(one) in map(_kind, allowed)]
+        if not self._agreed_on([(_kind(one), _form(one, part, split)) for one in possible]):
+            return []
+        right: list[tuple[Joint, Tensor]] = []
+        for joint in possible:
+            try:
+                together = joint.gather(part, split)
+            except UsageError:  # on this rank alone, after the communication
+                together = None
+            if self.agreed(together is not None and close(together, whole, scale=scale)):
+                assert together is not None
+                right.append((joint, together))
+                if not all_of_them:
+                    break
+        return right
+
+    def agreed(self, here: bool) -> bool:  # noqa: FBT001 - the only argument
+        """Return whether all ranks have passed True."""
+        return self.agreed_on_each(here)[0]
+
+    def agreed_on_each(self, *here: bool) -> list[bool]:
+        """Return for each argument whether all ranks have passed True."""
+        flags = torch.tensor([float(one) for one in here], dtype=torch.float64, device=self._world.device)
+        self._world.all_reduce(flags, op="min")
+        return [bool(one) for one in flags.tolist()]
+
+    def _agreed_on(self, value: Any) -> bool:
+        """Return whether all ranks have passed a value with the same `repr`."""
+        digest = hashlib.blake2b(repr(value).encode(), digest_size=6).digest()
+        number = float(int.from_bytes(digest, "big"))  # exact: a double has 53 bits
+        least = torch.tensor([number, -number], dtype=torch.float64, device=self._world.device)
+        self._world.all_reduce(least, op="min")
+        lowest, negative_of_highest = least.tolist()
+        return bool(lowest == -negative_of_highest)
+
+
+def _may_be_reduced(tensor: Tensor, total: int) -> bool:
+    """Return whether an output may be a sum or a mean over samples."""
+    return not any(size % total == 0 for size in tensor.shape)
+
+
+def _kind(joint: Joint) -> Any:
+    """Return a way to gather outputs, without the fields that depend on a batch's layout in memory."""
+    return replace(joint, order=(), expanded=()) if isinstance(joint, ConcatenatedOutput) else joint
+
+
+def _form(joint: Joint, part: Tensor, split: BatchSplit) -> Any:
+    """Return the properties of a reduction that must be equal on all ranks before they communicate."""
+    found = read_reduction(part, joint.reading) if isinstance(joint, ReducedOutput) else None
+    if found is None:
+        return None
+    # Several means have a common weight only if each has a constant number of elements per sample.
+    each = [round(one / split.local, 9) for one in (found.weight, *found.others)] if found.others else []
+    return found.kind, each
+
+
+def in_one_line(error: Exception) -> str:
+    """Return an error as one line, with the line of user code that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = next((one for one in reversed(frames) if is_user_code(one.filename)), None)
+    at = "" if where is None else f" ({FilePath(where.filename).name}:{where.lineno})"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{at}"

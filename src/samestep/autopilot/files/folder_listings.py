@@ -1,0 +1,200 @@
+"""Lists folders with the same names in the same order on all ranks: in the order of rank 0.
+
+A folder that the run has not changed has the same order for all ranks. In a folder that it has changed, the
+order depends on the file system: rank 0 records each listing, and the other ranks use the record of theirs.
+"""
+
+import os
+import stat
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+from samestep.autopilot.files.journal import PATIENCE_S, Journal
+
+_OTHER_NAMES_S = 2.0
+"""Seconds to wait for a record with the same names, if there is one with other names."""
+
+
+class ChangedFolders:
+    """The folders in which this process has created, removed or renamed entries."""
+
+    def __init__(self) -> None:
+        self._paths: set[str] = set()
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._paths
+
+    def add(self, path: str) -> None:
+        """Record a folder."""
+        self._paths.add(path)
+
+    def rename(self, source: str, target: str) -> None:
+        """Update the paths in a folder that was renamed."""
+        inside = {path for path in self._paths if path == source or path.startswith(f"{source}/")}
+        self._paths -= {path for path in self._paths if path == target or path.startswith(f"{target}/")}
+        self._paths -= inside
+        self._paths |= {target + path[len(source) :] for path in inside}
+
+
+class RecordedListings:
+    """Records the listings of rank 0."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._process = os.getpid()
+
+    def record(self, path: str, names: Sequence[str]) -> None:
+        """Record the names in a folder that the run has changed."""
+        if os.getpid() != self._process:  # a loader's worker; other ranks may have more or fewer of them
+            return
+        self._journal.refresh()
+        before = self._journal.listings.get(path)
+        same = before is not None and before[-1] == [*names]
+        self._journal.append("listed", live=path, names=None if same else [*names])
+
+
+class ReplayedListings:
+    """Orders listings of the other ranks as rank 0 has recorded them.
+
+    Args:
+        journal: the journal of the run, which holds the records.
+        patience_s: seconds to wait for a record.
+        pause: called before each further read of the journal.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        patience_s: float = PATIENCE_S,
+        pause: Callable[[], object] = lambda: time.sleep(0.002),
+    ) -> None:
+        self._journal, self._patience_s, self._pause = journal, patience_s, pause
+        self._process = os.getpid()
+        self._taken: Counter[str] = Counter()
+
+    def ordered(self, path: str, names: Sequence[str]) -> list[str]:
+        """Return names in the order of rank 0's listing, or unchanged if there is no record of it."""
+        record = self._record(path, set(names))
+        if record is None:
+            return [*names]
+        present = set(names)
+        return [*(name for name in record if name in present), *sorted(present.difference(record))]
+
+    def _record(self, path: str, names: set[str]) -> list[str] | None:
+        """Return the first unused record of a folder with these names."""
+        records = self._journal.listings.get(path, [])
+        if os.getpid() != self._process:
+            matching = [record for record in records if set(record) == names]
+            return matching[-1] if matching else None
+        began = time.monotonic()
+        while True:
+            taken = self._taken[path]
+            for number in range(taken, len(records)):
+                if set(records[number]) == names:
+                    self._taken[path] = number + 1
+                    return records[number]
+            waited = time.monotonic() - began
+            if waited > self._patience_s or (len(records) > taken and waited > _OTHER_NAMES_S):
+                break
+            self._pause()
+            self._journal.refresh()
+            records = self._journal.listings.get(path, [])
+        if len(records) > taken:
+            self._taken[path] = taken + 1
+            return records[taken]
+        return None
+
+
+class Scan:
+    """An iterator and context manager, such as `os.scandir` returns."""
+
+    def __init__(self, entries: Iterable[Any]) -> None:
+        self._entries = iter(entries)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._entries)
+
+    def __enter__(self) -> "Scan":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the iteration."""
+        self._entries = iter(())
+
+
+class OverlayEntry:
+    """An entry of a folder in the view of a rank other than 0.
+
+    Args:
+        name: the name, as str or bytes like the path of the folder.
+        path: the path of the entry, relative if the path of the folder was.
+        place: the absolute path of the entry.
+        status: returns the status of a path; of a symbolic link itself with ``follow_symlinks=False``.
+        known: the entry of the file system, if it is the same, so that its type needs no system call.
+    """
+
+    __slots__ = ("_known", "_place", "_status", "name", "path")
+
+    def __init__(
+        self,
+        name: Any,
+        path: Any,
+        place: Any,
+        status: Callable[..., os.stat_result],
+        known: "os.DirEntry[str] | None" = None,
+    ) -> None:
+        self.name, self.path, self._place, self._status = name, path, place, status
+        self._known = None if known is None or known.is_symlink() else known
+
+    def _mode(self, *, follow_symlinks: bool) -> int:
+        try:
+            return self._status(self._place, follow_symlinks=follow_symlinks).st_mode
+        except FileNotFoundError:
+            return 0
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        """Return whether this is a folder."""
+        if self._known is not None:
+            return self._known.is_dir(follow_symlinks=False)
+        return stat.S_ISDIR(self._mode(follow_symlinks=follow_symlinks))
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        """Return whether this is a regular file."""
+        if self._known is not None:
+            return self._known.is_file(follow_symlinks=False)
+        return stat.S_ISREG(self._mode(follow_symlinks=follow_symlinks))
+
+    def is_symlink(self) -> bool:
+        """Return whether this is a symbolic link."""
+        if self._known is not None:
+            return False
+        return stat.S_ISLNK(self._mode(follow_symlinks=False))
+
+    def is_junction(self) -> bool:
+        """Return False: Linux has no junctions."""
+        return False
+
+    def inode(self) -> int:
+        """Return the number of the inode."""
+        return self.stat(follow_symlinks=False).st_ino
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """Return the status."""
+        return self._status(self._place, follow_symlinks=follow_symlinks)
+
+    def __fspath__(self) -> Any:
+        return self.path
+
+    def __repr__(self) -> str:
+        return f"<DirEntry {self.name!r}>"

@@ -1,0 +1,1 @@
+"""Splits the data loading of a replicated script across its ranks."""

@@ -1,0 +1,1 @@
+"""Sends the network requests of a replicated script once, on rank 0."""

@@ -1,0 +1,113 @@
+"""Calls a script's signal handlers on all ranks at the same point: before a call of a model.
+
+A handler usually sets a flag that the loop reads in every step. If it ran when the signal arrives, one rank
+would read the flag a step before another, write its checkpoint and exit, while the others wait for it.
+"""
+
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any, TypeAlias
+from unittest.mock import patch
+
+import torch
+
+from samestep.base.signals import WARNINGS
+from samestep.ranks.world.protocol import World
+
+Handler: TypeAlias = Callable[[int, FrameType | None], Any]
+AGREED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, *WARNINGS)
+"""Signals that stop a run, or warn of its time limit."""
+
+
+class SignalHandlers:
+    """The signal handlers that a script has set.
+
+    Args:
+        world: the ranks.
+        install: sets a handler, like `signal.signal`.
+        installed: returns the handler that is set, like `signal.getsignal`.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        install: Callable[[int, Any], Any] = signal.signal,
+        installed: Callable[[int], Any] = signal.getsignal,
+    ) -> None:
+        self._world, self._install, self._installed = world, install, installed
+        self._handlers: dict[int, Handler] = {}
+        self._kill = os.kill
+        self._arrived: Counter[int] = Counter()
+        self._handled: Counter[int] = Counter()
+
+    def set(self, number: int, handler: Any) -> Any:
+        """Set a handler; replaces `signal.signal`."""
+        before = self.get(number)
+        is_agreed = number in AGREED and callable(handler) and handler is not signal.default_int_handler
+        self._install(number, self.record if is_agreed else handler)
+        if is_agreed:
+            self._handlers[int(number)] = handler
+        else:
+            self._handlers.pop(int(number), None)
+        return before
+
+    def get(self, number: int) -> Any:
+        """Return the handler that is set; replaces `signal.getsignal`."""
+        return self._handlers.get(int(number)) or self._installed(number)
+
+    def record(self, number: int, _frame: FrameType | None) -> None:
+        """Record that a signal has arrived at this rank."""
+        self._arrived[number] += 1
+
+    def agree(self) -> None:
+        """Call the handlers of signals that have arrived at any rank; all ranks call this at the same point.
+
+        A signal that several ranks receive, now or a little later, counts once.
+        """
+        if not self._handlers:
+            return
+        numbers = sorted(self._handlers)
+        counts = torch.tensor([self._arrived[number] for number in numbers])
+        self._world.all_reduce(counts, op="max")
+        for number, count in zip(numbers, counts.tolist(), strict=True):
+            while self._handled[number] < count:
+                self._handled[number] += 1
+                if (
+                    handler := self._handlers.get(number)
+                ) is not None:  # an earlier handler may have removed it
+                    handler(number, sys._getframe(1))  # noqa: SLF001 - as Python
+
+    def send(self, process: int, number: int) -> None:
+        """Send a signal; replaces `os.kill`. All ranks send one to themselves at the same point."""
+        handler = self._handlers.get(int(number)) if process == os.getpid() else None
+        if handler is None:
+            self._kill(process, number)
+        else:
+            handler(int(number), sys._getframe(1))  # noqa: SLF001
+
+    def raise_signal(self, number: int) -> None:
+        """Send a signal to this rank; replaces `signal.raise_signal`."""
+        self.send(os.getpid(), number)
+
+    def restore(self) -> None:
+        """Install the script's handlers in Python."""
+        while self._handlers:
+            self._install(*self._handlers.popitem())
+
+
+@contextmanager
+def synchronized_signals(world: World) -> Iterator[SignalHandlers]:
+    """Delay handlers that the script sets until `SignalHandlers.agree`."""
+    handlers = SignalHandlers(world)
+    with ExitStack() as stack:
+        stack.callback(handlers.restore)
+        stack.enter_context(patch.object(signal, "signal", handlers.set))
+        stack.enter_context(patch.object(signal, "getsignal", handlers.get))
+        stack.enter_context(patch.object(signal, "raise_signal", handlers.raise_signal))
+        stack.enter_context(patch.object(os, "kill", handlers.send))
+        yield handlers

@@ -1,0 +1,176 @@
+"""Records the split and unsplit calls of a script, for the report at its end, ``--explain`` and tests."""
+
+import os
+import re
+import sys
+import sysconfig
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from samestep.autopilot.script.failed_calls import FailedCalls
+from samestep.base.errors import UsageError
+from samestep.base.package import PACKAGE
+
+_INTERNAL = (f"{PACKAGE}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", "<")
+"""Code of samestep and of torch, and code that has no file."""
+NO_CALLS = "it calls no module with parameters"
+_PACKAGE_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+_INSTALLED = re.compile("|".join(map(re.escape, _PACKAGE_FOLDERS)))
+_STANDARD = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib")})
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A line of the script, or of a user-defined module that it imports.
+
+    If no user code is on the stack, the file belongs to a library.
+    """
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        library = library_of(self.file)
+        return f"{Path(self.file).name}:{self.line}" if not library else f"{library} (a library)"
+
+
+@dataclass(slots=True)
+class Account:
+    """The calls of a script's models, and whether they were split."""
+
+    split: Counter[str] = field(default_factory=Counter)
+    """The number of split calls, by the module and the line that calls it."""
+    unsplit: Counter[str] = field(default_factory=Counter)
+    """The number of unsplit calls, which every rank computes in full, by the module and the line."""
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
+    """The number of unsplit calls for each reason, by the module and the line."""
+    exceptions: list[str] = field(default_factory=list)
+    """Differences from a run on one worker that the user has chosen."""
+    loading: dict[tuple[str, int], object] = field(default_factory=dict)
+    """The status of each loader, printed by `str`, by the line that reads its batches and by its id."""
+    printing: set[str] = field(default_factory=set)
+    """Split modules that print when they are called."""
+    backwards: int = 0
+    """Backward passes that the script has run."""
+    failed: FailedCalls = field(default_factory=FailedCalls)
+    """Split calls that have raised."""
+    plain_weights: list[str] = field(default_factory=list)
+    """Shapes of tensors that get gradients and are no parameters, if the first backward pass had no call."""
+
+    def note_unsplit(self, what: str, why: str) -> None:
+        """Record a call that every rank computed in full, and why."""
+        self.unsplit[what] += 1
+        self.counts.setdefault(what, Counter())[why] += 1
+
+    def note_exception(self, text: str) -> None:
+        """Record, once, a difference from a run on one worker."""
+        if text not in self.exceptions:
+            self.exceptions.append(text)
+
+    def note_prints(self, what: str, *, main: bool) -> None:
+        """Report once, at the first such call, that a split module prints values of a slice.
+
+        Args:
+            what: the module and where it is called.
+            main: whether this is the rank that prints.
+        """
+        if what not in self.printing:
+            self.printing.add(what)
+            if main:
+                sys.stderr.write(
+                    f"samestep: note: {what} prints in forward; in a split call it prints for worker 0's "
+                    "slice of the batch\n"
+                )
+
+    def check_split(self, size: int, advice: Callable[["Account"], str] = lambda _: NO_CALLS) -> None:
+        """Check that anything was split across ranks so far.
+
+        Args:
+            size: the number of ranks.
+            advice: returns the reason, and what to do, for a script that calls no module.
+
+        Raises:
+            UsageError: nothing was split; each rank has computed all of it.
+        """
+        if self.split:
+            return
+        found = [f"{what} is unsplit: {why}" for what, counts in self.counts.items() for why in counts]
+        raise UsageError(
+            "nothing of what this script does could be split across workers "
+            f"({'; '.join(found) or advice(self)}): {size} workers would be {size} silent copies of one run. "
+            "Run it with -n 1, or with --mode native if it splits its work itself."
+        )
+
+    def lines(self) -> list[str]:
+        """Return the report: a line for each module, line and reason."""
+        split = [f"{what}: {count} calls split" for what, count in self.split.items()]
+        unsplit = [
+            f"{what}: {count} calls unsplit ({why})"
+            for what, counts in self.counts.items()
+            for why, count in counts.items()
+        ]
+        loading = dict.fromkeys(f"{site}: {status}" for (site, _), status in self.loading.items())
+        return [*split, *unsplit, *loading, *self.exceptions]
+
+
+def library_of(file: str) -> str:
+    """Return the name of the library that a file belongs to; empty for user code.
+
+    User code is the program that runs, wherever its file is, the modules in its folder, and everything that
+    is not installed, such as packages in editable installs.
+
+    >>> library_of("/home/ada/venv/lib/python3.11/site-packages/timm/models/vit.py")
+    'timm'
+    """
+    installed = list(_INSTALLED.finditer(file))
+    if (not installed and not file.startswith(_STANDARD)) or _is_of_program(file):
+        return ""
+    start = installed[-1].end() if installed else max(len(one) for one in _STANDARD if file.startswith(one))
+    return file[start:].split(os.sep, maxsplit=1)[0].removesuffix(".py")
+
+
+def _is_of_program(file: str) -> bool:
+    """Return whether a file of a library is the program itself, as with ``-m``, or in its package."""
+    program = getattr(sys.modules.get("__main__"), "__file__", None)
+    if program is None:
+        return False
+    here = Path(program).absolute()
+    folder = f"{here.parent}{os.sep}"
+    absolute = str(Path(file).absolute())
+    return absolute == str(here) or (
+        not folder.endswith((*_STANDARD, *_PACKAGE_FOLDERS)) and absolute.startswith(folder)
+    )
+
+
+def is_internal_code(file: str) -> bool:
+    """Return whether a file belongs to torch or samestep, or is a placeholder such as ``<string>``."""
+    return file.startswith(_INTERNAL)
+
+
+def is_user_code(file: str) -> bool:
+    """Return whether a file is user code: the script, a module beside it, an editable install."""
+    return not is_internal_code(file) and not library_of(file)
+
+
+def calling_site() -> Site:
+    """Return the line of user code that has led to the current call, directly or through a library.
+
+    If there is none, as in a thread that a library starts, return the nearest line of a library.
+    """
+    caller = sys._getframe(1)  # noqa: SLF001 - the public way copies the whole stack
+    libraries = [Site(caller.f_code.co_filename, caller.f_lineno)]
+    frame: FrameType | None = caller
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_user_code(file):
+            return Site(file, frame.f_lineno)
+        if not is_internal_code(file):
+            libraries.append(Site(file, frame.f_lineno))
+        frame = frame.f_back
+    installed = [one for one in libraries if _INSTALLED.search(one.file) and not is_internal_code(one.file)]
+    return [*installed, *libraries[1:], *libraries][0]

@@ -1,0 +1,29 @@
+"""Hides the other ranks from a replicated script."""
+
+import builtins
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
+
+import torch.distributed as dist
+
+from samestep.base import env
+from samestep.ranks.world.protocol import World
+
+_LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "TORCHELASTIC_", "SAMESTEP_RUN_ID")
+"""Prefixes of variables from which a script or a library infers that it is one of several ranks."""
+
+
+@contextmanager
+def single_process_view(world: World) -> Iterator[None]:
+    """Hide the process group and the launcher's variables, and let rank 0 read `input` for all ranks."""
+    original = builtins.input
+
+    def once(prompt: object = "") -> str:
+        return world.on_main(lambda: original(prompt))
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(dist, "is_initialized", lambda: False))
+        stack.enter_context(env.hidden(_LAUNCH_VARIABLES))
+        stack.enter_context(patch.object(builtins, "input", once))
+        yield

@@ -1,0 +1,134 @@
+"""Finds computations with weights that bypass the call of a module; only calls of modules are split.
+
+``model.forward(x)`` bypasses the call: the model's layers are then called one by one, and a model that
+computes with its own parameters has no call at all. ``functional_call`` stays unsplit: its weights may be new
+tensors in each call, whose gradients are not averaged. A script may also keep weights in plain tensors.
+"""
+
+import ast
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import stateless
+
+from samestep.autopilot.script.call_account import NO_CALLS, Account, Site, is_user_code
+from samestep.autopilot.split.gradients import leaves_of
+
+_FILES = 100
+"""The largest number of user-defined source files that are read."""
+_functional = [0]
+"""The number of calls of `functional_call` that are running."""
+
+TRANSFORMED = "a transform of torch.func or a trace calls it"
+FUNCTIONAL = "functional_call passes its weights; load them into the module and call it"
+
+
+@contextmanager
+def functional_calls() -> Iterator[None]:
+    """Count the running calls of `torch.func.functional_call`, for `is_functional`."""
+    original: Callable[..., Any] = stateless._functional_call  # noqa: SLF001 - behind both public functions
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _functional[0] += 1
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _functional[0] -= 1
+
+    with patch.object(stateless, "_functional_call", call):
+        yield
+
+
+def is_functional() -> bool:
+    """Return whether the current call of a module gets its weights from `functional_call`."""
+    return _functional[0] > 0
+
+
+def is_transformed() -> bool:
+    """Return whether the current call is part of a transform of `torch.func` or of a trace."""
+    level: Any = torch._C._functorch.maybe_current_level()  # noqa: SLF001 - no public spelling
+    return level is not None or bool(torch._C._get_tracing_state())  # noqa: SLF001
+
+
+def note_direct_forward(account: Account, module: nn.Module) -> None:
+    """Record, once, that a module is called from a `forward` that was called directly."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the public way copies the whole stack
+    while frame is not None:
+        owner = _owner(frame)
+        if owner is not None and owner is not module and any(one is module for one in owner.modules()):
+            site = _caller(frame)
+            if site is not None:
+                account.note_exception(
+                    f"{type(owner).__name__}.forward is called directly at {site}: its layers are split "
+                    "one by one, which is slower; call the model itself"
+                )
+        frame = frame.f_back
+
+
+def _owner(frame: FrameType) -> nn.Module | None:
+    """Return the module whose `forward` a frame runs."""
+    code: CodeType = frame.f_code
+    if code.co_name != "forward" or not code.co_argcount:
+        return None
+    owner = frame.f_locals.get(code.co_varnames[0])
+    return owner if isinstance(owner, nn.Module) else None
+
+
+def _caller(frame: FrameType) -> Site | None:
+    """Return the line that calls a frame, if it is user code."""
+    caller = frame.f_back
+    if caller is None or not is_user_code(caller.f_code.co_filename):
+        return None
+    return Site(caller.f_code.co_filename, caller.f_lineno)
+
+
+def plain_weights(losses: Tensor | Sequence[Tensor]) -> list[str]:
+    """Return the shapes of the tensors, except parameters, to which a backward from these losses leads."""
+    roots = [losses] if isinstance(losses, Tensor) else list(losses)
+    found = [leaf for leaf in leaves_of(*roots) if not isinstance(leaf, nn.Parameter)]
+    return [str(list(leaf.shape)) for leaf in found]
+
+
+def direct_forwards() -> list[str]:
+    """Return the direct calls of `forward` in user code, each as ``m.forward(...) at train.py:12``."""
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    own = [file for file in dict.fromkeys(files) if file and file.endswith(".py") and is_user_code(file)]
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    own.sort(key=lambda file: file != main)
+    return [found for file in own[:_FILES] for found in _in_file(Path(file))]
+
+
+def _in_file(file: Path) -> Iterator[str]:
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        called = node.func if isinstance(node, ast.Call) else None
+        if not isinstance(called, ast.Attribute) or called.attr != "forward":
+            continue
+        if isinstance(called.value, ast.Name | ast.Attribute):  # not super()
+            yield f"{ast.unparse(called.value)}.forward(...) at {Site(str(file), called.lineno)}"
+
+
+def advice(account: Account) -> str:
+    """Return the reason why a script has no calls of modules, and how to change it."""
+    direct = direct_forwards()
+    if direct:
+        more = f" and {len(direct) - 1} more" if len(direct) > 1 else ""
+        called = direct[0].partition(".forward(")[0]
+        return f"it calls {direct[0]}{more} instead of the module: write {called}(...)"
+    if account.plain_weights:
+        shapes = ", ".join(account.plain_weights[:3]) + (", ..." if len(account.plain_weights) > 3 else "")
+        return (
+            f"it computes with weights that belong to no module ({shapes}): make them parameters of an "
+            "nn.Module and call that"
+        )
+    return NO_CALLS

@@ -1,0 +1,225 @@
+"""Describes how the calls of one signature are split: the sample dimensions, and how to gather outputs."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from samestep.autopilot.split.draw_plans import DrawPlan
+from samestep.autopilot.split.forward_reductions import read_reduction
+from samestep.autopilot.split.loss_reduction import READINGS, Reading, Reduction, without_gradient
+from samestep.autopilot.split.sharded_autograd import BatchSplit, memory_order
+from samestep.autopilot.state.sample_reads import Site
+from samestep.autopilot.state.saved_state import SideOutput
+from samestep.base.errors import UsageError
+from samestep.hooks.tensor_tree import Path, leaves, mapped
+
+Dims: TypeAlias = Mapping[Path, int]
+"""The sample dimension of each input that is split."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicatedOutput:
+    """An output that does not depend on the samples, and is equal on all ranks."""
+
+    def gather(self, part: Tensor, _: BatchSplit) -> Tensor:
+        """Return the output of this rank."""
+        return part
+
+
+@dataclass(frozen=True, slots=True)
+class ConcatenatedOutput:
+    """An output with one or several rows for each sample.
+
+    Args:
+        dim: the dimension of the rows.
+        order: the dimensions of the output, outermost in memory first, as on one worker.
+        inner: whether samples vary faster than rows, as with time-first sequences.
+        expanded: the expanded dimensions, which have stride 0.
+    """
+
+    dim: int
+    order: tuple[int, ...]
+    inner: bool = False
+    expanded: tuple[int, ...] = ()
+
+    def gather(self, part: Tensor, split: BatchSplit) -> Tensor:
+        """Return the gathered rows of all samples."""
+        sizes = [part.size(dim) if dim in self.expanded else -1 for dim in range(part.dim())]
+        for dim in self.expanded:
+            part = part.narrow(dim, 0, 1)
+        whole = self._gather(part, split)
+        return whole.expand(sizes) if self.expanded else whole
+
+    def _gather(self, part: Tensor, split: BatchSplit) -> Tensor:
+        every = part.size(self.dim) // split.local
+        if not self.inner:
+            return split.gathered(part, self.dim, every=every, order=self.order)
+        rows: Tensor = torch.unflatten(part, self.dim, (every, split.local))
+        return split.gathered(rows, self.dim + 1).flatten(self.dim, self.dim + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ReducedOutput:
+    """An output that is a sum or a mean over the samples, with a weight read from its computation."""
+
+    reading: Reading
+
+    def gather(self, part: Tensor, split: BatchSplit) -> Tensor:
+        """Return the sum or the mean over all samples.
+
+        Raises:
+            UsageError: it is not computed in the same way as in the equivalence check.
+        """
+        found = read_reduction(part, self.reading)
+        if found is None:
+            raise UsageError(
+                "a model computes its loss in another way than in its first call, so the weight of a "
+                "slice's loss is unknown. Return scores from forward and compute the loss outside, or keep "
+                "the model's calls unsplit: samestep.split(model, dim=None)."
+            )
+        if found.kind == "sum":
+            return split.summed(part)
+        own = torch.tensor([found.weight, *found.others], dtype=torch.float64, device=split.world.device)
+        totals = own.clone()
+        split.world.all_reduce(totals)
+        total = float(totals[0])
+        if found.others and not torch.allclose(own * total, totals * found.weight, rtol=1e-9, atol=0):
+            raise UsageError(
+                "a model adds losses that are means over different numbers of elements, in different "
+                "proportions on each worker. Return them one by one, or keep the model's calls unsplit: "
+                "samestep.split(model, dim=None)."
+            )
+        if total and not found.weight:
+            without_gradient(part)
+        return split.summed(part, found.weight / total if total else 1 / split.world.place.size)
+
+
+Joint: TypeAlias = ReplicatedOutput | ConcatenatedOutput | ReducedOutput
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPlan:
+    """The way to split the calls of one signature."""
+
+    dims: Dims
+    joints: Mapping[Path, Joint]
+    """The way to gather each output; see `sides.outcome`."""
+    sides: tuple[SideOutput, ...]
+    """The attributes to which the module assigns tensors."""
+    draws: DrawPlan | None
+    """The random numbers that the module draws; None for none."""
+    watches_reductions: bool = False
+    """Whether an output is reduced over samples and has no autograd graph to read the reduction from."""
+    reads: Mapping[Site, Any] = field(default_factory=dict)
+    """The values that forward reads from its samples, which must be those of the equivalence check."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """The arguments of a module's call."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def tensors(self) -> list[tuple[Path, Tensor]]:
+        """Return the dense tensors with at least one dimension, each with its place."""
+        found = leaves((self.args, dict(self.kwargs)))
+        return [(path, tensor) for path, tensor in found if tensor.dim() and tensor.layout == torch.strided]
+
+    def copied(self) -> "CallArguments":
+        """Return the arguments with copies of all tensors."""
+        args, kwargs = mapped((self.args, dict(self.kwargs)), lambda _, tensor: tensor.detach().clone())
+        return CallArguments(args, kwargs)
+
+    def same(self, other: "CallArguments") -> bool:
+        """Return whether the tensors of both hold the same numbers."""
+        mine, theirs = self.tensors(), other.tensors()
+        if len(mine) != len(theirs) or any(
+            one.shape != two.shape for (_, one), (_, two) in zip(mine, theirs, strict=True)
+        ):
+            return False
+        pairs = zip(mine, theirs, strict=True)
+        return all(bool(((one == two) | (one != one)).all()) for (_, one), (_, two) in pairs)  # noqa: PLR0124 - NaN
+
+    def form(self) -> tuple[Any, ...]:
+        """Return the tensors' part of the call signature: places, dimensions and dtypes, but no sizes."""
+        return tuple((path, tensor.dim(), tensor.dtype) for path, tensor in self.tensors())
+
+    def total(self, dims: Dims) -> int | None:
+        """Return the number of samples; None if the inputs do not agree on it."""
+        sizes = {tensor.size(dims[path]) for path, tensor in self.tensors() if path in dims}
+        return sizes.pop() if len(sizes) == 1 else None
+
+    def sliced(self, split: BatchSplit, dims: Dims) -> "CallArguments":
+        """Return the arguments of this rank's slice."""
+
+        def own(path: Path, tensor: Tensor) -> Tensor:
+            return split.sliced(tensor, dims[path]) if path in dims else tensor
+
+        args, kwargs = mapped((self.args, dict(self.kwargs)), own)
+        return CallArguments(args, kwargs)
+
+
+def candidates(given: CallArguments, size: int) -> Iterator[Dims]:
+    """Yield the ways in which the inputs may be split for `size` ranks, likeliest first.
+
+    The sample dimension may be the first one of any tensor, or the second: sequences may be time-first, and
+    hidden states have a dimension of layers first. Ways that split more inputs come first: a model may match
+    an unsplit input with the samples by position.
+    """
+    tensors = given.tensors()
+    seen: list[Dims] = []
+    for dim in (0, 1):
+        for path, tensor in tensors:
+            if tensor.dim() <= dim or tensor.size(dim) < size:
+                continue
+            total = tensor.size(dim)
+            for least in (1, 2):
+                every = {
+                    other: at for other, one in tensors if (at := _sample_dim(one, total, least)) is not None
+                }
+                seen.append({**every, path: dim})
+            seen.append({path: dim})
+    for place, dims in enumerate(seen):
+        if dims not in seen[:place]:
+            yield dims
+
+
+def _sample_dim(tensor: Tensor, total: int, least: int) -> int | None:
+    """Return the dimension of size `total`: the first, or the second of more than `least`; else None."""
+    if tensor.size(0) == total:
+        return 0
+    return 1 if tensor.dim() > least and tensor.size(1) == total else None
+
+
+def joints_for(whole: Tensor, part: Tensor, split: BatchSplit) -> Iterator[Joint]:
+    """Yield the ways to gather parts of this shape to an output of that shape, safest first.
+
+    A reduction comes before `ReplicatedOutput`, if it can be read from the computation: equal values of
+    slices may be means of equal samples.
+    """
+    if whole.shape == part.shape:
+        known: list[Reduction] = []
+        for reading in READINGS:
+            found = read_reduction(part, reading)
+            if found is not None and found not in known:
+                known.append(found)
+                if found.kind == "sum" or whole.is_floating_point() or whole.is_complex():
+                    yield ReducedOutput(reading)
+        yield ReplicatedOutput()
+    if whole.dim() != part.dim():
+        return
+    order = tuple(memory_order(whole))
+    for dim, size in enumerate(whole.shape):
+        if size % split.total or part.size(dim) * split.total != size * split.local:
+            continue
+        others = [at for at in range(whole.dim()) if at != dim]
+        if any(whole.size(at) != part.size(at) for at in others):
+            continue
+        expanded = tuple(at for at in others if whole.stride(at) == 0 and whole.size(at) > 1)
+        yield ConcatenatedOutput(dim, order, expanded=expanded)
+        if size > split.total:
+            yield ConcatenatedOutput(dim, order, inner=True, expanded=expanded)

@@ -1,0 +1,203 @@
+"""Reads the reductions of scalars while they are computed, for scalars without an autograd graph.
+
+Losses in evaluation, accuracies and detached values have no graph. This mode observes the operations of a
+call, and records for each reduced tensor what `samestep.autopilot.split.loss_reduction` would read from
+its graph.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from samestep.autopilot.split.loss_reduction import (
+    INDEPENDENT,
+    READINGS,
+    Reading,
+    Reduction,
+    Term,
+    added,
+    by_elements,
+    by_labels,
+    multiplied,
+    reduction_of,
+    scaled,
+)
+
+aten = torch.ops.aten
+_current: ContextVar["ForwardReductions | None"] = ContextVar("samestep_forward_reductions", default=None)
+_Readings: TypeAlias = Mapping[Reading, Term]
+
+
+class ForwardReductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A context that records the reduction that computed each tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._found: dict[int, tuple[Tensor, _Readings]] = {}
+        """The readings by the id of the tensor, which stays unique because the tensor is kept here."""
+        self._computed: dict[int, Tensor] = {}
+        """The scalars computed here whose reading is unknown."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run one operation."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        self._watch(func, args, kwargs, result)
+        return result
+
+    def of(self, value: Tensor, reading: Reading) -> Reduction | None:
+        """Return the reduction that computed `value`; None if it is unknown."""
+        found = self._found.get(id(value))
+        term = None if found is None else found[1][reading]
+        # A selection of elements is not visible here, so several means have no common weight.
+        return term if isinstance(term, Reduction) and not term.others else None
+
+    def _watch(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        value = result[0] if isinstance(result, tuple) and result else result
+        if not isinstance(value, Tensor):
+            return
+        read = _READERS.get(func.overloadpacket)
+        if read is not None:
+            readings = {one: read(self, func, args, kwargs, result, one) for one in READINGS}
+            if any(term is not None for term in readings.values()):
+                self._found[id(value)] = value, readings
+                return
+        if value.numel() == 1:
+            self._computed[id(value)] = value
+
+    def term(self, value: Any, reading: Reading) -> Term:
+        """Return the reading of an operand."""
+        if not isinstance(value, Tensor):
+            return INDEPENDENT
+        found = self._found.get(id(value))
+        if found is not None:
+            return found[1][reading]
+        is_given = value.dim() == 0 and id(value) not in self._computed
+        return INDEPENDENT if is_given else None
+
+
+@contextmanager
+def watching_reductions(*, when: bool) -> Iterator[ForwardReductions | None]:
+    """Let `read_reduction` use the records of the mode that this yields.
+
+    Args:
+        when: whether to observe operations; otherwise this yields None.
+    """
+    mode = ForwardReductions() if when else None
+    token = _current.set(mode)
+    try:
+        yield mode
+    finally:
+        _current.reset(token)
+
+
+def read_reduction(value: Tensor, reading: Reading) -> Reduction | None:
+    """Return the reduction that computed `value`, from its graph or else from the current mode's records."""
+    if value.grad_fn is not None:
+        return reduction_of(value, reading)
+    mode = _current.get()
+    return None if mode is None else mode.of(value, reading)
+
+
+def _argument(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    for position, one in enumerate(func._schema.arguments):  # noqa: SLF001 - the operation's own declaration
+        if one.name == name:
+            return args[position] if position < len(args) else kwargs.get(name, one.default_value)
+    return None
+
+
+def _labels(_: ForwardReductions, func: Any, args: Any, kwargs: Any, result: Any, __: Reading) -> Term:
+    def given(name: str) -> Any:
+        return _argument(func, args, kwargs, name)
+
+    labels = (given("target").data_ptr(), given("ignore_index"), given("weight") is None)
+    return by_labels(given("reduction"), float(result[1]), labels)
+
+
+def _elements(_: ForwardReductions, func: Any, args: Any, kwargs: Any, __: Any, ___: Reading) -> Term:
+    return by_elements(_argument(func, args, kwargs, "reduction"), args[0].numel())
+
+
+def _reduced(mode: ForwardReductions, func: Any, args: Any, _: Any, __: Any, reading: Reading) -> Term:
+    inside = mode.term(args[0], reading)
+    if isinstance(inside, Reduction):
+        return inside
+    if func.overloadpacket is aten.sum:
+        return Reduction("sum")
+    return Reduction("mean", float(args[0].numel()))
+
+
+def _linear(mode: ForwardReductions, _: Any, args: Any, __: Any, ___: Any, reading: Reading) -> Term:
+    operands = args[0] if isinstance(args[0], list | tuple) else args[:1]
+    return added([mode.term(one, reading) for one in operands], reading)
+
+
+def _sum_of_two(mode: ForwardReductions, _: Any, args: Any, __: Any, ___: Any, reading: Reading) -> Term:
+    return added([mode.term(one, reading) for one in args[:2]], reading)
+
+
+def _product(mode: ForwardReductions, func: Any, args: Any, _: Any, __: Any, reading: Reading) -> Term:
+    one, other = (mode.term(operand, reading) for operand in args[:2])
+    if func.overloadpacket is aten.div:
+        return _by_number(one, args[1], other, reading, divides=True)
+    if isinstance(one, Reduction) == isinstance(other, Reduction):
+        return multiplied([one, other])
+    if isinstance(one, Reduction):
+        return _by_number(one, args[1], other, reading, divides=False)
+    return _by_number(other, args[0], one, reading, divides=False)
+
+
+def _by_number(term: Term, factor: Any, factors_term: Term, reading: Reading, *, divides: bool) -> Term:
+    """Return the reading of a term multiplied or divided by a number, which may depend on samples too."""
+    if isinstance(factor, Tensor) and factor.numel() != 1:
+        return None
+    if not isinstance(term, Reduction):
+        return multiplied([term, factors_term])
+    applies = reading.divided if divides else reading.multiplied
+    if factors_term is not INDEPENDENT and not applies:
+        return None
+    value = float(factor.detach() if isinstance(factor, Tensor) else factor)
+    return scaled(term, (1 / value if value else math.inf) if divides else value, applies=applies)
+
+
+_READERS: Mapping[Any, Callable[..., Term]] = {
+    **dict.fromkeys((aten.nll_loss_forward, aten.nll_loss2d_forward), _labels),
+    **dict.fromkeys(
+        (
+            aten.mse_loss,
+            aten.smooth_l1_loss,
+            aten.huber_loss,
+            aten.binary_cross_entropy,
+            aten.binary_cross_entropy_with_logits,
+            aten.soft_margin_loss,
+        ),
+        _elements,
+    ),
+    **dict.fromkeys((aten.mean, aten.sum), _reduced),
+    **dict.fromkeys(
+        (
+            aten.neg,
+            aten.alias,
+            aten.detach,
+            aten.clone,
+            aten._to_copy,  # noqa: SLF001 - as torch calls it
+            aten.view,
+            aten._unsafe_view,  # noqa: SLF001
+            aten.squeeze,
+            aten.unsqueeze,
+            aten.stack,
+            aten.cat,
+        ),
+        _linear,
+    ),
+    **dict.fromkeys((aten.add, aten.sub), _sum_of_two),
+    **dict.fromkeys((aten.mul, aten.div), _product),
+}

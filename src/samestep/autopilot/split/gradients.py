@@ -1,0 +1,202 @@
+"""Averages the gradients of all tensors that split calls use, at the end of each top-level backward."""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import zip_longest
+from typing import Any
+from unittest.mock import patch
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+
+from samestep.base.errors import OutOfStep, UsageError
+from samestep.parallel.gradients.bucketed import Bucketed
+from samestep.parallel.gradients.bucketing import MEBIBYTE
+from samestep.parallel.gradients.synchronizer import GradientSynchronizer, SyncConfig
+from samestep.parallel.gradients.weight_checksum import check_equal
+from samestep.ranks.collectives.chosen_algorithms import overlaps_compute
+from samestep.ranks.world.protocol import World
+
+_EARLY = (2, 10)
+"""Gradient all-reduces after which parameters are compared, too.
+
+The second finds a drift that begins in the first step, before a wrong loss is printed or a wrong file is
+written; the tenth finds a drift that a warm-up hides.
+"""
+
+
+class Gradients:
+    """The gradient synchronizer of a script: it averages the gradients of the tensors that it follows.
+
+    Args:
+        world: the ranks; its all-reduces carry the gradients.
+        check_every: the number of gradient all-reduces between comparisons of parameters across ranks; 0 for
+            no comparison.
+    """
+
+    def __init__(self, world: World, *, check_every: int = 100) -> None:
+        self._world = world
+        self._check_every = check_every
+        self._followed: dict[int, Tensor] = {}
+        """By id, which is unique as long as the tensors are kept here."""
+        self._names: list[str] = []
+        """The names of the followed tensors, for messages."""
+        self._synchronizers: list[GradientSynchronizer] = []
+        self._all_reduces = 0
+
+    def follow(
+        self, tensors: Iterable[Tensor], *, may_overlap: bool = False, names: Sequence[str] = ()
+    ) -> None:
+        """Average the gradients of these tensors too, from the next backward on; all ranks call this equally.
+
+        Args:
+            tensors: parameters, and other tensors in which a backward accumulates gradients.
+            may_overlap: whether all-reduces may begin while backward still computes, because backward itself
+                does not communicate.
+            names: the names of these tensors in messages; by default they are numbered.
+
+        Raises:
+            OutOfStep: the tensors are not equal on all ranks.
+        """
+        new: dict[int, Tensor] = {}
+        named: dict[str, Tensor] = {}
+        for tensor, name in zip_longest(list(tensors), names, fillvalue=""):
+            if not isinstance(tensor, Tensor) or not _has_gradients(tensor) or not tensor.is_leaf:
+                continue  # its leaves are followed once a call has used them
+            if id(tensor) not in self._followed and id(tensor) not in new:
+                number = len(self._followed) + len(new)
+                unique = name and name not in self._names and name not in named
+                named[name if unique else f"{name or 'parameter'} ({number})"] = tensor
+                new[id(tensor)] = tensor
+        if not new:
+            return
+        self._followed |= new
+        self._names += named
+        check_equal(self._world, named)
+        job = SyncConfig(
+            world=self._world,
+            model=ref(nn.Module()),
+            parameters=named,
+            statistics=(),
+            bucket_bytes=25 * MEBIBYTE,
+            may_overlap=may_overlap and overlaps_compute(self._world),
+            after_sync=self._count_all_reduce,
+        )
+        synchronizer = Bucketed(job)
+        synchronizer.attach()
+        self._synchronizers.append(synchronizer)
+
+    def follows(self, tensor: Tensor) -> bool:
+        """Return whether the gradients of `tensor` are averaged."""
+        return id(tensor) in self._followed
+
+    def average(self, gradients: Sequence[Tensor | None]) -> None:
+        """Average gradients in place that are not stored in their parameters."""
+        for gradient in gradients:
+            if gradient is not None:
+                self._world.all_reduce(gradient)
+                gradient.div_(self._world.place.size)
+
+    def detach(self) -> None:
+        """Stop following all tensors."""
+        while self._synchronizers:
+            self._synchronizers.pop().detach()
+
+    def _count_all_reduce(self) -> None:
+        """Count a gradient all-reduce, and compare the parameters at intervals."""
+        self._all_reduces += 1
+        if not self._check_every:
+            return
+        if self._all_reduces in _EARLY or self._all_reduces % self._check_every == 0:
+            self.check()
+
+    def check(self) -> None:
+        """Compare the parameters between ranks; all ranks call this.
+
+        A script may have changed their type or shape since they were followed, or freed their memory.
+
+        Raises:
+            OutOfStep: the parameters differ in type, shape or bits; on all ranks.
+        """
+        named = dict(zip(self._names, self._followed.values(), strict=True))
+        forms = self._world.all_gather_objects([(name, _form(tensor)) for name, tensor in named.items()])
+        for rank, theirs in enumerate(forms):
+            for here, there in zip_longest(forms[0], theirs, fillvalue=("nothing", "")):
+                if here != there:
+                    raise OutOfStep(
+                        f"the parameters differ between ranks: {' '.join(there)} on rank {rank}, "
+                        f"{' '.join(here)} on rank 0. A branch of the script depends on something that "
+                        "differs between ranks, such as time, a process number or an unordered set."
+                    )
+        readable = {name: tensor for name, tensor in named.items() if _has_values(tensor)}
+        if readable:
+            check_equal(self._world, readable)
+
+
+def _form(tensor: Tensor) -> str:
+    values = "" if _has_values(tensor) else ", without values"
+    return f"({str(tensor.dtype).removeprefix('torch.')}, {list(tensor.shape)}{values})"
+
+
+def _has_values(tensor: Tensor) -> bool:
+    """Return whether the elements of a tensor are in memory, as a plain array."""
+    if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
+        return False
+    if not tensor.numel():
+        return True
+    last = tensor.storage_offset() + sum(
+        (size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return (last + 1) * tensor.element_size() <= tensor.untyped_storage().nbytes()
+
+
+def _has_gradients(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def leaves_of(*outputs: Tensor) -> list[Tensor]:
+    """Return the tensors at the end of the graphs of `outputs`, in which a backward accumulates gradients."""
+    found: dict[int, Tensor] = {}
+    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen = set(waiting)
+    while waiting:
+        node: Any = waiting.pop()
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found[id(variable)] = variable
+        for one, _ in node.next_functions:
+            if one is not None and one not in seen:
+                seen.add(one)
+                waiting.append(one)
+    return list(found.values())
+
+
+@contextmanager
+def averaging_grad(of: Callable[[], Gradients | None]) -> Iterator[None]:
+    """Let `torch.autograd.grad` return averages for gradients of parameters.
+
+    Args:
+        of: returns the gradient synchronizer of the calling thread; None if there is none.
+    """
+    original = torch.autograd.grad
+
+    @functools.wraps(original)
+    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        tensors = [inputs] if isinstance(inputs, Tensor) else list(inputs)  # it may be a generator
+        found = original(outputs, tensors, *args, **kwargs)
+        gradients = of()
+        if gradients is None:
+            return found
+        own = [one for one, tensor in zip(found, tensors, strict=False) if gradients.follows(tensor)]
+        if own and any(one is not None and one.requires_grad for one in own):
+            raise UsageError(
+                "torch.autograd.grad(..., create_graph=True) of a model's parameters cannot be split, "
+                "because a penalty from it covers only a worker's slice. Run this script with -n 1."
+            )
+        gradients.average(own)
+        return found
+
+    with patch.object(torch.autograd, "grad", grad):
+        yield

@@ -1,0 +1,282 @@
+"""Collects the guards of a call, the flags, numbers and texts that it may depend on, and finds its hooks.
+
+The result of an equivalence check is valid for equal guards only: a model that gets the number of its epoch
+may compute something else in the next one. A hook would get a slice instead of the whole batch.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from types import FunctionType, MethodType
+from typing import Any, TypeAlias
+
+import numpy as np
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_modules
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.rnn import RNNBase
+from torch.nn.parameter import is_lazy
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from samestep.autopilot.split.call_plans import CallArguments
+from samestep.autopilot.state.reachable_state import LISTS, PLAIN, Key, modules_of, reached, walked
+from samestep.autopilot.state.saved_state import is_count
+from samestep.hooks.tensor_tree import Path, parts_of, text
+
+Attributes: TypeAlias = Mapping[Key, Any]
+"""Values by the index of their module among the called module's submodules, and by their name."""
+
+_DRAWING: tuple[tuple[type[nn.Module], str], ...] = (
+    (_DropoutNd, "p"),
+    (nn.MultiheadAttention, "dropout"),
+    (RNNBase, "dropout"),
+)
+"""Layers of torch whose calls depend on a number, and the attribute that holds it."""
+_MOST_ELEMENTS, _MOST_OF_LIST = 1 << 16, 16
+
+
+def plain_arguments(given: CallArguments) -> tuple[Any, ...]:
+    """Return the flags, numbers and texts among a call's arguments."""
+    named = [*enumerate(given.args), *given.kwargs.items()]
+    found: list[Any] = []
+    for name, argument in named:
+        for (_, key), value in walked(str(name), argument):
+            if isinstance(value, PLAIN):
+                found.append((key, value))
+            elif isinstance(value, np.generic):
+                found.append((key, value.item()))
+            elif isinstance(value, (FunctionType, MethodType, Enum)):
+                found.append((key, _identity(value)))
+            elif isinstance(value, Tensor) and value.dim() == 0 and _is_flag(value):
+                found.append((key, int(value)))
+    return tuple(found)
+
+
+def plain_attributes(module: nn.Module) -> Attributes:
+    """Return the flags, numbers and texts that a module's forward may depend on.
+
+    They are the attributes of user-defined modules, the globals that their functions refer to, the dropout
+    probabilities, the training mode of each module, and the number of parameters that require gradients.
+    """
+    found: dict[Key, Any] = {}
+    for key, value in reached(module):
+        if isinstance(value, PLAIN):
+            found[key] = value
+        elif isinstance(value, (FunctionType, MethodType, Enum)):
+            found[key] = _identity(value)
+        elif isinstance(value, (*LISTS, set)) and (parts := _plain_parts(value)) is not None:
+            found[key] = parts
+    found.update(_layers(module))
+    return found
+
+
+def _layers(module: nn.Module) -> dict[Key, Any]:
+    """Return the classes and modes of a module's layers, and the flags and numbers of torch's layers."""
+    found: dict[Key, Any] = {}
+    training, kinds, trainable = 0, 0, 0
+    of_kinds: dict[type, tuple[int, list[str]]] = {}
+    for place, one in enumerate(modules_of(module)):
+        kind = type(one)
+        if kind not in of_kinds:
+            of_kinds[kind] = (
+                _forward_id(kind),
+                [name for other, name in _DRAWING if issubclass(kind, other)],
+            )
+        code, drawing = of_kinds[kind]
+        training = training << 1 | one.training
+        # The classes of the layers and the code of their forward: a script may replace both.
+        kinds = hash((kinds, id(kind), code))
+        found.update(((place, name), getattr(one, name)) for name in drawing)
+        for name, buffer in one._buffers.items():  # noqa: SLF001 - faster than named_buffers
+            if buffer is not None and _is_flag(buffer):
+                found[place, name] = int(buffer)
+        trainable += sum(map(_is_trainable, one._parameters.values()))  # noqa: SLF001
+    found[0, "training of all"] = training
+    found[0, "layers of all"] = kinds
+    found[0, "requires_grad of all"] = trainable
+    return found
+
+
+def _is_trainable(parameter: nn.Parameter | None) -> bool:
+    return parameter is not None and parameter.requires_grad
+
+
+def _identity(value: Any) -> int:
+    """Return the id of a function's code, or of another value itself, such as an enum member."""
+    function = getattr(value, "__func__", value)
+    return id(getattr(function, "__code__", function))
+
+
+def _plain_parts(values: Any) -> tuple[Any, ...] | None:
+    """Return the elements of a short list or set of flags, numbers and texts; None for any other one."""
+    if len(values) > _MOST_OF_LIST or not all(isinstance(one, PLAIN) for one in values):
+        return None
+    return tuple(sorted(values, key=repr)) if isinstance(values, set) else tuple(values)
+
+
+def _forward_id(kind: type) -> int:
+    """Return the id of the code of a class's forward, which a script may replace."""
+    forward = next((vars(owner)["forward"] for owner in kind.__mro__ if "forward" in vars(owner)), None)
+    return id(getattr(forward, "__code__", forward))
+
+
+def _is_flag(buffer: Tensor) -> bool:
+    """Return whether a buffer is one integer or boolean that can be read without a device synchronization."""
+    if is_lazy(buffer) or buffer.numel() != 1 or buffer.device.type != "cpu":
+        return False
+    return not buffer.is_floating_point() and not buffer.is_complex()
+
+
+def python_state(module: nn.Module) -> Attributes:
+    """Return the state beside tensors that a call may change: `plain_attributes`, ends of lists, arrays."""
+    found = dict(plain_attributes(module))
+    for key, value in reached(module):
+        if isinstance(value, LISTS):
+            found[key] = (len(value), _end_of(value))
+        elif isinstance(value, Tensor) and key[0] < 0:  # a global: it is not gathered
+            found[key] = ("tensor", id(value))
+        elif isinstance(value, (dict, set)):
+            found[key] = (len(value), None)
+        elif isinstance(value, np.ndarray) and value.size <= _MOST_ELEMENTS and value.dtype != object:
+            found[key] = hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()
+    return found
+
+
+def _end_of(values: Any) -> Any:
+    """Return the last element of a list or a deque; the ids of all elements for a deque of tensors."""
+    if not values:
+        return None
+    if isinstance(values, deque) and any(isinstance(one, Tensor) for one in values):
+        return tuple(map(id, values))
+    return values[-1] if isinstance(values[-1], PLAIN) else None
+
+
+def counters(before: Attributes, after: Attributes) -> list[Key]:
+    """Return the places of numbers that a call has changed by an integer."""
+    return [
+        key
+        for key, value in changed(before, after).items()
+        if type(value) in (int, float) and "." not in key[1] and _is_counted(before.get(key), value)
+    ]
+
+
+def _is_counted(before: Any, after: Any) -> bool:
+    return type(before) is type(after) and is_count(before, after)
+
+
+def changed(before: Attributes, after: Attributes) -> Attributes:
+    """Return the attributes that are new or have another value."""
+    return {key: value for key, value in after.items() if key not in before or not _same(before[key], value)}
+
+
+def kept_of_slice(whole: Attributes, part: Attributes, total: int) -> str | None:
+    """Return the name of an attribute that may depend on the slice, if there is any.
+
+    Args:
+        whole: the attributes that the unsplit call has changed.
+        part: the attributes that the call of a slice has changed.
+        total: the number of samples in the batch.
+    """
+    for key in {**whole, **part}:
+        one = whole.get(key)
+        number = one[1] if isinstance(one, tuple) else one
+        if key not in whole or key not in part or not _same(one, part[key]) or _is_share(number, total):
+            return key[1] if key[0] >= 0 else f"global {key[1]}"
+    return None
+
+
+def returned_number(whole: Any, part: Any, total: int) -> str | None:
+    """Return the place of a number among the outputs that may depend on the slice, if there is any.
+
+    Args:
+        whole: the outputs of the unsplit call.
+        part: the outputs for a slice.
+        total: the number of samples in the batch.
+    """
+    other = dict(_numbers(part))
+    for path, value in _numbers(whole):
+        if value == 0 or other.get(path) != value or _is_share(value, total):
+            return text(path)
+    return None
+
+
+def _is_share(value: Any, total: int) -> bool:
+    """Return whether a number may be a fraction of the samples, such as an accuracy.
+
+    It may be equal in a slice by chance, and differ in the next batch.
+    """
+    return isinstance(value, float) and (value * total).is_integer()
+
+
+def observer(module: nn.Module) -> str | None:
+    """Return which hook or mode of the script would get slices if a call were split; None for neither.
+
+    samestep's own modes are not counted, nor `DeviceContext`, by which torch selects a default device.
+    """
+    hook = _hooked(module)
+    if hook is not None:
+        return f"a hook on {hook} would get slices"
+    modes: list[object] = [
+        *_get_current_dispatch_mode_stack(),
+        *_get_current_function_mode_stack(),  # type: ignore[no-untyped-call]
+    ]
+    names = (
+        type(one).__name__
+        for one in modes
+        if not isinstance(one, DeviceContext) and not type(one).__module__.startswith("samestep.")
+    )
+    mode = next(names, None)
+    return None if mode is None else f"{mode} is active, and would get slices"
+
+
+def _hooked(module: nn.Module) -> str | None:
+    """Return the name of a module or a parameter with a hook that would get a slice, if there is one."""
+    if torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks:  # noqa: SLF001
+        return "all modules"
+    for one in modules_of(module):
+        before = [hook for hook in one._forward_pre_hooks.values() if not _is_torchs(hook)]  # noqa: SLF001
+        if before or one._forward_hooks or one._backward_hooks or one._backward_pre_hooks:  # noqa: SLF001
+            return next(name for name, other in module.named_modules() if other is one) or "it"
+        for parameter in one._parameters.values():  # noqa: SLF001 - named_parameters takes ten times as long
+            if parameter is not None and _is_hooked(parameter):
+                return next(name for name, other in module.named_parameters() if other is parameter)
+    return None
+
+
+def _is_torchs(hook: Any) -> bool:
+    """Return whether a hook is defined by torch, as that of weight norm."""
+    owner = getattr(hook, "__module__", None) or type(hook).__module__
+    return owner.startswith("torch.")
+
+
+def _is_hooked(parameter: nn.Parameter) -> bool:
+    if parameter._backward_hooks:  # noqa: SLF001 - there is no public spelling
+        return True
+    after = getattr(parameter, "_post_accumulate_grad_hooks", None)
+    return after is not None and not all(map(_is_ours, after.values()))
+
+
+def _is_ours(hook: Any) -> bool:
+    """Return whether a hook is one of samestep's, which average gradients."""
+    module = getattr(getattr(hook, "func", hook), "__module__", "")
+    return module.startswith(("samestep.parallel.gradients.", "samestep.hooks."))
+
+
+def _numbers(value: Any, path: Path = ()) -> Iterator[tuple[Path, float]]:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        yield path, value
+    for key, part in parts_of(value):
+        yield from _numbers(part, (*path, key))
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool(type(one) is type(other) and (one == other or repr(one) == repr(other) == "nan"))
+
+
+def without(attributes: Attributes, keys: Iterable[Key]) -> tuple[Any, ...]:
+    """Return all attributes but some, as a key for a dict."""
+    own = set(keys)
+    return tuple((key, value) for key, value in attributes.items() if key not in own)

@@ -1,0 +1,294 @@
+"""Reads how a model reduces its samples to a scalar: by a sum, or by a mean with a known total weight.
+
+The mean of a slice is not the mean of the batch: labels may be ignored, classes may have weights. The total
+weight is the divisor of the operation that reduces the samples::
+
+    cross entropy, nll        the total weight of the labels that count
+    mse, l1, huber, bce       the number of elements
+    x.mean()                  the number of elements
+    x.sum() / n               n
+    x.sum() * (1 / n)         n
+
+Factors, sums of losses and views may follow this operation, if all terms have the same weight.
+`reduction_of` reads the autograd graph; `samestep.autopilot.split.forward_reductions` observes the operations
+if there is no graph. If neither finds the weight, the result is None: a weight is never assumed.
+"""
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+_MEAN, _SUM = 1, 2  # torch's numbers for `reduction=`
+ELEMENTS = "elements"
+"""The source of a weight that is a number of elements and does not depend on labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """The reduction of samples to a scalar.
+
+    Args:
+        kind: a sum, or a mean: a sum divided by `weight`.
+        weight: the divisor of a mean.
+        source: an identifier for the origin of the weight; terms of different sources have no common weight.
+        others: the weights of further terms of a sum of means; they must be proportional to `weight` on all
+            ranks.
+    """
+
+    kind: Literal["sum", "mean"]
+    weight: float = 1.0
+    source: Hashable = ELEMENTS
+    others: tuple[float, ...] = ()
+
+
+class Independent:
+    """The reading of a scalar that does not depend on samples, such as a learnable scale."""
+
+
+INDEPENDENT = Independent()
+Term: TypeAlias = Reduction | Independent | None
+"""The reading of one scalar; None if it may depend on samples in an unknown way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The assumptions under which a scalar is read; the equivalence check refutes the wrong ones.
+
+    Args:
+        divided: whether a sum divided by a number is a mean with this weight; otherwise it is a scaled sum.
+        multiplied: whether a sum multiplied by a number is a mean, with the reciprocal as its weight.
+        sums_independent: whether a sum that is added to a mean does not depend on the samples, as a penalty
+            on weights.
+    """
+
+    divided: bool = True
+    multiplied: bool = False
+    sums_independent: bool = False
+
+
+PLAIN = Reading()
+READINGS = tuple(
+    Reading(divided, multiplied, sums_independent)
+    for sums_independent in (False, True)
+    for divided, multiplied in ((True, False), (True, True), (False, False))
+)
+
+
+def added(terms: Iterable[Term], reading: Reading) -> Term:
+    """Return the reading of a sum of terms."""
+    found: list[Reduction] = []
+    for term in terms:
+        if term is None:
+            return None
+        if isinstance(term, Reduction):
+            found.append(term)
+    if not found:
+        return INDEPENDENT
+    means = [one for one in found if one.kind == "mean"]
+    if not means:
+        return found[0]
+    if len(means) < len(found) and not reading.sums_independent:
+        return None
+    first = means[0]
+    if any(one.source != first.source for one in means):
+        return None
+    weights = [weight for one in means for weight in (one.weight, *one.others)]
+    others = tuple(dict.fromkeys(weight for weight in weights if weight != first.weight))
+    return replace(first, others=others)
+
+
+def scaled(term: Term, factor: float, *, applies: bool) -> Term:
+    """Return the reading of a term times a number.
+
+    Args:
+        term: the reading of the term.
+        factor: the number.
+        applies: whether a sum times this number is read as a mean.
+    """
+    if not isinstance(term, Reduction) or not applies:
+        return term
+    if not factor:
+        return None
+    if term.kind == "sum":
+        return Reduction("mean", 1 / factor, source="divided")
+    # A factor scales the weight of a mean by division: the weight of (a / n) * 0.5 is 2 n.
+    return replace(term, weight=term.weight / factor) if term.source == "divided" else term
+
+
+def multiplied(terms: Iterable[Term]) -> Term:
+    """Return the reading of a product of at most one reduction and factors independent of samples."""
+    found = list(terms)
+    reductions = [term for term in found if isinstance(term, Reduction)]
+    if None in found or len(reductions) > 1:
+        return None
+    return reductions[0] if reductions else INDEPENDENT
+
+
+def by_labels(reduction: int, total_weight: float, labels: Hashable) -> Term:
+    """Return the reading of a loss over labels, which may be ignored or have class weights."""
+    if reduction == _SUM:
+        return Reduction("sum")
+    return Reduction("mean", total_weight, ("labels", labels)) if reduction == _MEAN else None
+
+
+def by_elements(reduction: int, count: int) -> Term:
+    """Return the reading of a loss over all elements of a tensor."""
+    if reduction == _SUM:
+        return Reduction("sum")
+    return Reduction("mean", float(count)) if reduction == _MEAN else None
+
+
+def reduction_of(value: Tensor, reading: Reading = PLAIN) -> Reduction | None:
+    """Return the reduction that computed `value`, from its graph; None if it is unknown."""
+    found = _Graph(reading).read(value.grad_fn, depth=60)
+    return found if isinstance(found, Reduction) else None
+
+
+def without_gradient(value: Tensor) -> None:
+    """Make the gradients through a reduced value zero, whatever its factors and divisors are.
+
+    This is for a slice whose samples are all ignored: its value is 0 / 0, and its gradient would be NaN.
+    """
+    waiting: list[Any] = [value.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        name = type(node).__name__.rstrip("0123456789")
+        if name in ("MulBackward", "DivBackward"):
+            node.register_hook(_zeros)
+        if name in _LINEAR or name in ("MulBackward", "DivBackward"):
+            waiting += [one for one, _ in node.next_functions if one is not None]
+
+
+def _zeros(gradients: Iterable[Tensor | None], _: object) -> tuple[Tensor | None, ...]:
+    return tuple(None if one is None else torch.zeros_like(one) for one in gradients)
+
+
+class _Graph:
+    """Reads one graph.
+
+    Args:
+        reading: the assumptions.
+    """
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+
+    def read(self, node: Any, depth: int) -> Term:
+        if node is None or not depth:
+            return None
+        name = type(node).__name__.rstrip("0123456789")
+        found: Term = None
+        if name == "AccumulateGrad":
+            found = INDEPENDENT if node.variable.numel() == 1 else None
+        elif name in _LINEAR:
+            found = added(self._inputs(node, depth), self._reading)
+        elif name in ("MulBackward", "DivBackward"):
+            found = self._product(node, depth, divides=name == "DivBackward")
+        elif name in ("MeanBackward", "SumBackward"):
+            found = self._reduced(node, depth, name)
+        elif name in _ELEMENTWISE:
+            inside = self._inputs(node, depth)
+            found = INDEPENDENT if inside and all(one is INDEPENDENT for one in inside) else None
+        elif (reader := _READERS.get(name)) is not None:
+            found = reader(node)
+        return found
+
+    def _inputs(self, node: Any, depth: int) -> list[Term]:
+        return [self.read(one, depth - 1) for one, _ in node.next_functions if one is not None]
+
+    def _product(self, node: Any, depth: int, *, divides: bool) -> Term:
+        found = multiplied(self._inputs(node, depth))
+        has_graph = [one is not None for one, _ in node.next_functions]
+        if all(has_graph):
+            return found
+        factor = node._saved_other if has_graph[0] else node._saved_self  # noqa: SLF001 - no public spelling
+        if not isinstance(factor, Tensor) or factor.numel() != 1 or (divides and not has_graph[0]):
+            return found if not isinstance(factor, Tensor) else None
+        value = float(factor)
+        if divides:
+            return scaled(found, 1 / value if value else math.inf, applies=self._reading.divided)
+        return scaled(found, value, applies=self._reading.multiplied)
+
+    def _reduced(self, node: Any, depth: int, name: str) -> Term:
+        """Read a mean or a sum: of samples, or of stacked or concatenated scalars, reduced before."""
+        operand = next((one for one, _ in node.next_functions), None)
+        if type(operand).__name__.rstrip("0123456789") in ("StackBackward", "CatBackward"):
+            inside = self.read(operand, depth - 1)
+            if isinstance(inside, Reduction):
+                return inside
+        return Reduction("sum") if name == "SumBackward" else _mean(node)
+
+
+def _labels(node: Any) -> Term:
+    try:
+        target = node._saved_target  # noqa: SLF001 - no public spelling
+    except RuntimeError:  # the target has been written to
+        return None
+    labels = (target.data_ptr(), node._saved_ignore_index, node._saved_weight is None)  # noqa: SLF001
+    return by_labels(node._saved_reduction, float(node._saved_total_weight), labels)  # noqa: SLF001
+
+
+def _elements(node: Any) -> Term:
+    return _of_selection(node, by_elements(node._saved_reduction, node._saved_self.numel()))  # noqa: SLF001
+
+
+def _of_selection(node: Any, term: Term) -> Term:
+    """Return the reading of a mean, with the selection as its source if it is over selected elements."""
+    if not isinstance(term, Reduction) or term.kind == "sum":
+        return term
+    waiting, seen = [node], 0
+    while waiting and seen < _NEAR:
+        seen += 1
+        for one, _ in waiting.pop(0).next_functions:
+            if type(one).__name__.rstrip("0123456789") in _SELECTING:
+                return replace(term, source=("selected", id(one)))
+            if one is not None:
+                waiting.append(one)
+    return term
+
+
+def _mean(node: Any) -> Term:
+    sizes = getattr(node, "_saved_self_sym_sizes", None)
+    if sizes is None:
+        return None
+    count = 1
+    for size in sizes:
+        count *= int(size)
+    return _of_selection(node, Reduction("mean", float(count)))
+
+
+_NEAR = 50
+"""The largest number of operations before a mean that are searched for a selection."""
+_SELECTING = frozenset({"IndexBackward", "MaskedSelectBackward"})
+_READERS: Mapping[str, Callable[[Any], Term]] = {
+    "NllLossBackward": _labels,
+    "NllLoss2DBackward": _labels,
+    "MseLossBackward": _elements,
+    "SmoothL1LossBackward": _elements,
+    "HuberLossBackward": _elements,
+    "BinaryCrossEntropyBackward": _elements,
+    "BinaryCrossEntropyWithLogitsBackward": _elements,
+    "SoftMarginLossBackward": _elements,
+}
+_LINEAR = frozenset(
+    {
+        "NegBackward",
+        "AddBackward",
+        "SubBackward",
+        "AliasBackward",
+        "CloneBackward",
+        "ToCopyBackward",
+        "ViewBackward",
+        "UnsafeViewBackward",
+        "ReshapeAliasBackward",
+        "SqueezeBackward",
+        "UnsqueezeBackward",
+        "StackBackward",
+        "CatBackward",
+    }
+)
+_ELEMENTWISE = frozenset({"ExpBackward", "LogBackward", "SoftplusBackward", "SigmoidBackward", "PowBackward"})

@@ -1,0 +1,160 @@
+"""Slices a batch into one part per rank, and gathers the parts, with gradients.
+
+Each of the two is the derivative of the other, except for the number of ranks N::
+
+                      forward                          backward
+    sliced            this rank's slice of x           N-th part of the gathered gradients
+    gathered          all ranks' slices as one         N times this rank's slice of the gradient
+
+The factors exist because gradients are averaged over ranks. Computations that every rank executes on the
+whole batch have the same gradient on all ranks, which the average does not change. Computations on a slice
+have N times their part of the gradient, and the average of the ranks is the sum of the parts. Each derivative
+uses these functions again, so both can be differentiated twice.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samestep.parallel.sharding.share import share
+from samestep.ranks.world.protocol import World
+
+
+@dataclass(frozen=True, eq=False)
+class BatchSplit:
+    """The division of one batch into slices, one per rank."""
+
+    world: World
+    total: int
+    """Number of samples of the batch."""
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """Number of samples of each rank."""
+        size = self.world.place.size
+        return tuple(len(share(self.total, rank, size)) for rank in range(size))
+
+    @property
+    def local(self) -> int:
+        """Number of samples of this rank."""
+        return self.counts[self.world.place.rank]
+
+    @cached_property
+    def start(self) -> int:
+        """Index of this rank's first sample."""
+        return share(self.total, self.world.place.rank, self.world.place.size).start
+
+    def sliced(self, whole: Tensor, dim: int, *, every: int = 1) -> Tensor:
+        """Return this rank's slice of `whole`, with `every` positions along `dim` for each sample."""
+        if not (whole.requires_grad and torch.is_grad_enabled()):
+            return whole.narrow(dim, self.start * every, self.local * every)
+        result: Tensor = _Slice.apply(whole, self, dim, every)  # type: ignore[no-untyped-call]
+        return result
+
+    def gathered(
+        self, part: Tensor, dim: int, *, every: int = 1, order: tuple[int, ...] | None = None
+    ) -> Tensor:
+        """Return the ranks' slices concatenated along `dim`.
+
+        Args:
+            part: this rank's slice, with `every` positions along `dim` for each sample.
+            dim: the sample dimension.
+            every: positions for each sample.
+            order: the dimensions of the result, outermost in memory first; their own order if None.
+        """
+        result: Tensor = _Gather.apply(part, self, dim, every, order)  # type: ignore[no-untyped-call]
+        return result
+
+    def summed(self, part: Tensor, weight: float = 1.0) -> Tensor:
+        """Return the sum over ranks of `weight` times `part`; a part of weight 0 is ignored, even NaN."""
+        result: Tensor = _Add.apply(part, self.world, weight)  # type: ignore[no-untyped-call]
+        return result
+
+    def gathered_values(
+        self, part: Tensor, dim: int, every: int, order: tuple[int, ...] | None = None
+    ) -> Tensor:
+        """Return `gathered` without gradients."""
+        lengths = [count * every for count in self.counts]
+        if order is None:
+            return gather(self.world, part, dim, lengths).contiguous()
+        whole = gather(self.world, part.permute(order), order.index(dim), lengths)
+        return whole.contiguous().permute(inverse(order))
+
+
+class _Slice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, split: BatchSplit, dim: int, every: int) -> Tensor:
+        ctx.split, ctx.dim, ctx.every = split, dim, every
+        return whole.narrow(dim, split.start * every, split.local * every).clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return (
+            ctx.split.gathered(grad, ctx.dim, every=ctx.every) / ctx.split.world.place.size,
+            None,
+            None,
+            None,
+        )
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, part: Tensor, split: BatchSplit, dim: int, every: int, order: tuple[int, ...] | None
+    ) -> Tensor:
+        ctx.split, ctx.dim, ctx.every = split, dim, every
+        return split.gathered_values(part, dim, every, order)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        own = ctx.split.sliced(grad, ctx.dim, every=ctx.every)
+        return own * ctx.split.world.place.size, None, None, None, None
+
+
+class _Add(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, world: World, weight: float) -> Tensor:
+        ctx.factor = weight * world.place.size
+        if weight == 0:
+            total = torch.zeros_like(part)
+        else:
+            total = part.detach().clone() if weight == 1 else part.detach() * weight
+        world.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return grad * ctx.factor, None, None
+
+
+def gather(world: World, part: Tensor, dim: int, lengths: Sequence[int]) -> Tensor:
+    """Return the ranks' parts, of these lengths along `dim`, as one tensor.
+
+    They are sent as bytes, to support all dtypes; shorter parts are padded.
+    """
+    flat = part.detach().movedim(dim, 0).contiguous()
+    row = flat[:1].numel() if len(flat) else math.prod(part.shape[:dim] + part.shape[dim + 1 :])
+    message = torch.zeros(max(lengths) * row, dtype=part.dtype, device=part.device)
+    message[: flat.numel()] = flat.reshape(-1)
+    parts = world.all_gather(message.view(torch.uint8))
+    shape = (-1, *flat.shape[1:]) if row else flat.shape
+    rows = [
+        one.view(part.dtype)[: length * row].view(shape if length else (0, *flat.shape[1:]))
+        for one, length in zip(parts, lengths, strict=True)
+    ]
+    return torch.cat(rows).movedim(0, dim)
+
+
+def memory_order(tensor: Tensor) -> list[int]:
+    """Return the dimensions of a tensor, outermost in memory first."""
+    return sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+
+
+def inverse(order: Sequence[int]) -> list[int]:
+    """Return the permutation that undoes `order`."""
+    return sorted(range(len(order)), key=order.__getitem__)

@@ -1,0 +1,283 @@
+"""Finds the state that a module's forward can read and change beside its parameters and arguments.
+
+This state is in the attributes of user-defined modules, also within dicts and plain objects, and in the
+globals that their functions refer to::
+
+    class Net(nn.Module):
+        def __init__(self, config):
+            self.epoch = 0                     attribute
+            self.config = config               its fields
+            self.stats = {"seen": 0}           its values
+        def forward(self, x):
+            if WARM_UP: ...                    global
+            return helper(x)                   and the globals that helper refers to
+"""
+
+import dis
+import sys
+from argparse import Namespace
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import is_dataclass
+from enum import Enum
+from functools import cache, lru_cache, partial
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any, TypeAlias
+
+import numpy as np
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from samestep.autopilot.script.call_account import is_user_code
+from samestep.base import env
+
+Key: TypeAlias = tuple[int, str]
+"""The index of a module among the called module's submodules, or -1 for a global; and a name in it."""
+PLAIN = (bool, int, float, str, type(None))
+LISTS = (list, deque)
+_DEPTH, _MOST_KEYS = 3, 64
+_COMPILED = "_torchdynamo_orig_callable"
+"""The attribute that marks a compiled function."""
+_CALLABLE = (FunctionType, MethodType, staticmethod, classmethod, property, partial)
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+"""The attributes that `nn.Module` itself defines."""
+
+
+def modules_of(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield a module and its submodules, shared ones repeatedly; several times faster than `modules`."""
+    yield module
+    waiting = [module]
+    while waiting:
+        for one in waiting.pop()._modules.values():  # noqa: SLF001
+            if one is not None:
+                yield one
+                waiting.append(one)
+
+
+def reached(module: nn.Module) -> Iterator[tuple[Key, Any]]:
+    """Yield all values that the forward of a module can reach, with their keys; containers come first."""
+    seen: set[int] = set()
+    kinds: set[Any] = set()
+    for place, one in enumerate(modules_of(module)):
+        kind = type(one)
+        if kind.__module__.startswith("torch."):
+            continue
+        kinds.add(kind)
+        for key, value in vars(one).items():
+            if key not in MODULE_ATTRIBUTES:
+                yield from _walk((place, key), value, _DEPTH, seen)
+    for kind in kinds:
+        for name, value in _shared_by(kind):
+            yield from _walk((-1, name), value, _DEPTH, seen)
+
+
+def _shared_by(kind: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the environment, if a class reads it, the globals that it refers to, and its own attributes."""
+    if _reads_environment(kind):
+        yield "environment", str(sorted(env.snapshot().items()))
+    for names, name in _globals_of(kind):
+        if name in names:
+            yield name, names[name]
+    for owner in scripts_classes(kind):
+        for name, value in vars(owner).items():
+            if not name.startswith("__"):
+                yield f"{owner.__name__}.{name}", value
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether a call of a module runs code that `torch.compile` has compiled."""
+    if "torch._dynamo" not in sys.modules:
+        return False
+    for one in modules_of(module):
+        if "_orig_mod" in one._modules or one._compiled_call_impl is not None:  # noqa: SLF001
+            return True
+        if _runs_compiled(one.forward):
+            return True
+    return any(_runs_compiled(names.get(name)) for names, name in globals_of(module))
+
+
+def _runs_compiled(function: Any) -> bool:
+    """Return whether a function is compiled; `torch.compiler.disable` sets the same mark and one more."""
+    return hasattr(function, _COMPILED) and not hasattr(function, "_torchdynamo_disable")
+
+
+def scripts_classes(kind: Any) -> list[type]:
+    """Return a class and its base classes, without those that are not user-defined."""
+    return [owner for owner in kind.__mro__ if _is_of_users(owner)]
+
+
+def cells_of(function: FunctionType) -> list[tuple[str, CellType]]:
+    """Return the variables of enclosing functions that a function refers to, if they are set."""
+    found = []
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):
+            cell.cell_contents  # noqa: B018 - an empty cell raises
+            found.append((name, cell))
+    return found
+
+
+def named_by(function: Any) -> list[tuple[dict[str, Any], str]]:
+    """Return the globals that a user-defined function refers to, except functions."""
+    return [
+        (one.__globals__, name)
+        for one in functions_in(function)
+        for name in _names_in(one.__code__)
+        if not isinstance(one.__globals__.get(name), FunctionType)
+    ]
+
+
+def functions_in(value: Any) -> Iterator[FunctionType]:
+    """Yield the user-defined functions in a value: itself, or what a method, property or partial wraps."""
+    waiting, seen = [value], 0
+    while waiting and seen < _MOST_KEYS:
+        one = waiting.pop()
+        seen += 1
+        if isinstance(one, FunctionType):
+            if is_user_code(one.__code__.co_filename):
+                yield one
+            waiting += [one.__dict__["__wrapped__"]] if "__wrapped__" in one.__dict__ else []
+        elif isinstance(one, (staticmethod, classmethod, MethodType)):
+            waiting.append(one.__func__)
+        elif isinstance(one, property):
+            waiting += [part for part in (one.fget, one.fset) if part is not None]
+        elif isinstance(one, partial):
+            waiting.append(one.func)
+
+
+def globals_of(module: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the globals that the functions of a module's classes refer to, each as its dict and its name."""
+    kinds: set[Any] = {type(one) for one in modules_of(module)}
+    for kind in kinds:
+        if not kind.__module__.startswith("torch."):
+            yield from _globals_of(kind)
+
+
+def walked(name: str, value: Any) -> Iterator[tuple[Key, Any]]:
+    """Yield a value and its parts, each with a key that begins with this name."""
+    yield from _walk((0, name), value, _DEPTH, set())
+
+
+def _walk(key: Key, value: Any, depth: int, seen: set[int]) -> Iterator[tuple[Key, Any]]:
+    yield key, value
+    if isinstance(value, PLAIN) or not depth:
+        return
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    for name, part in _parts(value):
+        yield from _walk((key[0], f"{key[1]}.{name}"), part, depth - 1, seen)
+
+
+def _parts(value: Any) -> list[tuple[Any, Any]]:
+    """Return the parts of a value, each with its name."""
+    parts: list[tuple[Any, Any]] = []
+    if isinstance(value, _CALLABLE):
+        for one in functions_in(value):
+            parts += [(name, cell.cell_contents) for name, cell in cells_of(one)]
+            parts += [(name, names[name]) for names, name in named_by(one) if name in names]
+            parts += enumerate(one.__defaults__ or ())
+        if isinstance(value, partial):
+            parts += [*enumerate(value.args), *value.keywords.items()]
+    elif isinstance(value, dict):
+        parts += value.items() if len(value) <= _MOST_KEYS else ()
+    elif isinstance(value, (tuple, *LISTS)):
+        parts += enumerate(value) if len(value) <= _MOST_KEYS else ()
+    elif isinstance(value, (type, ModuleType)):
+        parts += shared_fields(value).items()
+        if isinstance(value, type) and issubclass(value, Function):  # its backward is called, too
+            parts += [(name, one) for name, one in vars(value).items() if isinstance(one, _CALLABLE)]
+    elif is_record(value):
+        parts += fields_of(value).items()
+    return parts
+
+
+def shared_fields(value: Any) -> dict[str, Any]:
+    """Return the attributes of a user-defined class or module, except functions and classes."""
+    is_model = isinstance(value, type) and issubclass(value, (nn.Module, Enum))
+    if is_model or not _is_of_script(value):
+        return {}
+    own = (*_CALLABLE, type, ModuleType)
+    fields = {
+        name: one
+        for name, one in list(vars(value).items())
+        if not name.startswith("__") and not isinstance(one, own)
+    }
+    return fields if len(fields) <= _MOST_KEYS else {}
+
+
+def fields_of(record: Any) -> dict[str, Any]:
+    """Return the fields of an object, from its dict and its slots."""
+    slots = [name for owner in type(record).__mro__ for name in getattr(owner, "__slots__", ())]
+    found = {name: getattr(record, name) for name in slots if hasattr(record, name)}
+    return {**found, **getattr(record, "__dict__", {})}
+
+
+def _is_of_script(value: Any) -> bool:
+    """Return whether a class or a module is user-defined, by the file of the module."""
+    owner = value if isinstance(value, ModuleType) else sys.modules.get(value.__module__)
+    file = getattr(owner, "__file__", None)
+    return isinstance(file, str) and is_user_code(file)
+
+
+def is_record(value: Any) -> bool:
+    """Return whether a value is a plain object of a user-defined class, whose fields are inspected."""
+    if isinstance(value, (nn.Module, Tensor, np.ndarray, ModuleType, type, Enum, *_CALLABLE)):
+        return False
+    if isinstance(value, (Namespace, SimpleNamespace)) or is_dataclass(value):
+        return True
+    kind: Any = type(value)
+    return bool(_is_of_users(kind)) or _is_of_script(kind)
+
+
+@lru_cache(maxsize=256)
+def _reads_environment(kind: Any) -> bool:
+    functions = (one for owner in scripts_classes(kind) for one in vars(owner).values())
+    return any(
+        isinstance(one, FunctionType) and {"environ", "getenv"} & set(one.__code__.co_names)
+        for one in functions
+    )
+
+
+@cache
+def _is_of_users(kind: Any) -> bool:
+    """Return whether a class has user-defined functions."""
+    return any(True for value in vars(kind).values() for _ in functions_in(value))
+
+
+@lru_cache(maxsize=256)
+def _globals_of(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
+    """Return the globals that the user-defined functions of a class, and those they call, refer to."""
+    functions = [
+        one for owner in kind.__mro__ for value in vars(owner).values() for one in functions_in(value)
+    ]
+    found: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
+    seen: set[CodeType] = set()
+    while functions:
+        function = functions.pop()
+        if function.__code__ in seen:
+            continue
+        seen.add(function.__code__)
+        names = function.__globals__
+        for name in _names_in(function.__code__):
+            value = names.get(name)
+            if isinstance(value, FunctionType):
+                if is_user_code(value.__code__.co_filename):
+                    functions.append(value)
+            else:
+                found[id(names), name] = names, name
+    return tuple(found.values())
+
+
+@lru_cache(maxsize=4096)
+def _names_in(code: CodeType) -> tuple[str, ...]:
+    """Return the globals that a function's code names, with those of the functions defined in it."""
+    names: dict[str, None] = {}
+    waiting = [code]
+    while waiting:
+        one = waiting.pop()
+        for step in dis.get_instructions(one):
+            if step.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME"):
+                names[step.argval] = None
+        waiting += [part for part in one.co_consts if isinstance(part, CodeType)]
+    return tuple(names)

@@ -1,0 +1,1 @@
+"""Describes the machine of this process: cores, memory, control groups, network interfaces, accelerators."""

@@ -1,0 +1,45 @@
+"""Excludes methods from torch.compile although compiled code calls them.
+
+Dynamo would compile each method with guards on all that it reads, and recompile when that changes: in every
+step, for the hooks that log events.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from samestep.hooks.training_events import replaced
+
+
+@contextmanager
+def uncompiled(owner: type) -> Iterator[None]:
+    """Exclude a class's methods, and the functions they call, from compilation inside a block."""
+    methods = [one for one in vars(owner).values() if isinstance(one, FunctionType)]
+
+    def marking(compiling: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            _mark(methods)
+            return compiling(*args, **kwargs)
+
+        return call
+
+    if "torch._dynamo" in sys.modules:  # importing it takes more than a second
+        _mark(methods)
+    with replaced(torch, "compile", marking):
+        yield
+
+
+def _mark(methods: list[FunctionType]) -> None:
+    # The public spelling gives another function.
+    from torch._dynamo import decorators, eval_frame
+
+    dynamo: Any = eval_frame
+    for one in methods:
+        decorators.skip(one)
+        if hasattr(dynamo, "FrameExecStrategy"):  # older versions compile the functions that these call
+            skip = dynamo.FrameAction.SKIP
+            dynamo.set_code_exec_strategy(one.__code__, dynamo.FrameExecStrategy(skip, skip))

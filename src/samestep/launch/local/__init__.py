@@ -1,0 +1,1 @@
+"""Starts, supervises and ends the workers of one node."""

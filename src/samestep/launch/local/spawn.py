@@ -1,0 +1,118 @@
+"""Runs a function on N workers of this host (``samestep.spawn``), like ``torch.multiprocessing.spawn``.
+
+The kind of the workers depends on this process:
+
+========================================= ===========================================================
+this process                              the workers
+========================================= ===========================================================
+Linux, no device context, no threads      forked: torch is imported once; any function, any arguments
+a script that cannot be forked            fresh interpreters: function and arguments are pickled
+a notebook or prompt that cannot          threads of this process, on the CPU
+========================================= ===========================================================
+"""
+
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from samestep.base.errors import UsageError, WorkerFailed
+from samestep.launch.local.child import Entry, Start
+from samestep.launch.local.descriptors import ensure_standard
+from samestep.launch.local.failure import root_cause
+from samestep.launch.local.forking import forget_parent, fork_is_safe, release_compute_threads
+from samestep.launch.local.fresh_interpreter import fresh_entry
+from samestep.launch.local.hosting import Ending, exited, told
+from samestep.launch.local.local_backend import places, reserved_port
+from samestep.launch.local.worker_report import Report, Word
+from samestep.launch.local.worker_variables import Round, worker_variables
+from samestep.launch.local.workers import Workers
+from samestep.ranks.rendezvous.job_secret import shared_secret
+from samestep.ranks.world.thread_world import run_ranks
+
+T = TypeVar("T")
+
+
+def spawn(fn: Callable[..., T], n: int, *args: Any) -> list[T]:
+    """Run ``fn(world, *args)`` on `n` workers of this host; return their results in rank order.
+
+    Each worker has joined the others: `world` is its World, which is also the default of the public
+    functions. Results must be picklable.
+
+    Args:
+        fn: function that each worker calls once.
+        n: number of workers.
+        args: arguments of `fn` after the world.
+
+    Raises:
+        WorkerFailed: a worker failed; the message has the traceback of the first. The others are stopped.
+        UsageError: `n` is less than 1.
+
+    Example:
+        >>> def total(world, start):
+        ...     return world.sum(start + world.place.rank)
+        >>> spawn(total, 2, 10)  # doctest: +SKIP
+        [21.0, 21.0]
+    """
+    if n < 1:
+        raise UsageError(f"spawn({getattr(fn, '__name__', fn)}, {n}): there must be at least one worker.")
+    if fork_is_safe() and release_compute_threads():
+        return _in_processes(_forked_entry(fn, args), n)
+    if _is_interactive():
+        return run_ranks(fn, n, *args)
+    with fresh_entry(call, fn, args) as entry:
+        return _in_processes(entry, n)
+
+
+def call(fn: Callable[..., Any], args: Sequence[Any]) -> Report:
+    """Join the other workers and call `fn`; called in a worker whose variables are set."""
+    from samestep.ranks.world.join import join
+
+    try:
+        with join() as world:
+            result = fn(world, *args)
+    except SystemExit as stop:
+        return Report(ending=exited(stop))
+    except BaseException as error:  # noqa: BLE001 - raised again in the parent
+        return Report(ending=told(error))
+    return Report(ending=Ending(), result=result)
+
+
+def _forked_entry(fn: Callable[..., Any], args: Sequence[Any]) -> Entry:
+    def entry(_start: Start, _word: Word) -> Report:
+        forget_parent()
+        return call(fn, args)
+
+    return entry
+
+
+def _in_processes(entry: Entry, n: int) -> list[Any]:
+    ensure_standard()
+    with (
+        reserved_port() as holder,
+        shared_secret() as secret,
+        Workers(private=[holder.fileno(), secret.file]) as workers,
+    ):
+        this = Round(run_id=uuid.uuid4().hex[:8], restarts=0, max_restarts=0, master=holder.getsockname())
+        own = secret.variables | {"SAMESTEP_BANNER": "0"}
+        workers.start(
+            [Start(place=place, variables=worker_variables(place, this) | own) for place in places(n)],
+            entry,
+        )
+        while workers.running and not workers.failures:
+            workers.wait()
+        workers.await_cause()
+    if workers.failures:
+        cause = root_cause(workers.failures)
+        raise WorkerFailed(f"{cause.describe(n)}\n{cause.traceback}".rstrip(), exit_code=cause.code)
+    return [_result(worker.report, worker.start.place.rank, n) for worker in workers.all]
+
+
+def _result(report: Report | None, rank: int, size: int) -> Any:
+    if report is None:
+        raise WorkerFailed(f"rank {rank} of {size} ended without a result: something in it called os._exit.")
+    return report.result
+
+
+def _is_interactive() -> bool:
+    return not hasattr(sys.modules["__main__"], "__file__")

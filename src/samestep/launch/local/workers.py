@@ -1,0 +1,337 @@
+"""Starts the worker processes of one node, receives their reports, and ends them without orphans.
+
+Workers are forked. One that runs Python code has torch imported already; one that runs an executable
+is replaced by it. All stay in the launcher's process group, so that Ctrl-C, Ctrl-Z and a debugger's terminal
+work as they do for any program. The kernel kills them if the launcher itself is killed.
+"""
+
+import gc
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from samestep.base.errors import Error, WorkerFailed
+from samestep.base.last_step import LastSteps
+from samestep.base.owned_folders import make_folder, remove_dead, remove_folder
+from samestep.base.signals import ENDS
+from samestep.launch.job import STDERR
+from samestep.launch.local import descriptors, orphans
+from samestep.launch.local.child import Entry, Heritage, Start, become_worker, fork, not_started
+from samestep.launch.local.failure import Failure, root_cause
+from samestep.launch.local.hosting import Ending
+from samestep.launch.local.lifeline import Lifeline
+from samestep.launch.local.output import Stream
+from samestep.launch.local.worker_report import Report, received
+
+_POLL_S = 0.05
+_POLITE_S = 5.0
+_CAUSE_S = 1.0
+"""Seconds to wait for the cause of a failure that is likely a consequence."""
+_SECOND_S = 1.0
+"""Seconds before the ending signal is sent to workers that do not get it at once."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """Launcher's record of one running or ended worker."""
+
+    start: Start
+    pid: int
+    reports: int
+    """Launcher's end of the report pipe."""
+    exit_code: int | None = None
+    report: Report | None = None
+    _received: bytearray = field(default_factory=bytearray)
+
+    def listen(self) -> bool:
+        """Read the available bytes of the report; return False at the end of the pipe."""
+        more = True
+        with suppress(BlockingIOError):
+            while chunk := os.read(self.reports, 1 << 16):
+                self._received += chunk
+            more = False
+        while (report := received(self._received)) is not None:
+            self.report = report
+        return more
+
+    @property
+    def has_reported(self) -> bool:
+        """Whether the program has ended, so that the worker only has to exit."""
+        return self.report is not None and self.report.final
+
+    @property
+    def failure(self) -> Failure | None:
+        """Failure of this worker, if it has failed; its report arrives before its end."""
+        ending = self.report.ending if self.report and self.report.ending.exit_code else Ending()
+        code = (ending.exit_code if self.has_reported else 0) or self.exit_code or 0
+        if code == 0:
+            return None
+        place = self.start.place
+        return Failure(
+            rank=place.rank,
+            local_rank=place.local_rank,
+            pid=self.pid,
+            exit_code=code,
+            error=ending.error,
+            message=ending.message,
+            traceback=ending.traceback,
+            unwritten=ending.unwritten,
+        )
+
+
+class Workers:
+    """Workers of one round on this node; the end of the ``with`` block ends them.
+
+    Args:
+        wakeup: a file descriptor that becomes readable when `wait` should return early.
+        private: file descriptors of this process that workers must not inherit.
+    """
+
+    def __init__(self, *, wakeup: int | None = None, private: Iterable[int] = ()) -> None:
+        self.all: list[Worker] = []
+        self.failures: list[Failure] = []
+        self._selector = selectors.DefaultSelector()
+        self._watched_by_pid: dict[int, int] = {}
+        self._wakeup = wakeup
+        self._private = frozenset(private)
+        self._limit: descriptors.Limit | None = None
+        self._steps: LastSteps | None = None
+        self._folder: Path | None = None
+        self._lifeline: Lifeline | None = None
+        if wakeup is not None:
+            self._selector.register(wakeup, selectors.EVENT_READ)
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End all workers and their processes, whatever ended the block."""
+        if self.running:
+            self.stop(signal.SIGTERM, grace_s=_POLITE_S)
+        self.close()
+
+    @property
+    def running(self) -> list[Worker]:
+        """Workers that have not ended."""
+        return [worker for worker in self.all if worker.exit_code is None]
+
+    @property
+    def last_step(self) -> int | None:
+        """Last training step that any worker has recorded; None if none has."""
+        return None if self._steps is None else self._steps.latest()
+
+    def start(self, starts: Sequence[Start], entry: Entry) -> None:
+        """Fork one worker for each of `starts`; each runs `entry`.
+
+        Raises:
+            WorkerFailed: the system did not allow that many processes.
+        """
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # None if this process was started with the stream closed
+                stream.flush()
+        self._limit = descriptors.make_room(len(starts))
+        self._steps = LastSteps(max(1, len(starts)))
+        with suppress(Error):  # the temporary directory is full, which must not end the workers
+            self._folder = make_folder()
+        self._lifeline = Lifeline(self._folder)
+        # The imported modules are not garbage: no collection, here or in a child, needs to visit them again.
+        gc.freeze()
+        for start in starts:
+            self._fork(start, entry)
+
+    def _fork(self, start: Start, entry: Entry) -> None:
+        # The launcher's handlers would take, and lose, a signal between fork and the child's own handlers; a
+        # signal before the worker is recorded here would orphan it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
+        try:
+            self._add(start, entry, mask)
+        except OSError as error:
+            raise WorkerFailed(not_started(start, error)) from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def _add(self, start: Start, entry: Entry, mask: set[int | signal.Signals]) -> None:
+        with ExitStack() as undo:
+            for stream in start.streams:
+                undo.callback(stream.close)
+                stream.open()
+            reports, word = os.pipe()
+            undo.callback(os.close, reports)
+            private = {reports, self._selector.fileno(), *self._private, *self._files()}
+            had = Heritage(
+                launcher=os.getpid(),
+                mask=mask,
+                private=private,
+                limit=self._limit,
+                lifeline=self._lifeline,
+                steps=self._steps,
+            )
+            try:
+                pid = fork()
+                if pid == 0:
+                    become_worker(start, entry, word, had)
+            finally:
+                os.close(word)
+            undo.pop_all()
+        self.all.append(Worker(start=start, pid=pid, reports=reports))
+        os.set_blocking(reports, False)
+        self._selector.register(reports, selectors.EVENT_READ)
+        for stream in start.streams:
+            stream.after_fork()
+            if stream.read is not None:
+                self._selector.register(stream.read, selectors.EVENT_READ, stream)
+        if (watch := _pidfd(pid)) is not None:
+            self._watched_by_pid[pid] = watch
+            self._selector.register(watch, selectors.EVENT_READ)
+
+    def _files(self) -> set[int]:
+        """Return the descriptors that this process holds for the workers so far."""
+        streams = {fd for worker in self.all for stream in worker.start.streams for fd in stream.files}
+        return streams | {worker.reports for worker in self.running} | set(self._watched_by_pid.values())
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return after an event (a report, an end, a wake-up) or after `timeout_s`."""
+        unwatched = any(worker.pid not in self._watched_by_pid for worker in self.running)
+        if unwatched and (timeout_s is None or timeout_s > _POLL_S):
+            timeout_s = _POLL_S
+        for key, _ in self._selector.select(timeout_s):
+            if isinstance(key.data, Stream) and key.data.pump() == 0:
+                self._selector.unregister(key.fd)
+            elif key.fd == self._wakeup:
+                os.read(key.fd, 1 << 10)
+        # All workers are checked at once: the end of a killed rank precedes the error that it caused.
+        for worker in self.running:
+            self._look_after(worker)
+        orphans.reap(but={worker.pid for worker in self.running})
+        self._note_failures()
+
+    def _look_after(self, worker: Worker) -> None:
+        pid, status = os.waitpid(worker.pid, os.WNOHANG)
+        # A worker that still runs its atexit handlers has closed its end already.
+        if not worker.listen():
+            self._forget(worker.reports)
+        if pid:
+            worker.exit_code = os.waitstatus_to_exitcode(status)
+            self._forget(worker.reports)
+            os.close(worker.reports)
+            if (watch := self._watched_by_pid.pop(worker.pid, None)) is not None:
+                self._forget(watch)
+                os.close(watch)
+
+    def _forget(self, fd: int) -> None:
+        with suppress(KeyError):
+            self._selector.unregister(fd)
+
+    def _note_failures(self) -> None:
+        known = {failure.rank for failure in self.failures}
+        new = [worker.failure for worker in self.all if worker.start.place.rank not in known]
+        for failure in sorted((f for f in new if f is not None), key=lambda f: f.weight):
+            self.failures.append(failure)
+
+    def await_cause(self, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Wait a moment for the cause of a failure that is likely a consequence.
+
+        Args:
+            give_up: called after each event; True ends the waiting.
+        """
+        deadline = time.monotonic() + _CAUSE_S
+        while self.failures and root_cause(self.failures).weight and self.running and not give_up():
+            if (left := deadline - time.monotonic()) <= 0:
+                return
+            self.wait(left)
+
+    def await_end(self, timeout_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
+        """Return when all have ended by themselves, after `timeout_s`, or as soon as `hurry` returns True."""
+        self._wait_until(time.monotonic() + timeout_s, hurry)
+
+    def signal(self, number: int, to: Iterable[Worker] | None = None) -> None:
+        """Send a signal to those of `to`, or of all workers, that still run."""
+        for worker in self.all if to is None else to:
+            if worker.exit_code is None:
+                os.kill(worker.pid, number)
+
+    def stop(
+        self,
+        number: int,
+        *,
+        grace_s: float,
+        hurry: Callable[[], bool] = lambda: False,
+        first: Literal["working", "all", "nobody"] = "working",
+    ) -> None:
+        """End all workers and all processes they started; kill those that take longer than `grace_s`.
+
+        Args:
+            number: the signal that ends them.
+            grace_s: seconds that they may take to end.
+            hurry: called after each event; True ends the waiting.
+            first: the workers that get the signal at once. ``working``: not those whose program has ended
+                already, which may finish their atexit handlers for a second. ``nobody``: the keyboard may
+                have sent it; all workers get it if none has made progress after a second.
+        """
+        noted = list(self.failures)
+        pids = {worker.pid for worker in self.all}
+        started = orphans.family({worker.pid for worker in self.running})
+        leaving = [worker for worker in self.running if worker.has_reported]
+        still = self._standing()
+        deadline = time.monotonic() + grace_s
+        if first != "nobody":
+            self.signal(number, None if first == "all" else [w for w in self.all if w not in leaving])
+            self.signal(signal.SIGCONT)  # a stopped process would not handle the other signal
+        self._wait_until(min(time.monotonic() + _SECOND_S, deadline), hurry)
+        if first == "working":
+            self.signal(number, leaving)
+        elif first == "nobody" and self._standing() == still:
+            self.signal(number)
+        self._wait_until(deadline, hurry)
+        self.signal(signal.SIGKILL)
+        while self.running:
+            self.wait()
+        # Workers that this method has ended did not fail.
+        self.failures = noted
+        orphans.end_all(started, ended=pids)
+
+    def _standing(self) -> list[tuple[bool, bool]]:
+        """Return each worker's progress towards its end: whether it has reported, and still runs."""
+        return [(worker.has_reported, worker.exit_code is None) for worker in self.all]
+
+    def _wait_until(self, deadline: float, hurry: Callable[[], bool]) -> None:
+        while self.running and not hurry() and (left := deadline - time.monotonic()) > 0:
+            self.wait(left)
+
+    def close(self) -> None:
+        """Close all descriptors; the workers must have ended."""
+        for worker in self.all:
+            for stream in worker.start.streams:
+                if worker.failure is not None and stream.number == STDERR:
+                    stream.append(worker.failure.traceback)
+                if stream.read is not None:
+                    self._forget(stream.read)
+                stream.close()
+        self._selector.close()
+        descriptors.restore(self._limit)
+        self._limit = None
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        """Remove the temporary folders of this launcher and of workers that were killed."""
+        if self._lifeline is not None:
+            self._lifeline.close()
+        if self._folder is not None:
+            remove_folder(self._folder)
+            self._folder = None
+        remove_dead()
+
+
+def _pidfd(pid: int) -> int | None:
+    """Return a descriptor that becomes readable when the process ends; None if the system provides none."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):  # not Linux; before 5.3, or forbidden in this container
+        return None

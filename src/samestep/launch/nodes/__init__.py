@@ -1,0 +1,1 @@
+"""Starts a job on several nodes, with a launcher on each."""

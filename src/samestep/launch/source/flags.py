@@ -1,0 +1,91 @@
+"""Finds the command-line flags of a program in its source.
+
+Most programs contain each flag as a string, for argparse or click. Other flags do not appear in the source:
+they are derived from the names of fields and parameters, or defined by an installed package.
+"""
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from samestep.launch.source.classify import Evidence, is_one_of, user_modules
+from samestep.launch.source.names import Names, executed_nodes, used_names
+
+_FLAGS = re.compile(r"--?[A-Za-z][\w-]*(/--?[A-Za-z][\w-]*)*=?")
+"""A string that is a flag, or two flags as in click's ``--yes/--no``."""
+
+_PARSED = re.compile(r"\.parse_(known_)?args\w*$")
+_EXPLICIT = ("argparse", "optparse", "configargparse")
+"""Packages whose parsers take each flag as a string."""
+
+DERIVING = (
+    "absl.flags",
+    "argh",
+    "chz.entrypoint",
+    "clize.run",
+    "cyclopts",
+    "datargs",
+    "defopt.run",
+    "docopt.docopt",
+    "draccus",
+    "fire.Fire",
+    "getopt",
+    "jsonargparse",
+    "lightning.pytorch.cli.LightningCLI",
+    "plac.call",
+    "pydantic_settings.BaseSettings",
+    "pyrallis",
+    "pytorch_lightning.cli.LightningCLI",
+    "simple_parsing",
+    "tap.Tap",
+    "transformers.HfArgumentParser",
+    "trl.TrlParser",
+    "typer",
+    "tyro",
+)
+"""Calls that derive flags from names, or read them from a usage text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """The flags of a program.
+
+    Args:
+        literal: flags in the source, each with its file.
+        parser: first call that defines further, unknown flags; None if there is none.
+    """
+
+    literal: Mapping[str, Path]
+    parser: Evidence | None
+
+
+def flags_of(script: Path, *, roots: Sequence[Path]) -> Flags:
+    """Return the flags in the source of `script` and of the user's modules that it imports.
+
+    Args:
+        script: the file that runs as ``__main__``.
+        roots: folders of the user's code in which imports are searched.
+
+    Raises:
+        UsageError: the script is not valid Python.
+    """
+    literal: dict[str, Path] = {}
+    uses: list[Evidence] = []
+    own = {script.parent.name}
+    for file, tree in user_modules(script, roots):
+        own |= {file.stem, file.parent.name}
+        nodes = executed_nodes(tree, is_main=file is script)
+        for node in nodes:
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and _FLAGS.fullmatch(text):
+                literal |= dict.fromkeys(text.removesuffix("=").split("/"), file)
+        uses += [Evidence(file, line, name) for name, line in used_names(nodes, Names(tree))]
+    return Flags(literal, next((use for use in uses if _defines_flags(use.name, own)), None))
+
+
+def _defines_flags(name: str, own: set[str]) -> bool:
+    top = name.partition(".")[0]
+    elsewhere = _PARSED.search(name) is not None and top not in own and top not in _EXPLICIT
+    return elsewhere or is_one_of(name, DERIVING)

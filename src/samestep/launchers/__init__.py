@@ -1,0 +1,1 @@
+"""Detects the launcher that started this process, and reads its variables."""

@@ -1,0 +1,120 @@
+"""Binds each rank of a host to cores or NUMA nodes.
+
+Example: four ranks share a host with two NUMA nodes of four cores::
+
+    core      01|23 45|67      each rank has separate cores, as many as any other rank
+    numa      0123|4567        each rank has the NUMA nodes that its cores are on
+    none      01234567         the kernel places each rank
+
+If each rank has a GPU, its cores are on the GPU's node; for that, each rank must see the GPUs of all ranks.
+"""
+
+import os
+from collections.abc import Sequence
+
+from samestep.base import env
+from samestep.base.env import Environment
+from samestep.base.errors import UsageError
+from samestep.base.machine.description import cpu_share
+from samestep.base.machine.topology import Core, cores, gpu_nodes
+from samestep.base.place import Place
+from samestep.launchers.compute_threads import BOUND, guess_sharing, threads_per_rank
+
+KINDS = ("core", "numa", "none")
+
+
+def checked(kind: str) -> str:
+    """Return `kind` if it is a binding.
+
+    Raises:
+        UsageError: `kind` is not one of `KINDS`.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"--bind {kind!r} is none of {', '.join(KINDS)}.")
+    return kind
+
+
+def share_of(
+    kind: str, here: Sequence[Core], *, local_rank: int, local_size: int, near: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """Return the logical processors of one rank; pure.
+
+    Args:
+        kind: ``core`` or ``numa``.
+        here: the cores that the ranks of this host share, node by node.
+        local_rank: local rank of the rank.
+        local_size: ranks on this host.
+        near: NUMA node of the GPU of each rank; empty if ranks have none.
+
+    Raises:
+        UsageError: there are fewer cores than ranks.
+    """
+    own = _near(here, local_rank, near[:local_size]) if len(near) >= local_size else []
+    if not own:
+        each = len(here) // local_size
+        if not each:
+            raise UsageError(
+                f"--bind {kind}: {local_size} workers cannot have a core each, there are {len(here)} for "
+                "them. Ask for fewer workers or more processors, or leave --bind out."
+            )
+        own = list(here[local_rank * each : (local_rank + 1) * each])
+    if kind == "numa":
+        nodes = {core.node for core in own}
+        own = [core for core in here if core.node in nodes]
+    return tuple(sorted(cpu for core in own for cpu in core.cpus))
+
+
+def bind(kind: str, place: Place, environment: Environment, *, shared: bool = True) -> None:
+    """Bind this process, and the processes it starts from now on, to its share of the processors.
+
+    Args:
+        kind: ``core``, ``numa`` or ``none``.
+        place: place of the rank.
+        environment: its variables, among them those that select the visible GPUs.
+        shared: whether the ranks of this host have the same processors; if the launcher has bound each
+            rank separately, that binding is kept.
+
+    Raises:
+        UsageError: there are fewer cores than ranks, or Slurm shows each rank its own GPU only.
+    """
+    if kind == "none" or not shared or not hasattr(os, "sched_setaffinity"):
+        return
+    here, near = cores(os.sched_getaffinity(0)), gpu_nodes(environment.get("CUDA_VISIBLE_DEVICES"))
+    each_its_own = len(near) == 1 < place.local_size and environment.get("SLURM_GPUS_PER_TASK")
+    if each_its_own and len({core.node for core in here}) > 1:
+        raise UsageError(
+            f"--bind {kind}: under srun --gpus-per-task each worker sees its own GPU only, not which NUMA "
+            "nodes the others take. Add srun's --gpu-bind=none, so that it sees all, or leave --bind out."
+        )
+    mine = share_of(kind, here, local_rank=place.local_rank, local_size=place.local_size, near=near)
+    os.sched_setaffinity(0, mine)
+    env.export({BOUND: kind})
+
+
+def processors_of_rank(local_size: int) -> int:
+    """Return this rank's share of the processors: how many of its threads or processes can run at once.
+
+    Args:
+        local_size: ranks on this host.
+    """
+    variables = {name: text for name, text in env.snapshot().items() if name != "OMP_NUM_THREADS"}
+    cpu = cpu_share()
+    sharing = guess_sharing(variables, cpu, local_size=local_size)
+    return threads_per_rank(variables, cpu, local_size=local_size, sharing=sharing).count
+
+
+def in_words(kind: str) -> str:
+    """Return the text of a binding for the banner."""
+    return {
+        "core": "each bound to cores of its own",
+        "numa": "each bound to a NUMA node",
+        "none": "",
+    }[kind]
+
+
+def _near(here: Sequence[Core], local_rank: int, near: Sequence[int]) -> list[Core]:
+    """Return the rank's cores on its GPU's node, as many as each rank can have; none if a rank gets none."""
+    on = {node: [core for core in here if core.node == node] for node in near}
+    each = min(len(on[node]) // near.count(node) for node in near)
+    before = near[:local_rank].count(near[local_rank])
+    return on[near[local_rank]][before * each : (before + 1) * each]

@@ -1,1 +1,0 @@
-"""Step clocks: measure the phases of training steps and write them to files."""

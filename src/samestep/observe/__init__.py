@@ -1,0 +1,1 @@
+"""Observes a running script without changing its results."""

@@ -1,0 +1,1 @@
+"""Measures the phases of training steps and writes them to files."""

@@ -1,0 +1,115 @@
+"""Inspects the models that a script calls: what synchronizes their gradients, and how large those are."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from samestep.observe.clock.bucket_copies import time_copies
+from samestep.parallel.gradients.compress import message_bytes
+
+
+@dataclass(slots=True, eq=False)
+class DdpInfo:
+    """A `DistributedDataParallel`, which overlaps communication with backward."""
+
+    model: ref[DistributedDataParallel]
+    gradient_bytes: int | None = None
+    """Bytes of the gradients as they are sent; None before `measure`, and if a hook sends something else."""
+    is_timed: bool = False
+    """Whether its copies are timed."""
+
+    def measure(self) -> None:
+        """Set the size of the gradients."""
+        model = self.model()
+        self.gradient_bytes = None if model is None else _gradient_bytes(model)
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class ModelInfo:
+    """A model that a script calls."""
+
+    ids: frozenset[int]
+    """Ids of the model and of its attribute `module`, which a wrapper has."""
+    sync: str
+    """``ddp`` or ``fsdp``, by the outermost such wrapper in the model; empty without one."""
+    ddps: tuple[DdpInfo, ...]
+    """All `DistributedDataParallel` in the model, itself included."""
+
+
+class ModelRegistry:
+    """The models of a script, each inspected once.
+
+    Args:
+        before_copy: called before DDP copies a gradient into a bucket, see `time_copies`.
+        after_copy: called after.
+    """
+
+    def __init__(self, before_copy: Callable[..., None], after_copy: Callable[..., None]) -> None:
+        self._before_copy, self._after_copy = before_copy, after_copy
+        self._known: WeakKeyDictionary[nn.Module, ModelInfo] = WeakKeyDictionary()
+        self._ddps: WeakKeyDictionary[nn.Module, DdpInfo] = WeakKeyDictionary()
+        self._unmeasured: list[DdpInfo] = []
+        self._handles: list[RemovableHandle] = []
+
+    def of(self, module: nn.Module, *, on_host: bool) -> ModelInfo:
+        """Return the information about a model.
+
+        Args:
+            module: the model, which may be compiled, or contain a wrapper.
+            on_host: whether to time DDP's copies, which an accelerator only queues.
+        """
+        found = self._find(module)
+        for ddp in found.ddps if on_host else ():
+            model = ddp.model()
+            if model is not None and not ddp.is_timed:
+                ddp.is_timed = True
+                self._handles += time_copies(model, self._before_copy, self._after_copy)
+        return found
+
+    def measure(self) -> None:
+        """Measure the gradients of new models, when a backward begins: by then hooks are registered."""
+        while self._unmeasured:
+            self._unmeasured.pop().measure()
+
+    def remove_hooks(self) -> None:
+        """Stop timing copies."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _find(self, module: nn.Module) -> ModelInfo:
+        found = self._known.get(module)
+        if found is None:
+            parts = list(module.modules())
+            found = self._known[module] = ModelInfo(
+                frozenset({id(module), id(getattr(module, "module", None))}),
+                next(filter(None, map(_sync, parts)), ""),
+                tuple(self._ddp(one) for one in parts if isinstance(one, DistributedDataParallel)),
+            )
+        return found
+
+    def _ddp(self, model: DistributedDataParallel) -> DdpInfo:
+        found = self._ddps.get(model)
+        if found is None:
+            found = self._ddps[model] = DdpInfo(ref(model))
+            self._unmeasured.append(found)
+        return found
+
+
+def _sync(module: nn.Module) -> str:
+    """Return how a wrapper synchronizes gradients; empty for any other module."""
+    if isinstance(module, DistributedDataParallel):
+        return "ddp"
+    return "fsdp" if type(module).__name__.startswith(("FullyShardedDataParallel", "FSDP")) else ""
+
+
+def _gradient_bytes(model: Any) -> int | None:
+    is_dense = not getattr(model, "_comm_hooks", ()) and getattr(model, "mixed_precision", None) is None
+    if not is_dense or any(getattr(module, "sparse", False) for module in model.modules()):
+        return None
+    ignored = model.parameters_to_ignore
+    return message_bytes(one for name, one in model.module.named_parameters() if name not in ignored)

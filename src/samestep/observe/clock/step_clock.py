@@ -1,0 +1,392 @@
+"""Measures how long each step of an unmodified script takes, and each phase of it: the step clock.
+
+The clock receives the events of the training loop (`samestep.hooks.training_events`) and of all communication
+(`communication_calls`), and logs each event with its time. `step_replay` computes the steps from that log
+later. The clock makes no rank wait for another, and waits for no device.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from os import getpid
+from threading import get_ident
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import distributed_c10d as c10d
+from torch.optim.optimizer import Optimizer
+from torch.utils.data import DataLoader
+
+from samestep.base.step_phases import OPTIMIZER, OTHER
+from samestep.hooks.graph_end import GraphEnd
+from samestep.hooks.training_events import Listener, subscribed, wrapped
+from samestep.hooks.uncompiled import uncompiled
+from samestep.observe.clock.clock_file import ClockFile, ClockOptions
+from samestep.observe.clock.communication_calls import COLLECTIVES, IN_MEMORY, communication_through
+from samestep.observe.clock.cpu_contention import ThreadCpuClock, is_sampled, thread_cpu_clock
+from samestep.observe.clock.instants import DeviceInstants, HostInstants, Instants, is_captured
+from samestep.observe.clock.loaded_samples import MAX_BATCHES, LoaderHook
+from samestep.observe.clock.model_gradients import DdpInfo, ModelInfo, ModelRegistry
+from samestep.observe.clock.optimizer_cycle import OptimizerCycle
+from samestep.observe.clock.phase_instants import OnExit
+from samestep.observe.clock.sample_count import Size, size_of
+from samestep.observe.clock.step_replay import CpuInstant, Event, Log, Replay
+from samestep.observe.clock.step_writer import StepWriter
+from samestep.parallel.gradients.synchronizer import GradientSynchronizer
+
+_BY_HAND = "by hand"
+_WITHOUT_QUEUE = ("cpu", "meta")
+"""Devices without a queue of kernels: an operation has ended when its call returns."""
+
+
+class ScriptClock(Listener):
+    """Clocks the steps of one rank of a script, in the one thread that trains.
+
+    The first step begins with the first call of a model, whose device is the run's. If that is the CPU, the
+    first training call on an accelerator replaces the device, until a step has been recorded.
+
+    Args:
+        file: receives the steps.
+        clocking: how many steps are recorded.
+        stop: ends this process once that many steps have been recorded.
+        own: returns how many of the samples that a model is called with are this rank's.
+        loaders: number of workers that each load a shard of the epoch.
+        samples_per_epoch: None computes it from what the loaders read.
+    """
+
+    def __init__(
+        self,
+        file: ClockFile,
+        clocking: ClockOptions,
+        *,
+        stop: Callable[[], None],
+        own: Callable[[int], int] = lambda samples: samples,
+        loaders: int = 1,
+        samples_per_epoch: int | None = None,
+    ) -> None:
+        self._file, self._clocking, self._stop = file, clocking, stop
+        self._own_samples, self._loaders, self._samples_per_epoch = own, loaders, samples_per_epoch
+        self.thread: tuple[int, int] = getpid(), get_ident()
+        self._device = torch.device("cpu")
+        self._instants: Instants[Any] = HostInstants()
+        self._now: Callable[[], Any] = self._instants.now
+        self._cpu_clock: ThreadCpuClock | None = None
+        self._log: Log = []
+        self._replay = Replay(self._log)
+        self._writer: StepWriter | None = None
+        """Created by the first call of a model."""
+        self._cycle, self._models = OptimizerCycle(), ModelRegistry(self._note_copy, self._note_copy_end)
+        self._loader_hook = LoaderHook(self._note_batch)
+        self._early: deque[tuple[int | None, int]] = deque(maxlen=MAX_BATCHES + 1)
+        """Batches loaded before the first step; one above the maximum, so that `LoadedSamples` notices."""
+        self._loader: DataLoader[Any] | None = None
+        self._trained_loader: DataLoader[Any] | None = None
+        """The loader whose iteration began last, now and at the last training call."""
+        self._last_module: ref[nn.Module] | None = None
+        self._model: ModelInfo | None = None
+        """The model of the last training call."""
+        self._steps = 0
+        self._is_started = self._is_recording = self._has_ended = False
+        """Whether the first step has begun, whether any step has been recorded, whether recording is over."""
+        self._has_trained = self._has_optimizer = self._is_updating = False
+        self._is_in_backward = self._is_graph_done = self._is_communicating = False
+        self._may_overlap = False
+        """Whether a backward of this step communicates; `Replay` decides whether that overlapped."""
+        self._overlapped_steps = 0
+        """Number of steps in which a backward communicated."""
+        self._sync = self._backend = ""
+        self._uses_shared_memory = False
+        """Whether the last gradient all-reduce of a synchronizer used the shared memory of one host."""
+        self._graph_end = GraphEnd(self._note_graph_end)
+        self._load_context, self._backward_context = (
+            OnExit(self._note_load_end),
+            OnExit(self._note_backward_end),
+        )
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Clock the script for the duration of a block."""
+        with ExitStack() as stack:
+            stack.callback(self._models.remove_hooks)
+            stack.enter_context(uncompiled(ScriptClock))
+            stack.enter_context(subscribed(self))
+            stack.enter_context(self._loader_hook.attached())
+            stack.enter_context(wrapped(Optimizer, "__init__", self._note_optimizer))
+            stack.enter_context(wrapped(DataLoader, "__iter__", self._note_loader))
+            stack.enter_context(communication_through(self._communicate, self._note_gradients))
+            if torch.accelerator.is_available():
+                stack.enter_context(wrapped(Tensor, "to", self._note_move))
+                stack.enter_context(wrapped(Tensor, "cuda", self._note_move))
+            yield
+
+    def end(self, ended: str, message: str = "") -> None:
+        """Record how the script ended, unless that has been recorded.
+
+        Args:
+            ended: see `ClockFile.end`; after an ``error`` no device is waited for.
+            message: the text of the error.
+        """
+        if self._has_ended or getpid() != self.thread[0]:
+            return
+        self._has_ended = True
+        if self._writer is None:
+            self._write_header()
+        else:
+            self._writer.close(waits=not ended.startswith("error"))
+        samples = self._samples_per_epoch
+        own = None if self._trained_loader is None else self._replay.samples_per_epoch(self._trained_loader)
+        if samples is None and own is not None:
+            samples = own * self._loaders
+        self._file.end(ended, message, device=self._device, made=self._steps, samples_per_epoch=samples)
+
+    def accepts(self, *, trains: bool = False) -> bool:
+        """See `Listener.accepts`; the events of threads and processes that do not train are not accepted."""
+        if self.thread == (getpid(), get_ident()):
+            return True
+        if trains and not self._has_trained and getpid() == self.thread[0]:
+            # The script trains in another thread than its main one.
+            self.thread = getpid(), get_ident()
+            self._is_started = self._is_communicating = False
+            self._loader_hook.follow()
+            self._early.clear()
+            self._log += Event.NEW_THREAD, None, ()
+            return True
+        return trains and self._is_backward_thread()
+
+    def _is_backward_thread(self) -> bool:
+        """Return whether this is autograd's thread of an accelerator, inside a backward."""
+        return self._is_in_backward and self._device.type != "cpu" and not _is_python_thread()
+
+    def call(
+        self, module: nn.Module, inputs: Sequence[Any], *, is_training: bool
+    ) -> AbstractContextManager[Any] | None:
+        """See `Listener.call`."""
+        if not (self._is_started and self._is_recording):
+            device = next(module.parameters()).device
+            if is_captured(device):
+                return None
+            self._start_on(device, trains=is_training)
+        elif self._instants.of_device and is_captured(self._device):
+            return None
+        if self._is_in_backward:  # activation checkpointing recomputes the forward
+            return None
+        if not is_training:
+            self._note_other_call(module, inputs)
+            return None
+        if self._last_module is None or self._last_module() is not module:
+            self._last_module, self._model = (
+                ref(module),
+                self._models.of(module, on_host=self._device.type == "cpu"),
+            )
+            if not self._sync or self._sync == _BY_HAND:
+                self._sync = self._model.sync or self._sync
+        assert self._model is not None
+        self._trained_loader = self._loader
+        ddps: tuple[DdpInfo, ...] = ()
+        for ddp in self._model.ddps:
+            wrapper = ddp.model()
+            if wrapper is not None and wrapper.require_backward_grad_sync:
+                ddps += (ddp,)
+                self._may_overlap = True
+        rows, elements = size_of(inputs)
+        self._log += Event.CALL, self._now(), (self._model, self._own_samples(rows), elements, ddps)
+        return None
+
+    def _note_other_call(self, module: nn.Module, inputs: Sequence[Any]) -> None:
+        if torch.is_grad_enabled():
+            rows, elements = size_of(inputs)
+            self._log += Event.OTHER_CALL, self._now(), (None, Size(self._own_samples(rows), elements))
+        else:
+            self._log += Event.OTHER_CALL, None, (None if module.training else id(module), None)
+
+    def _note_copy(self, *_: object) -> None:
+        if self._is_in_backward:
+            self._log += Event.COPY, self._now(), ()
+
+    def _note_copy_end(self, *_: object) -> None:
+        if self._is_in_backward:
+            self._log += Event.COPY_END, self._now(), ()
+
+    def backward(self, losses: Sequence[Tensor]) -> AbstractContextManager[Any] | None:
+        """See `Listener.backward`."""
+        self._has_trained = True
+        if not self._is_started:
+            return None
+        if losses and not self._is_recording:
+            self._start_on(losses[0].device, trains=True)
+        self._models.measure()
+        self._log += Event.BACKWARD, self._now(), ()
+        self._is_in_backward, self._is_graph_done = True, False
+        if self._backend or c10d.is_initialized():
+            self._graph_end.follow(losses)
+        return self._backward_context
+
+    def _note_backward_end(self) -> None:
+        self._is_in_backward = False
+        self._graph_end.remove_hook()
+        now = self._now()
+        self._log += Event.BACKWARD_END, now, ()
+        if not self._has_optimizer:
+            self._end_step(now)
+
+    def loading(self) -> AbstractContextManager[Any] | None:
+        """See `Listener.loading`."""
+        if not self._is_started or self.thread != (getpid(), get_ident()):
+            return None  # another thread may read a loader
+        is_nested = self.is_in_call or self._is_in_backward
+        self._log += Event.LOAD_NESTED if is_nested else Event.LOAD, self._now(), ()
+        return self._load_context
+
+    def _note_load_end(self) -> None:
+        # Another thread may have begun to train while this one was loading.
+        if self._is_started and self.thread == (getpid(), get_ident()):
+            self._log += Event.LOAD_END, self._now(), ()
+
+    def _note_batch(self, samples: int | None, data: int) -> None:
+        if self.thread[0] != getpid():
+            return
+        if self._is_started:
+            self._log += Event.BATCH, None, (samples, data)
+        else:
+            self._early.append((samples, data))
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """See `Listener.before_step`."""
+        del optimizer
+        self._is_updating = self._has_trained = True
+        if self._is_started:
+            self._log += Event.OPTIMIZER, self._now(), ()
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """See `Listener.after_step`."""
+        self._is_updating = False
+        if not self._is_started:
+            return
+        now = self._now()
+        ends = self._cycle.ends_cycle(optimizer)
+        if self._cycle.restarts:
+            self._steps = 0
+            self._log += Event.RESTART, None, ()
+        if ends:
+            self._end_step(now)
+        self._log += Event.OPTIMIZER_END, now, ()
+
+    def _start_on(self, device: torch.device, *, trains: bool) -> None:
+        """Begin the first step, with the instants of the device that a model was called on."""
+        has_queue = device.type not in _WITHOUT_QUEUE
+        replaces_device = trains and has_queue and not self._instants.of_device and not self._is_recording
+        if self._is_started and not replaces_device:
+            return
+        if has_queue:
+            self._device, self._instants = device, DeviceInstants(device)
+        self._cpu_clock = None if has_queue else thread_cpu_clock()
+        self._now, self._steps, self._is_started = self._instants.now, 0, True
+        self._writer = self._writer or StepWriter(self._file, self._replay, self._write_header)
+        self._writer.of_device = has_queue
+        self._log += Event.BEGIN, self._now(), (self._instants, OPTIMIZER if self._is_updating else OTHER)
+        while self._early:
+            self._log += Event.BATCH, None, self._early.popleft()
+
+    def _instant_and_cpu(self) -> CpuInstant:
+        assert self._cpu_clock is not None
+        return CpuInstant(self._instants.now(), self._cpu_clock())
+
+    def _end_step(self, now: Any) -> None:
+        if self._instants.of_device and is_captured(self._device):
+            return
+        if not self._backend:
+            self._read_backend()
+        warm_up, wanted = self._clocking.warm_up, self._clocking.steps
+        number = self._steps if self._steps >= warm_up else None
+        self._overlapped_steps += self._may_overlap
+        self._may_overlap = False
+        reads_cpu = (
+            self._cpu_clock is not None
+            and self._overlapped_steps > 0
+            and is_sampled(self._overlapped_steps - warm_up)
+        )
+        self._log += Event.END_STEP, now, (number,)
+        self._now = self._instant_and_cpu if reads_cpu else self._instants.now
+        if reads_cpu:
+            self._log += Event.READ_CPU, self._now(), ()
+        self._steps += 1
+        self._is_recording |= number is not None
+        if self._instants.of_device:
+            assert self._writer is not None
+            self._writer.read()
+        if wanted is not None and self._steps == warm_up + wanted:
+            self.end("steps")
+            self._stop()
+
+    def _note_graph_end(self) -> None:
+        if self._is_in_backward:
+            self._is_graph_done = True
+            self._log += Event.GRAPH_END, self._now(), ()
+
+    def _communicate(self, kind: str, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """See `CommunicationWrapper`; communication inside other communication is not logged again."""
+        if not (self._is_started and (self.thread == (getpid(), get_ident()) or self._is_backward_thread())):
+            return call(*args, **kwargs)
+        if kind not in (COLLECTIVES, IN_MEMORY):
+            self._sync = kind
+        elif not self._sync:
+            self._sync = _BY_HAND
+        if self._is_communicating:
+            return call(*args, **kwargs)
+        is_inline = kind == IN_MEMORY
+        self._may_overlap |= self._is_in_backward and not (self._is_graph_done or is_inline)
+        thread, self._is_communicating = self.thread, True
+        self._log += Event.COMMUNICATE_INLINE if is_inline else Event.COMMUNICATE, self._now(), ()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            if self.thread is thread:  # no other thread has begun to train during the call
+                self._is_communicating = False
+                self._log += Event.COMMUNICATE_END, self._now(), ()
+
+    def _note_gradients(self, synchronizer: GradientSynchronizer) -> None:
+        self._uses_shared_memory = synchronizer.is_in_memory
+        if self._is_started and self.thread[0] == getpid():
+            self._log += Event.GRADIENTS, None, (synchronizer.gradient_bytes,)
+
+    def _note_move(self, original: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        is_logged = self._is_started and tensor.is_cpu and not self.is_in_call
+        if not is_logged or self.thread != (getpid(), get_ident()):
+            return original(tensor, *args, **kwargs)
+        self._log += Event.MOVE, self._now(), ()
+        moved = original(tensor, *args, **kwargs)
+        if not moved.is_cpu:
+            self._log += Event.MOVE_END, self._now(), ()
+        return moved
+
+    def _note_loader(self, original: Callable[..., Any], loader: DataLoader[Any]) -> Any:
+        self._loader = loader
+        with self.loading() or nullcontext():
+            return original(loader)
+
+    def _note_optimizer(
+        self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any
+    ) -> None:
+        original(optimizer, *args, **kwargs)
+        self._has_optimizer = True
+
+    def _read_backend(self) -> None:
+        """Read the back end while there is a process group: a script may destroy it before the header."""
+        if not self._backend and c10d.is_initialized():
+            by_device = dict(one.split(":") for one in c10d.get_backend_config().split(","))
+            self._backend = by_device.get(self._device.type, "")
+
+    def _write_header(self) -> None:
+        self._read_backend()
+        backend = "shared memory" if self._uses_shared_memory else self._backend
+        self._file.header(device=self._device, backend=backend, sync=self._sync)
+
+
+def _is_python_thread() -> bool:
+    """Return whether Python started this thread: torch's autograd starts its threads in C++."""
+    this = get_ident()
+    dummy = threading._DummyThread  # noqa: SLF001 - the class of a foreign thread that calls current_thread()
+    return any(one.ident == this and not isinstance(one, dummy) for one in threading.enumerate())

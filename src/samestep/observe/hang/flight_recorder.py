@@ -1,0 +1,125 @@
+"""Reads which collectives this process has entered, from torch's flight recorder and `PROGRESS`.
+
+Any thread can read the recorder while the main thread waits in a collective. Its counts, some hundred bytes,
+are read every time. Its entries, some hundred kilobytes, are read only for a new group, or when no count has
+changed for a while. The recorder has no operations between two ranks, and older versions of torch have none.
+"""
+
+import pickle
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from samestep.ranks.collectives.call_counter import PROGRESS
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCount:
+    """Numbers of the collectives of one group that this process entered last and that ended last.
+
+    Collectives may end in another order than they began, so unequal numbers do not imply that one is running.
+    """
+
+    entered: int
+    last_ended: int
+
+
+class Recorder:
+    """Reads the flight recorder of this process."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        """Names of groups, by the recorder's id."""
+        self._messages: dict[str, int] = {}
+        """For groups of Gloo: messages between two ranks before the first collective."""
+
+    def counts(self) -> dict[str, CollectiveCount]:
+        """Return the counts of each group that has had a collective."""
+        found = {}
+        status = _dump(entries=False)["pg_status"]
+        if status.keys() - self._names.keys():
+            self._read_names()
+        for number, last in status.items():
+            name = self._names.get(str(number), str(number))
+            before = self._messages.get(str(number), 0)
+            found[name] = CollectiveCount(
+                last["last_enqueued_collective"] - before, last["last_completed_collective"] - before
+            )
+        for group, one in list(PROGRESS.items()):  # a copy: the script's thread may add a group
+            if one.entered:
+                found[group] = CollectiveCount(one.entered, one.ended)
+        return found
+
+    def under_way(self, group: str) -> tuple[str, int] | None:
+        """Return name and number of the first running collective of a group; None without one."""
+        if group in PROGRESS:
+            one = PROGRESS[group]
+            return (one.op, one.entered) if one.entered != one.ended else None
+        for entry in _collectives(group):
+            if not entry["retired"]:
+                return _name(entry), entry["collective_seq_id"]
+        return None
+
+    def name_of(self, group: str, seq: int) -> str:
+        """Return the name of a collective, such as ``all_reduce``."""
+        if group in PROGRESS:
+            return PROGRESS[group].op
+        return next(
+            (_name(entry) for entry in _collectives(group) if entry["collective_seq_id"] == seq), "collective"
+        )
+
+    def _read_names(self) -> None:
+        for entry in _dump(entries=True)["entries"]:
+            number = str(entry["pg_id"])
+            self._names[number] = _group(entry)
+            if number not in self._messages and str(entry["profiling_name"]).startswith("gloo:"):
+                # Gloo counts them in the status, and so the proofs of `samestep.ranks.world.gloo_groups`.
+                self._messages[number] = int(entry["op_id"]) - int(entry["collective_seq_id"])
+
+
+def ranks_of(group: str) -> tuple[int, ...]:
+    """Return the ranks of a group by its name; empty for an unknown group."""
+    if group in PROGRESS:
+        return PROGRESS[group].ranks
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None:
+        return ()
+    for found, name in list(c10d._world.pg_names.items()):  # noqa: SLF001 - no public spelling
+        if name == group.partition(" ")[0]:
+            return tuple(c10d.get_process_group_ranks(found))
+    return ()
+
+
+def has_group() -> bool:
+    """Return whether this process has a process group, whatever its script sees of it."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    return c10d is not None and bool(c10d.is_initialized())
+
+
+def _collectives(group: str) -> list[dict[str, Any]]:
+    entries = _dump(entries=True)["entries"]
+    return [entry for entry in entries if _group(entry) == group and not entry.get("is_p2p")]
+
+
+def _name(entry: dict[str, Any]) -> str:
+    return str(entry["profiling_name"]).rpartition(":")[2]
+
+
+def _group(entry: dict[str, Any]) -> str:
+    """Return the name of an entry's group, with its description if it has one."""
+    name, purpose = entry["process_group"]
+    return str(name) if purpose in ("", "undefined", "default_pg") else f"{name} ({purpose})"
+
+
+def _dump(*, entries: bool) -> dict[str, Any]:
+    """Return the merged dumps of the recorders of Gloo and NCCL groups."""
+    c10d: Any = sys.modules.get("torch._C._distributed_c10d")
+    found: dict[str, Any] = {"pg_status": {}, "entries": []}
+    for name in ("_dump_fr_trace", "_dump_nccl_trace"):
+        dump = getattr(c10d, name, None)
+        if dump is not None:
+            # Without stack traces: symbolizing them can take seconds.
+            content = pickle.loads(dump(includeCollectives=entries, includeStackTraces=False))  # noqa: S301
+            found["pg_status"] |= content.get("pg_status", {})
+            found["entries"] += content.get("entries", [])
+    return found

@@ -1,0 +1,132 @@
+"""Finds the line of the script, and the blocking call, that a thread executes."""
+
+import linecache
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from samestep.base.package import PACKAGE
+
+_TORCH = str(Path(torch.__file__).parent)
+_LIBRARIES = tuple(
+    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {PACKAGE, _TORCH}
+)
+_TEXT = 80
+"""Maximum characters of a source line in messages."""
+_PEER = {"recv": ("src", "group_src"), "send": ("dst", "group_dst")}
+_COLLECTIVES = {
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "monitored_barrier",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+}
+
+
+def is_script(file: str) -> bool:
+    """Return whether a file is user code: no library, and no file of the interpreter."""
+    return not file.startswith((*_LIBRARIES, "<"))
+
+
+def main_frames() -> list[FrameType]:
+    """Return the frames of the main thread, innermost first; empty if the thread has ended."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - documented so
+    return list(_callers(frame))
+
+
+def line_of(frames: Iterable[FrameType]) -> str:
+    """Return the innermost line of the script in `frames`, as ``file:line``; empty without one."""
+    for frame in frames:
+        if is_script(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return ""
+
+
+def current_line() -> str:
+    """Return the line of the script that the calling thread executes, as ``file:line``."""
+    frames = _callers(sys._getframe(1))  # noqa: SLF001 - the public way copies the whole stack
+    return line_of(frames) or "outside of the script"
+
+
+def with_text(line: str) -> str:
+    """Return a ``file:line`` with the source of the line."""
+    file, _, number = line.rpartition(":")
+    return _with_source(file, int(number)) if number.isdigit() else line
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedCall:
+    """A call in which a thread waits for other ranks.
+
+    It has no reference to the call's frame, which would keep the local variables of all callers alive after
+    they return: batches, loaders and their worker processes.
+    """
+
+    op: str
+    call: int
+    """Id of the frame: equal for all samples of one call, and possibly for a later call."""
+    ranks: tuple[int, ...] = ()
+    """The ranks that are waited for; empty for all ranks."""
+    is_new: bool = field(default=True, compare=False)
+    """Whether the call is sampled for the first time."""
+
+
+def blocked_in(frames: list[FrameType]) -> BlockedCall | None:
+    """Return the call in which a thread waits for other ranks, for calls that the flight recorder lacks."""
+    for frame in frames:
+        name, file = frame.f_code.co_name, frame.f_code.co_filename
+        if name == "_joined" and file.startswith(PACKAGE):
+            return _blocked("samestep.join", frame)
+        if name == "await_message" and file.startswith(PACKAGE):
+            peer = frame.f_locals.get("peer")
+            return _blocked(str(frame.f_locals.get("op")), frame, peer)
+        if not file.startswith(_TORCH):
+            continue
+        if name == "init_process_group":
+            return _blocked(name, frame)
+        if file.endswith("distributed_c10d.py") and (name in _COLLECTIVES or name in _PEER):
+            peers = [frame.f_locals.get(key) for key in _PEER.get(name, ())]
+            return _blocked(name, frame, *peers)
+    return None
+
+
+def _blocked(op: str, frame: FrameType, *peers: Any) -> BlockedCall:
+    """Return the blocked call, and mark its frame as sampled.
+
+    Frames have no weak references, and their addresses are reused. The mark, `f_trace_lines`, makes a
+    debugger skip the rest of the call, which is not in the script.
+    """
+    is_new, frame.f_trace_lines = frame.f_trace_lines, False
+    ranks = tuple(peer for peer in peers if isinstance(peer, int))[:1]
+    return BlockedCall(op, id(frame), ranks, is_new)
+
+
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _with_source(file: str, line: int) -> str:
+    text = linecache.getline(file, line).strip()
+    text = text if len(text) <= _TEXT else f"{text[: _TEXT - 3]}..."
+    return f"{file}:{line}" + (f": {text}" if text else "")

@@ -1,0 +1,1 @@
+"""Compares the ranks of a script in every step."""

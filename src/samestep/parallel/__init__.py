@@ -1,0 +1,1 @@
+"""Computes data-parallel steps: shards, averaged gradients, equal bits."""

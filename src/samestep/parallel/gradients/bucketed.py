@@ -1,0 +1,155 @@
+"""Averages gradients in buckets that are sent while backward still computes: the default synchronizer."""
+
+import threading
+
+import torch
+
+from samestep.base.errors import OutOfStep
+from samestep.parallel.gradients.bucket_buffers import lay_out
+from samestep.parallel.gradients.compress import message_bytes
+from samestep.parallel.gradients.synchronizer import GradientSynchronizer, SyncConfig
+
+FROZEN_SYNCS = 10
+"""Synchronizations in which a parameter stays frozen before the buckets are laid out without it."""
+
+
+class Bucketed(GradientSynchronizer):
+    """Asynchronous all-reduces of buckets, overlapped with backward.
+
+    ::
+
+        backward        layer 4 . layer 3 . layer 2 . layer 1 |
+        communication             [bucket 0] [bucket 1]       | [bucket 2]  then copy the averages
+
+    Ranks must send in one order, whichever parameters each of them uses. So a bucket is sent early only when
+    it is full and all buckets before it were sent; a bucket with running statistics waits for the end; and of
+    several models only the first to be replicated sends early.
+
+    Where graphs are nested and share parameters (a block under reentrant checkpointing, used twice), a
+    gradient can change after its bucket was sent. The first synchronization sends nothing early and detects,
+    for all ranks, whether that happens. If it begins later, those buckets are sent again, which is correct
+    because averaging starts from ``p.grad``, and nothing is sent early any more.
+
+    All ranks lay out the buckets again when parameters have been unfrozen, and when some have stayed frozen
+    for a while, because their bucket is never full.
+    """
+
+    in_place = False
+    """Whether large gradients are averaged without a bucket."""
+
+    def __init__(self, config: SyncConfig) -> None:
+        super().__init__(config)
+        self._lock = threading.Lock()  # gradients of several devices arrive on several threads
+        self._parameters = list(config.parameters.values())
+        self._plan()
+        self._prepare()
+
+    def _plan(self) -> None:
+        laid = lay_out(self._config, in_place=self.in_place)
+        self._buckets = [one.bucket for one in laid]
+        self._members = [one.indices for one in laid]
+        self.gradient_bytes = message_bytes(self._parameters, self._config.compress)
+        self._row = {index: row for row, indices in enumerate(self._members) for index in indices}
+        self._frozen = {
+            name: parameter
+            for name, parameter in self._config.parameters.items()
+            if not parameter.requires_grad
+        }
+        self._frozen_members: list[int] = []
+        self._num_frozen_syncs = 0
+        self._overlap: bool | None = None if self._config.may_overlap else False  # None: not known yet
+
+    def _prepare(self) -> None:
+        for bucket in self._buckets:
+            bucket.drain()  # pending since a backward that ended in an error
+        self._awaited = [set(indices) for indices in self._members]
+        self._num_sent = 0
+        self._repeated = False
+        self._steady = True
+        self._stale: set[int] = set()
+
+    def _gradient_ready(self, index: int) -> None:
+        with self._lock:
+            row = self._row.get(index)
+            if row is None:
+                return  # frozen when the buckets were laid out; `_replan` handles it
+            if index in self._awaited[row]:
+                self._awaited[row].remove(index)
+            else:
+                self._repeated = True
+                if row < self._num_sent:
+                    self._stale.add(row)
+            if self._overlap and self._may_send_early:
+                self._send_full()
+
+    def _send_full(self) -> None:
+        with torch.no_grad():
+            while self._num_sent < len(self._buckets):
+                bucket = self._buckets[self._num_sent]
+                if self._awaited[self._num_sent] or bucket.has_payload:
+                    return
+                self._send(self._num_sent)
+                self._num_sent += 1
+
+    def _send(self, row: int) -> None:
+        """Send a bucket; the last one carries whether this rank keeps its layout."""
+        if row == len(self._buckets) - 1:
+            self._steady = not self._unfrozen() and self._num_frozen_syncs < FROZEN_SYNCS
+            self._buckets[row].send(steady=self._steady)
+        else:
+            self._buckets[row].send()
+
+    def _average(self) -> None:
+        for row in range(self._num_sent, len(self._buckets)):
+            self._send(row)
+        for row in sorted(self._stale):
+            self._buckets[row].wait()
+            self._send(row)
+        for bucket in self._buckets:
+            bucket.wait()
+            bucket.unpack()
+        self._num_sent = 0
+        if self._overlap is None:
+            self._overlap = self._no_rank_repeats()
+        elif self._stale:
+            self._overlap = False
+        self._count_frozen()
+        if not self._steady:
+            self._replan()
+
+    def _count_frozen(self) -> None:
+        """Count the consecutive synchronizations in which the same parameters were frozen."""
+        frozen = [index for index in self._row if not self._parameters[index].requires_grad]
+        is_unchanged = bool(frozen) and frozen == self._frozen_members
+        self._num_frozen_syncs = self._num_frozen_syncs + 1 if is_unchanged else 0
+        self._frozen_members = frozen
+
+    def _unfrozen(self) -> list[str]:
+        return [name for name, parameter in self._frozen.items() if parameter.requires_grad]
+
+    def _no_rank_repeats(self) -> bool:
+        repeated = torch.tensor([float(self._repeated)], device=self._config.world.device)
+        self._config.world.all_reduce(repeated, op="max")
+        return not repeated.item()
+
+    def _replan(self) -> None:
+        """Lay out new buckets if all ranks need them, and average unfrozen parameters at once."""
+        unfrozen = self._unfrozen()
+        if self._buckets[-1].any_rank_steady():
+            if unfrozen:
+                raise OutOfStep(
+                    f"parameters were unfrozen on this rank ({', '.join(unfrozen)}) and not on all others. "
+                    "Change requires_grad on all ranks at the same step."
+                )
+            return  # another rank has not frozen them, or not yet for as long
+        trained = {name for name, parameter in self._config.parameters.items() if parameter.requires_grad}
+        for rank, theirs in enumerate(self._config.world.all_gather_objects(sorted(trained))):
+            if differing := sorted(trained.symmetric_difference(theirs)):
+                raise OutOfStep(
+                    f"other parameters are frozen on this rank than on rank {rank}: {', '.join(differing)}. "
+                    "Change requires_grad on all ranks at the same step."
+                )
+        self._plan()
+        self._prepare()
+        if unfrozen:
+            self._average()

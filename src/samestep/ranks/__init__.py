@@ -1,0 +1,1 @@
+"""Connects the ranks of one job, and passes data between them."""

@@ -1,0 +1,1 @@
+"""Lets the ranks of a job find and authenticate each other."""

@@ -1,0 +1,157 @@
+"""Derives the rendezvous of a job's ranks: the address and port of rank 0, without communication.
+
+============================  =======================  ===========================================
+known                         address                  port
+============================  =======================  ===========================================
+MASTER_ADDR, MASTER_PORT      as given                 as given (each half counts on its own)
+a Slurm step                  first node of the step   from job and step id
+all ranks on one host         loopback                 from the job's name, or the common launcher
+several hosts, MPI            an error                 from the job's name, or an error
+============================  =======================  ===========================================
+
+At a derived port, rank 0 is asked for the real one first: see `samestep.ranks.rendezvous.free_port`.
+"""
+
+import socket
+import threading
+import zlib
+from time import monotonic
+
+from samestep.base.errors import DetectionError, PeerLost
+from samestep.base.machine.ancestors import Ancestors, ancestors
+from samestep.launchers import hostlist
+from samestep.launchers.detect import Detected
+from samestep.launchers.registry import BY_NAME
+
+# Above the well-known services, below the ports that Linux (32768), Kubernetes (30000) and PyTorch's own
+# default (29500) use.
+PORTS = range(15000, 29000)
+
+_TRIES = 8
+_STRIDE = 1009  # prime: jobs whose first ports are adjacent have other ports far apart
+
+_EXAMPLE = "export MASTER_ADDR=<host of rank 0> MASTER_PORT=29500"
+
+
+def choose(
+    detected: Detected, *, master: tuple[str, int] | None = None, ancestors: Ancestors = ancestors
+) -> tuple[str, int]:
+    """Return the address and port of the rendezvous; the same on every rank.
+
+    Args:
+        detected: this rank's place and the launcher's variables.
+        master: address and port from the caller, which take precedence.
+        ancestors: this process's ancestors; tests replace it.
+
+    Raises:
+        DetectionError: the address or the port was not given and cannot be derived.
+    """
+    if master is not None:
+        return master
+    address = detected.master_addr or _address(detected)
+    port = detected.master_port or ports_of(name_of(detected, ancestors))[0]
+    return address, port
+
+
+def ports_of(name: str) -> list[int]:
+    """Return the ports at which ranks contact rank 0 of the job of this name, in order."""
+    first = zlib.crc32(name.encode())
+    return [PORTS[(first + i * _STRIDE) % len(PORTS)] for i in range(_TRIES)]
+
+
+def name_of(detected: Detected, ancestors: Ancestors = ancestors) -> str:
+    """Return the name of the job, the same on every rank.
+
+    Raises:
+        DetectionError: there is none.
+    """
+    name = detected.job or _name_of_parent(detected, ancestors)
+    if name:
+        return f"{detected.launcher} {name}"
+    raise DetectionError(
+        f"{detected.place.describe()} was started by {detected.launcher}, which gives the job no name to "
+        f"derive a port from. Set MASTER_PORT to the same free port on every rank: {_hint(detected)}"
+    )
+
+
+def resolve(address: str, *, timeout_s: float = 10.0) -> str:
+    """Return the IP address of a host; wait for the name server at most `timeout_s`.
+
+    Raises:
+        DetectionError: there is no such host, or the name server did not answer in time.
+    """
+    answers: list[str] = []
+    problems: list[str] = []
+
+    def ask() -> None:
+        try:
+            found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+            answers.append(str(found[0][4][0]))
+        except (OSError, UnicodeError) as error:
+            problems.append(str(error))
+
+    # The resolver cannot be interrupted; its thread is abandoned if it does not answer.
+    thread = threading.Thread(target=ask, name="samestep-resolve", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if answers:
+        return answers[0]
+    reason = problems[0] if problems else f"no answer within {timeout_s:g} s"
+    raise DetectionError(
+        f"{address}, the host of rank 0, cannot be resolved on {socket.gethostname()} ({reason}). Set "
+        "MASTER_ADDR to a name or an IP address that every node knows."
+    )
+
+
+def await_listener(address: str, port: int, *, timeout_s: float) -> None:
+    """Return once a server accepts connections at `address`:`port`; rank 0 may still be starting.
+
+    Raises:
+        PeerLost: no server did within `timeout_s`.
+    """
+    begin = monotonic()
+    pause = threading.Event()
+    while True:
+        waited = monotonic() - begin
+        left = timeout_s - waited
+        try:
+            with socket.create_connection((address, port), timeout=max(0.1, min(5.0, left))):
+                return
+        except OSError as error:
+            if left <= 0:
+                raise PeerLost(
+                    f"rank 0 did not answer at {address}:{port} within {timeout_s:g} s ({error}). Is it on "
+                    "that host, did it fail before it joined, or does a firewall close the port? Set "
+                    "MASTER_ADDR and MASTER_PORT to its address."
+                ) from error
+        pause.wait(min(max(0.005, waited / 10), 0.5))  # at most a tenth longer than necessary
+
+
+def _address(detected: Detected) -> str:
+    if detected.place.local_size == detected.place.size:
+        return "127.0.0.1"
+    if detected.hosts:
+        return hostlist.hosts(detected.hosts)[0]
+    raise DetectionError(
+        f"{detected.place.describe()} was started by {detected.launcher}, which does not give the host of "
+        f"rank 0. Give it: {_hint(detected)}"
+    )
+
+
+def _name_of_parent(detected: Detected, ancestors: Ancestors) -> str:
+    """Return a name of the job from the process that all of its ranks descend from, on one host.
+
+    That is the nearest ancestor that is not a rank: a shell between the two has the rank's variables.
+    """
+    launcher = BY_NAME.get(detected.launcher)
+    if launcher is None or not launcher.parent_is_job or detected.place.local_size < detected.place.size:
+        return ""
+    for name, environment in ancestors():
+        if not any(variable in environment for variable in launcher.rank):
+            return name
+    return ""
+
+
+def _hint(detected: Detected) -> str:
+    launcher = BY_NAME.get(detected.launcher)
+    return launcher.address_hint if launcher is not None else _EXAMPLE

@@ -1,0 +1,111 @@
+"""Selects the network interface that Gloo uses between nodes: the one on the route to rank 0.
+
+By default, Gloo takes the interface to which this host's name resolves. That may be loopback (Debian writes
+127.0.1.1), none at all, or another network than that of the rendezvous.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from socket import gethostname, if_nameindex
+
+from samestep.base import env
+from samestep.base.env import Environment
+from samestep.base.errors import DetectionError
+from samestep.base.machine.interfaces import (
+    Interface,
+    addresses_here,
+    carrier,
+    default_interface,
+    interfaces,
+    of_address,
+    source_towards,
+)
+from samestep.launchers.detect import LOOPBACK
+from samestep.ranks.rendezvous.endpoint import resolve
+
+IFNAME = "GLOO_SOCKET_IFNAME"
+"""Gloo's variable for the interface; a value that the user has set takes precedence."""
+_PATIENCE_S = 5.0
+_LOOPBACK = "lo"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Interface by which messages leave this host.
+
+    Args:
+        name: name of the interface; empty if there is none.
+        why: reason for the choice.
+        is_told: whether Gloo's variable has to be set, because Gloo would take another interface.
+    """
+
+    name: str
+    why: str
+    is_told: bool
+
+
+def own_address() -> str | None:
+    """Return the address to which this host's name resolves; None if it does not resolve."""
+    try:
+        return resolve(gethostname(), timeout_s=_PATIENCE_S)
+    except DetectionError:
+        return None
+
+
+def is_own(address: str) -> bool:
+    """Return whether an IP address is one of this host's."""
+    return of_address(address, interfaces(addresses_here())) is not None
+
+
+def address_towards(master: str) -> str | None:
+    """Return the address by which the other nodes reach this one; None if all ranks are on this host.
+
+    Args:
+        master: host or address of rank 0, which resolves on this host.
+    """
+    if master in LOOPBACK:
+        return None
+    source = source_towards(resolve(master))
+    used, _ = _used(interfaces(addresses_here()), source, own_address())
+    if used is None:
+        return None
+    return source if source in used.addresses else next(iter(used.addresses), None)
+
+
+def way_to(master: str, environment: Environment) -> Way:
+    """Return the interface for Gloo's messages in a job of several nodes.
+
+    Args:
+        master: host or address of rank 0, which resolves on this host.
+        environment: variables of this process.
+    """
+    named = environment.get(IFNAME, "")
+    if named or master in LOOPBACK:  # several "nodes" of one host
+        return Way(named, IFNAME, is_told=False)
+    among, own = interfaces(addresses_here()), own_address()
+    used, why = _used(among, source_towards(resolve(master)), own)
+    if used is None:
+        return Way("", "", is_told=False)
+    return Way(used.name, why, is_told=used != of_address(own, among))
+
+
+def _used(among: Sequence[Interface], source: str | None, own: str | None) -> tuple[Interface | None, str]:
+    return carrier(among, named="", source=source, own=own, default=default_interface())
+
+
+def loopback_only(environment: Environment) -> dict[str, str]:
+    """Return the variable that restricts Gloo to loopback, for ranks that share a host.
+
+    Args:
+        environment: variables of this process; a value that the user has set takes precedence.
+    """
+    has_loopback = any(name == _LOOPBACK for _, name in if_nameindex())
+    return {IFNAME: _LOOPBACK} if has_loopback and not environment.get(IFNAME) else {}
+
+
+def use_way_to(master: str) -> Way:
+    """Make Gloo use the interface on the route to `master`, in this process and those it starts later."""
+    way = way_to(master, env.snapshot())
+    if way.is_told:
+        env.export({IFNAME: way.name})
+    return way

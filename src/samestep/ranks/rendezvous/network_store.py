@@ -1,0 +1,297 @@
+"""Implements torch's key-value store over authenticated connections; `TCPStore` serves any process instead.
+
+torch holds a store in C++, which cannot keep a Python object alive: `keep_for` keeps it as long as a process
+group needs it.
+"""
+
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, Store  # type: ignore[attr-defined]
+
+from samestep.base.errors import PeerLost
+from samestep.ranks.rendezvous import store_table as table
+from samestep.ranks.rendezvous.authenticated_client import Connection, connect
+from samestep.ranks.rendezvous.authenticated_server import Server
+from samestep.ranks.rendezvous.authentication import AuthenticationError, derived
+
+_TRY_S = 5.0
+"""Maximum seconds of one connection, with its handshake."""
+_FOREIGN_S = 3.0
+"""Seconds of retries with a server that lacks the job's secret: it may be one that is about to end."""
+_SLACK_S = 10.0
+"""Seconds that an answer may arrive after its limit."""
+
+_kept: "list[NetworkStore]" = []
+_serving: "weakref.WeakValueDictionary[tuple[int, bytes], Server]" = weakref.WeakValueDictionary()
+"""Servers of this process, by port and key: several stores may share one, as with torch's."""
+
+
+class NetworkStore(Store):
+    """Store that this process or another one serves.
+
+    Args:
+        address: address of the server.
+        port: port of the server.
+        key: key of the job.
+        server: server of this process, if this process serves the store.
+    """
+
+    timeout: timedelta  # of torch's Store
+
+    def __init__(self, address: str, port: int, key: bytes, server: Server | None = None) -> None:
+        super().__init__()
+        self._address, self._port, self._key, self._server = address, port, key, server
+        self._idle: list[Connection] = []
+        self._lock = threading.Lock()
+        self._closed = False
+        self._users = 0
+        self._observers: dict[int, Callable[[bytes], None]] = {}
+        _kept.append(self)
+
+    @property
+    def port(self) -> int:
+        """Port of the server."""
+        return self._port
+
+    def key_for(self, *labels: str) -> bytes:
+        """Return a key of the job for one purpose.
+
+        Args:
+            labels: name the purpose.
+        """
+        return derived(self._key, *labels)
+
+    @contextmanager
+    def observed(self, observe: Callable[[bytes], None]) -> Iterator[None]:
+        """Call `observe` with each value that this thread posts within the block, before it is posted."""
+        thread = threading.get_ident()
+        self._observers[thread] = observe
+        try:
+            yield
+        finally:
+            del self._observers[thread]
+
+    # --- methods that torch calls; its bindings require C++'s spelling of two names ---
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Post a value."""
+        data = _bytes(value)
+        if (observe := self._observers.get(threading.get_ident())) is not None:
+            observe(data)
+        self._ask(table.SET, [_bytes(key), data])
+
+    def get(self, key: str) -> bytes:
+        """Return a value, once it is posted."""
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Return values, once all are posted."""
+        return self._ask(table.GET, list(map(_bytes, keys)), waits=self.timeout)
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Post values."""
+        self._ask(table.SET, [_bytes(one) for pair in zip(keys, values, strict=True) for one in pair])
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number and return the sum."""
+        return int(self._ask(table.ADD, [_bytes(key), str(amount).encode()])[0])
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Post a value if the present one is the expected one; return the value that the key then has."""
+        return self._ask(table.COMPARE_SET, [_bytes(key), _bytes(expected), _bytes(desired)])[0]
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return whether all keys are posted."""
+        return bool(self._ask(table.CHECK, list(map(_bytes, keys)))[0])
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Return once all keys are posted."""
+        self._ask(table.WAIT, list(map(_bytes, keys)), waits=timeout or self.timeout)
+
+    def delete_key(self, key: str) -> bool:
+        """Remove a key; return whether it was there."""
+        return bool(self._ask(table.DELETE, [_bytes(key)])[0])
+
+    def num_keys(self) -> int:
+        """Return how many keys there are."""
+        return int(self._ask(table.COUNT, [])[0])
+
+    def clone(self) -> "NetworkStore":
+        """Return this store: its threads use separate connections in any case."""
+        return self
+
+    deleteKey = delete_key  # noqa: N815 - torch's trampoline
+    getNumKeys = num_keys  # noqa: N815 - torch's trampoline
+
+    # --- lifetime ---
+
+    def keep_for(self, user: object) -> None:
+        """Keep the store open as long as `user` exists; the last one's end closes it."""
+        self._users += 1
+        # Handlers of atexit, which may run later, use the store as well.
+        weakref.finalize(user, self._let_go).atexit = False
+
+    def keep(self) -> None:
+        """Keep the store open until the process ends."""
+        self._users += 1
+
+    def close(self) -> None:
+        """Close all connections, and the server if this is the last store that needs it."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+        if self in _kept:
+            _kept.remove(self)
+        server, self._server = self._server, None
+        if server is not None and not any(other.serves_with(server) for other in _kept):
+            server.close()
+
+    def serves_with(self, server: Server) -> bool:
+        """Return whether this store needs that server."""
+        return self._server is server
+
+    def _let_go(self) -> None:
+        self._users -= 1
+        if not self._users:
+            self.close()
+
+    def _ask(self, code: int, parts: Sequence[bytes], *, waits: timedelta = timedelta(0)) -> list[bytes]:
+        limit_s = waits.total_seconds()
+        message = table.packed(code, parts, limit_ms=max(0, int(limit_s * 1000)))
+        try:
+            answer = self._answer(message, limit_s + max(_SLACK_S, self.timeout.total_seconds() - limit_s))
+            status, _, values = table.unpacked(answer)
+        except (OSError, ValueError) as error:
+            raise DistNetworkError(f"the store at {self._address}:{self._port} is lost: {error}") from error
+        if status == table.TIMED_OUT:
+            names = ", ".join(part.decode(errors="replace") for part in parts[:4])
+            raise DistStoreError(f"wait timeout after {limit_s:g} s: no rank has set {names}")
+        if status != table.DONE:
+            raise DistStoreError(f"the store refuses the request: {values[0].decode()}")
+        return values
+
+    def _answer(self, message: bytes, timeout_s: float) -> bytes:
+        connection = self._taken()
+        try:
+            answer = connection.ask(message, timeout_s=timeout_s)
+        except BaseException:  # a part of the answer may still arrive
+            connection.close()
+            raise
+        with self._lock:
+            if not self._closed:
+                self._idle.append(connection)
+                return answer
+        connection.close()
+        return answer
+
+    def _taken(self) -> Connection:
+        """Return a connection that no other thread uses."""
+        with self._lock:
+            if self._closed:
+                raise ConnectionError("closed")
+            inherited = [connection for connection in self._idle if not connection.is_own]
+            self._idle = [connection for connection in self._idle if connection.is_own]
+            found = self._idle.pop() if self._idle else None
+        for connection in inherited:  # by a fork
+            connection.close()
+        return found or connect(self._address, self._port, self._key, timeout_s=_TRY_S)
+
+    def reach(self, timeout_s: float) -> None:
+        """Return once the server answers; it may not have started yet.
+
+        Args:
+            timeout_s: maximum seconds to wait.
+
+        Raises:
+            PeerLost: the server does not answer, or does not have this job's secret.
+        """
+        begin, pause = monotonic(), threading.Event()
+        foreign = None
+        while True:
+            waited = monotonic() - begin
+            left = timeout_s - waited
+            try:
+                self._idle.append(
+                    connect(self._address, self._port, self._key, timeout_s=max(0.1, min(_TRY_S, left)))
+                )
+            except AuthenticationError as error:
+                foreign = monotonic() if foreign is None else foreign
+                if monotonic() - foreign > min(_FOREIGN_S, timeout_s):
+                    raise PeerLost(_not_ours(self._address, self._port)) from error
+            except OSError as error:
+                if left <= 0:
+                    raise PeerLost(_silent(self._address, self._port, timeout_s, error)) from error
+            else:
+                return
+            pause.wait(min(max(0.005, waited / 10), 0.5))  # at most a tenth longer than necessary
+
+
+def serve(address: str, port: int, key: bytes, *, everywhere: bool) -> NetworkStore:
+    """Return a store that this process serves; an existing server of the same port and key is shared.
+
+    Args:
+        address: address by which the ranks reach this host.
+        port: port to listen at; 0 for any free one.
+        key: key of the job.
+        everywhere: whether to listen on all of this host's addresses, and not only on `address`.
+
+    Raises:
+        OSError: the port is in use, or the address is not this host's.
+    """
+    server = _serving.get((port, key))
+    if server is None or server.is_closed:
+        server = Server(
+            _listener(address, port, everywhere=everywhere), key, table.Table(), name="samestep-store"
+        )
+        _serving[server.port, key] = server
+    return NetworkStore("127.0.0.1" if everywhere else address, server.port, key, server)
+
+
+def _listener(address: str, port: int, *, everywhere: bool) -> socket.socket:
+    if everywhere and socket.has_dualstack_ipv6():
+        with suppress(OSError):  # IPv6 may be disabled; then the port may still be free
+            return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
+    family = socket.AF_INET6 if ":" in address and not everywhere else socket.AF_INET
+    return socket.create_server(("" if everywhere else address, port), family=family, backlog=1024)
+
+
+def base_of(store: Any) -> NetworkStore | None:
+    """Return the store below torch's prefixes if it is a `NetworkStore`, else None."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store if isinstance(store, NetworkStore) else None
+
+
+def close_all() -> None:
+    """Close every store of this process."""
+    while _kept:
+        _kept[0].close()
+
+
+def _not_ours(address: str, port: int) -> str:
+    return (
+        f"the process at {address}:{port} does not have this job's secret. If it is rank 0 on another "
+        "node, the nodes do not share a home directory: give --secret-file FILE (or SAMESTEP_SECRET_FILE), "
+        "the same file on every node. Otherwise another program has the port: choose another MASTER_PORT."
+    )
+
+
+def _silent(address: str, port: int, timeout_s: float, error: Exception) -> str:
+    return (
+        f"rank 0 did not answer at {address}:{port} within {timeout_s:g} s ({error}). Is it on that host, "
+        "did it fail before it joined, or does a firewall close the port? Set MASTER_ADDR and MASTER_PORT to "
+        "its address."
+    )
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)

@@ -1,0 +1,287 @@
+"""Joins the other ranks of this job."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from socket import gethostname
+from types import TracebackType
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from samestep import __version__
+from samestep.base import env
+from samestep.base.env import Environment
+from samestep.base.errors import Error, WorldError
+from samestep.base.machine.description import CpuShare, cpu_share
+from samestep.base.machine.math_kernels import settle_math_kernels
+from samestep.base.place import Place
+from samestep.launchers.compute_threads import Threads, threads_per_rank, told_threads
+from samestep.launchers.detect import UNLAUNCHED, Detected, detect, given
+from samestep.launchers.lost_environment import refuse_copies
+from samestep.launchers.mpi_hosts import introduced
+from samestep.launchers.registry import SAMESTEP
+from samestep.launchers.side_effects import unbind, without_unasked_threads
+from samestep.launchers.torchrun_env import refuse_pods
+from samestep.ranks.rendezvous.endpoint import choose
+from samestep.ranks.rendezvous.gloo_interface import loopback_only, use_way_to
+from samestep.ranks.rendezvous.handshake import Card, Seat, meet, withdraw
+from samestep.ranks.rendezvous.store import Store, close_unused, is_protected, keep_for_group, open_store
+from samestep.ranks.world.banner import describe, describe_rest
+from samestep.ranks.world.current import entered
+from samestep.ranks.world.device import (
+    Choice,
+    available_here,
+    bind,
+    choose_backend,
+    choose_device,
+    facts_here,
+)
+from samestep.ranks.world.gloo_groups import protect_groups
+from samestep.ranks.world.process_group import ProcessGroupWorld, adopt
+from samestep.ranks.world.protocol import World
+from samestep.ranks.world.sealed_objects import protect_objects
+from samestep.ranks.world.solo import SoloWorld
+
+# Versions that must be equal on all ranks.
+_VERSIONS = {"samestep": __version__, "torch": torch.__version__}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wishes:
+    """Arguments of `join`."""
+
+    backend: str | None
+    device: str | None
+    threads: int | None
+    timeout_s: float
+    place: Place | None
+    master: tuple[str, int] | None
+    cpu_tensors: bool
+
+
+class Joining(AbstractContextManager[World]):
+    """Context manager of a job to join: ``with`` enters the job and returns the World.
+
+    Args:
+        wishes: arguments of `join`.
+    """
+
+    def __init__(self, wishes: _Wishes) -> None:
+        self._context = _joining(wishes)
+
+    def __enter__(self) -> World:
+        return self._context.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._context.__exit__(kind, error, trace)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"join() has no .{name} before it is entered. Put the training inside "
+            "`with samestep.join() as world:`, which also leaves the job at the end."
+        )
+
+
+def join(
+    *,
+    backend: str | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    timeout_s: float = 600.0,
+    place: Place | None = None,
+    master: tuple[str, int] | None = None,
+    cpu_tensors: bool = False,
+) -> Joining:
+    """Join the other ranks of this job for the duration of a block.
+
+    The launcher is detected from its variables; device and threads are bound before the ranks
+    connect. A process that no launcher started as one of several gets a world of one, without any process
+    group. If a process group exists already, it is used, and not destroyed at the end.
+
+    Args:
+        backend: ``nccl``, ``gloo``, ``xccl`` or ``mpi``, instead of the default of the device.
+        device: ``cpu``, ``cuda``, ``xpu``, or one of several, such as ``cuda:1``.
+        threads: threads to compute with on each rank.
+        timeout_s: seconds that a rank waits for the others, in joining and in every collective.
+        place: place of this rank, instead of the detected one.
+        master: host and port of rank 0, instead of the launcher's.
+        cpu_tensors: whether tensors of the CPU are communicated as well as those of an accelerator.
+
+    Returns:
+        a context manager that yields the world of this rank; its tensors go on ``world.device``.
+
+    Raises:
+        UsageError: the variables, the device or the back end do not allow it; all ranks raise.
+        PeerLost: a rank did not arrive within `timeout_s`.
+
+    Example:
+        >>> with join(device="cpu") as world:
+        ...     world.place.describe()
+        'rank 0 of 1 (local rank 0 of 1 on node 0 of 1)'
+    """
+    return Joining(
+        _Wishes(
+            backend=backend,
+            device=device,
+            threads=threads,
+            timeout_s=timeout_s,
+            place=place,
+            master=master,
+            cpu_tensors=cpu_tensors,
+        )
+    )
+
+
+@contextmanager
+def _joining(wishes: _Wishes) -> Iterator[World]:
+    world = adopt() if dist.is_available() and dist.is_initialized() else _joined(wishes, env.snapshot())
+    try:
+        with entered(world):
+            yield world
+    except BaseException:
+        with suppress(Exception):  # the first error is the one to report
+            world.close()
+        raise
+    world.close()
+
+
+def _joined(wishes: _Wishes, environment: Environment) -> World:
+    if wishes.place is None:
+        detected = introduced(detect(environment), environment)
+        refuse_pods(environment, detected)
+    else:
+        detected = given(wishes.place, environment)
+    if detected.launcher == UNLAUNCHED:
+        refuse_copies(environment)
+    unbind(environment, detected.launcher)
+    if detected.place.size == 1:
+        return _alone(wishes, environment, detected)
+    store = open_store(environment, detected, master=wishes.master, timeout_s=wishes.timeout_s)
+    try:
+        world = _met(store, wishes, environment, detected)
+    except BaseException:
+        close_unused(store)
+        raise
+    keep_for_group(store)
+    return world
+
+
+def _met(store: Store, wishes: _Wishes, environment: Environment, detected: Detected) -> World:
+    """Return the world of this rank, once all ranks fit together."""
+    cpu = cpu_share()
+    choice, backend, seat = _seated(store, wishes, detected, cpu)
+    detected = replace(detected, place=seat.place, notes=())  # the handshake has settled the assumed fields
+    threads = _bind(wishes, environment, detected, choice, cpu, seat.sharing)
+    interface = _interface(wishes, environment, detected, backend)
+    _announce(environment, detected, choice, threads, carried_by=(backend, interface))
+    device = torch.device(choice.device)
+    if is_protected(store):
+        protect_groups()
+        protect_objects(environment)
+    try:
+        dist.init_process_group(
+            f"cpu:gloo,{choice.kind}:{backend}" if wishes.cpu_tensors and choice.kind != "cpu" else backend,
+            store=store,
+            rank=seat.place.rank,
+            world_size=seat.place.size,
+            timeout=timedelta(seconds=wishes.timeout_s),
+            device_id=device if backend == "nccl" else None,
+        )
+    except RuntimeError as error:
+        raise WorldError(f"{seat.place.describe()} could not connect to the others: {error}") from error
+    return ProcessGroupWorld(seat.place, device)
+
+
+def _alone(wishes: _Wishes, environment: Environment, detected: Detected) -> World:
+    choice = choose_device(facts_here(wishes.device), detected.place, asked=wishes.device)
+    threads = _bind(wishes, environment, detected, choice, cpu_share(), sharing=1)
+    if detected.notes:
+        _announce(environment, detected, choice, threads, carried_by=(None, ""))
+    return SoloWorld(device=choice.device, place=detected.place)
+
+
+def _seated(store: Store, wishes: _Wishes, detected: Detected, cpu: CpuShare) -> tuple[Choice, str, Seat]:
+    """Choose device and back end, and post them, or the error that keeps this rank from joining."""
+    card = Card(
+        place=detected.place,
+        assumed=detected.assumed,
+        host=gethostname(),
+        cpus=cpu.allowed,
+        versions=_VERSIONS,
+    )
+    try:
+        choice = choose_device(facts_here(wishes.device), detected.place, asked=wishes.device)
+        backend = choose_backend(choice.kind, asked=wishes.backend, available=available_here)
+    except Error as error:
+        withdraw(store, card, error)
+        raise
+    card = replace(card, kind=choice.kind, uuid=choice.uuid, backend=backend)
+    return choice, backend, meet(store, card, timeout_s=wishes.timeout_s)
+
+
+def _bind(
+    wishes: _Wishes,
+    environment: Environment,
+    detected: Detected,
+    choice: Choice,
+    cpu: CpuShare,
+    sharing: int,
+) -> Threads:
+    """Bind this process to its device and its number of threads."""
+    threads = threads_per_rank(
+        without_unasked_threads(environment, detected.launcher),
+        cpu,
+        local_size=detected.place.local_size,
+        sharing=sharing,
+        launcher=detected.launcher,
+        asked=wishes.threads,
+    )
+    bind(choice.device)
+    if torch.get_num_threads() != threads.count:
+        torch.set_num_threads(threads.count)
+    settle_math_kernels()
+    return threads
+
+
+def _interface(wishes: _Wishes, environment: Environment, detected: Detected, backend: str) -> str:
+    """Make Gloo use the interface towards rank 0; return its name, empty if Gloo is not the back end."""
+    if detected.place.nodes == 1:
+        env.export(loopback_only(environment))
+        return ""
+    address, _ = choose(detected, master=wishes.master)
+    name = use_way_to(address).name
+    return name if backend == "gloo" else ""
+
+
+def _announce(
+    environment: Environment,
+    detected: Detected,
+    choice: Choice,
+    threads: Threads,
+    *,
+    carried_by: tuple[str | None, str],
+) -> None:
+    """Print the banner on stderr, once, on rank 0; `SAMESTEP_BANNER=0` suppresses it.
+
+    Args:
+        environment: variables of this process.
+        detected: its place.
+        choice: its device.
+        threads: threads to compute with.
+        carried_by: the back end and the network interface.
+    """
+    backend, interface = carried_by
+    if not detected.place.is_main or environment.get("SAMESTEP_BANNER") == "0":
+        return
+    if detected.launcher == SAMESTEP.name and backend is not None:  # which has printed the rest
+        other = None if threads == told_threads(environment) else threads
+        line = describe_rest(device=choice.kind, backend=backend, threads=other, interface=interface)
+    else:
+        line = describe(detected, device=choice.kind, backend=backend, threads=threads, interface=interface)
+    sys.stderr.write("".join(f"samestep: {text}\n" for text in (line, *detected.notes)))

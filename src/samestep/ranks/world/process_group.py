@@ -1,0 +1,281 @@
+"""Implements a world over torch.distributed's default process group: each rank is a process."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from samestep.base import env
+from samestep.base.errors import DetectionError
+from samestep.base.place import Place
+from samestep.launchers.detect import detect
+from samestep.ranks.world.deadlock import Blocked
+from samestep.ranks.world.operation import Op, as_they_lie, headroom, refuse
+from samestep.ranks.world.protocol import DerivedWorld, NothingPending, Pending, World
+from samestep.ranks.world.solo import SoloWorld
+
+T = TypeVar("T")
+_OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "mean": dist.ReduceOp.SUM,  # Gloo has no mean
+    "product": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+}
+
+
+class _AllOf:
+    """Messages under way, each with its other rank; `world` counts them until `wait` has returned."""
+
+    def __init__(self, world: "ProcessGroupWorld", works: Sequence[tuple[Pending, int | None]]) -> None:
+        self._world, self._works = world, works
+        world.under_way += 1
+
+    def wait(self) -> None:
+        """See `Pending.wait`."""
+        for work, peer in self._works:
+            self._world.await_message(work, op="exchange", peer=peer)
+        self._world.under_way -= bool(self._works)
+        self._works = ()
+
+
+class _Reducing:
+    """Collective under way."""
+
+    def __init__(self, world: "ProcessGroupWorld", work: Pending) -> None:
+        self._world, self._work = world, work
+
+    def wait(self) -> None:
+        """See `Pending.wait`."""
+        with self._world.waiting("all_reduce"):
+            self._work.wait()
+
+
+class ProcessGroupWorld(DerivedWorld):
+    """One rank of torch.distributed's default group, which must exist.
+
+    Args:
+        place: place of this rank; its rank and size must be the group's.
+        device: the device this rank computes on.
+        owned: whether `close` destroys the group; False if other code created it.
+    """
+
+    def __init__(self, place: Place, device: torch.device, *, owned: bool = True) -> None:
+        found = (dist.get_rank(), dist.get_world_size())
+        if found != (place.rank, place.size):
+            raise DetectionError(
+                f"the launcher started {place.describe()}, but the process group has rank {found[0]} of "
+                f"{found[1]}. Create the group with samestep.join(), or with the launcher's rank and size."
+            )
+        self.place = place
+        self.device = device
+        self._owned = owned
+        self.under_way = 0
+        """Number of exchanges under way that have not been waited for."""
+        self._blocked = Blocked(place) if dist.get_backend() == "gloo" else None
+
+    @property
+    def timeout_s(self) -> float:
+        """See `World.timeout_s`."""
+        group: Any = dist.group.WORLD
+        options = group._get_backend(self.device).options  # noqa: SLF001 - no public spelling
+        return float(options._timeout.total_seconds())  # noqa: SLF001
+
+    def send(self, tensor: Tensor, *, to: int) -> None:
+        """See `World.send`."""
+        self._message(dist.isend, tensor.detach().contiguous(), op="send", peer=to)
+
+    def receive(self, tensor: Tensor, *, source: int) -> None:
+        """See `World.receive`."""
+        with _as_contiguous(tensor) as own:
+            self._message(dist.irecv, own, op="recv", peer=source)
+
+    def exchange(
+        self, send: Tensor | None, receive: Tensor | None, *, to: int | None = None, source: int | None = None
+    ) -> Pending:
+        """See `World.exchange`."""
+        if send is None and receive is None:
+            return NothingPending()
+        if self._blocked is None:
+            return self._exchange_together(send, receive, to, source)
+        # torch's isend and irecv make many checks before they call these functions, at every message.
+        group, works, peer = dist.group.WORLD, [], source
+        assert group is not None
+        try:
+            if receive is not None and source is not None:
+                works.append((group.recv([_plain(receive)], source, 0), source))
+            if send is not None and to is not None:
+                peer = to
+                works.append((group.send([_plain(send)], to, 0), to))
+        except RuntimeError as error:
+            self._blocked.explain(("exchange", peer, 0, False), error)
+            raise
+        return _AllOf(self, works)
+
+    def _exchange_together(
+        self, send: Tensor | None, receive: Tensor | None, to: int | None, source: int | None
+    ) -> Pending:
+        """Begin both halves at once: NCCL would wait for the first before it began the second."""
+        halves: list[tuple[Any, Tensor, int | None]] = []
+        if receive is not None:
+            halves.append((dist.irecv, _bytes(receive), source))
+        if send is not None:
+            halves.append((dist.isend, _bytes(send), to))
+        begun = dist.batch_isend_irecv([dist.P2POp(*half) for half in halves])
+        return _AllOf(self, [(work, halves[0][2]) for work in begun])
+
+    def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
+        """See `World.all_reduce`."""
+        refuse(op, tensor.dtype)
+        room = headroom(op, tensor.dtype, self.place.size)
+        with _as_contiguous(tensor) as own:
+            if room > 1:
+                own.div_(room)
+            with self.waiting("all_reduce"):
+                dist.all_reduce(own, op=_OPS[op])
+            if op == "mean":
+                own.div_(self.place.size / room)
+
+    def all_reduce_later(self, tensor: Tensor) -> Pending:
+        """See `World.all_reduce_later`."""
+        if not tensor.is_contiguous():
+            self.all_reduce(tensor)
+            return NothingPending()
+        with self.waiting("all_reduce"):
+            return _Reducing(self, dist.all_reduce(tensor, async_op=True))
+
+    def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
+        """See `World.broadcast`."""
+        with _as_contiguous(tensor) as own, self.waiting("broadcast"):
+            dist.broadcast(own, src=source)
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """See `World.all_gather`."""
+        gathered = [torch.empty_like(tensor) for _ in range(self.place.size)]
+        with self.waiting("all_gather"):
+            dist.all_gather(gathered, tensor.contiguous())
+        return gathered
+
+    def barrier(self) -> None:
+        """See `World.barrier`."""
+        with self.waiting("barrier"):
+            dist.barrier()
+
+    def broadcast_object(self, value: T, *, source: int = 0) -> T:
+        """See `World.broadcast_object`; the value is pickled."""
+        box = [value]
+        with self.waiting("broadcast_object_list"):
+            dist.broadcast_object_list(box, src=source, device=self._object_device())
+        return box[0]
+
+    def all_gather_objects(self, value: T) -> list[T]:
+        """See `World.all_gather_objects`; the values are pickled."""
+        values: list[Any] = [None] * self.place.size
+        with self.waiting("all_gather_object"):
+            dist.all_gather_object(values, value)
+        return values
+
+    def waiting(self, op: str) -> AbstractContextManager[None]:
+        """Return the context in which to wait for all ranks; see `Blocked.waiting`."""
+        return nullcontext() if self._blocked is None else self._blocked.waiting(op)
+
+    def _message(self, begin: Callable[..., Any], tensor: Tensor, *, op: str, peer: int) -> None:
+        """Start a message and wait until it is over."""
+        try:
+            work = begin(tensor, peer)
+        except RuntimeError as error:
+            if self._blocked is not None:
+                self._blocked.explain((op, peer, 0, False), error)
+            raise
+        self.await_message(work, op=op, peer=peer)
+
+    def await_message(self, work: Pending | None, *, op: str, peer: int | None) -> None:
+        """Return when a message is over. The run's watchdog finds this function by its name and arguments.
+
+        Args:
+            work: the message.
+            op: ``send``, ``recv`` or ``exchange``.
+            peer: the other rank.
+
+        Raises:
+            OutOfStep: ranks send to each other, and none receives.
+            PeerLost: a rank is gone, or did not join the operation in time.
+        """
+        assert work is not None  # this rank is in the group
+        blocked = self._blocked
+        if blocked is None:
+            work.wait()
+            return
+        wait = blocked.begin(op, peer, alone=op != "exchange" and not self.under_way)
+        try:
+            work.wait()
+        except RuntimeError as error:
+            blocked.explain(wait, error)
+            raise
+        finally:
+            blocked.end()
+
+    def close(self) -> None:
+        """Destroy the process group if this world owns it."""
+        if self._blocked is not None:
+            self._blocked.close()
+        if self._owned and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _object_device(self) -> torch.device | None:
+        return self.device if dist.get_backend() == "nccl" else None
+
+
+@contextmanager
+def _as_contiguous(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield a contiguous tensor, and copy it back after the block: Gloo treats any memory as contiguous."""
+    own = as_they_lie(tensor)
+    yield own
+    if own.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(own)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor as bytes: not every back end sends every type."""
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,))  # one element may have any stride
+    return flat.view(torch.uint8)
+
+
+def rank_in_job(world: World) -> tuple[int, int]:
+    """Return this process's rank in the whole job, of which `world` may be a part, and the job's size."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return world.place.rank, world.place.size
+
+
+def adopt() -> World:
+    """Return the world this process already belongs to, without joining one.
+
+    Raises:
+        DetectionError: the launcher started several workers, but there is no process group.
+    """
+    place = detect(env.snapshot()).place
+    if dist.is_available() and dist.is_initialized():
+        rank, size = dist.get_rank(), dist.get_world_size()
+        if (place.rank, place.size) != (rank, size):  # set up by the script: only the group has its rank
+            place = Place(rank=rank, size=size, launcher="process group")
+        return ProcessGroupWorld(place, _device_of_group(), owned=False)
+    if place.size > 1:
+        raise DetectionError(
+            f"{place.launcher} started this process as {place.describe()}, but it has not joined the others "
+            "and would do the whole work alone. Put the training inside `with samestep.join() as world:`."
+        )
+    return SoloWorld()
+
+
+def _device_of_group() -> torch.device:
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

@@ -1,0 +1,182 @@
+"""Defines the World protocol: the ranks of one job, from the view of one of them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from samestep.base.errors import Error, WorldError
+from samestep.base.place import Place
+from samestep.ranks.world.operation import Op
+
+T = TypeVar("T")
+
+
+class Pending(Protocol):
+    """Collective under way; its tensors may be read once `wait` has returned."""
+
+    def wait(self) -> object:
+        """Block until the result is complete."""
+
+
+class NothingPending:
+    """Pending operation that is already complete."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+class World(Protocol):
+    """Ranks of one job, from the view of one of them.
+
+    It is passed as an argument, not stored globally. A world of one is a World: no code checks whether it is
+    distributed. Every rank calls the collectives, in the same order. Tensors are changed in
+    place and must have equal shapes and dtypes on all ranks; they are on `device` or, if the
+    back end supports it, on the CPU.
+    """
+
+    @property
+    def place(self) -> Place:
+        """Place of this rank in the job."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device this rank computes on."""
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds that a rank waits for another in a message or collective."""
+
+    def send(self, tensor: Tensor, *, to: int) -> None:
+        """Send `tensor` to rank `to`; returns when it may be changed again."""
+
+    def receive(self, tensor: Tensor, *, source: int) -> None:
+        """Receive a tensor from rank `source` into `tensor`."""
+
+    def exchange(
+        self, send: Tensor | None, receive: Tensor | None, *, to: int | None = None, source: int | None = None
+    ) -> Pending:
+        """Begin to send `send` to rank `to` and to receive `receive` from rank `source`, both at once.
+
+        Ranks that send to each other do not wait for each other. Either half may be None. The tensors
+        must be contiguous; messages between two ranks arrive in the order in which they were begun.
+        """
+
+    def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
+        """Reduce `tensor` over all ranks, in place; equal bits on every rank.
+
+        A mean in half precision does not overflow if the mean itself fits.
+        """
+
+    def all_reduce_later(self, tensor: Tensor) -> Pending:
+        """Begin to sum `tensor` over all ranks, in place; the result is complete after `wait`."""
+
+    def average_later(self, tensor: Tensor) -> Pending:
+        """Begin to average `tensor` over all ranks, in place; the result is complete after `wait`.
+
+        Each rank divides before the sum, so that the sum does not overflow in half precision.
+        """
+
+    def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
+        """Overwrite `tensor` on every rank with that of rank `source`."""
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks, in rank order."""
+
+    def barrier(self) -> None:
+        """Return once every rank has called this."""
+
+    def broadcast_object(self, value: T, *, source: int = 0) -> T:
+        """Return rank `source`'s `value` on every rank."""
+
+    def all_gather_objects(self, value: T) -> list[T]:
+        """Return the values of all ranks, in rank order."""
+
+    def sum(self, value: float) -> float:
+        """Return the sum of one number over all ranks, in float64."""
+
+    def mean(self, value: float, *, weight: float = 1.0) -> float:
+        """Return the mean of one number over all ranks, weighted; a weight of 0 drops the value."""
+
+    def on_main(self, fn: Callable[[], T]) -> T:
+        """Run `fn` on rank 0 alone; return its result, or raise its error, on every rank."""
+
+    def main_first(self) -> AbstractContextManager[None]:
+        """Run the block on rank 0 first and on the other ranks after it, to fill a shared cache."""
+
+    def print(self, *values: object) -> None:
+        """Print on rank 0."""
+
+    def close(self) -> None:
+        """Leave the job; the world may not be used afterwards."""
+
+
+class DerivedWorld:
+    """Mixin with the methods of a World that follow from the collectives."""
+
+    def average_later(self: World, tensor: Tensor) -> Pending:
+        """See `World.average_later`."""
+        tensor.div_(self.place.size)
+        return self.all_reduce_later(tensor)
+
+    def sum(self: World, value: float) -> float:
+        """See `World.sum`."""
+        total = torch.tensor([value], dtype=torch.float64, device=self.device)
+        self.all_reduce(total)
+        return float(total.item())
+
+    def mean(self: World, value: float, *, weight: float = 1.0) -> float:
+        """See `World.mean`."""
+        # A rank without samples may hold NaN, and 0 * NaN is NaN: it must not be multiplied at all.
+        weighted = value * weight if weight else 0.0
+        sums = torch.tensor([weighted, weight], dtype=torch.float64, device=self.device)
+        self.all_reduce(sums)
+        total, weights = sums.tolist()
+        return float(total / weights) if weights else float("nan")
+
+    def on_main(self: World, fn: Callable[[], T]) -> T:
+        """See `World.on_main`."""
+        result: Any = None
+        failure: BaseException | None = None
+        if self.place.is_main:
+            try:
+                result = fn()
+            except Exception as error:  # noqa: BLE001 - raised again on every rank below
+                failure = error
+        result, failure = _share(self, result, failure)
+        if failure is not None:
+            raise failure
+        value: T = result
+        return value
+
+    @contextmanager
+    def main_first(self: World) -> Iterator[None]:
+        """See `World.main_first`."""
+        if not self.place.is_main:
+            _, failure = _share(self, None, None)
+            if failure is not None:
+                raise failure
+            yield
+            return
+        try:
+            yield
+        except BaseException as error:
+            _share(self, None, error)
+            raise
+        _share(self, None, None)
+
+    def print(self: World, *values: object) -> None:
+        """See `World.print`."""
+        if self.place.is_main:
+            print(*values, flush=True)  # noqa: T201 - all ranks print here
+
+
+def _share(world: World, result: Any, failure: BaseException | None) -> tuple[Any, BaseException | None]:
+    """Return rank 0's result or error on every rank; an error that may not pickle is sent as text."""
+    shared = failure
+    if failure is not None and not isinstance(failure, Error | OSError):
+        shared = WorldError(f"rank 0 failed: {type(failure).__name__}: {failure}")
+    there = world.broadcast_object((result, shared))
+    return (result, failure) if world.place.is_main else there

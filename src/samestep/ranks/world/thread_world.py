@@ -1,0 +1,248 @@
+"""Implements a world whose ranks are threads of one process: for tests, teaching and notebooks.
+
+Messages pass through mailboxes that belong to one world (`Hub`): no call can hang.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from samestep.base.errors import OutOfStep
+from samestep.base.place import Place
+from samestep.ranks.world.current import entered
+from samestep.ranks.world.mailboxes import Hub
+from samestep.ranks.world.operation import Op, headroom, refuse, refuse_root
+from samestep.ranks.world.protocol import DerivedWorld, NothingPending, Pending
+
+T = TypeVar("T")
+_COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": torch.add,
+    "mean": torch.add,
+    "product": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+}
+
+
+class ThreadWorld(DerivedWorld):
+    """One rank of a world whose ranks are threads.
+
+    Collectives gather at rank 0, combine in rank order and copy the result back: slow, simple, and of
+    equal bits on all ranks.
+    """
+
+    def __init__(self, place: Place, hub: Hub) -> None:
+        self.place = place
+        self.device = torch.device("cpu")
+        self._hub = hub
+        self._begun: deque[Later] = deque()
+
+    @property
+    def timeout_s(self) -> float:
+        """See `World.timeout_s`."""
+        return self._hub.timeout_s
+
+    def send(self, tensor: Tensor, *, to: int) -> None:
+        """See `World.send`; waits until it is received, as Gloo does."""
+        self._hub.hand_over(self.place.rank, to, "tensor", tensor.detach().clone())
+
+    def receive(self, tensor: Tensor, *, source: int) -> None:
+        """See `World.receive`."""
+        message = self._hub.take(source, self.place.rank, "tensor")
+        self._same_form(tensor, message, source)
+        _overwrite(tensor, message)
+
+    def exchange(
+        self, send: Tensor | None, receive: Tensor | None, *, to: int | None = None, source: int | None = None
+    ) -> Pending:
+        """See `World.exchange`."""
+        if send is not None and to is not None:
+            self._hub.put(self.place.rank, to, "tensor", send.detach().clone())
+        if receive is None or source is None:
+            return NothingPending()
+        return Coming(self, receive, source)
+
+    def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
+        """See `World.all_reduce`."""
+        refuse(op, tensor.dtype)
+        room = headroom(op, tensor.dtype, self.place.size)
+        tensors = self._exchange(tensor.detach() / room if room > 1 else tensor.detach().clone())
+        total = tensors[0].clone()
+        for rank, other in enumerate(tensors[1:], start=1):
+            self._same_form(total, other, rank)
+            total = _COMBINE[op](total, other)
+        if op == "mean":
+            total = total / (self.place.size / room)
+        _overwrite(tensor, total)
+
+    def all_reduce_later(self, tensor: Tensor) -> Pending:
+        """See `World.all_reduce_later`; reads and writes `tensor` as late as possible."""
+        self._begun.append(Later(self, tensor))
+        return self._begun[-1]
+
+    def finish_through(self, last: "Later") -> None:
+        """Run the all-reduces that were begun, in their order, up to `last`."""
+        while last in self._begun:
+            begun = self._begun.popleft()
+            self.all_reduce(begun.tensor)
+
+    def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
+        """See `World.broadcast`."""
+        refuse_root(source, self.place.size)
+        message = self._from(source, tensor.detach().clone())
+        self._same_form(tensor, message, source)
+        _overwrite(tensor, message)
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """See `World.all_gather`."""
+        tensors: list[Tensor] = self._exchange(tensor.detach().clone())
+        for rank, other in enumerate(tensors):
+            self._same_form(tensor, other, rank)
+        return [other.clone() for other in tensors]
+
+    def barrier(self) -> None:
+        """See `World.barrier`."""
+        self._exchange(None)
+
+    def broadcast_object(self, value: T, *, source: int = 0) -> T:
+        """See `World.broadcast_object`; ranks share the object itself."""
+        result: T = self._from(source, value)
+        return result
+
+    def all_gather_objects(self, value: T) -> list[T]:
+        """See `World.all_gather_objects`; ranks share the objects themselves."""
+        return list(self._exchange(value))
+
+    def close(self) -> None:
+        """Do nothing: this world has no open resources."""
+
+    def _exchange(self, value: Any) -> list[Any]:
+        """Return every rank's value, in rank order, by way of rank 0."""
+        me, hub = self.place.rank, self._hub
+        if me:
+            hub.put(me, 0, "collective", value)
+            values: list[Any] = hub.take(0, me, "collective")
+            return values
+        values = [value, *(hub.take(rank, 0, "collective") for rank in range(1, hub.size))]
+        for rank in range(1, hub.size):
+            hub.put(0, rank, "collective", values)
+        return values
+
+    def _from(self, source: int, value: Any) -> Any:
+        """Return rank `source`'s value on every rank."""
+        me, hub = self.place.rank, self._hub
+        if me != source:
+            return hub.take(source, me, "collective")
+        for rank in range(hub.size):
+            if rank != me:
+                hub.put(me, rank, "collective", value)
+        return value
+
+    def _same_form(self, mine: Tensor, theirs: object, rank: int) -> None:
+        """Refuse tensors that cannot belong to one collective."""
+        found = (tuple(theirs.shape), theirs.dtype) if isinstance(theirs, Tensor) else type(theirs).__name__
+        wanted = (tuple(mine.shape), mine.dtype)
+        if found != wanted:
+            raise OutOfStep(
+                f"rank {self.place.rank} has a tensor of {wanted}, rank {rank} has {found}: "
+                "the ranks are not in the same collective"
+            )
+
+
+class Coming:
+    """Message that is still in the mailbox; messages of one rank are waited for in order."""
+
+    def __init__(self, world: ThreadWorld, tensor: Tensor, source: int) -> None:
+        self._world, self._tensor, self._source = world, tensor, source
+
+    def wait(self) -> None:
+        """See `Pending.wait`."""
+        self._world.receive(self._tensor, source=self._source)
+
+
+class Later:
+    """All-reduce that has begun.
+
+    Its tensor does not change before `wait` is called. A real back end runs at any moment in between;
+    the latest moment reveals a buffer that was changed too early.
+    """
+
+    def __init__(self, world: ThreadWorld, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self._world = world
+
+    def wait(self) -> None:
+        """See `Pending.wait`."""
+        self._world.finish_through(self)
+
+
+def _overwrite(tensor: Tensor, value: Tensor) -> None:
+    with torch.no_grad():
+        tensor.copy_(value)
+
+
+def thread_places(size: int, *, nodes: int = 1) -> list[Place]:
+    """Return the places of `size` ranks on `nodes` nodes, in blocks; earlier nodes get the larger blocks."""
+    sizes = [size // nodes + (node < size % nodes) for node in range(nodes)]
+    return [
+        Place(
+            rank=sum(sizes[:node]) + local,
+            size=size,
+            local_rank=local,
+            local_size=sizes[node],
+            node=node,
+            nodes=nodes,
+            launcher="threads",
+        )
+        for node in range(nodes)
+        for local in range(sizes[node])
+    ]
+
+
+def run_ranks(
+    fn: Callable[..., T], size: int, *args: Any, nodes: int = 1, timeout_s: float = 30.0
+) -> list[T]:
+    """Run ``fn(world, *args)`` on `size` threads; return their results in rank order.
+
+    Args:
+        fn: called once on each rank, with that rank's `World` first.
+        size: number of ranks.
+        args: arguments of `fn` after the world, the same on every rank.
+        nodes: number of nodes in the places, which exist only there.
+        timeout_s: seconds that one rank waits for another.
+
+    Raises:
+        BaseException: the error of the rank that failed first, with its rank in a ``__notes__`` entry.
+    """
+    hub = Hub(size, timeout_s=timeout_s)
+    results: list[Any] = [None] * size
+
+    def rank_main(place: Place) -> None:
+        world = ThreadWorld(place, hub)
+        try:
+            with entered(world):
+                results[place.rank] = fn(world, *args)
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            hub.fail(place.rank, error)
+        else:
+            hub.end(place.rank)
+
+    threads = [
+        threading.Thread(target=rank_main, args=(place,), name=f"rank {place.rank}", daemon=True)
+        for place in thread_places(size, nodes=nodes)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    failure = hub.first_failure()
+    if failure is not None:
+        rank, error = failure
+        if hasattr(error, "add_note"):  # Python 3.11
+            error.add_note(f"raised on rank {rank} of {size}")
+        raise error
+    return results

@@ -1,0 +1,85 @@
+"""Replaces the store that torch creates in ``init_process_group``, for programs that this process runs.
+
+torch's store accepts connections on every interface and answers any process. Ranks that `samestep run` has
+started all have the job's secret, and all create a `NetworkStore` instead.
+"""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from importlib import import_module
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import DistNetworkError
+
+from samestep.base import env
+from samestep.base.errors import WorldError
+from samestep.launchers.detect import detect
+from samestep.ranks.rendezvous.network_store import NetworkStore
+from samestep.ranks.rendezvous.store import ranks_store
+from samestep.ranks.world.gloo_groups import protect_groups
+from samestep.ranks.world.sealed_objects import protect_objects
+
+Handler = Callable[..., Iterator[tuple[Any, int, int]]]
+
+
+def protect_rendezvous() -> None:
+    """Make ``env://`` and ``tcp://`` create a store that only this job's ranks can use.
+
+    A store of torchrun's agents is not replaced.
+    """
+    if env.snapshot().get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return
+    torchs: Any = import_module("torch.distributed.rendezvous")  # a function of the package hides its name
+    torchs._create_c10d_store = _created  # noqa: SLF001 - no public spelling
+    handlers: dict[str, Handler] = torchs._rendezvous_handlers  # noqa: SLF001
+    for scheme in ("env", "tcp"):
+        handlers[scheme] = _kept_for_group(handlers[scheme])
+    protect_groups()
+    protect_objects(env.snapshot())
+
+
+def _created(
+    hostname: str,
+    port: int,
+    rank: int,
+    world_size: int | None,  # noqa: ARG001 - torch's signature
+    timeout: timedelta,
+    use_libuv: bool = True,  # noqa: ARG001, FBT001, FBT002
+) -> NetworkStore:
+    """Return the store that rank 0 serves; see torch's `_create_c10d_store`."""
+    environment = env.snapshot()
+    place = detect(environment).place
+    try:
+        store = ranks_store(
+            environment,
+            hostname,
+            port,
+            serves=rank == 0,
+            one_host=place.local_size == place.size,
+            connect_s=timeout.total_seconds(),
+        )
+    except WorldError as error:
+        raise DistNetworkError(str(error)) from error
+    store.set_timeout(timeout)
+    return store
+
+
+def _kept_for_group(handler: Handler) -> Handler:
+    """Return a handler whose store exists as long as the process group that is created with it.
+
+    torch drops the handler's iterator when the group is created.
+    """
+
+    def handle(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
+        had_group = dist.group.WORLD is not None
+        found = next(handler(url, **options))
+        store = found[0]
+        try:
+            yield found
+        finally:
+            group = dist.group.WORLD
+            if isinstance(store, NetworkStore) and group is not None and not had_group:
+                store.keep_for(group)
+
+    return handle

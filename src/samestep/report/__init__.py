@@ -1,1 +1,0 @@
-"""Reports: HTML pages about runs and scaling studies."""

@@ -1,1 +1,0 @@
-"""Reports of scaling studies, as HTML pages and as text."""

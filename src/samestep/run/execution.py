@@ -1,0 +1,185 @@
+"""Runs a decided job to its end: starts the workers or becomes one, and logs why they failed."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NoReturn
+
+from samestep.base import env
+from samestep.base.console import log
+from samestep.base.errors import PUT_OFF, UsageError, WorkerFailed
+from samestep.base.standard_streams import write_stderr
+from samestep.launch.job import STDERR, Job, Program
+from samestep.launch.local.forking import fork_is_safe, release_compute_threads
+from samestep.launch.local.hosting import Ending, host, leave
+from samestep.launch.local.programs import become, entry_of, has_met
+from samestep.launch.local.restarts import Restarts
+from samestep.launch.local.supervisor import Outcome
+from samestep.launch.local.worker_variables import joined_variables
+from samestep.launch.plan import Join, Spawn
+from samestep.launch.task_plan import between_nodes, met
+from samestep.launchers.compute_threads import thread_variables
+from samestep.run.decision import Decision, decide
+from samestep.run.decision_text import headline
+from samestep.run.slurm_allocation import rerun_in_allocation
+from samestep.run.worker_binding import bind_worker, bound_entry, with_binding
+from samestep.run.worker_wrappers import monitor, wrapper
+
+SILENT_COPIES = (
+    "{size} workers ended and none joined a process group: {size} silent copies of one run. "
+    "Call `samestep.join` or init_process_group in the script, give -n 1, or give --mode native if "
+    "independent copies are intended."
+)
+
+
+OWN_PROGRAM = Program(target="samestep", kind="module")
+"""The program of a verb that runs its own code on the workers."""
+
+
+def decide_own(job: Job, *, threads: int | None = None, bind: str = "none") -> Decision:
+    """Decide how a verb's own job runs; in a shell that holds a Slurm allocation, rerun the command inside.
+
+    Args:
+        job: the job, with samestep as its program.
+        threads: compute threads of each worker, if the user gave a number.
+        bind: the value of ``--bind``.
+
+    Raises:
+        UsageError: the job cannot run like this.
+    """
+    rerun_in_allocation(job)
+    return with_binding(decide(job, mode="native", threads=threads, environment=env.snapshot()), bind)
+
+
+def start_own(decision: Decision, arguments: Sequence[str]) -> int:
+    """Start the workers of a verb's own job with `arguments`, and return the exit code of the run."""
+    if decision.is_main:
+        log(headline(decision))
+    program = replace(decision.job.program, args=tuple(arguments))
+    return execute(replace(decision, job=replace(decision.job, program=program)))
+
+
+def execute(decision: Decision) -> int:
+    """Run the job to its end and return the exit code of the run."""
+    if decision.threads is not None:
+        # Read when torch and NumPy are loaded, here or in a fresh interpreter.
+        env.export(thread_variables(decision.threads))
+    with met(decision.plan, decision.detected, given=decision.job.nodes.count > 1) as settled:
+        if (way := between_nodes(settled)) is not None and way.is_told and decision.is_main:
+            log(f"Gloo uses {way.name} between the nodes ({way.why})")
+        if isinstance(settled, Join):
+            _run_here(decision, settled)
+        outcome = _spawn(decision, settled)
+    if outcome.put_off:
+        return PUT_OFF
+    if outcome.interrupted_by:
+        log(f"ended by signal {outcome.interrupted_by}; all workers were stopped.")
+        return 128 + outcome.interrupted_by
+    if outcome.elsewhere is not None:
+        log(f"{outcome.elsewhere}; this node has stopped its workers.")
+        return outcome.elsewhere.code
+    if outcome.silent_copies and decision.must_join and not decision.starts_own_workers:
+        raise WorkerFailed(SILENT_COPIES.format(size=decision.size))
+    return outcome.cause.code if outcome.cause else 0
+
+
+def log_failure(decision: Decision, outcome: Outcome, restarts: Restarts) -> None:
+    """Log why the workers failed, if they did."""
+    cause = outcome.cause
+    if cause is None or outcome.put_off:
+        return
+    if decision.explains_exit_1 and cause.exit_code == 1 and not cause.error:
+        return
+    words = cause.describe(decision.size)
+    if isinstance(decision.plan, Spawn) and decision.plan.nodes.count > 1 and cause.weight:
+        # Another node may have no clearer failure; then this message is all that is known of the cause.
+        message = " ".join(cause.message.split()).rstrip(".")
+        log(
+            f"{words}{message and f': {message}'}. It may follow from a failure on another node; see its log."
+        )
+        return
+    sys.stderr.write(cause.traceback)
+    others = (
+        "the others were stopped"
+        if decision.size > 1 and not decision.starts_own_workers
+        else "the run is over"
+    )
+    log(f"{words}; {others}{restarts.in_words()}.")
+
+
+def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
+    """Start the workers of this node, and wait for their end."""
+    ended = partial(log_failure, decision)
+    job = decision.job
+    hosted = job.program.kind != "executable" and fork_is_safe()
+    if hosted:
+        _import_once()
+        hosted = release_compute_threads()
+    if (decision.sanitize or decision.count or decision.clocking) and not hosted:
+        raise UsageError(
+            "--sanitize, --count and --clock need forked workers, and this process cannot fork safely. Start "
+            "the workers with torchrun or srun."
+        )
+    if decision.is_replicated and not hosted:
+        raise UsageError(
+            f"{job.program.target} is a serial script, whose workers are forked, and this process cannot "
+            "fork safely (it has other threads, or the system is not Linux). Start it with torchrun or srun."
+        )
+    watch = monitor(decision, forked=spawn.local if spawn.nodes.count == 1 else None)
+    entry = entry_of(job.program, hosted=hosted, around=wrapper(decision), watch=watch)
+    entry = partial(bound_entry, decision, entry)
+    if spawn.nodes.count > 1:
+        from samestep.launch.nodes import nodes_backend
+
+        return nodes_backend.run(job, entry, local=spawn.local, nodes=spawn.nodes, tell=ended)
+    from samestep.launch.local import local_backend
+
+    count = 1 if decision.starts_own_workers else spawn.local
+    return local_backend.run(job, entry, local=count, tell=ended, alone=decision.starts_own_workers)
+
+
+def _import_once() -> None:
+    """Import torch before the workers are forked, so that each has it."""
+    import torch.distributed  # noqa: F401
+
+
+def _run_here(decision: Decision, join: Join) -> NoReturn:
+    """Run the program in this process, which a launcher started as a worker."""
+    program, place = decision.job.program, join.place
+    bind_worker(decision, place)
+    env.export(joined_variables(place, join.master))
+    if program.kind == "executable":
+        ending = become(program).ending
+    else:
+        if place.size > 1 and decision.script is not None and decision.script.kind != "spawns":
+            from samestep.ranks.world.torch_rendezvous import protect_rendezvous
+
+            protect_rendezvous()
+        ending = monitor(decision)(partial(wrapper(decision), lambda: host(program)), _failure_writer())
+    write_stderr(ending.traceback)
+    if ending.exit_code == 0 and decision.must_join and not has_met(place.size):
+        log(f"error: {SILENT_COPIES.format(size=place.size)}")
+        leave(1)
+    leave(ending.exit_code)
+
+
+def run_monitored(decision: Decision, work: Callable[[], None]) -> None:
+    """Call `work` in this process, which a launcher started as a worker, under the watchdog."""
+
+    def run() -> Ending:
+        work()
+        return Ending()
+
+    monitor(decision)(run, _failure_writer())
+
+
+def _failure_writer() -> Callable[[Ending], None]:
+    """Return a function that writes a failure to the present stderr, which the program may redirect later."""
+    stderr = os.dup(STDERR)
+
+    def write(ending: Ending) -> None:
+        os.write(stderr, ending.traceback.encode())
+
+    return write

@@ -1,0 +1,115 @@
+"""Records the steps of each worker's program (``--clock``), and ends all workers after the same step."""
+
+import multiprocessing
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import NoReturn, TextIO
+
+from samestep.autopilot.replicated_script import undo_replication
+from samestep.autopilot.split_calls import own_samples
+from samestep.base import env
+from samestep.base.console import log
+from samestep.base.errors import Error
+from samestep.base.place import Place
+from samestep.launch.local.hosting import Ending
+from samestep.launch.local.programs import Around
+from samestep.launchers.detect import detect
+from samestep.observe.clock.clock_file import ClockFile, ClockOptions, Kind, has_ended
+from samestep.observe.clock.step_clock import ScriptClock
+from samestep.run.script_exit import exit_process
+
+PATIENCE_S = 10.0
+"""Seconds that a worker which has recorded its steps waits for the others."""
+
+_KEPT = 1000
+"""Characters of stderr that are kept, to find its last line."""
+
+
+def clocked(run: Callable[[], Ending], *, around: Around, clocking: ClockOptions, kind: Kind) -> Ending:
+    """Run a worker's program in `around`, and record its steps.
+
+    Args:
+        run: runs the program.
+        around: runs a function in the program's other wrappers.
+        clocking: which steps are recorded, and where.
+        kind: the kind of program.
+    """
+    environment = env.snapshot()
+    place = detect(environment).place
+    again = bool(env.integer(environment, "TORCHELASTIC_RESTART_COUNT"))
+    file = ClockFile(clocking, place, kind, again=again)
+    clock = ScriptClock(
+        file,
+        clocking,
+        stop=partial(_leave_together, file, replace(clocking, folder=clocking.folder.absolute()), place),
+        own=own_samples,
+        loaders=place.size if kind == "native" else 1,
+    )
+
+    def run_clocked() -> Ending:
+        with clock.attached(), _last_line(sys.stderr) as last_line:
+            ending = run()
+        failed = ending.error or (f"exit code {ending.exit_code}" if ending.exit_code else "")
+        clock.end(f"error: {failed}" if failed else "end", ending.message or (last_line() if failed else ""))
+        return ending if failed else replace(ending, exit_code=_checked(file))
+
+    try:
+        return around(run_clocked)
+    except Error as error:
+        clock.end(f"error: {type(error).__name__}", str(error))
+        raise
+
+
+@contextmanager
+def _last_line(stream: TextIO) -> Iterator[Callable[[], str]]:
+    """Yield a function that returns the last line written to `stream`.
+
+    It explains a bare exit code, and may appear nowhere else: only rank 0 of a serial script prints.
+    """
+    written, end = stream.write, ""
+
+    def write(text: str) -> int:
+        nonlocal end
+        end = (end + text)[-_KEPT:]
+        return written(text)
+
+    with suppress(AttributeError):  # a user-defined stream may not allow it
+        stream.write = write  # type: ignore[method-assign]
+    try:
+        yield lambda: next((line for line in reversed(end.splitlines()) if line.strip()), "").strip()
+    finally:
+        with suppress(AttributeError):
+            del stream.write
+
+
+def _leave_together(file: ClockFile, clocking: ClockOptions, place: Place) -> NoReturn:
+    """End this process, whatever exceptions the script catches, once the others have recorded their steps."""
+    deadline = time.monotonic() + PATIENCE_S
+    others = [clocking.file_of(rank) for rank in range(place.size)]
+    while time.monotonic() < deadline and not all(map(has_ended, others)):
+        time.sleep(0.005)
+    exit_code = _checked(file)
+    if place.is_main and not exit_code:
+        log(clocking.stopped_message())
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # that of a DataLoader raises when its workers end
+    undo_replication()
+    for child in multiprocessing.active_children():
+        child.terminate()
+    exit_process(exit_code)
+
+
+def _checked(file: ClockFile) -> int:
+    """Return the exit code of a program that ended well; log an error if some steps could not be written."""
+    try:
+        file.check()
+    except Error as error:
+        log(f"error: {error}")
+        return error.exit_code
+    return 0

@@ -1,0 +1,137 @@
+"""Runs a worker's program under the watchdog, with checks in every step, or with a step counter."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import NoReturn
+
+from samestep.base import env
+from samestep.base.place import Place
+from samestep.base.standard_streams import write_stderr
+from samestep.hooks.training_events import subscribed
+from samestep.launch.local.failure import follows_from_another
+from samestep.launch.local.hosting import Ending
+from samestep.launch.local.programs import Around, Watch
+from samestep.launchers.detect import detect
+from samestep.observe.clock.step_counter import Counter
+from samestep.observe.hang.status_store import ProcessGroupStore, SharedMemoryStore, StatusStore
+from samestep.observe.hang.watchdog import Watchdog, interval_of
+from samestep.observe.sanitize.rank_comparison import sanitizing
+
+Report = Callable[[Ending], None]
+"""Receives how the program has failed, in case this process ends without a report of its own."""
+
+_ADVICE = "Give every rank the same number of steps: as many batches per epoch, and as many epochs."
+_ADVICE_REPLICATED = (
+    "A serial script must take the same branches on every rank, so nothing in it may depend on the clock or "
+    "on what a single rank reads."
+)
+
+
+def watchdog(*, limit_s: float, replicated: bool, forked: int | None) -> Watch:
+    """Return the function that runs a worker's program under the watchdog.
+
+    Args:
+        limit_s: seconds that a rank waits for another one.
+        replicated: whether the program is a replicated serial script.
+        forked: number of workers that will be forked from this process, if these are all.
+    """
+    memory = None if forked is None else SharedMemoryStore(forked)
+    advice = _ADVICE_REPLICATED if replicated else _ADVICE
+    return partial(_run_watched, limit_s=limit_s, advice=advice, memory=memory)
+
+
+def sanitized(run: Callable[[], Ending], *, around: Around, native: bool) -> Ending:
+    """Run a worker's program in `around`, and compare the workers in every step.
+
+    Args:
+        run: runs the program.
+        around: runs a function in the program's other wrappers.
+        native: whether the program joins its peers itself.
+    """
+    with sanitizing(native=native):
+        return around(run)
+
+
+def counted(run: Callable[[], Ending], *, around: Around, native: bool) -> Ending:
+    """Run a worker's program in `around`, and print the counted steps and samples at its end.
+
+    Args:
+        run: runs the program.
+        around: runs a function in the program's other wrappers.
+        native: whether each worker has its own shard of the samples.
+    """
+    place = detect(env.snapshot()).place
+    counter = Counter()
+
+    def run_counted() -> Ending:
+        with subscribed(counter):
+            return run()
+
+    ending = around(run_counted)
+    if place.is_main and not ending.exit_code:
+        words = counter.count.summary(is_sharded=native and place.size > 1)
+        write_stderr(f"samestep: {words}\n")
+    return ending
+
+
+def _run_watched(
+    run: Callable[[], Ending],
+    report: Report,
+    *,
+    limit_s: float,
+    advice: str,
+    memory: SharedMemoryStore | None,
+) -> Ending:
+    environment = env.snapshot()
+    place = detect(environment).place
+    if place.size == 1:
+        return run()
+    watchdog = Watchdog(
+        place,
+        _status_store(place, environment, memory, limit_s),
+        limit_s=limit_s,
+        generation=env.integer(environment, "TORCHELASTIC_RESTART_COUNT") or 0,
+        on_hang=partial(_end_with_cause, report),
+        on_abort=partial(_end_after_another, report),
+        advice=advice,
+    )
+    watchdog.begin()
+    try:
+        ending = run()
+    except BaseException:
+        watchdog.end("failed")
+        raise
+    watchdog.end("failed" if ending.exit_code else "ended")
+    lost = follows_from_another(ending.error, ending.message)
+    if lost and (text := watchdog.explain_lost_connection(ending.line)):
+        cause = _out_of_step(text)
+        own = "" if ending.error == "PeerLost" else ending.traceback  # a PeerLost line adds nothing
+        return replace(cause, traceback=own + cause.traceback)
+    return ending
+
+
+def _status_store(
+    place: Place, environment: env.Environment, memory: SharedMemoryStore | None, limit_s: float
+) -> StatusStore:
+    if memory is not None:
+        memory.rank = place.rank
+        return memory
+    serves = place.is_main and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return ProcessGroupStore(place, interval_s=interval_of(limit_s), served_here=serves)
+
+
+def _out_of_step(text: str) -> Ending:
+    lines = "".join(f"samestep: {line}\n" for line in f"error: {text}".splitlines())
+    return Ending(exit_code=1, error="OutOfStep", message=text, traceback=lines)
+
+
+def _end_with_cause(report: Report, text: str) -> NoReturn:
+    report(_out_of_step(text))
+    os._exit(1)
+
+
+def _end_after_another(report: Report) -> NoReturn:
+    report(Ending(exit_code=1, error="PeerLost", message="another rank has detected that the run hangs"))
+    os._exit(1)

@@ -1,0 +1,58 @@
+"""Chooses the wrappers around each worker's program: replication, counting, the clock and the checks."""
+
+from functools import partial
+
+from samestep.launch.local.programs import Around, Watch, as_it_is, unwatched
+from samestep.observe.clock.clock_file import Kind
+from samestep.run.decision import Decision
+from samestep.run.scratch import run_in_scratch
+
+# Modules that import torch are imported where they are used: the launcher may run without them.
+
+
+def wrapper(decision: Decision) -> Around:
+    """Return the function that runs each worker's program, with all that the decision asks for around it."""
+    inner = _replication(decision)
+    if decision.count:
+        from samestep.run.worker_monitors import counted
+
+        inner = partial(counted, around=inner, native=not decision.is_replicated)
+    if decision.clocking is not None:
+        from samestep.run.worker_clock import clocked
+
+        inner = partial(clocked, around=inner, clocking=decision.clocking, kind=_kind(decision))
+    if not decision.sanitize:
+        return inner
+    from samestep.run.worker_monitors import sanitized
+
+    return partial(sanitized, around=inner, native=not decision.is_replicated)
+
+
+def monitor(decision: Decision, *, forked: int | None = None) -> Watch:
+    """Return the function that runs each worker's program under the watchdog, if there is one.
+
+    Args:
+        decision: the run.
+        forked: number of workers that are forked from this process, if these are all.
+    """
+    if not decision.hang_timeout_s or decision.size == 1 or decision.starts_own_workers:
+        return unwatched
+    from samestep.run.worker_monitors import watchdog
+
+    return watchdog(limit_s=decision.hang_timeout_s, replicated=decision.is_replicated, forked=forked)
+
+
+def _replication(decision: Decision) -> Around:
+    """Return the function that runs a serial script replicated, and other programs as they are."""
+    options = decision.options
+    if not decision.is_replicated and options.device == "auto":
+        return as_it_is if options.scratch is None else partial(run_in_scratch, scratch=options.scratch)
+    from samestep.autopilot.replicated_script import run_replicated
+
+    return partial(run_replicated, guarded=decision.must_join, options=options)
+
+
+def _kind(decision: Decision) -> Kind:
+    if decision.is_replicated:
+        return "steered"
+    return "serial" if decision.is_serial else "native"

@@ -1,0 +1,1 @@
+"""Measures and verifies trainings, and reports the results."""

@@ -1,0 +1,87 @@
+"""Times several calls against each other, interleaved in rounds, on all ranks at once.
+
+The load of a machine changes over seconds and affects interleaved calls alike. Each round runs a block of
+every call and begins with another one::
+
+    round 0    native  ring  shared_memory  copy
+    round 1    ring  shared_memory  copy  native
+    round 2    shared_memory  copy  native  ring
+
+A block is a barrier and as many calls as take about `BLOCK_S`, so that the moment at which a rank leaves the
+barrier does not matter. Another barrier, which is not timed, ends the block.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeAlias, TypeVar
+
+from samestep.ranks.world.protocol import World
+from samestep.studies.bench.figures import slowest
+
+T = TypeVar("T")
+Call: TypeAlias = Callable[[int], object]
+"""A call to time; its argument counts the calls of the block from 0."""
+
+BLOCK_S = 1e-3
+MOST_CALLS = 200
+LEAST_ROUNDS, MOST_ROUNDS = 3, 200
+
+
+def round_order(names: Sequence[T], number: int) -> list[T]:
+    """Return the order of round `number`: each round begins with another name."""
+    first = number % len(names)
+    return [*names[first:], *names[:first]]
+
+
+def timed_interleaved(
+    world: World,
+    calls: Mapping[str, Call],
+    *,
+    rounds: int | None,
+    seconds: float,
+    finish: Callable[[], object],
+    around: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
+    """Return the seconds per call on the slowest rank, by name, one for each round.
+
+    Args:
+        world: the ranks; all of them call this.
+        calls: the calls to time by name; the same on all ranks.
+        rounds: number of rounds; None for as many as fit into `seconds`.
+        seconds: time to measure for.
+        finish: waits until the device has finished.
+        around: returns a context for a block, by its name.
+        clock: returns seconds.
+    """
+
+    def block(name: str) -> float:
+        call, count = calls[name], counts[name]
+        with around(name):
+            world.barrier()
+            begin = clock()
+            for number in range(count):
+                call(number)
+            finish()
+            taken = (clock() - begin) / count
+            world.barrier()  # waits for the slowest rank, so that a timeout names this block
+        return taken
+
+    counts = dict.fromkeys(calls, 1)
+    # The first calls set things up, and in the second ones the ranks do not begin at once: neither counts.
+    for number in range(3):
+        of_ranks = world.all_gather_objects({name: block(name) for name in calls})
+        taken = {name: max(of_rank[name] for of_rank in of_ranks) for name in calls}
+        counts = {name: max(1, min(MOST_CALLS, round(BLOCK_S / max(taken[name], 1e-9)))) for name in calls}
+        if number and max(counts.values()) == 1:
+            break
+    if rounds is None:
+        whole = sum(taken[name] * counts[name] for name in calls)
+        rounds = max(LEAST_ROUNDS, min(MOST_ROUNDS, int(seconds / whole)))
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds):
+        for name in round_order(list(calls), number):
+            times[name].append(block(name))
+    every = world.all_gather_objects(times)
+    return {name: slowest([of_rank[name] for of_rank in every]) for name in calls}

@@ -1,0 +1,93 @@
+"""Formats the results of a collective as tables and one sentence."""
+
+from collections.abc import Mapping, Sequence
+
+from samestep.base.units import bytes_text, seconds_text
+from samestep.studies.bench.cost_fit import crossovers, fit
+from samestep.studies.bench.figures import Row
+
+ANSWERED = (64 << 10, 25 << 20)
+"""The sizes in the summary sentence, where measured: a small one, and DDP's bucket."""
+
+_HEAD = ("size", "algorithm", "median", "quartiles", "algbw GB/s", "busbw GB/s", "of copying")
+
+Times = Mapping[str, Mapping[int, float]]
+"""Median seconds by algorithm and bytes."""
+
+
+def times_of(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
+    """Return the median seconds of each algorithm by bytes."""
+    times: dict[str, dict[int, float]] = {}
+    for row in rows:
+        times.setdefault(row.algorithm, {})[row.bytes] = row.median_s
+    return times
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """Return the lines of a table of all figures, fastest first within a size."""
+    body = []
+    shown = None
+    for row in sorted(rows, key=lambda row: (row.bytes, row.median_s)):
+        low, high = row.spread_s
+        body.append(
+            (
+                "" if row.bytes == shown else bytes_text(row.bytes),
+                row.algorithm,
+                seconds_text(row.median_s),
+                f"{seconds_text(low)} - {seconds_text(high)}",
+                f"{row.algbw_bytes_per_s / 1e9:.3g}",
+                f"{row.busbw_bytes_per_s / 1e9:.3g}",
+                f"{row.limit_share:.1%}",
+            )
+        )
+        shown = row.bytes
+    return aligned([_HEAD, *body], left={1})
+
+
+def fits(times: Times) -> list[str]:
+    """Return the lines of a table of alpha and beta; empty if only one size was measured."""
+    if max(map(len, times.values())) < 2:
+        return []
+    head = ("algorithm", "alpha", "beta", "1/beta")
+    body = []
+    for name, by_size in times.items():
+        line = fit(by_size)
+        rate = f"{1 / line.beta / 1e9:.3g} GB/s" if line.beta else "-"
+        body.append((name, seconds_text(line.alpha), f"{line.beta * 1e9:.3g} ns/B", rate))
+    return aligned([head, *body], left={0})
+
+
+def fastest(times: Times) -> str:
+    """Return the fastest algorithm by size, in one line."""
+    return "; ".join(f"{name} from {bytes_text(nbytes)}" for nbytes, name in crossovers(times))
+
+
+def answer(times: Times) -> str:
+    """Return one sentence that compares the fastest with the back end's own algorithm, or with the second."""
+    sizes = sorted({nbytes for by_size in times.values() for nbytes in by_size})
+    compared = [size for size in ANSWERED if size in sizes] or sizes[-1:]
+    return "; ".join(_compared(times, nbytes) for nbytes in compared)
+
+
+def _compared(times: Times, nbytes: int) -> str:
+    here = {name: by_size[nbytes] for name, by_size in times.items() if nbytes in by_size}
+    first, *rest = sorted(here, key=lambda name: here[name])
+    at = bytes_text(nbytes)
+    if not rest:
+        return f"{first} takes {seconds_text(here[first])} at {at}"
+    other = "native" if "native" in rest else rest[0]
+    ratio = here[other] / here[first]
+    how = f"{ratio:.1f}x" if ratio < 9.95 else f"{ratio:.0f}x"
+    return f"{first} is {how} {other} at {at}: {seconds_text(here[first])}, not {seconds_text(here[other])}"
+
+
+def aligned(rows: Sequence[Sequence[str]], *, left: set[int]) -> list[str]:
+    """Return the lines of a table; columns in `left` are left-aligned, others right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            f"{cell:<{width}}" if number in left else f"{cell:>{width}}"
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,242 @@
+"""Finds orphans of dead jobs on this host: workers without a launcher, their ports, shared memory."""
+
+import os
+import re
+import time
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from samestep.base.machine.process_ids import numbers_of_the_living
+from samestep.base.units import bytes_text, seconds_text
+from samestep.studies.doctor.check_result import Finding, Part
+from samestep.studies.doctor.masking import without_credentials
+
+if TYPE_CHECKING:
+    import psutil
+
+_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+# Programs other than process 1 that adopt the children of a process that has ended.
+_TAKES_IN_ORPHANS = {"systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan"}
+# In a container, process 1 can be the launcher itself; its children are no orphans.
+_STARTS_RANKS = re.compile(
+    r"(\S*python\S* (-\S+ )*)?(\S*/)?"
+    r"(mpirun|mpiexec|orterun|prterun|orted|prted|hydra_pmi_proxy|slurmstepd|torchrun|"
+    r"torch\.distributed\.(run|launch)|samestep|accelerate|deepspeed|horovodrun)(\.\w+)?(\s|$)"
+)
+_SEGMENT = re.compile(r"torch_(\d+)_")
+_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """Process of this user that has a launcher's variables.
+
+    Args:
+        pid: process ID.
+        parent: process ID of its present parent.
+        parent_name: name of the parent.
+        parent_command: command line of the parent.
+        command: command line of the process.
+        age_s: seconds since its start.
+        ports: TCP ports at which it listens.
+        variables: the variables that hold its rank, with their values.
+    """
+
+    pid: int
+    parent: int
+    parent_name: str
+    command: str
+    parent_command: str = ""
+    age_s: float = 0.0
+    ports: tuple[int, ...] = ()
+    variables: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Shared memory segment whose process has ended; size in bytes."""
+
+    name: str
+    bytes: int
+
+
+def orphans(every: Iterable[Process], *, own: Collection[int]) -> list[Process]:
+    """Return the workers whose launcher has ended.
+
+    Args:
+        every: processes with a launcher's variables.
+        own: IDs of the processes of this job.
+    """
+    return [one for one in every if one.pid not in own and _is_worker(one) and _is_taken_in(one)]
+
+
+def judge(
+    left: Sequence[Process], segments: Sequence[Segment], holder: Process | None, port: int | None
+) -> Part:
+    """Return the row, findings and facts of orphans.
+
+    Args:
+        left: workers of dead jobs.
+        segments: shared memory of dead jobs.
+        holder: the process of another job that listens at this job's rendezvous port, if any.
+        port: the rendezvous port of this job.
+    """
+    findings = []
+    if left:
+        named = "; ".join(_told(one) for one in left[:_NAMED])
+        more = f"; and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
+        pids = " ".join(str(one.pid) for one in left)
+        findings.append(
+            Finding(
+                text=f"{len(left)} worker(s) whose launcher has ended still run here: {named}{more}. They "
+                f"use processors, memory and ports; to end them: `kill {pids}`."
+            )
+        )
+    if holder is not None:
+        findings.append(
+            Finding(
+                text=f"Port {port} of the rendezvous is in use by process {holder.pid} "
+                f"({_short(holder.command)}). End it, or set MASTER_PORT to a free port."
+            )
+        )
+    if segments:
+        total = sum(one.bytes for one in segments)
+        findings.append(
+            Finding(
+                text=f"{len(segments)} segment(s) of shared memory ({bytes_text(total)}) in /dev/shm belong "
+                f"to processes that have ended: remove {', '.join(one.name for one in segments[:_NAMED])}"
+                f"{', ...' if len(segments) > _NAMED else ''}.",
+                hurts=False,
+            )
+        )
+    row = (
+        "nothing found"
+        if not findings
+        else f"{len(left)} worker(s), {len(segments)} segment(s) of shared memory"
+    )
+    return Part(
+        rows=(("orphans", row),),
+        findings=tuple(findings),
+        facts={
+            "left_workers": [asdict(one) for one in left],
+            "left_segments": [asdict(one) for one in segments],
+        },
+    )
+
+
+def processes_here() -> list[Process]:
+    """Return the processes of this user that have a launcher's variables."""
+    import psutil
+
+    found, me = [], os.getuid()
+    for process in psutil.process_iter(["uids"]):
+        with suppress(psutil.Error, OSError):
+            uids = process.info["uids"]
+            if uids is None or uids.real != me:
+                continue
+            if ranks := _ranks_of(process):
+                found.append(_process(process, ranks))
+    return found
+
+
+def around_here() -> set[int]:
+    """Return the IDs of this process, its ancestors and descendants, and those that its launcher started."""
+    import psutil
+
+    me = psutil.Process()
+    around = {me.pid}
+    with suppress(psutil.Error):
+        around |= {one.pid for one in me.children(recursive=True)}
+        above = [one.pid for one in me.parents()]
+        around |= set(above)
+        parent = me.parent()
+        # Process 1 adopts any process; only if it started this rank, its children are the other ranks.
+        if parent is not None and (parent.pid != 1 or _ranks_of(me)):
+            around |= {one.pid for one in parent.children(recursive=True)}
+    return around
+
+
+def listener_at(port: int, *, own: Collection[int]) -> Process | None:
+    """Return this user's process that listens at a port; None if there is none, or it is one of `own`."""
+    import psutil
+
+    with suppress(psutil.Error, OSError):
+        for one in psutil.net_connections(kind="tcp"):
+            if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port and one.pid:
+                return None if one.pid in own else _process(psutil.Process(one.pid), ())
+    return None
+
+
+def segments_of_the_dead(
+    folder: Path = Path("/dev/shm"),  # noqa: S108 - the kernel's own
+    proc: Path = Path("/proc"),
+) -> list[Segment]:
+    """Return torch's shared memory of ended processes, whose IDs are in its names.
+
+    The list is empty if not all processes are visible, as in a container, whose memory others can share.
+
+    Args:
+        folder: the folder of shared memory.
+        proc: the folder of /proc.
+    """
+    matches = [match for path in sorted(folder.glob("torch_*")) if (match := _SEGMENT.match(path.name))]
+    living = numbers_of_the_living(proc) if matches else None
+    if living is None:
+        return []
+    found = []
+    for match in matches:
+        with suppress(OSError):
+            if match[1] not in living:
+                found.append(Segment(name=match.string, bytes=(folder / match.string).stat().st_size))
+    return found
+
+
+def _ranks_of(process: "psutil.Process") -> tuple[str, ...]:
+    """Return the rank variables of a process, with the values at the start of its program."""
+    environment = process.environ()
+    return tuple(f"{name}={environment[name]}" for name in _RANK if environment.get(name))
+
+
+def _process(process: "psutil.Process", ranks: tuple[str, ...]) -> Process:
+    import psutil
+
+    parent = process.parent()
+    ports: set[int] = set()
+    with suppress(psutil.Error, OSError):
+        ask = getattr(process, "net_connections", None) or process.connections  # the name before psutil 6
+        ports = {one.laddr.port for one in ask(kind="tcp") if one.status == psutil.CONN_LISTEN}
+    return Process(
+        pid=process.pid,
+        parent=0 if parent is None else parent.pid,
+        parent_name="" if parent is None else parent.name(),
+        parent_command="" if parent is None else without_credentials(" ".join(parent.cmdline())),
+        command=without_credentials(" ".join(process.cmdline())),  # masked before it is shortened
+        age_s=max(0.0, time.time_ns() / 1e9 - process.create_time()),
+        ports=tuple(sorted(ports)),
+        variables=ranks,
+    )
+
+
+def _is_worker(one: Process) -> bool:
+    """Return whether a process is a worker; agents and editors in a Slurm step have a rank, too."""
+    by_slurm_alone = all(text.startswith("SLURM_") for text in one.variables)
+    return bool(one.variables) and (not by_slurm_alone or "python" in one.command.partition(" ")[0])
+
+
+def _is_taken_in(one: Process) -> bool:
+    """Return whether the parent of a process adopts orphans."""
+    if one.parent_name in _TAKES_IN_ORPHANS:
+        return True
+    return one.parent <= 1 and not _STARTS_RANKS.match(one.parent_command)
+
+
+def _told(one: Process) -> str:
+    ports = f", listens at {', '.join(map(str, one.ports))}" if one.ports else ""
+    return f"{one.pid} ({_short(one.command)}, {one.variables[0]}, since {seconds_text(one.age_s)}{ports})"
+
+
+def _short(command: str) -> str:
+    return command if len(command) <= 60 else f"{command[:57]}..."

@@ -1,0 +1,1 @@
+"""Writes HTML pages about runs."""

@@ -1,0 +1,68 @@
+"""Builds a self-contained HTML page from sections and tables."""
+
+from collections.abc import Collection, Iterable, Sequence
+from html import escape
+from importlib.resources import files
+
+Row = Sequence[object]
+
+
+def page(title: str, body: Iterable[str], *, foot: str, styles: Sequence[str] = ()) -> str:
+    """Return an HTML page.
+
+    Args:
+        title: title as text.
+        body: elements as HTML.
+        foot: footer as text.
+        styles: names of style sheets besides the common one.
+    """
+    sheets = "".join(map(_sheet, ("style.css", *styles)))
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        # An empty favicon keeps browsers from requesting one.
+        '<link rel="icon" href="data:,">\n'
+        f"<title>{escape(title)}</title>\n<style>{sheets}</style>\n</head>\n<body>\n"
+        + "\n".join(body)
+        + f"\n<footer>{escape(foot)}</footer>\n</body>\n</html>\n"
+    )
+
+
+def section(title: str, *parts: str) -> str:
+    """Return a section with a heading."""
+    return f"<section><h2>{escape(title)}</h2>{''.join(parts)}</section>"
+
+
+def table(rows: Iterable[Row], *, head: Row = (), right: Collection[int] = ()) -> str:
+    """Return a table of texts.
+
+    Args:
+        rows: cells of each row; numbers are right-aligned.
+        head: names of the columns.
+        right: columns whose texts are right-aligned as well.
+    """
+    top = f"<thead>{_row(head, 'th', right)}</thead>" if head else ""
+    body = "".join(_row(row, "td", right) for row in rows)
+    return f'<div class="wide"><table>{top}<tbody>{body}</tbody></table></div>'
+
+
+def bullets(texts: Sequence[str], kind: str) -> str:
+    """Return a list of sentences with the CSS class `kind`; empty for none."""
+    if not texts:
+        return ""
+    return f'<ul class="{kind}">{"".join(f"<li>{escape(text)}</li>" for text in texts)}</ul>'
+
+
+def _row(row: Row, kind: str, right: Collection[int]) -> str:
+    return f"<tr>{''.join(_cell(one, kind, is_right=k in right) for k, one in enumerate(row))}</tr>"
+
+
+def _cell(value: object, kind: str, *, is_right: bool) -> str:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    text = f"{value:,}" if isinstance(value, int) and number else f"{value:.4g}" if number else str(value)
+    scope = ' scope="col"' if kind == "th" else ""
+    return f"<{kind}{scope}{' class=n' if number or is_right else ''}>{escape(text)}</{kind}>"
+
+
+def _sheet(name: str) -> str:
+    return (files("samestep.studies.report") / name).read_text(encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Measures one training on several numbers of workers."""

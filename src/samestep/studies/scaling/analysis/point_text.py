@@ -1,0 +1,166 @@
+"""Formats points as words: speed, efficiency and overhead by cause."""
+
+from collections.abc import Sequence
+
+from samestep.base import units
+from samestep.base.units import seconds_text
+from samestep.studies.scaling.analysis.confidence import Interval
+from samestep.studies.scaling.analysis.overhead_causes import straggler
+from samestep.studies.scaling.analysis.study import Loss, Point
+
+NOTABLE = 0.01
+"""The smallest share of a step that is reported."""
+
+NOTHING_S = 1e-9
+"""A wait that is too short for any clock, so there was none."""
+
+DIFFER = "the runs differ too much"
+VAGUE = f"{DIFFER}; measure more of them on a quieter machine"
+"""The reason for an inconclusive result if an interval is too wide."""
+
+_TWO_DECIMALS, _ONE_DECIMAL = 1.995, 9.95
+"""Factors below these have two decimals, and one."""
+
+_WHOLE = 1000
+"""Amounts from here on have no decimals."""
+
+_NAMES = {
+    "data": "waiting for data",
+    "to_device": "copies to the device",
+    "forward": "forward",
+    "backward": "backward",
+    "exposed_sync": "exposed communication",
+    "optimizer": "the optimizer",
+    "other": "other work",
+}
+_CAUSES = {
+    "compute": "forward and backward",
+    "exchange": "exposed communication",
+    "waiting": "waiting for varying ranks",
+}
+"""The names of losses that are not a phase."""
+
+
+def percent(share: float) -> str:
+    """Return a share as a whole percentage.
+
+    >>> percent(0.849)
+    '85 %'
+    """
+    return f"{100 * share:.0f} %"
+
+
+def times(factor: float) -> str:
+    """Return a speedup; one below 2 has two decimals, since they matter near 1.
+
+    >>> [times(0.146), times(1.04), times(3.42), times(25.7)]
+    ['0.15x', '1.04x', '3.4x', '26x']
+    """
+    digits = 2 if factor < _TWO_DECIMALS else 1 if factor < _ONE_DECIMAL else 0
+    return f"{factor:.{digits}f}x"
+
+
+def amount(value: float) -> str:
+    """Return a rate or a number of samples with four significant digits.
+
+    >>> [amount(value) for value in (0.12344, 64, 1281167)]
+    ['0.1234', '64', '1,281,167']
+    """
+    return f"{value:,.0f}" if value >= _WHOLE else f"{value:.4g}"
+
+
+def counted(workers: int) -> str:
+    """Return a number of workers.
+
+    >>> [counted(1), counted(4)]
+    ['1 worker', '4 workers']
+    """
+    return units.counted(workers, "worker")
+
+
+def oversubscribed_baseline(base: Point) -> str:
+    """Return why there is no conclusion against an oversubscribed baseline.
+
+    >>> oversubscribed_baseline(Point(workers=2, samples_per_second=1, speedup=2, efficiency=1))
+    'the 2-worker baseline was oversubscribed'
+    """
+    return f"the {base.workers}-worker baseline was oversubscribed"
+
+
+def is_vague(between: Interval) -> bool:
+    """Return whether an interval is too wide for a conclusion: more than a factor of two."""
+    low, high = between
+    return high > 2 * low
+
+
+def phase_name(phase: str) -> str:
+    """Return the name of a step's phase in a sentence."""
+    return _NAMES[phase]
+
+
+def speed(point: Point) -> str:
+    """Return speedup and efficiency of a point: ``4 workers: 3.4x, 85 %``."""
+    return f"{counted(point.workers)}: {times(point.speedup)}, {percent(point.efficiency)}"
+
+
+def overhead(point: Point) -> str:
+    """Return the overhead of a point by cause, and its gains; empty if its phases are unknown."""
+    if not point.losses:
+        return ""
+    parts = [f"{percent(loss.share)} {_cause(point, loss)}" for loss in notable_losses(point)]
+    sentence = f"Overhead: {', '.join(parts) or f'below {percent(NOTABLE)}'}."
+    gains = [loss for loss in reversed(point.losses) if loss.share <= -NOTABLE]
+    if gains:
+        sentence += f" Gained: {', '.join(_gained(loss) for loss in gains[:2])}."
+    return sentence
+
+
+def notable_losses(point: Point) -> Sequence[Loss]:
+    """Return the losses that are large enough to be reported, at most four."""
+    return [loss for loss in point.losses if loss.share >= NOTABLE][:4]
+
+
+def is_communication_hidden(point: Point) -> bool:
+    """Return whether backward hides all communication of several workers, or includes it."""
+    return point.workers > 1 and bool(point.step_s) and (point.exchange_s or 0.0) <= NOTHING_S
+
+
+def sync_words(point: Point) -> str:
+    """Return the gradient synchronization and its transport; empty if both are unknown.
+
+    >>> rate = {"samples_per_second": 1, "speedup": 1, "efficiency": 0.5}
+    >>> sync_words(Point(workers=2, sync="ddp", backend="gloo", **rate))
+    'ddp over gloo'
+    """
+    return " ".join(filter(None, (point.sync, f"over {point.backend}" if point.backend else "")))
+
+
+def _gained(loss: Loss) -> str:
+    """Return a phase in which a point is faster than ideal: per sample as long as at the baseline."""
+    share = percent(-loss.share) if loss.share > -1 else "more than a step"
+    return f"{share} in {_CAUSES.get(loss.cause) or phase_name(loss.cause)}"
+
+
+def _cause(point: Point, loss: Loss) -> str:
+    if loss.cause == "straggler":
+        return _straggling(point, loss)
+    if loss.cause == "compute":
+        included = " (includes communication)" if is_communication_hidden(point) else ""
+        return f"slower {_CAUSES['compute']}{included}"
+    if loss.cause == "exchange":
+        by = sync_words(point)
+        return _CAUSES["exchange"] + (f" ({by})" if by else "")
+    unsplit = " (computed on every rank)" if loss.cause in {"optimizer", "other"} else ""
+    return (_CAUSES.get(loss.cause) or phase_name(loss.cause)) + unsplit
+
+
+def _straggling(point: Point, loss: Loss) -> str:
+    rank = f"rank {loss.rank}"
+    hosts = {rank.host for rank in point.ranks}
+    if len(hosts) > 1 and loss.rank is not None:
+        rank += f" ({point.ranks[loss.rank].host})"
+    if loss.phase == "data":
+        return f"waiting for data on {rank}"
+    slow = straggler(point)
+    longer = f", {seconds_text(slow.phase_s)} longer there" if slow else ""
+    return f"waiting for {rank} ({phase_name(loss.phase)}{longer})"

@@ -1,0 +1,95 @@
+"""Relates points to each other: measured scaling mode, speedup and efficiency."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import chain
+
+from samestep.studies.scaling.analysis.confidence import Interval, of_ratio
+from samestep.studies.scaling.analysis.points_from_runs import same_batch
+from samestep.studies.scaling.analysis.study import Mode, Point
+
+_MODES: tuple[Mode, ...] = ("strong", "weak", "neither")
+
+
+def relate(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Return `points` with mode, speedup and efficiency, by mode, variant and workers.
+
+    A point is in both modes if it fits both, since there can be several baselines.
+    """
+    variants: dict[str, list[Point]] = {}
+    for point in {_identity(point): point for point in points}.values():
+        variants.setdefault(point.variant, []).append(point)
+    by_mode = [_by_mode(found) for found in variants.values()]
+    return tuple(chain.from_iterable(series.get(mode, ()) for mode in _MODES for series in by_mode))
+
+
+def series_of(points: Iterable[Point]) -> dict[tuple[Mode, str], list[Point]]:
+    """Return `points` by mode and variant, each by workers, in the order of `points`."""
+    series: dict[tuple[Mode, str], list[Point]] = {}
+    for point in points:
+        series.setdefault((point.mode, point.variant), []).append(point)
+    return {key: sorted(found, key=lambda point: point.workers) for key, found in series.items()}
+
+
+def _identity(point: Point) -> tuple[object, ...]:
+    """Return the identity of a point, which is the same for a point that is in two modes."""
+    mode = point.mode if point.global_batch is None else None
+    return point.workers, point.variant, point.global_batch, point.samples_per_second, mode
+
+
+def _by_mode(points: Sequence[Point]) -> dict[Mode, list[Point]]:
+    """Return the points of one variant by mode, each mode with its own baseline first."""
+    points = sorted(points, key=lambda point: point.workers)
+    bases = [point for point in points if point.workers == points[0].workers]
+    found: dict[Mode, list[Point]] = {}
+    for mode in ("strong", "weak"):
+        largest = max((_of_mode(mode, base, points) for base in _bases_of(mode, bases)), key=len)
+        if len(largest) > 1:
+            found[mode] = largest
+    if len(bases) == len(points):
+        found["strong"] = bases[:1]
+    placed = list(chain.from_iterable(found.values()))
+    left = [point for point in points if point not in placed]
+    if left:
+        found["neither"] = left if left[0] in bases else [bases[0], *left]
+    return {mode: [_related(mode, series[0], point) for point in series] for mode, series in found.items()}
+
+
+def _bases_of(mode: Mode, bases: Sequence[Point]) -> Sequence[Point]:
+    """Return the possible baselines of a mode: without a known batch, those of the same mode if any."""
+    own = [base for base in bases if base.global_batch is None and base.mode == mode]
+    return own or bases
+
+
+def _of_mode(mode: Mode, base: Point, points: Sequence[Point]) -> list[Point]:
+    larger = (point for point in points if point.workers > base.workers)
+    return [base, *(point for point in larger if _is_of_mode(mode, base, point))]
+
+
+def _is_of_mode(mode: Mode, base: Point, point: Point) -> bool:
+    if base.global_batch is None or point.global_batch is None:
+        return point.mode == mode
+    grown = point.workers / base.workers if mode == "weak" else 1.0
+    return same_batch(point.global_batch, base.global_batch * grown)
+
+
+def _related(mode: Mode, base: Point, point: Point) -> Point:
+    ratio = point.samples_per_second / base.samples_per_second
+    between = None
+    if point.workers > base.workers:
+        between = of_ratio(point.samples_per_second, base.samples_per_second, interval(point), interval(base))
+    low, high = between or (None, None)
+    return replace(
+        point,
+        mode=mode,
+        speedup=ratio * base.workers,
+        speedup_low=None if low is None else low * base.workers,
+        speedup_high=None if high is None else high * base.workers,
+        efficiency=ratio * base.workers / point.workers,
+    )
+
+
+def interval(point: Point) -> Interval | None:
+    """Return the interval of the rate of a point, or None."""
+    low, high = point.samples_per_second_low, point.samples_per_second_high
+    return None if low is None or high is None else (low, high)

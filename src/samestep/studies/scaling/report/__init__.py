@@ -1,0 +1,1 @@
+"""Reports scaling studies, as HTML pages and as text."""

@@ -1,0 +1,235 @@
+"""Builds the charts of a scaling study."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from samestep.base.units import seconds_text
+from samestep.studies.report.bar_charts import Bar, BarChart, Group, Part
+from samestep.studies.report.point_charts import DataPoint, PointChart, Series
+from samestep.studies.report.time_line import Row, TimeLine
+from samestep.studies.report.time_line import Span as Drawn
+from samestep.studies.scaling.analysis.point_text import percent
+from samestep.studies.scaling.analysis.points_from_times import UNIT
+from samestep.studies.scaling.analysis.study import Point, Span, Study
+from samestep.studies.scaling.report.series import Kind, kinds
+
+PARTS: Mapping[str, tuple[str, str]] = {
+    "forward": ("forward", "forward"),
+    "backward": ("backward", "backward"),
+    "optimizer": ("optimizer", "optimizer"),
+    "to_device": ("device", "to the device"),
+    "data": ("data", "waiting for data"),
+    "exposed_sync": ("sync", "exposed communication"),
+    "waiting": ("waiting", "waiting for other ranks"),
+    "other": ("other", "other"),
+}
+"""Color class and name of each part of a step, from the bottom of a bar."""
+_PLACES = {name: number for number, name in enumerate(PARTS)}
+_MOST_RANKS = 16
+_MOST_TIME_LINES = 4
+_VISIBLE_MS = 1e-6
+
+
+def charts(study: Study) -> list[PointChart | BarChart]:
+    """Return the charts of `study`, which has a point; those of speedup and efficiency need several."""
+    found = kinds(study)
+    steps = [_steps(found)] if any(point.step_s for point in study.points) else []
+    if not any(kind.has_speedup for kind in found):
+        return [_throughput(found, study.unit), *steps]
+    return [_speedup(found), _throughput(found, study.unit), _efficiency(study, found), *steps]
+
+
+def time_lines(study: Study) -> Iterator[TimeLine]:
+    """Yield a time line of one step for each kind, on its largest number of workers."""
+    found = [(kind, point) for kind in kinds(study) if any((point := kind.largest).timeline)]
+    for kind, point in found[:_MOST_TIME_LINES]:
+        ranks = shown_ranks(point)
+        left_out = len(point.timeline) - len(ranks)
+        more = f" {left_out} faster ranks are left out." if left_out else ""
+        of = f", {kind.title}" if kind.letter else ""
+        exchange_s = min(sum(_synced(spans)) for spans in point.timeline)
+        yield TimeLine(
+            title=f"One step on {point.workers} workers{of}",
+            kinds=list(PARTS.values()),
+            rows=[Row(f"rank {rank}", list(_drawn(point.timeline[rank], exchange_s))) for rank in ranks],
+            note="A step of typical length. All ranks leave the communication at the same time; time beyond "
+            f"the shortest wait of a rank is waiting for other ranks.{more}",
+        )
+
+
+def _synced(spans: Sequence[Span]) -> list[float]:
+    return [span.end_s - span.begin_s for span in spans if span.phase == "exposed_sync"]
+
+
+def _drawn(spans: Sequence[Span], exchange_s: float) -> Iterator[Drawn]:
+    """Yield the phases of a rank in ms; waiting beyond `exchange_s` is waiting for other ranks."""
+    for span in spans:
+        begin, end = 1e3 * span.begin_s, 1e3 * span.end_s
+        if span.phase == "exposed_sync":
+            arrived = max(begin, end - 1e3 * exchange_s)
+            if arrived - begin > _VISIBLE_MS:
+                yield Drawn(_PLACES["waiting"], begin, arrived)
+                begin = arrived
+        if end > begin and span.phase in PARTS:
+            yield Drawn(_PLACES[span.phase], begin, end)
+
+
+def parts(point: Point) -> dict[str, float]:
+    """Return the seconds of each part of a step, with waiting for other ranks separate if it is known."""
+    seconds = {name: point.step_s.get(name, 0.0) for name in PARTS}
+    if point.exchange_s is not None and point.waiting_s is not None:
+        seconds["exposed_sync"], seconds["waiting"] = point.exchange_s, point.waiting_s
+    return seconds
+
+
+def rank_parts(point: Point, rank: int) -> dict[str, float]:
+    """Return the seconds of each part of a rank's step; see `parts`."""
+    seconds = {name: point.ranks[rank].step_s.get(name, 0.0) for name in PARTS}
+    if point.exchange_s is not None:
+        seconds["waiting"] = max(0.0, seconds["exposed_sync"] - point.exchange_s)
+        seconds["exposed_sync"] -= seconds["waiting"]
+    return seconds
+
+
+def shown_ranks(point: Point) -> list[int]:
+    """Return the ranks to show: all, or rank 0 and the slowest ones."""
+    if len(point.ranks) <= _MOST_RANKS:
+        return list(range(len(point.ranks)))
+
+    def busy_s(rank: int) -> float:
+        return sum(s for phase, s in point.ranks[rank].step_s.items() if phase != "exposed_sync")
+
+    slowest = sorted(range(1, len(point.ranks)), key=busy_s, reverse=True)[: _MOST_RANKS - 1]
+    return [0, *sorted(slowest)]
+
+
+def times_text(value: float) -> str:
+    """Return a speedup as text.
+
+    >>> times_text(3.4)
+    '3.40x'
+    """
+    return f"{value:.2f}x" if value < 100 else f"{value:.0f}x"
+
+
+def _speedup(found: list[Kind]) -> PointChart:
+    return PointChart(
+        title="Speedup",
+        y="times the baseline",
+        series=_series(found, per_worker=False),
+        ideal=float,
+        by_doublings=True,
+        text=times_text,
+        note=_caveats(found),
+    )
+
+
+def _efficiency(study: Study, found: list[Kind]) -> PointChart:
+    bar = study.verdict.bar if study.verdict else None
+    return PointChart(
+        title="Efficiency",
+        y="speedup by workers",
+        series=_series(found, per_worker=True),
+        ideal=lambda _: 1.0,
+        limit=None if bar is None else (bar, f"required: {percent(bar)}"),
+        tick=percent,
+        text=percent,
+        note=_caveats(found),
+    )
+
+
+def _series(found: list[Kind], *, per_worker: bool) -> list[Series]:
+    """Return the speedups of each kind with their intervals, divided by the workers if `per_worker`."""
+
+    def measured(point: Point) -> DataPoint:
+        ends = point.speedup, point.speedup_low, point.speedup_high
+        by = point.workers if per_worker else 1
+        y, low, high = ((point.speedup if end is None else end) / by for end in ends)
+        return DataPoint(point.workers, y, low, high, is_hollow=point.oversubscribed)
+
+    return [Series(kind.title, [measured(point) for point in kind.points]) for kind in found]
+
+
+def _throughput(found: list[Kind], unit: str) -> BarChart:
+    unit, times = ("runs/h", 3600.0) if unit == UNIT else (unit, 1.0)
+
+    def bar(number: int, kind: Kind, point: Point) -> Bar:
+        first, rate = kind.points[0], point.samples_per_second
+        ends = (point.samples_per_second_low, point.samples_per_second_high)
+        low, high = (times * (rate if end is None else end) for end in ends)
+        return Bar(
+            name=kind.letter,
+            parts=[Part(number, times * rate)],
+            ideal=times * first.samples_per_second * point.workers / first.workers,
+            low=low,
+            high=high,
+            text=percent(point.efficiency),
+        )
+
+    return BarChart(
+        title="Throughput, and the gap to ideal",
+        x="workers",
+        y=unit,
+        kinds=[(f"c{number % 8}", kind.title) for number, kind in enumerate(found)],
+        groups=[
+            Group(
+                str(workers),
+                [
+                    bar(number, kind, point)
+                    for number, kind in enumerate(found)
+                    for point in kind.points
+                    if point.workers == workers
+                ],
+            )
+            for workers in _workers(found)
+        ],
+        text=lambda rate: f"{rate:,.4g} {unit}",
+        note="Dashed: ideal throughput, at the baseline's speed of each worker.",
+    )
+
+
+def _steps(found: list[Kind]) -> BarChart:
+    def bar(kind: Kind, point: Point) -> Bar:
+        seconds = parts(point)
+        whole = sum(seconds.values())
+        return Bar(
+            name=kind.letter,
+            parts=[Part(_PLACES[name], 1e3 * length) for name, length in seconds.items() if length > 0],
+            text=f"{1e3 * whole:.3g}",
+        )
+
+    groups = [
+        Group(
+            str(workers),
+            [
+                bar(kind, point)
+                for kind in found
+                for point in kind.points
+                if point.workers == workers and point.step_s
+            ],
+        )
+        for workers in _workers(found)
+    ]
+    return BarChart(
+        title="Phases of a step",
+        x="workers",
+        y="ms per step",
+        kinds=list(PARTS.values()),
+        groups=[group for group in groups if group.bars],
+        text=lambda ms: seconds_text(ms / 1e3),
+        shares=True,
+        note="Mean over ranks. " + " ".join(f"{kind.title}." for kind in found if kind.letter),
+    )
+
+
+def _workers(found: list[Kind]) -> list[int]:
+    return sorted({point.workers for kind in found for point in kind.points})
+
+
+def _caveats(found: list[Kind]) -> str:
+    points = [point for kind in found for point in kind.points]
+    notes = []
+    if any(point.speedup_low is not None for point in points):
+        notes.append("Vertical lines: 95 % interval over repeats; an arrow marks a clipped end.")
+    if any(point.oversubscribed for point in points):
+        notes.append("Hollow: oversubscribed; not valid for more machines.")
+    return " ".join(notes)

@@ -1,0 +1,66 @@
+"""Groups the points of a study by mode (strong, weak) and variant, each with a letter."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from string import ascii_lowercase
+
+from samestep.studies.scaling.analysis.study import Point, Study
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """The points of one mode and variant, by number of workers."""
+
+    letter: str
+    """Short name; empty if the study has only one kind."""
+    name: str
+    points: Sequence[Point]
+
+    @property
+    def title(self) -> str:
+        """Letter and name."""
+        return f"{self.letter}: {self.name}" if self.letter else self.name
+
+    @property
+    def has_speedup(self) -> bool:
+        """Whether there are several numbers of workers."""
+        return len({point.workers for point in self.points}) > 1
+
+    @property
+    def largest(self) -> Point:
+        """The point with the most workers, not oversubscribed if possible."""
+        return ([point for point in self.points if not point.oversubscribed] or self.points)[-1]
+
+
+def kinds(study: Study) -> list[Kind]:
+    """Return the kinds of `study` in the order of its points."""
+    order = list(dict.fromkeys((point.mode, point.variant) for point in study.points))
+    by_kind = {
+        of: sorted(points, key=lambda point: point.workers)
+        for of, points in groupby(
+            sorted(study.points, key=lambda point: order.index((point.mode, point.variant))),
+            key=lambda point: (point.mode, point.variant),
+        )
+    }
+    modes = {mode for mode, _ in order}
+    found = []
+    for number, (mode, variant) in enumerate(order):
+        letter = ascii_lowercase[number % 26] if len(order) > 1 else ""
+        words = _MODES[mode] if len(modes) > 1 or not variant else ""
+        found.append(Kind(letter, ", ".join(filter(None, [words, variant])), by_kind[mode, variant]))
+    return found
+
+
+def headings(found: Sequence[Kind]) -> list[str]:
+    """Return the titles of kinds, after their common mode if the titles lack it."""
+    modes = {kind.points[0].mode for kind in found}
+    titles = [kind.title for kind in found]
+    return titles if len(modes) > 1 else list(dict.fromkeys([*(_MODES[mode] for mode in modes), *titles]))
+
+
+_MODES = {
+    "strong": "strong scaling",
+    "weak": "weak scaling",
+    "neither": "with other batches",
+}

@@ -1,0 +1,105 @@
+"""Formats a scaling study as ASCII text: a table, bars of the speedup, and the verdict."""
+
+import os
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from samestep.studies.scaling.analysis.study import Study, Verdict
+from samestep.studies.scaling.report.rows import (
+    COST,
+    INTERVAL,
+    MEMORY,
+    NO_POINTS,
+    OVERHEAD,
+    WORTH,
+    cells,
+    fit_texts,
+    rate_name,
+    text_table,
+)
+from samestep.studies.scaling.report.series import Kind, headings, kinds
+
+_LONGEST = 48
+"""Number of characters of the longest bar."""
+
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+_OPTIONAL = (OVERHEAD, MEMORY, COST, "step", INTERVAL)
+"""Columns that are dropped from a table that is too wide, in this order."""
+
+
+def terminal_width() -> int | None:
+    """Return the width of the terminal at stdout; None if it is not a terminal, or has no width."""
+    if not sys.stdout.isatty():
+        return None
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or None
+    except OSError:
+        return None
+
+
+def study_text(study: Study, width: int | None = None) -> str:
+    """Return `study` as text.
+
+    Args:
+        study: the study.
+        width: maximum length of lines; None for no limit.
+    """
+    found = kinds(study)
+    verdict = [*([] if found else [NO_POINTS]), *(_verdict(study.verdict) if study.verdict else ())]
+    blocks = [
+        [study.target],
+        [f"{heading}." for heading in headings(found)],
+        _table(study, found, width) if found else [],
+    ]
+    blocks += [_picture(kind) for kind in found if len(kind.points) > 1]
+    blocks += [_wrapped(part, width) for part in (fit_texts(study), verdict, study.notes)]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _wrapped(sentences: Sequence[str], width: int | None) -> list[str]:
+    """Return sentences in lines of `width`, without a break in a flag or before `%`."""
+    if width is None:
+        return list(sentences)
+    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    bound = (sentence.replace(" %", f"{_NO_BREAK}%") for sentence in sentences)
+    return [line.replace(_NO_BREAK, " ") for sentence in bound for line in wrapper.wrap(sentence)]
+
+
+def _table(study: Study, found: list[Kind], width: int | None) -> list[str]:
+    """Return the table, with the overhead below it if its column does not fit."""
+    names = ["workers", "kind", rate_name(study), INTERVAL, "speedup", "efficiency", "step"]
+    names += [MEMORY, COST, WORTH, OVERHEAD]
+    rows = [cells(study, kind, point) for kind in found for point in kind.points]
+    for row in rows:
+        row[OVERHEAD] = "; ".join(filter(None, [row[OVERHEAD], row[""]]))
+    names = [name for name in names if any(row[name] for row in rows)]
+    below: list[str] = []
+    for dropped in ("", *_OPTIONAL):
+        names = [name for name in names if name != dropped]
+        lines = text_table(names, [[row[name] for name in names] for row in rows])
+        if dropped == OVERHEAD:
+            known = [row for row in rows if row[OVERHEAD]]
+            texts = [[row["workers"], row["kind"], f"{OVERHEAD}:", row[OVERHEAD]] for row in known]
+            below = _wrapped([" ".join(filter(None, text)) for text in texts], width)
+        if width is None or max(map(len, lines)) <= width:
+            break
+    return [*lines, *below]
+
+
+def _picture(kind: Kind) -> list[str]:
+    """Return a bar for each point: `#` for its speedup, `.` for the gap to the ideal."""
+    most = max(max(point.speedup, point.workers) for point in kind.points)
+    of = f" ({kind.letter})" if kind.letter else ""
+    lines = [f"speedup{of}: # measured, . gap to the ideal"]
+    for point in kind.points:
+        reached = round(_LONGEST * point.speedup / most)
+        missing = max(0, round(_LONGEST * point.workers / most) - reached)
+        bar = ("#" * reached + "." * missing).ljust(_LONGEST)
+        lines.append(f"{point.workers:>7}  {bar}  {point.speedup:.2f}x of {point.workers}")
+    return lines
+
+
+def _verdict(verdict: Verdict) -> Iterator[str]:
+    yield verdict.manager
+    yield from filter(None, [verdict.serial, verdict.engineer, *verdict.others, *verdict.comparisons])

@@ -1,0 +1,240 @@
+"""Plans the runs of a study and their order; nothing is started."""
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from samestep.base.errors import UsageError
+from samestep.base.experiment_trackers import OFF
+from samestep.base.units import MOST_WORKERS
+from samestep.studies.scaling.sweep.interleaving import interleaved
+from samestep.studies.scaling.sweep.template import filled, operators
+from samestep.studies.scaling.sweep.trial import Mode, Trial
+from samestep.studies.scaling.sweep.variants import Variant, alike_alone
+
+Kind: TypeAlias = Literal["script", "module", "recipe"]
+Scaling: TypeAlias = Literal["auto", "strong", "weak", "both"]
+SCALINGS: tuple[Scaling, ...] = ("auto", "strong", "weak", "both")
+
+
+MOST_STEPS = 10**9
+MOST_REPEATS = 1000
+"""The limit of ``--repeats``, since all runs are planned before the first one starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A requested study.
+
+    Args:
+        target: a script, a module or a recipe.
+        kind: the kind of `target`.
+        arguments: of the script, or flags of ``train``; they can contain templates.
+        workers: numbers of workers, smallest first.
+        scaling: the quantity that is constant: the global batch (strong), the batch of each worker (weak),
+            one run of each (both), or as the arguments imply (auto).
+        batch: the recipe's global batch at the smallest number of workers, if it grows.
+        flags: of ``run`` or ``train``, for all runs.
+        variants: the compared settings.
+        steps: measured steps of each run.
+        warm_up: steps before those, which are not measured.
+        repeats: runs of each configuration.
+        seed: of the order.
+        per_node: largest number of workers on a node; None for one node.
+        folder: of the study.
+    """
+
+    target: str
+    kind: Kind = "script"
+    arguments: tuple[str, ...] = ()
+    workers: tuple[int, ...]
+    scaling: Scaling = "auto"
+    batch: int | None = None
+    flags: tuple[str, ...] = ()
+    variants: tuple[Variant, ...] = (Variant(),)
+    steps: int
+    warm_up: int
+    repeats: int
+    seed: int = 0
+    per_node: int | None = None
+    folder: Path
+
+    def __post_init__(self) -> None:
+        for flag, value, least, most in (
+            ("--steps", self.steps, 1, MOST_STEPS),
+            ("--warm-up", self.warm_up, 0, MOST_STEPS),
+            ("--repeats", self.repeats, 1, MOST_REPEATS),
+            *(("-n", workers, 1, MOST_WORKERS) for workers in self.workers),
+        ):
+            if value < least:
+                raise UsageError(f"{flag} is {value}; give at least {least}.")
+            if value > most:
+                raise UsageError(f"{flag} {value} is too large; use {most:,} or less.")
+        if self.per_node is not None and self.per_node < 1:
+            raise UsageError(f"--nproc-per-node is {self.per_node}; give at least 1.")
+        if self.scaling not in SCALINGS:
+            raise UsageError(f"--scaling is {self.scaling!r}; give one of {', '.join(SCALINGS)}.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Configuration:
+    """The configuration of runs that are repeated."""
+
+    workers: int
+    nodes: int
+    modes: tuple[Mode, ...]
+    arguments: tuple[str, ...]
+    variant: Variant
+    also: tuple[str, ...] = ()
+    """Other variants that are the same run."""
+
+
+def plan(request: Request) -> list[Trial]:
+    """Return the runs of a study, in the order in which they run.
+
+    Raises:
+        UsageError: a template does not fit a number of workers, or the batch cannot be constant.
+    """
+    alone = {group[0].name: tuple(one.name for one in group[1:]) for group in alike_alone(request.variants)}
+    cases = [
+        replace(case, also=alone[variant.name]) if case.workers == 1 else case
+        for variant in request.variants
+        for case in _cases(request, variant)
+        if case.workers > 1 or variant.name in alone
+    ]
+    order = interleaved(cases, rounds=request.repeats, seed=request.seed)
+    return [_trial(request, number, case, repeat) for number, (repeat, case) in enumerate(order)]
+
+
+def in_lines(trials: Sequence[Trial], command: Callable[[Trial], Sequence[str]]) -> list[str]:
+    """Return the runs with their commands, as lines.
+
+    Args:
+        trials: in their order.
+        command: returns the command of a run.
+    """
+    lines = []
+    for trial in trials:
+        own = [f"{name}={value}" for name, value in trial.environment.items() if name not in OFF]
+        lines.append(f"{trial.number + 1:3}  {trial.in_words()}: {shlex.join([*own, *command(trial)])}")
+    return lines
+
+
+def nodes_for(workers: int, per_node: int | None) -> int:
+    """Return the number of nodes for `workers`.
+
+    Raises:
+        UsageError: the workers cannot be divided evenly among nodes.
+    """
+    nodes = 1 if per_node is None else -(-workers // per_node)
+    if workers % nodes:
+        raise UsageError(
+            f"{workers} workers cannot be divided evenly among {nodes} nodes of {per_node} workers; give a "
+            f"multiple of {nodes}."
+        )
+    return nodes
+
+
+def _cases(request: Request, variant: Variant) -> Iterator[_Configuration]:
+    for workers in request.workers:
+        nodes = nodes_for(workers, request.per_node)
+        # Modes with the same arguments, as at the smallest number of workers, are one run.
+        modes_of: dict[tuple[str, ...], tuple[Mode, ...]] = {}
+        for mode in _modes(request):
+            arguments = tuple(_arguments(request, mode, workers, nodes))
+            modes_of[arguments] = (*modes_of.get(arguments, ()), mode)
+        for arguments, modes in modes_of.items():
+            yield _Configuration(workers, nodes, modes, arguments, variant)
+
+
+def _modes(request: Request) -> tuple[Mode, ...]:
+    if request.scaling == "both":
+        return ("strong", "weak")
+    if request.scaling != "auto":
+        return (request.scaling,)
+    grows = request.kind != "recipe" and operators(request.arguments) == {"*"}
+    return ("weak",) if grows else ("strong",)
+
+
+def _arguments(request: Request, mode: Mode, workers: int, nodes: int) -> list[str]:
+    """Return the arguments of one run."""
+    smallest = request.workers[0]
+    if request.kind == "recipe":
+        words = filled(request.arguments, workers=workers, nodes=nodes)
+        return (
+            words
+            if mode == "strong" or workers == smallest
+            else _grown(words, request.batch or 0, workers, smallest)
+        )
+    held = None if request.scaling == "auto" else _held(request, mode)
+    return filled(request.arguments, workers=workers, nodes=nodes, held=held)
+
+
+def _grown(words: list[str], batch: int, workers: int, smallest: int) -> list[str]:
+    """Return a recipe's flags with a global batch that grows as the workers do."""
+    if batch * workers % smallest:
+        raise UsageError(
+            f"a batch of {batch} cannot be divided evenly among {smallest} workers, so it cannot grow to "
+            f"{workers} workers. Give --batch-size a multiple of {smallest}."
+        )
+    return [*_without(words, "--batch-size"), f"--batch-size={batch * workers // smallest}"]
+
+
+def _without(words: Sequence[str], flag: str) -> list[str]:
+    kept, skip = [], False
+    for word in words:
+        if skip or word == flag or word.startswith(f"{flag}="):
+            skip = word == flag and not skip
+            continue
+        kept.append(word)
+    return kept
+
+
+def _held(request: Request, mode: Mode) -> tuple[int, int] | None:
+    """Return the workers and nodes for which a script's arithmetic is evaluated; None for those of the run.
+
+    Raises:
+        UsageError: the arguments do not show the batch size.
+    """
+    found = operators(request.arguments)
+    if len(found) != 1:
+        raise UsageError(
+            f"--scaling {request.scaling} needs a template for the batch size: {{256/n}} for the batch of "
+            "each worker, {256*n} for the global batch of a serial script. Without --scaling the arguments "
+            "are used as they are."
+        )
+    follows: Mode = "strong" if found == {"/"} else "weak"
+    if mode == follows:
+        return None
+    return request.workers[0], nodes_for(request.workers[0], request.per_node)
+
+
+def _trial(request: Request, number: int, case: _Configuration, repeat: int) -> Trial:
+    mode = "" if len(case.modes) == 2 else f"-{case.modes[0]}"
+    folder = request.folder.absolute() / "trials" / f"{number + 1:03}-n{case.workers}{mode}-r{repeat + 1}"
+    trial = Trial(
+        number=number,
+        workers=case.workers,
+        nodes=case.nodes,
+        modes=case.modes,
+        variant=case.variant.name,
+        also=case.also,
+        launcher=case.variant.launcher,
+        repeat=repeat,
+        command=(),
+        environment={**OFF, **case.variant.environment},
+        folder=folder,
+    )
+    return replace(trial, command=_command(request, case, trial))
+
+
+def _command(request: Request, case: _Configuration, trial: Trial) -> tuple[str, ...]:
+    clock = (f"--clock={trial.clock}", f"--clock-steps={request.steps}", f"--clock-warm-up={request.warm_up}")
+    compared = case.variant.flags  # after the user's flags, so that they win
+    if request.kind == "recipe":
+        out = f"--out={trial.scratch / 'run'}"
+        return ("train", request.target, *clock, *request.flags, *case.arguments, *compared, out)
+    scratch, module = f"--scratch={trial.scratch}", ["-m"] * (request.kind == "module")
+    return ("run", *clock, *request.flags, *compared, scratch, *module, request.target, *case.arguments)

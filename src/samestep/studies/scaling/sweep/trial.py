@@ -1,0 +1,131 @@
+"""Defines a run of a study, its outcome, and the interface that executes runs."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol, TypeAlias
+
+from samestep.base.units import counted
+from samestep.studies.scaling.sweep.host_load import Load
+
+Mode: TypeAlias = Literal["strong", "weak"]
+
+SAMESTEP = "samestep"
+"""The launcher that is samestep itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One run.
+
+    Args:
+        number: its position in the study, from 0.
+        workers: their total number.
+        nodes: their nodes, with the same number of workers on each.
+        modes: the requested modes: a constant global batch (strong) or a constant batch of each worker
+            (weak). The run at the smallest number of workers is in both.
+        variant: the compared setting; empty for none.
+        also: other variants that are the same run, because one worker does not communicate.
+        launcher: the launcher of the workers; empty for the default.
+        repeat: the round, from 0.
+        command: the words after ``samestep``, without ``-n``.
+        environment: variables that are added to those of this process.
+        folder: an absolute path for all files of the run.
+    """
+
+    number: int
+    workers: int
+    nodes: int = 1
+    modes: tuple[Mode, ...]
+    variant: str = ""
+    also: tuple[str, ...] = ()
+    launcher: str = ""
+    repeat: int = 0
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    folder: Path
+
+    @property
+    def clock(self) -> Path:
+        """The folder of the files of its workers."""
+        return self.folder / "clock"
+
+    @property
+    def scratch(self) -> Path:
+        """The folder of the script's own files, which are deleted after the run."""
+        return self.folder / "scratch"
+
+    @property
+    def log(self) -> Path:
+        """The file with its output."""
+        return self.folder / "log.txt"
+
+    @property
+    def case(self) -> tuple[int, str, tuple[str, ...]]:
+        """The key that its repeats have in common."""
+        return self.workers, self.variant, self.modes
+
+    def launch_command(self, python: str) -> list[str]:
+        """Return the command that starts the workers and waits for them."""
+        verb, *rest = self.command
+        return [python, "-m", "samestep", verb, "-n", str(self.workers), *rest]
+
+    def task_command(self, python: str) -> list[str]:
+        """Return the command of each worker if another launcher starts them."""
+        return [python, "-m", "samestep", *self.command]
+
+    def in_words(self) -> str:
+        """Return a short description.
+
+        >>> Trial(number=0, workers=2, modes=("strong",), variant="sync=flat", repeat=1, command=("run",),
+        ...       folder=Path("/")).in_words()
+        '2 workers, sync=flat, round 2'
+        """
+        workers = counted(self.workers, "worker")
+        mode = "weak" if self.modes == ("weak",) else ""
+        of_all = [name.split() for name in self.also]
+        variant = " ".join(word for word in self.variant.split() if all(word in words for words in of_all))
+        return ", ".join(part for part in (workers, mode, variant, f"round {self.repeat + 1}") if part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The outcome of a run.
+
+    Args:
+        trial: the run.
+        exit_code: of its launcher; None if it was not started.
+        error: the reason why it has no result, in one line; empty if it has one.
+        samples_per_second: the measured rate; 0 if it has no result.
+        seconds: its duration, with start and end of its processes; None if unknown.
+        background: the load of other programs before it; None if it was not sampled.
+    """
+
+    trial: Trial
+    exit_code: int | None = 0
+    error: str = ""
+    samples_per_second: float = 0.0
+    seconds: float | None = None
+    background: Load | None = None
+
+
+Report: TypeAlias = Callable[[str], None]
+"""Shows a line of progress to the user."""
+
+
+class Runner(Protocol):
+    """Executes runs."""
+
+    def run(self, trials: Sequence[Trial], report: Report) -> Iterator[Outcome]:
+        """Execute runs and yield the outcome of each, in the order in which they end.
+
+        Runs that are skipped because of an earlier failure have no outcome.
+
+        Args:
+            trials: the runs, in their order if they run one after another.
+            report: is called with the description of each.
+
+        Raises:
+            UsageError: they cannot be executed here, or have a wrong flag; nothing was measured.
+            KeyboardInterrupt: the user ended it; no process is left.
+        """

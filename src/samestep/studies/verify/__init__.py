@@ -1,0 +1,1 @@
+"""Compares runs of one script on several numbers of workers."""

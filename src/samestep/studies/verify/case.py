@@ -1,0 +1,100 @@
+"""A run on several workers, compared with the run on one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from samestep.studies.verify.compare import Deviation, deviations, is_half
+from samestep.studies.verify.run_record import RunRecord, same_samples
+from samestep.studies.verify.verdict import Cause, Finding
+
+_FROM_SAMPLES = ("loss", "gradient", "gradient norm")
+"""Quantities that other samples change in their own step."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A run, its reference, and a control that measures rounding.
+
+    Args:
+        reference: the run on one worker.
+        run: the run on several workers.
+        control: the reference again, its gradients disturbed by rounding.
+    """
+
+    reference: RunRecord
+    run: RunRecord
+    control: RunRecord
+
+    @property
+    def size(self) -> int:
+        """Number of workers."""
+        return self.run.size
+
+    @cached_property
+    def steps(self) -> int:
+        """Number of steps that both runs have."""
+        return min(self.reference.steps, self.run.steps)
+
+    @cached_property
+    def deviations(self) -> Sequence[Deviation]:
+        """Deviations of all steps."""
+        return deviations(self.reference, self.run, self.control)
+
+    @cached_property
+    def first(self) -> Deviation | None:
+        """The first deviation that rounding does not explain."""
+        return self.first_of(None)
+
+    def first_of(self, quantity: str | None) -> Deviation | None:
+        """Return the first deviation of a quantity, or of any, that rounding does not explain."""
+        found = (one for one in self.deviations if quantity in (None, one.quantity) and not one.is_rounding)
+        return next(found, None)
+
+    @cached_property
+    def other_samples(self) -> int | None:
+        """The step of the first difference, if that step computes a different result from different samples.
+
+        Different sample keys alone prove nothing: a model's input does not always have the samples along its
+        first dimension. In half precision the rounding tolerance hides a few different samples: there, keys
+        count as samples if other steps have the reference's keys.
+        """
+        if is_half(self.reference) and (step := self._other_keys()) is not None:
+            return step
+        numeric = {
+            one.step for one in self.deviations if not one.is_rounding and one.quantity in _FROM_SAMPLES
+        }
+        for step in sorted(numeric):
+            if not same_samples(self.run.samples(step), self.reference.samples(step)):
+                return step if self.first is not None and step <= self.first.step else None
+        return None
+
+    def _other_keys(self) -> int | None:
+        """Return the first step whose keys differ, if another step has several keys and they are equal."""
+        last = self.steps if self.first is None else self.first.step + 1
+        other = [step for step in range(self.steps) if not self.has_same_samples(step)]
+        is_known = any(len(set(self.reference.samples(k))) > 1 for k in range(self.steps) if k not in other)
+        off = {
+            one.step
+            for one in self.deviations
+            if one.quantity in _FROM_SAMPLES and one.value > self.reference.facts.epsilon
+        }
+        return next((step for step in other if step < last and step in off), None) if is_known else None
+
+    def has_same_samples(self, step: int) -> bool:
+        """Return whether a step certainly uses the samples that it uses on one worker."""
+        usual = self.reference.samples(step)
+        return usual.size > 0 and same_samples(self.run.samples(step), usual)
+
+    def finding(self, cause: Cause, message: str, step: int | None = None) -> Finding:
+        """Return a finding with the largest deviation of its step."""
+        values = [one.value for one in self.deviations if one.step == step and np.isfinite(one.value)]
+        return Finding(
+            cause=cause,
+            message=message,
+            workers=self.size,
+            step=step,
+            max_relative_deviation=max(values, default=None),
+        )

@@ -1,0 +1,241 @@
+"""Compares two runs of one training step by step; a third run measures the effect of rounding."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import TypeAlias
+
+import numpy as np
+
+from samestep.studies.verify.run_record import RunRecord, Vector, relative
+
+Measure: TypeAlias = Callable[[RunRecord, RunRecord, int], float]
+MARGIN = 100.0
+"""Allowed deviation of a run, as a multiple of the control's."""
+ROUNDING = 16.0
+"""Units in the last place that rounding alone adds to the result of a step."""
+_HALF = 1e-4
+"""A type with a coarser unit in the last place is a half type, whose rounding leaves no room for a margin."""
+_MOST_FOR_HALF = 0.1
+"""Largest relative rounding error of a half type."""
+_AT_FIRST = 2.0
+"""Units in the last place of a half type that a sum over many elements is off before the first update."""
+MOST = 0.3
+"""Largest relative deviation that counts as rounding, unless the control deviates by more."""
+_SAME_RATE = 1e-9
+"""Relative rounding of learning rates, which are computed in double precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """The deviation of a quantity from the reference in one step, and the allowed one; both are relative."""
+
+    quantity: str
+    step: int
+    value: float
+    allowed: float
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether rounding explains the deviation."""
+        return self.value <= self.allowed
+
+
+def deviations(reference: RunRecord, run: RunRecord, control: RunRecord) -> list[Deviation]:
+    """Return the deviation of each quantity in each step, in step order.
+
+    Args:
+        reference: the run on one worker.
+        run: the run that is compared with it.
+        control: the reference again, its gradients disturbed by rounding.
+    """
+    found = []
+    envelope: dict[str, float] = {}
+    for step in range(min(reference.steps, run.steps)):
+        for quantity, measure in MEASURES.items():
+            # The next step counts too: rounding can appear one step earlier in the run than in the control.
+            ahead = [one for one in (step, step + 1) if one < min(reference.steps, control.steps)]
+            most = max((measure(control, reference, one) for one in ahead), default=0.0)
+            envelope[quantity] = max(envelope.get(quantity, 0.0), most)
+            allowed = (
+                _AT_FIRST * reference.facts.epsilon
+                if step == 0 and quantity in _SUMS and is_half(reference)
+                else _allowed(envelope[quantity], _floor(quantity, reference, step))
+            )
+            found.append(Deviation(quantity, step, measure(run, reference, step), allowed))
+    return found
+
+
+def is_half(run: RunRecord) -> bool:
+    """Return whether a run computes in half precision, where two roundings are near a percent."""
+    return run.facts.epsilon > _HALF
+
+
+def beginning(reference: RunRecord, control: RunRecord) -> list[Deviation]:
+    """Return the deviations between two runs of one script before its gradients are disturbed."""
+    allowed = rounding_of(reference.facts.epsilon)
+    one, other = control.at(0), reference.at(0)
+    return [
+        Deviation(quantity, 0, relative(np.array(a), np.array(b)), allowed)
+        for quantity, a, b in (
+            ("parameters", one.before, other.before),
+            ("loss", one.losses[:1], other.losses[:1]),
+        )
+    ]
+
+
+def largest(found: Sequence[Deviation]) -> dict[str, float]:
+    """Return the largest deviation of each quantity."""
+    return {name: max((one.value for one in found if one.quantity == name), default=0.0) for name in MEASURES}
+
+
+def rounding_of(epsilon: float) -> float:
+    """Return the relative tolerance of results in a type with this unit in the last place."""
+    if epsilon > _HALF:
+        return min(ROUNDING * epsilon, _MOST_FOR_HALF)
+    return MARGIN * ROUNDING * epsilon
+
+
+def _allowed(usual: float, floor: float) -> float:
+    """Return the allowed deviation of a run where the control deviates by `usual`."""
+    grown = MARGIN * usual
+    return max(floor, grown if usual > MOST else min(grown, MOST))
+
+
+def _floor(quantity: str, reference: RunRecord, step: int) -> float:
+    if quantity == "learning rate":
+        return _SAME_RATE
+    rounding = rounding_of(reference.facts.epsilon)
+    if quantity != "update":
+        return rounding
+    # An update is the difference of two rounded parameters.
+    moved = float(np.linalg.norm(reference.update(step)))
+    size = float(np.linalg.norm(reference.parameters(step)))
+    return rounding + rounding_of(reference.facts.parameter_epsilon) * size / moved if moved else np.inf
+
+
+def _loss(one: RunRecord, other: RunRecord, step: int) -> float:
+    target = other.losses(step)[0]
+    scale = max(abs(target), 1e-3 * abs(other.losses(0)[0]))
+    distances = [abs(loss - target) for loss in one.losses(step)]
+    if np.isnan(target):
+        return 0.0 if np.isnan(one.losses(step)[0]) else float("inf")
+    best = min(distances)
+    return best / scale if scale else (0.0 if not best else float("inf"))
+
+
+def _gradient_norm(one: RunRecord, other: RunRecord, step: int) -> float:
+    return relative(_number(one.at(step).gradient_norm), _number(other.at(step).gradient_norm))
+
+
+MEASURES: Mapping[str, Measure] = {
+    "learning rate": lambda one, other, step: relative(
+        np.array(one.at(step).learning_rates), np.array(other.at(step).learning_rates)
+    ),
+    "loss": _loss,
+    "gradient": lambda one, other, step: relative(one.gradient(step), other.gradient(step)),
+    "gradient norm": _gradient_norm,
+    "update": lambda one, other, step: relative(one.update(step), other.update(step)),
+    "parameters": lambda one, other, step: relative(one.parameters(step), other.parameters(step)),
+}
+
+
+_SUMS = ("loss", "gradient norm")
+"""Sums over many elements: their relative rounding error is smaller than that of one element."""
+
+
+def _number(value: float) -> Vector:
+    return np.array([value])
+
+
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\bnan\b|\binf\b")
+
+_TIME = re.compile(
+    r"\b(?:time|took|elapsed|eta|speed|throughput|duration)\b\W*[\d.:]+"
+    r"|[\d.]+\s*(?:ms|s|secs?|seconds?|mins?|minutes?|h|hours?|\w+/s(?:ec)?)\b"
+    r"|\d+(?::\d\d)+(?:\.\d+)?",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A printed number that deviates by more than rounding.
+
+    Args:
+        value: the relative deviation.
+        line: the line that contains the number.
+        is_own_loss: whether it is the loss of rank 0's share in a step whose loss the reference prints.
+    """
+
+    value: float
+    line: str
+    is_own_loss: bool
+
+
+def printed_deviations(reference: RunRecord, run: RunRecord, control: RunRecord) -> list[Printed]:
+    """Return the printed numbers that deviate by more than rounding.
+
+    Times and rates are ignored, and so are numbers that differ between the two serial runs, and counts of one
+    worker's share, such as half of the samples or batches.
+    """
+    size = 1 if run.is_replicated else run.size
+    rounding = rounding_of(reference.facts.epsilon)
+    lines, again, other = (
+        _TIME.sub("~", one.facts.printed).splitlines() for one in (reference, control, run)
+    )
+    found = []
+    for i, j in _pairs(lines, other):
+        same_line = "".join(again[i : i + 1])
+        numbers, others, usual = (_NUMBER.findall(line) for line in (lines[i], other[j], same_line))
+        for k, (of, one) in enumerate(zip(numbers, others, strict=True)):
+            if of == one or _is_share(of, one, size):
+                continue
+            known = _apart(of, usual[k]) if len(usual) == len(numbers) else 0.0
+            value = _apart(of, one)
+            if not value <= _allowed(known, rounding) + 2 * _last_digit(of) / max(abs(float(of)), 1e-12):
+                found.append(Printed(value, other[j], _is_own_loss(of, one, reference, run)))
+    return found
+
+
+def _apart(of: str, one: str) -> float:
+    return abs(float(of) - float(one)) / max(abs(float(of)), 1e-12) if of != one else 0.0
+
+
+def _is_own_loss(of: str, one: str, reference: RunRecord, run: RunRecord) -> bool:
+    """Return whether two numbers are the losses of the reference and of rank 0 in one step."""
+    if run.is_replicated or not _last_digit(one):
+        return False
+    pairs = (
+        pair
+        for step in range(min(reference.steps, run.steps))
+        for pair in zip(reference.at(step).losses, run.at(step).losses, strict=False)
+    )
+    return any(
+        abs(float(of) - usual) <= _last_digit(of) and abs(float(one) - own) <= _last_digit(one)
+        for usual, own in pairs
+    )
+
+
+def _pairs(lines: Sequence[str], others: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the pairs of lines that are equal but for their numbers."""
+    one, other = ([_NUMBER.sub("#", line) for line in some] for some in (lines, others))
+    if one == other:
+        return [(i, i) for i in range(len(lines))]
+    blocks = SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks()
+    return [(block.a + k, block.b + k) for block in blocks for k in range(block.size)]
+
+
+def _is_share(of: str, one: str, size: int) -> bool:
+    """Return whether a count is one worker's share of another, or `size` times it."""
+    if not (of.isdecimal() and one.isdecimal()):
+        return False
+    return int(one) in (int(of) * size, int(of) // size, -(-int(of) // size))
+
+
+def _last_digit(text: str) -> float:
+    """Return the value of a printed number's last decimal; 0 for an integer, which is exact."""
+    digits, _, exponent = text.lower().partition("e")
+    decimals = digits.partition(".")[2]
+    return 10.0 ** (int(exponent or 0) - len(decimals)) if decimals or exponent else 0.0

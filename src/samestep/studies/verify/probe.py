@@ -1,0 +1,315 @@
+"""Records the steps, samples, losses and parameters of a script, distributed or not.
+
+The probe receives the events of the training loop: module calls, `backward`, optimizer steps, fetches of
+samples. It changes nothing, unless `disturb` adds rounding noise to the gradients.
+"""
+
+import mmap
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import Optimizer
+from torch.utils.data import DistributedSampler
+from torch.utils.data._utils.fetch import _BaseDatasetFetcher as Fetcher
+from torch.utils.hooks import RemovableHandle
+
+from samestep.hooks.random_draws import RngState
+from samestep.hooks.tensor_tree import leaves
+from samestep.hooks.training_events import Listener, parameters_of, subscribed, wrapped
+from samestep.observe.sanitize.input_digests import data_in
+from samestep.parallel.gradients.batch_norm import uses_batch_statistics
+from samestep.ranks.world.process_group import adopt
+from samestep.studies.verify.tensor_summary import norm, row_keys, sketch
+from samestep.studies.verify.trace import Facts, OptimizerParameter, Step, Writer
+
+Context: TypeAlias = Callable[[], AbstractContextManager[Any]]
+ROUNDING = 16
+"""Size of the disturbance, in units of the rounding of the gradient's root mean square."""
+ROUNDING_OF_HALF = 2
+"""The same for dtypes whose machine epsilon is above `_HALF`, where more noise is no rounding any more."""
+_HALF = 1e-4
+_CPU = torch.device("cpu")
+_WRAPPERS = ("module", "_orig_mod")
+"""Prefixes that wrappers add to the names of a model's parameters."""
+
+
+class Probe(Listener):
+    """Records the training of one rank of a script.
+
+    Args:
+        writer: receives the steps.
+        rank: the rank.
+        limit: number of steps of each optimizer after which the script is stopped.
+        stop: stops the script.
+        printed: returns the output so far.
+        disturb: whether to add noise of the size of rounding errors to the gradients.
+        within: returns a context for each top-level forward.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        rank: int,
+        *,
+        limit: int,
+        stop: Callable[[], None],
+        printed: Callable[[], str],
+        disturb: bool = False,
+        within: Context = nullcontext,
+    ) -> None:
+        self.facts = Facts(rank=rank)
+        self._writer, self._limit, self._stop, self._printed = writer, limit, stop, printed
+        self._noise = torch.Generator().manual_seed(1) if disturb else None
+        self._within = within
+        self._step = Step(index=0)
+        self._optimizers: list[Optimizer] = []
+        """The optimizers that have stepped."""
+        self._made: list[Optimizer] = []
+        self._before = 0
+        """Number of backwards before the current optimizer step."""
+        self._modules: dict[int, nn.Module] = {}
+        self._has_begun = False
+        self._eval_call: tuple[nn.Module, list[float]] | None = None
+        """The module and sample keys of the current call in evaluation mode."""
+        self._device = _CPU
+        """Device of the last model called."""
+        self._fetched: RngState | None = None
+        """Random state after the last batch was fetched; None after a backward."""
+        self._epochs: dict[int, set[int]] = {}
+        """Epochs that each sampler has shuffled for training."""
+        self._fetches_drew = mmap.mmap(-1, 1)
+        """A flag shared with the loaders' forked workers."""
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Record the script for the duration of a block."""
+        with ExitStack() as stack:
+            stack.enter_context(subscribed(self))
+            stack.enter_context(wrapped(Optimizer, "__init__", self._note_optimizer))
+            stack.enter_context(wrapped(DistributedSampler, "__iter__", self._shuffle))
+            for kind in Fetcher.__subclasses__():
+                stack.enter_context(wrapped(kind, "fetch", self._fetch))
+            yield
+
+    def end(self, ended: str, message: str = "") -> None:
+        """Write how the script ended."""
+        facts = self.facts
+        facts.ended, facts.message = ended, message
+        facts.evaluated, facts.printed = self._step.evaluated, self._printed()
+        facts.augmented = self._fetches_drew[0] == 1
+        self._note_group()
+        self._writer.end(facts)
+
+    @contextmanager
+    def call(self, module: nn.Module, inputs: Sequence[Any], *, is_training: bool) -> Iterator[None]:
+        """See `Listener.call`."""
+        keys = self._sample_keys(inputs)
+        if is_training:
+            self._add_training_call(module, keys)
+        else:
+            self._step.evaluated += keys
+        self._eval_call = None if is_training else (module, keys)
+        self._device = next(module.parameters()).device
+        before = RngState.now(self._device)
+        with self._within():
+            yield
+        self._note_draws(before)
+
+    def _sample_keys(self, inputs: Sequence[Any]) -> list[float]:
+        """Return the keys of the samples in a module's inputs."""
+        keys: list[float] = []
+        for data in data_in(tuple(inputs)):
+            keys += row_keys(data)
+            device = data.device.type
+            self._note_precision(
+                torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else data.dtype
+            )
+        return keys
+
+    def _add_training_call(self, module: nn.Module, keys: Sequence[float]) -> None:
+        if not self._has_begun:
+            self._writer.begin(self._step.index)
+            self._has_begun = True
+        self._step.samples.extend(keys)
+        if id(module) not in self._modules:
+            self._modules[id(module)] = module
+            self.facts.wrapped |= isinstance(module, DistributedDataParallel)
+            self.facts.batch_norm |= any(
+                isinstance(one, BatchNorm) and uses_batch_statistics(one) for one in module.modules()
+            )
+
+    def returned(self, outputs: Any) -> None:
+        """See `Listener.returned`; a call in evaluation mode is a training call if a backward follows."""
+        if self._eval_call is None:
+            return
+        (module, keys), self._eval_call = self._eval_call, None
+        hooks: list[RemovableHandle] = []
+
+        def on_gradient(_: Tensor) -> None:
+            while hooks:
+                hooks.pop().remove()
+            self._step.evaluated = list((Counter(self._step.evaluated) - Counter(keys)).elements())
+            self._add_training_call(module, keys)
+
+        for _, one in leaves(outputs):
+            if one.requires_grad:
+                hooks.append(one.register_hook(on_gradient))  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def backward(self, losses: Sequence[Tensor]) -> Iterator[None]:
+        """See `Listener.backward`."""
+        if self._fetched is not None:
+            self._note_draws(self._fetched)
+        yield
+        self._fetched = None
+        # Read after backward: only then the loss of a replicated script is that of the global batch.
+        self._step.losses += [float(one.detach()) for one in losses if one.numel() == 1]
+        self._step.backwards += 1
+        if self._noise is not None:
+            self._disturb(self._noise)
+        if not self._made and self._modules:
+            self._backward_as_step()
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """See `Listener.loading`."""
+        yield
+        self._fetched = RngState.now(self._device)
+
+    def _backward_as_step(self) -> None:
+        """Record a backward as a step, for a script that updates its parameters without an optimizer."""
+        parameters = self._of_modules()
+        self._record_gradients(parameters)
+        self._step.before = self._step.after = sketch(parameters)
+        self._finish_step()
+
+    def _of_modules(self) -> list[Tensor]:
+        return [one for module in self._modules.values() for one in module.parameters()]
+
+    def _disturb(self, noise: torch.Generator) -> None:
+        """Add noise of the size of rounding errors to all gradients."""
+        found = self._of_modules() + [one for optimizer in self._made for one in parameters_of(optimizer)]
+        for parameter in {id(one): one for one in found}.values():
+            if parameter.grad is not None:
+                _disturb(parameter.grad, noise, max(self.facts.epsilon, _epsilon(parameter.grad.dtype)))
+
+    def _note_optimizer(
+        self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any
+    ) -> None:
+        original(optimizer, *args, **kwargs)
+        self._made.append(optimizer)
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """See `Listener.before_step`."""
+        if optimizer not in self._optimizers:
+            self._optimizers.append(optimizer)
+        self._step.optimizer = self._optimizers.index(optimizer)
+        self._step.learning_rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+        self._before = self._step.backwards
+        parameters = parameters_of(optimizer)
+        self._record_gradients(parameters)
+        self._step.before = sketch(parameters)
+
+    def _record_gradients(self, parameters: Sequence[Tensor]) -> None:
+        for parameter in parameters:
+            self._note_precision(parameter.dtype)
+            self.facts.parameter_epsilon = max(self.facts.parameter_epsilon, _epsilon(parameter.dtype))
+        gradients = [parameter.grad for parameter in parameters]
+        self._step.gradient_norm, self._step.gradient = norm(gradients), sketch(gradients)
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """See `Listener.after_step`."""
+        parameters = parameters_of(optimizer)
+        if self._step.backwards > self._before:  # a closure ran backward inside the step
+            self._record_gradients(parameters)
+        self._step.after = sketch(parameters)
+        self._note_parameters(optimizer)
+        self._finish_step()
+
+    def _note_parameters(self, optimizer: Optimizer) -> None:
+        """Record an optimizer's parameters after its first step, when the models are known."""
+        lists, index = self.facts.parameters, self._optimizers.index(optimizer)
+        if index < len(lists):
+            return
+        names = {
+            id(parameter): f"{number}: {'.'.join(part for part in name.split('.') if part not in _WRAPPERS)}"
+            for number, module in enumerate(self._modules.values())
+            for name, parameter in module.named_parameters()
+        }
+        groups = enumerate(optimizer.param_groups)
+        held = [
+            OptimizerParameter(names.get(id(one), ""), tuple(one.shape), k)
+            for k, group in groups
+            for one in group["params"]
+        ]
+        lists += [[]] * (index - len(lists)) + [held]
+
+    def _finish_step(self) -> None:
+        self._note_group()
+        self._step.printed = len(self._printed())
+        self._writer.step(self._step)
+        self._step = Step(index=self._step.index + 1)
+        self._has_begun = False
+        if self._step.index >= self._limit * max(1, len(self._optimizers)):
+            self.end("steps")
+            self._stop()
+
+    def _shuffle(self, original: Callable[..., Any], sampler: Any) -> Any:
+        indices = original(sampler)
+        return self._followed(indices, sampler) if sampler.shuffle else indices
+
+    def _followed(self, indices: Iterable[int], sampler: Any) -> Iterator[int]:
+        """Yield the indices of an epoch, and count the epoch once a step was made in it.
+
+        Reading only the first batch, or evaluating, may repeat an order.
+        """
+        epoch, begun, is_new = sampler.epoch, self._step.index, True
+        known = self._epochs.setdefault(id(sampler), set())
+        for index in (*indices, None):
+            if is_new and self._step.index > begun:
+                self.facts.repeated_epochs += epoch in known
+                known.add(epoch)
+                is_new = False
+            if index is not None:
+                yield index
+
+    def _fetch(self, original: Callable[..., Any], fetcher: Any, indices: Any) -> Any:
+        before = RngState.now()
+        fetched = original(fetcher, indices)
+        if not before.same(RngState.now()):
+            self._fetches_drew[0] = 1
+        return fetched
+
+    def _note_draws(self, before: RngState) -> None:
+        after = RngState.now(before.device[0] if before.device else _CPU)
+        if not (self.facts.drew or before.same(after)):
+            self.facts.drew, self.facts.stream = True, before.digest_of_changed(after)
+
+    def _note_precision(self, dtype: torch.dtype) -> None:
+        self.facts.epsilon = max(self.facts.epsilon, _epsilon(dtype))
+
+    def _note_group(self) -> None:
+        if dist.is_available() and dist.is_initialized():
+            self.facts.group_size = max(self.facts.group_size, adopt().place.size)
+
+
+def _epsilon(dtype: torch.dtype) -> float:
+    """Return the machine epsilon of a dtype; 0 for integers."""
+    return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
+
+
+def _disturb(gradient: Tensor, noise: torch.Generator, epsilon: float) -> None:
+    """Add noise of the size of rounding errors at this machine epsilon."""
+    rounding = epsilon * (ROUNDING_OF_HALF if epsilon > _HALF else ROUNDING)
+    if gradient.is_sparse:
+        gradient = gradient._values()  # noqa: SLF001 - itself, and also where indices repeat
+    size = gradient.detach().double().pow(2).mean().sqrt() * rounding
+    drawn = torch.randn(gradient.shape, generator=noise, dtype=torch.float64)
+    gradient.add_((drawn * size.cpu()).to(gradient))

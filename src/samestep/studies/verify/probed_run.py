@@ -1,0 +1,171 @@
+"""Runs a script on some workers with a probe on each, and discards the files that the script writes."""
+
+import os
+import random
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from samestep.autopilot.files.overlay_calls import writing_to
+from samestep.autopilot.replicated_script import run_replicated, undo_replication
+from samestep.autopilot.script.options import DEFAULTS, Options
+from samestep.autopilot.script.rank_output import silenced
+from samestep.autopilot.script.seeds import equal_seeds, seed_all
+from samestep.base import env
+from samestep.base.errors import Error
+from samestep.base.experiment_trackers import OFF
+from samestep.launch.job import Job, Program
+from samestep.launch.local import local_backend
+from samestep.launch.local.hosting import Ending
+from samestep.launch.local.programs import Watch, entry_of
+from samestep.ranks.world.join import join
+from samestep.studies.verify.probe import Probe
+from samestep.studies.verify.run_record import RunRecord
+from samestep.studies.verify.trace import Writer, read
+
+Kind: TypeAlias = Literal["serial", "native"]
+SEED = 4
+"""Seed of the global generators, equal in all runs, for scripts that do not seed them."""
+STOP_TIMEOUT_S = 10.0
+"""Time that a worker waits after its last step for the other workers to finish theirs."""
+_KEPT: list[Probe] = []
+"""Probes, and with them the models, kept until the process ends: freeing the last DistributedDataParallel of
+a destroyed group can deadlock between Gloo's threads and Python's lock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedRun:
+    """One run of a verification.
+
+    Args:
+        program: the script and its arguments.
+        kind: serial or native.
+        size: number of workers.
+        steps: number of steps after which the run is stopped.
+        folder: folder of its traces and of all files that the script writes.
+        options: how a serial script is split across workers.
+        watch: runs each worker, and ends the run if it hangs.
+        disturb: whether gradients are disturbed by their rounding.
+        neutral: kind of script whose rank-dependent features (batch norm, dropout) are disabled, if any.
+    """
+
+    program: Program
+    kind: Kind
+    size: int
+    steps: int
+    folder: Path
+    options: Options
+    watch: Watch
+    disturb: bool = False
+    neutral: Kind | None = None
+
+    def run(self) -> RunRecord:
+        """Run the script and return its record.
+
+        Raises:
+            KeyboardInterrupt: the run was interrupted by a signal.
+        """
+        self.folder.mkdir(parents=True)
+        job = Job(program=self.program, workers=self.size, grace_s=3.0)
+        entry = entry_of(self.program, around=self._as_worker, watch=self.watch)
+        outcome = local_backend.run(job, entry, local=self.size, tell=lambda *_: None)
+        if outcome.interrupted_by:
+            raise KeyboardInterrupt
+        return RunRecord(
+            traces=[read(self._folder_of(rank) / "trace.jsonl", rank=rank) for rank in range(self.size)],
+            is_replicated=self.kind == "serial",
+            failure=outcome.cause,
+            is_sliced=self.options.split == "loader",
+        )
+
+    def _folder_of(self, rank: int) -> Path:
+        return self.folder / str(rank)
+
+    def _as_worker(self, run: Callable[[], Ending]) -> Ending:
+        """Run the script on one worker, with a probe attached."""
+        rank = env.integer(env.snapshot(), "RANK") or 0
+        folder = self._folder_of(rank)
+        folder.mkdir(parents=True)
+        stdout = _CapturedStdout(folder / "stdout")
+        probe = Probe(
+            Writer(folder / "trace.jsonl"),
+            rank,
+            limit=self.steps,
+            stop=partial(self._stop, rank),
+            printed=stdout.text,
+            disturb=self.disturb,
+            within=self._within(),
+        )
+        _KEPT.append(probe)
+
+        def probed() -> Ending:
+            with probe.attached(), redirect_stdout(stdout.stream):
+                ending = run()
+            ended = ending.error or (f"exit code {ending.exit_code}" if ending.exit_code else "end")
+            probe.end(ended, ending.message)
+            return ending
+
+        with env.exported(OFF), silenced(), ExitStack() as stack:
+            if self.neutral == "native":
+                from samestep.studies.verify.neutral_modules import rank_features_disabled
+
+                stack.enter_context(rank_features_disabled())
+            try:
+                return self._as_its_kind(probed, rank)
+            except Error as error:
+                probe.end(type(error).__name__, str(error))
+                raise
+
+    def _as_its_kind(self, probed: Callable[[], Ending], rank: int) -> Ending:
+        if self.kind == "native":
+            # Fresh interpreters are seeded differently on each rank; here also equally in each run.
+            seed_all(partial(random.Random(SEED + rank).getrandbits, 63))
+            with writing_to(self.folder, rank):
+                return probed()
+        if self.size > 1:
+            options = replace(self.options, scratch=self.folder, seed=SEED)
+            if self.neutral == "serial":
+                options = replace(options, batch_norm=DEFAULTS.batch_norm, random=DEFAULTS.random)
+            return run_replicated(probed, guarded=False, options=options)
+        with join() as world, writing_to(self.folder, rank), equal_seeds(world, SEED):
+            return probed()
+
+    def _within(self) -> Callable[[], AbstractContextManager[Any]]:
+        if self.neutral != "native":
+            return nullcontext
+        from samestep.studies.verify.neutral_modules import global_batch_norm
+
+        return global_batch_norm
+
+    def _stop(self, rank: int) -> None:
+        """End this process without Python's cleanup once all ranks have made their steps."""
+        (self._folder_of(rank) / "stopped").touch()
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        others = [self._folder_of(other) / "stopped" for other in range(self.size)]
+        while time.monotonic() < deadline and not all(one.exists() for one in others):
+            time.sleep(0.005)
+        undo_replication()
+        os._exit(0)
+
+
+class _CapturedStdout:
+    """A file that replaces stdout, with a file descriptor of its own.
+
+    Args:
+        path: path of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.stream = path.open("w", encoding="utf-8", buffering=1)
+        self._reader = path.open("rb")
+
+    def text(self) -> str:
+        """Return the text written so far."""
+        if not self.stream.closed:
+            self.stream.flush()
+        self._reader.seek(0)
+        return self._reader.read().decode(errors="replace")

@@ -1,0 +1,154 @@
+"""Holds the record of a run: the samples, loss and gradient of each step, over all ranks."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from samestep.launch.local.failure import Failure
+from samestep.studies.verify.trace import Facts, Step, Trace
+
+Vector = npt.NDArray[np.float64]
+_SAME_KEY = 1e-9
+"""Relative tolerance for keys of equal samples, which are sums in double precision."""
+_CLOSE_KEY = 1e-3
+"""Tolerance relative to the keys' spread: another model's output, which is rounded, can be the input."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """The record of a run.
+
+    Args:
+        traces: one for each rank.
+        is_replicated: whether each rank got global batches, as the ranks of a replicated script do.
+        failure: what ended the run, if it failed.
+        is_sliced: whether the ranks of a replicated script trained on slices (``--split loader``).
+    """
+
+    traces: Sequence[Trace]
+    is_replicated: bool
+    failure: Failure | None = None
+    is_sliced: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of workers."""
+        return len(self.traces)
+
+    @property
+    def facts(self) -> Facts:
+        """Facts about rank 0, which prints."""
+        return self.traces[0].facts
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that all ranks have."""
+        return min(len(trace.steps) for trace in self.traces)
+
+    def until(self, step: int) -> "RunRecord":
+        """Return the record without a step and the steps after it."""
+        return replace(self, traces=[_truncated(trace, step) for trace in self.traces])
+
+    def at(self, step: int) -> Step:
+        """Return a step of rank 0."""
+        return self.traces[0].steps[step]
+
+    def of_ranks(self, step: int) -> Sequence[Step]:
+        """Return a step of each rank; of a replicated script, that of rank 0 only."""
+        traces = self.traces[:1] if self.is_replicated else self.traces
+        return [trace.steps[step] for trace in traces]
+
+    def samples(self, step: int) -> Vector:
+        """Return the keys of the samples of a step in ascending order."""
+        if not self.is_sliced:
+            return _sorted([key for one in self.of_ranks(step) for key in one.samples])
+        first, *others = [_sorted(trace.steps[step].samples) for trace in self.traces]
+        if all(same_samples(first, other) for other in others):  # too few samples to slice
+            return first
+        return _sorted([key for found in (first, *others) for key in found])
+
+    def evaluated(self, steps: int) -> Vector:
+        """Return the keys of all samples that were evaluated in the first `steps` steps."""
+        traces = self.traces[:1] if self.is_replicated else self.traces
+        keys = [key for trace in traces for one in trace.steps[:steps] for key in one.evaluated]
+        if all(len(trace.steps) == steps for trace in traces):
+            keys += [key for trace in traces for key in trace.facts.evaluated]
+        return _sorted(keys)
+
+    def losses(self, step: int) -> Sequence[float]:
+        """Return candidates for the global loss: the sample-weighted mean, the mean, the sum."""
+        ranks = self.of_ranks(step)
+        means = np.array([np.mean(one.losses) if one.losses else np.nan for one in ranks])
+        weights = np.array([len(one.samples) for one in ranks], dtype=float)
+        weighted = float(np.sum(means * weights) / weights.sum()) if weights.sum() else float(means.mean())
+        return weighted, float(means.mean()), float(means.sum())
+
+    def gradient(self, step: int) -> Vector:
+        """Return the sketch of rank 0's gradient before a step."""
+        return np.array(self.at(step).gradient)
+
+    def update(self, step: int) -> Vector:
+        """Return the sketch of the update of the parameters in a step."""
+        after, before = (np.array(one, np.float64) for one in (self.at(step).after, self.at(step).before))
+        return after - before
+
+    def parameters(self, step: int) -> Vector:
+        """Return the sketch of the parameters after a step."""
+        return np.array(self.at(step).after)
+
+    def shared_between_ranks(self, steps: int) -> float:
+        """Return the fraction of rank 0's samples in the first steps that other ranks also got."""
+        if self.is_replicated or self.size == 1:
+            return 0.0
+        first, *others = [
+            Counter(round(key, 9) for one in trace.steps[:steps] for key in one.samples)
+            for trace in self.traces
+        ]
+        elsewhere = set().union(*others)
+        return sum(n for key, n in first.items() if key in elsewhere) / max(1, first.total())
+
+    def first_epoch(self) -> int:
+        """Return the number of steps before any sample repeats."""
+        known: set[float] = set()
+        for step in range(self.steps):
+            keys = {round(key, 9) for key in self.samples(step).tolist()}
+            if keys & known:
+                return step
+            known |= keys
+        return self.steps
+
+
+def _truncated(trace: Trace, step: int) -> Trace:
+    if len(trace.steps) <= step:
+        return trace
+    facts = replace(trace.facts, evaluated=[], printed=trace.facts.printed[: trace.steps[step - 1].printed])
+    return replace(trace, facts=facts, steps=trace.steps[:step], begun=step)
+
+
+def same_samples(one: Vector, other: Vector) -> bool:
+    """Return whether two sorted lists of sample keys are equal up to rounding."""
+    if one.shape != other.shape:
+        return False
+    if not one.size:
+        return True
+    difference = np.abs(one - other)
+    exact = difference <= _SAME_KEY * np.maximum(np.abs(one), np.abs(other)).max()
+    return bool(exact.all() or (difference <= _CLOSE_KEY * np.std(other)).all())
+
+
+def relative(one: Vector, other: Vector) -> float:
+    """Return the distance of two vectors relative to the second; infinite if their shapes differ."""
+    if one.shape != other.shape:
+        return float("inf")
+    size = float(np.linalg.norm(other))
+    distance = float(np.linalg.norm(one - other))
+    if np.isnan(distance):
+        return 0.0 if np.array_equal(one, other, equal_nan=True) else float("inf")
+    return distance / size if size else (0.0 if not distance else float("inf"))
+
+
+def _sorted(keys: Sequence[float]) -> Vector:
+    return np.sort(np.array(keys, dtype=np.float64))

@@ -1,0 +1,229 @@
+"""Verifies that a script takes the same steps on several workers as on one (``samestep verify``).
+
+There are four kinds of runs, each stopped after some steps:
+
+* the reference on one worker;
+* the control: the reference with its gradients disturbed by rounding, which measures the effect of rounding;
+* one run for each number of workers;
+* if such a run differs and has legitimate differences between ranks (batch norm over each worker's share,
+  dropout, augmentation): reference, control and run again with these disabled or synchronized.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from samestep.autopilot.script.options import Options
+from samestep.base.errors import UsageError
+from samestep.base.units import counted
+from samestep.launch.job import Program
+from samestep.launch.local.programs import Watch
+from samestep.studies.verify.case import Comparison
+from samestep.studies.verify.causes import causes
+from samestep.studies.verify.compare import largest
+from samestep.studies.verify.parameter_alignment import (
+    UnmatchedParametersError,
+    align_parameters,
+    drop_parameters,
+)
+from samestep.studies.verify.probed_run import Kind, TracedRun
+from samestep.studies.verify.run_record import RunRecord
+from samestep.studies.verify.serial_findings import INCONCLUSIVE, baseline_findings, other_samples
+from samestep.studies.verify.verdict import Cause, Finding, NotCompared, Report, Row
+
+Print = Callable[[str], None]
+_NEUTRAL = "rank-dependent features disabled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A script and its kind."""
+
+    program: Program
+    kind: Kind
+
+
+@dataclass(slots=True, kw_only=True)
+class Verification:
+    """A verification of one script.
+
+    Args:
+        script: the script.
+        against: script whose run on one worker is the reference; the script itself, if None.
+        workers: numbers of workers to run it on.
+        steps: number of steps of each run.
+        scratch: an empty folder for all files of the runs.
+        options: how a serial script is split across workers.
+        watch: returns a function that runs each of the given number of workers, and ends a run that hangs.
+        tell: prints a line about progress.
+    """
+
+    script: Script
+    against: Script | None
+    workers: Sequence[int]
+    steps: int
+    scratch: Path
+    options: Options
+    watch: Callable[[int, Kind], Watch]
+    tell: Print
+    _neutral: tuple[RunRecord, RunRecord] | None = field(init=False, default=None)
+    """Reference and control with rank-dependent features disabled."""
+    _limit: int | None = field(init=False, default=None)
+    """First step whose samples depend on rounding; None if there is none."""
+    _unmatched: bool = field(init=False, default=False)
+    """Whether the parameters of two runs could not be matched."""
+
+    def run(self) -> Report:
+        """Execute all runs and compare them.
+
+        Raises:
+            UsageError: the reference fails, or has no step.
+        """
+        reference = self._reference()
+        control = self._control()
+        other = other_samples(reference, control)
+        if other and other_samples(reference, self._run(self._origin, 1, "again")) is None:
+            self._limit = other
+            reference, control = reference.until(other), control.until(other)
+        own = baseline_findings(reference, control)
+        if any(finding.cause in INCONCLUSIVE for finding in own):
+            return Report(rows=[], findings=own, steps=reference.steps)
+        rows = [self._row(size, reference, control) for size in self.workers]
+        missing = _not_reached(reference)
+        if self._unmatched:
+            missing["parameters"] = "parameter or gradient (those of two optimizers cannot be matched)"
+        if self._limit is not None:
+            missing["later-steps"] = f"step after {self._limit - 1}: from there rounding changes the samples"
+        return Report(rows=rows, findings=own, steps=reference.steps, not_compared=missing)
+
+    @property
+    def _origin(self) -> Script:
+        return self.against or self.script
+
+    def _reference(self) -> RunRecord:
+        reference, target = self._run(self._origin, 1, "reference"), self._origin.program.target
+        if reference.facts.ended not in ("steps", "end"):
+            raise UsageError(f"{target} fails on one worker already: {_failure(reference)}.")
+        if not reference.steps:
+            raise UsageError(
+                f"{target} made no training step on one worker: no optimizer stepped, and no backward ran."
+            )
+        return reference
+
+    def _control(self) -> RunRecord:
+        control = self._run(self._origin, 1, "gradients disturbed", disturb=True)
+        if control.facts.ended not in ("steps", "end"):
+            raise UsageError(
+                f"{self._origin.program.target} fails on one worker when its gradients change by as little "
+                f"as rounding changes them: {_failure(control)}."
+            )
+        return control
+
+    def _row(self, size: int, reference: RunRecord, control: RunRecord) -> Row:
+        comparison = self._compared(reference, self._run(self.script, size, ""), control)
+        found, run = causes(comparison), comparison.run
+        differs = any(not one.is_exception for one in found)
+        if differs and run.failure is None and (exceptions := _exceptions(run, self.options)):
+            found = self._without(exceptions, size, found)
+        return Row(
+            workers=size,
+            steps=comparison.steps,
+            deviations=largest(comparison.deviations),
+            is_rounding=comparison.first is None,
+            findings=found,
+        )
+
+    def _compared(self, reference: RunRecord, run: RunRecord, control: RunRecord) -> Comparison:
+        """Return the comparison of a run, its parameters in the order of the reference's."""
+        try:
+            return Comparison(*align_parameters(reference, run, control))
+        except UnmatchedParametersError:
+            self._unmatched = True
+            return Comparison(*(drop_parameters(one) for one in (reference, run, control)))
+
+    def _without(self, exceptions: list[Finding], size: int, found: list[Finding]) -> list[Finding]:
+        """Return the exceptions if no difference remains with them disabled; otherwise what remains."""
+        if self._neutral is None:
+            self._neutral = (
+                self._run(self._origin, 1, _NEUTRAL, neutral=True),
+                self._run(self._origin, 1, f"{_NEUTRAL}, gradients disturbed", disturb=True, neutral=True),
+            )
+        reference, control = self._neutral
+        run = self._run(self.script, size, _NEUTRAL, neutral=True)
+        if run.failure is not None:  # only this run failed, so it proves nothing
+            return found
+        still = causes(self._compared(reference, run, control))
+        return still if any(not one.is_exception for one in still) else [*exceptions, *still]
+
+    def _run(
+        self, script: Script, size: int, what: str, *, disturb: bool = False, neutral: bool = False
+    ) -> RunRecord:
+        self.tell(f"{script.program.target}: {counted(size, 'worker')}{what and f' ({what})'}")
+        record = TracedRun(
+            program=script.program,
+            kind=script.kind,
+            size=size,
+            steps=self.steps,
+            folder=self.scratch / f"run-{len(list(self.scratch.iterdir()))}",
+            options=self.options,
+            watch=self.watch(size, script.kind),
+            disturb=disturb,
+            neutral=self.script.kind if neutral else None,
+        ).run()
+        return record if self._limit is None else record.until(self._limit)
+
+
+def _failure(run: RunRecord) -> str:
+    """Return how a run on one worker failed."""
+    facts, failure = run.facts, run.failure
+    if facts.ended != "killed":
+        return f"{facts.ended}: {' '.join(facts.message.split())[:300]}".removesuffix(".")
+    if failure is None:
+        return "its process exited without Python's cleanup (os._exit?) and reported no error"
+    return failure.message.removesuffix(".") or f"it died with exit code {failure.exit_code}"
+
+
+def _not_reached(reference: RunRecord) -> dict[NotCompared, str]:
+    """Return what a run on one worker did not reach in its steps."""
+    missing: dict[NotCompared, str] = {}
+    if not reference.evaluated(reference.steps).size:
+        missing["evaluation"] = "evaluation"
+    samples = any(reference.samples(step).size for step in range(reference.steps))
+    if not samples or reference.first_epoch() == reference.steps:
+        missing["second-epoch"] = "second epoch"
+    return missing
+
+
+def _exceptions(run: RunRecord, options: Options) -> list[Finding]:
+    """Return the legitimate differences between the ranks of a run."""
+    facts = [trace.facts for trace in run.traces]
+    is_native = not run.is_replicated
+    possible: tuple[tuple[Cause, str, bool], ...] = (
+        (
+            "batch-norm-local",
+            "batch norm takes its statistics over each worker's share",
+            any(one.batch_norm for one in facts) and (is_native or options.batch_norm == "local"),
+        ),
+        (
+            "random-per-worker",
+            "all workers draw the same dropout or noise for different samples (seed with seed + rank)"
+            if len({one.stream for one in facts}) == 1
+            else "each worker draws its own dropout or noise",
+            any(one.drew for one in facts) and (is_native or options.random == "per-worker"),
+        ),
+        (
+            "augmentation-per-worker",
+            "each worker draws its own augmentation",
+            any(one.augmented for one in facts) and is_native,
+        ),
+    )
+    return [
+        Finding(
+            cause=cause,
+            message=f"{message}; without it the runs are the same.",
+            workers=run.size,
+            is_exception=True,
+        )
+        for cause, message, applies in possible
+        if applies
+    ]

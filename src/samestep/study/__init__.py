@@ -1,1 +1,0 @@
-"""Verification: compares runs of one script on several numbers of workers."""

@@ -1,0 +1,93 @@
+"""Reads and writes the manifest of a checkpoint, which lists size and sha256 of its files."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from samestep.base.errors import CheckpointError
+from samestep.base.regular_files import read_bytes
+from samestep.base.untrusted_documents import parse_json
+from samestep.training.checkpoint.hashed_files import Seal
+from samestep.training.checkpoint.layout import FILES, MANIFEST, REQUIRED
+
+FORMAT = 1
+"""Version of the layout that `samestep.training.checkpoint.save` describes; readers refuse later versions."""
+_LARGEST = 1 << 16
+"""Maximum bytes of a manifest, which has about 800."""
+_MOST_BYTES = 1 << 63
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def manifest_text(files: Mapping[str, Seal]) -> str:
+    """Return the manifest of `files`, with a checksum of itself; equal files give equal text."""
+    listed = {name: asdict(files[name]) for name in sorted(files)}
+    seal = hashlib.sha256(json.dumps([FORMAT, listed]).encode()).hexdigest()
+    return json.dumps({"format": FORMAT, "files": listed, "sha256": seal}, indent=2) + "\n"
+
+
+def read_manifest(folder: Path) -> dict[str, Seal]:
+    """Return the size and checksum of each file of a checkpoint.
+
+    Raises:
+        CheckpointError: there is no manifest, it is damaged, or a later samestep wrote it.
+    """
+    path = folder / MANIFEST
+    try:
+        text = read_bytes(path, most=_LARGEST).decode()
+        manifest = parse_json(text)
+    except FileNotFoundError:
+        raise CheckpointError(_no_manifest(folder)) from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: it is not JSON ({error}).") from error
+    if not isinstance(manifest, dict) or type(manifest.get("format")) is not int:
+        raise CheckpointError(f"{path} is not the manifest of a checkpoint: it has no format number.")
+    if manifest["format"] > FORMAT:
+        raise CheckpointError(
+            f"{path} has format {manifest['format']} of a later samestep; this one reads format {FORMAT}. "
+            "Update samestep."
+        )
+    files = _seals(manifest)
+    # A flipped bit in white space does not change the parsed value, so the text itself is compared.
+    if files is None or manifest_text(files) != text or not REQUIRED <= files.keys() <= FILES - {MANIFEST}:
+        raise CheckpointError(f"{path} is damaged: its contents have changed since it was written.")
+    return files
+
+
+def _seals(manifest: Mapping[str, Any]) -> dict[str, Seal] | None:
+    """Return the files that a manifest lists, or None if it has another form."""
+    try:
+        seals = {name: Seal(**entry) for name, entry in manifest["files"].items()}
+    except (AttributeError, KeyError, TypeError):
+        return None
+    return seals if all(map(_is_seal, seals.values())) else None
+
+
+def _is_seal(seal: Seal) -> bool:
+    """Return whether the values have their types, which the manifest's own checksum does not ensure."""
+    num_bytes: object = seal.bytes
+    sha256: object = seal.sha256
+    return (
+        type(num_bytes) is int
+        and 0 <= num_bytes < _MOST_BYTES
+        and type(sha256) is str
+        and _SHA256.fullmatch(sha256) is not None
+    )
+
+
+def _no_manifest(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"there is no checkpoint {folder}."
+    try:
+        found = sorted(path.name for path in folder.iterdir())[:4]
+    except OSError as error:
+        return f"{folder} cannot be read: {error.strerror}."
+    return (
+        f"{folder} is not a complete checkpoint: it has no {MANIFEST}, which is written last "
+        f"(found: {', '.join(found) or 'nothing'})."
+    )

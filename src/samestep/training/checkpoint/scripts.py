@@ -1,0 +1,268 @@
+"""Saves and loads checkpoints of a user-defined training script, with two calls by every rank."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from os import PathLike
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from samestep.base.errors import CheckpointError, Error
+from samestep.parallel.sharding.position import Position
+from samestep.ranks.world.current import current
+from samestep.ranks.world.protocol import World
+from samestep.training.checkpoint import lineage
+from samestep.training.checkpoint.atomic_folders import make, tidy
+from samestep.training.checkpoint.broadcast import choose_on_all
+from samestep.training.checkpoint.compatibility import mismatch, optimizer_mismatch
+from samestep.training.checkpoint.newest import folder_of, free_folder
+from samestep.training.checkpoint.random_state import (
+    check_random_states,
+    gather_random_state,
+    restore_random_state,
+)
+from samestep.training.checkpoint.retention import Retention, prune, set_aside_later
+from samestep.training.checkpoint.save import write_staged
+from samestep.training.checkpoint.snapshot import Snapshot
+from samestep.training.checkpoint.staging import Stage
+from samestep.training.checkpoint.third_party import serial_names
+
+
+class Stateful(Protocol):
+    """An object with a state dict, such as torch's optimizers, schedules and scalers."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
+        """Load a state."""
+
+
+def save(  # noqa: PLR0913 - a training has that many parts
+    folder: str | PathLike[str],
+    *,
+    model: nn.Module,
+    step: int,
+    optimizer: Stateful | None = None,
+    schedule: Stateful | None = None,
+    scaler: Stateful | None = None,
+    loader: Stateful | None = None,
+    keep: int | None = None,
+    world: World | None = None,
+    **extra: Any,
+) -> Path:
+    """Save a training as checkpoint ``step-N`` in `folder`; called by all ranks in the same step.
+
+    ::
+
+        samestep.save("checkpoints", model=model, optimizer=optimizer, loader=loader, step=step, best=best)
+
+    Rank 0 writes, and an error such as a full disk is raised on every rank. The checkpoint is atomic: a
+    killed job leaves it complete or absent. Its keys are the serial script's, and it loads on any number of
+    ranks.
+
+    If the training was resumed from an earlier checkpoint, those of later steps belong to an abandoned
+    lineage. They are renamed to ``left-step-N``, with a warning. An old one that cannot be deleted gives a
+    warning too.
+
+    Args:
+        folder: of the checkpoints of this training; made if missing.
+        model: bare, replicated, compiled or wrapped.
+        step: number of completed steps; must not decrease within a training.
+        optimizer: its state is saved, if given; the same for `schedule` and `scaler`.
+        schedule: of the learning rate.
+        scaler: of the loss.
+        loader: the return value of `shard`; its position in the data is saved. A training that is resumed
+            within a pass continues with the next batch.
+        keep: number of checkpoints that stay; older ones are deleted once this one is on disk. None keeps
+            all.
+        world: the ranks; None is the job that this process has joined.
+        extra: JSON values that `load` returns. A tuple is returned as a list.
+
+    Returns:
+        the path of the checkpoint, on every rank.
+
+    Raises:
+        OutOfStep: ranks differ in step or position in the data.
+        CheckpointError: it cannot be written, or contains something that cannot be read back.
+    """
+    world = current() if world is None else world
+    position = {} if loader is None else asdict(Position(**loader.state_dict()))
+    random = gather_random_state(world, step=step, **position)
+
+    def write_here() -> tuple[Path, list[str]]:
+        parts = {"optimizer": optimizer, "schedule": schedule, "scaler": scaler}
+        snapshot = Snapshot(
+            model=_serial_weights(model),
+            optimizer={
+                **{name: part.state_dict() for name, part in parts.items() if part is not None},
+                "random": random,
+            },
+            state={"step": step, **position, "extra": extra},
+        )
+        last = lineage.last_step_of_lineage(model, Path(folder), step=step)
+        return _write_among(folder_of(Path(folder), step), snapshot, last=last, keep=keep)
+
+    path, notes = world.on_main(write_here)
+    lineage.end(model)
+    if notes:
+        world.on_main(lambda: _warn(notes))
+    return path
+
+
+def load(  # noqa: PLR0913 - a training has that many parts
+    folder: str | PathLike[str],
+    *,
+    model: nn.Module,
+    optimizer: Stateful | None = None,
+    schedule: Stateful | None = None,
+    scaler: Stateful | None = None,
+    loader: Stateful | None = None,
+    missing_ok: bool = False,
+    world: World | None = None,
+) -> dict[str, Any]:
+    """Load the newest usable checkpoint in `folder`, or the one that `folder` is; called by all ranks.
+
+    ::
+
+        done = samestep.load("checkpoints", model=model, optimizer=optimizer, loader=loader, missing_ok=True)
+        step = done.get("step", 0)
+
+    Rank 0 reads and verifies every byte, and broadcasts it; other ranks need no access to the files. A newer
+    damaged checkpoint gives a warning. With the same number of ranks as at `save`, each rank's random state
+    is restored; with another number it is not, and a warning is given.
+
+    Args:
+        folder: that of `save`, or one checkpoint in it.
+        model: must have the saved names and shapes.
+        optimizer: must have been saved, if given; the same for `schedule`, `scaler` and `loader`.
+        schedule: of the learning rate.
+        scaler: of the loss.
+        loader: the return value of `shard`; its next pass starts at the saved position.
+        missing_ok: return an empty dict if there is no checkpoint yet, usable or not.
+        world: the ranks; None is the job that this process has joined.
+
+    Returns:
+        ``{"step": ...}`` and the `extra` of `save`, on every rank.
+
+    Raises:
+        CheckpointError: there is none, none is usable, or it belongs to another model; names the differences.
+            Nothing is changed then.
+    """
+    world = current() if world is None else world
+    chosen = choose_on_all(world, Path(folder), missing_ok=missing_ok)
+    if chosen is None:
+        return {}
+    snapshot = chosen.snapshot
+    given = {"optimizer": optimizer, "schedule": schedule, "scaler": scaler}
+    parts = {name: part for name, part in given.items() if part is not None}
+    _check(chosen.path, snapshot, model, parts, needs_position=loader is not None)
+    with _all_or_none(parts, chosen.path):
+        for name, part in parts.items():
+            part.load_state_dict(snapshot.optimizer[name])
+        if loader is not None:  # refuses a position beyond the end of its data, and is unchanged then
+            loader.load_state_dict({name: snapshot.state[name] for name in ("seed", "epoch", "samples")})
+        own_names = serial_names(model.state_dict())
+        model.load_state_dict({name: snapshot.model[serial] for name, serial in own_names.items()})
+    lineage.begin(model, chosen.path)
+    saved = snapshot.optimizer.get("random", [])
+    notes = [f"{path.name} is not used: {reason}" for path, reason in chosen.refused]
+    if not restore_random_state(world, saved):
+        notes.append(
+            f"{chosen.path} has the random state of {len(saved)} rank(s), not of {world.place.size}; random "
+            "numbers continue from the seeds of this run."
+        )
+    world.on_main(lambda: _warn(notes))
+    return {"step": snapshot.state["step"], **snapshot.state.get("extra", {})}
+
+
+def _write_among(path: Path, snapshot: Snapshot, *, last: int, keep: int | None) -> tuple[Path, list[str]]:
+    """Write a checkpoint of a script beside its others; return its path and the warnings.
+
+    Args:
+        path: of the checkpoint.
+        snapshot: its contents.
+        last: checkpoints after this step are set aside, so that the next load finds this lineage.
+        keep: number of checkpoints that stay.
+    """
+    retention = None if keep is None else Retention(last=keep, best=False)
+    stage = Stage()
+    staged = stage.take(snapshot)  # first, because it refuses values before anything is moved
+    stage.settle()
+    try:
+        make(path.parent)
+        hidden = tidy(path.parent)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write checkpoints to {path.parent}: {error.strerror or error}."
+        ) from error
+    moved, skipped = set_aside_later(path.parent, than=last)
+    path = write_staged(staged, free_folder(path.parent, snapshot.state["step"]))
+    stuck = None if retention is None else prune(path.parent, retention, newest=snapshot.state["step"])
+    notes = [f"{path.parent} had a checkpoint after step {last}: it is now {other.name}." for other in moved]
+    return path, [*notes, *(note for note in (hidden, skipped, stuck) if note is not None)]
+
+
+@contextmanager
+def _all_or_none(parts: Mapping[str, Stateful], path: Path) -> Iterator[None]:
+    """Restore the states of `parts` if the block fails, because each part can refuse its state."""
+    before = {name: part.state_dict() for name, part in parts.items()}
+    try:
+        yield
+    except Exception as error:
+        for name, part in parts.items():
+            part.load_state_dict(before[name])
+        if isinstance(error, Error):
+            raise
+        raise CheckpointError(f"{path} cannot be loaded: {type(error).__name__}: {error}.") from error
+
+
+def _serial_weights(model: nn.Module) -> dict[str, Tensor]:
+    weights = model.state_dict()
+    return {serial: weights[name] for name, serial in serial_names(weights).items()}
+
+
+def _check(
+    path: Path, snapshot: Snapshot, model: nn.Module, parts: Mapping[str, Stateful], *, needs_position: bool
+) -> None:
+    """Refuse a checkpoint of another model or of other parts."""
+    if difference := mismatch(snapshot.model, _serial_weights(model)):
+        raise CheckpointError(f"{path} belongs to another model: {difference}.")
+    _check_values(path, snapshot)
+    missing = [name for name in parts if name not in snapshot.optimizer]
+    if needs_position and not {"seed", "epoch", "samples"} <= snapshot.state.keys():
+        missing.append("loader")
+    if missing:
+        raise CheckpointError(
+            f"{path} was saved without {', '.join(missing)}. Omit it here as well, or save it too."
+        )
+    for name, part in parts.items():
+        saved, own = snapshot.optimizer[name], part.state_dict()
+        if not isinstance(saved, dict):
+            raise CheckpointError(
+                f"{path} has a {type(saved).__name__} as the state of the {name}, not a dict."
+            )
+        difference = optimizer_mismatch(saved, part) if name == "optimizer" else None
+        if own and not saved:  # a disabled scaler has an empty state
+            difference = "it was saved without a state"
+        if difference:
+            raise CheckpointError(f"{path} belongs to another {name}: {difference}.")
+
+
+def _check_values(path: Path, snapshot: Snapshot) -> None:
+    """Refuse values of other types than `save` writes."""
+    check_random_states(snapshot.optimizer.get("random", []))
+    for name in ("step", "seed", "epoch", "samples"):
+        value = snapshot.state.get(name, 0)
+        if type(value) is not int or value < 0:
+            raise CheckpointError(f"{path} has {name} {value!r:.40}, not an integer of 0 or more.")
+    if "step" not in snapshot.state or not isinstance(snapshot.state.get("extra", {}), dict):
+        raise CheckpointError(f"{path} was not written by samestep.save: it has no step, or no extra values.")
+
+
+def _warn(notes: list[str]) -> None:
+    for note in notes:
+        warnings.warn(note, stacklevel=5)  # the script's call, by way of `on_main`

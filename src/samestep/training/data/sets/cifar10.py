@@ -1,0 +1,248 @@
+"""CIFAR-10: 50,000 + 10,000 photographs of ten classes, 32 x 32 in color.
+
+Source: A. Krizhevsky, "Learning multiple layers of features from tiny images", 2009. It is published twice:
+
+``cifar-10-binary.tar.gz``
+    six batches of 10,000 records of 3,073 bytes: the label, then 1,024 red, green and blue values each.
+``cifar-10-python.tar.gz``
+    the same as pickled dicts of Python 2, whose ``data`` is uint8 (10000, 3072) and ``labels`` a list.
+
+Either archive works, and so do its unpacked batches, each plain or compressed by gzip or xz. Both contain the
+same records, which are verified by checksums.
+"""
+
+import io
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from samestep.base.errors import DataError
+from samestep.base.user_folders import user_cache
+from samestep.training.data import published
+from samestep.training.data.decoded import cached_content
+from samestep.training.data.download import fetch
+from samestep.training.data.image_set import ImageSet, Split
+from samestep.training.data.labels import checked_labels
+from samestep.training.data.plain_pickle import load_arrays
+from samestep.training.data.published import PublishedFile
+
+RECORD = 1 + 3 * 32 * 32
+_BATCH_BYTES = 10_000 * RECORD + (1 << 20)
+"""Maximum bytes of a batch; the python form has file names besides the records."""
+_BATCHES: Mapping[str, str] = {
+    "data_batch_1": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+    "data_batch_2": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+    "data_batch_3": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+    "data_batch_4": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+    "data_batch_5": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+    "test_batch": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+}
+"""The sha256 of each batch's records."""
+
+_CLASSES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
+
+_ARCHIVE = PublishedFile(
+    name="cifar-10-binary.tar",
+    suffix=".gz",
+    sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+    content_sha256="",  # its batches are verified one by one
+    content_bytes=256 << 20,  # both archives are smaller
+)
+_MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
+_FOLDERS = tuple(
+    prefix + folder
+    for folder in ("", "cifar-10-batches-bin", "cifar-10-batches-py")
+    for prefix in ("cifar10/", "./")
+)
+_FORMS = tuple(form + packed for form in (".bin", "") for packed in ("", ".gz", ".xz"))
+_ARCHIVES = tuple(
+    f"cifar-10-{kind}.tar{suffix}" for kind in ("binary", "python") for suffix in (".gz", "", ".xz")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cifar10:
+    """The data set, from either form of its files."""
+
+    name: str = "cifar10"
+
+    def load(self, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> ImageSet:
+        """Return one split, verified by its published checksums.
+
+        Args:
+            split: the split.
+            data_dir: a folder with an archive or its batches; None downloads the archive (once).
+            cache_dir: folder of the download and of decompressed batches; None is the user's cache.
+
+        Raises:
+            DataError: batches are missing, damaged or not the published ones, or cannot be downloaded.
+        """
+        cache = (cache_dir or user_cache()) / self.name
+        names = [name for name in _BATCHES if name.startswith("test") == (split == "test")]
+        if data_dir is None:
+            archive: Path | None = fetch(_ARCHIVE, _MIRRORS, cache)
+            batches: dict[str, Path] = {}
+        else:
+            batches, archive = _locate(names, data_dir)
+        source = _Source(batches, archive)
+        content = b"".join(
+            cached_content(
+                _BATCHES[name],
+                lambda name=name: source.records(name),  # type: ignore[misc]
+                cache / "decoded",
+                most=_BATCH_BYTES,
+            )
+            for name in names
+        )
+        records = np.frombuffer(content, dtype=np.uint8).reshape(-1, RECORD)
+        return ImageSet(
+            name=self.name,
+            split=split,
+            images=torch.from_numpy(records[:, 1:].reshape(-1, 3, 32, 32).copy()),
+            labels=torch.from_numpy(records[:, 0].astype(np.int64)),
+            classes=_CLASSES,
+            mean=(0.49139967861519745, 0.4821584083946076, 0.44653091444546616),
+            std=(0.24703223246328201, 0.24348512800005553, 0.2615878417279645),
+        )
+
+    @property
+    def about(self) -> str:
+        """A short description."""
+        return "50,000 + 10,000 images, 32 x 32 in color"
+
+    def find(self, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> Path | None:
+        """Return the folder with all of its files, without reading them; None if some are missing."""
+        try:
+            batches, archive = _locate(list(_BATCHES), data_dir or (cache_dir or user_cache()) / self.name)
+        except DataError:
+            return None
+        return (archive or batches["test_batch"]).parent
+
+    def fetch(self, folder: Path) -> list[Path]:
+        """Download the published archive to `folder`; return its path.
+
+        Raises:
+            DataError: it cannot be downloaded.
+        """
+        return [fetch(_ARCHIVE, _MIRRORS, folder)]
+
+
+CIFAR10 = Cifar10()
+
+
+class _Source:
+    """The source of batches: separate files, or one archive, which is read once."""
+
+    def __init__(self, batches: Mapping[str, Path], archive: Path | None) -> None:
+        self._batches = batches
+        self._archive = archive
+        self._members: dict[str, bytes] | None = None
+
+    def records(self, name: str) -> bytes:
+        """Return the verified records of a batch."""
+        if name in self._batches:
+            path = self._batches[name]
+            content, where = published.read(path, most=_BATCH_BYTES), str(path)
+        else:
+            assert self._archive is not None
+            if self._members is None:
+                self._members = members(self._archive)
+            if name not in self._members:
+                raise DataError(f"{self._archive} has no {name}: it is not the published archive.")
+            content, where = self._members[name], f"{self._archive}: {name}"
+        records = content if _is_binary(content) else from_pickle(content, where)
+        file = PublishedFile(
+            name=f"{name}.bin",
+            suffix="",
+            sha256="",
+            content_sha256=_BATCHES[name],
+            content_bytes=_BATCH_BYTES,
+        )
+        published.verify(records, file, Path(where))
+        return records
+
+
+def members(archive: Path) -> dict[str, bytes]:
+    """Return the contents of the files in a tar archive, by name without folder and suffix.
+
+    Raises:
+        DataError: it is damaged, truncated, or no archive.
+    """
+    content = published.read(archive, most=_ARCHIVE.content_bytes)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
+            # A sparse member of some bytes can have any nominal size.
+            found = [one for one in tar if one.isfile() and not one.issparse() and one.size <= _BATCH_BYTES]
+            files = {one.name: tar.extractfile(one) for one in found}
+            return {Path(name).stem: file.read() for name, file in files.items() if file is not None}
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+        raise DataError(f"{archive} is damaged or no tar archive ({error}). Download it again.") from None
+
+
+def from_pickle(content: bytes, where: str) -> bytes:
+    """Return the records of a batch in the python form.
+
+    Args:
+        content: the pickle.
+        where: name of its file, for messages.
+
+    Raises:
+        DataError: it is no such batch.
+    """
+    batch = load_arrays(content, where)
+    data, labels = (
+        (batch.get(key) for key in (b"data", b"labels")) if isinstance(batch, dict) else (None, None)
+    )
+    if (
+        not isinstance(data, np.ndarray)
+        or not isinstance(labels, list)
+        or data.dtype != np.uint8
+        or data.shape != (len(labels), RECORD - 1)
+    ):
+        raise DataError(f"{where} is not a batch of CIFAR-10: it has no data (n, 3072) with n labels.")
+    checked = checked_labels(labels, classes=len(_CLASSES), where=where)
+    return np.hstack([checked.astype(np.uint8)[:, None], data]).tobytes()
+
+
+def _is_binary(content: bytes) -> bool:
+    """Return whether a batch has the binary form: a pickle's first byte is no label."""
+    return len(content) % RECORD == 0 and content[:1] <= b"\x09"
+
+
+def _locate(names: list[str], data_dir: Path) -> tuple[dict[str, Path], Path | None]:
+    """Return the files of the batches, or else an archive that contains them."""
+    if not data_dir.is_dir():
+        raise DataError(f"--data-dir {data_dir} is not a folder. Give the folder of the data set.")
+    places = [data_dir / folder for folder in _FOLDERS]
+    found = {name: _first(places, [name + form for form in _FORMS]) for name in names}
+    whole = {name: path for name, path in found.items() if path is not None}
+    if len(whole) == len(names):
+        return whole, None
+    archive = _first(places, _ARCHIVES)
+    if archive is None:
+        missing = [name for name in names if name not in whole]
+        raise DataError(
+            f"no {' and no '.join(missing)} (.bin or pickled; plain, .gz or .xz) and neither "
+            f"cifar-10-binary.tar.gz nor cifar-10-python.tar.gz in {places[0]} or {places[1]}. Give their "
+            "folder with --data-dir, or omit it to download the archive."
+        )
+    return {}, archive
+
+
+def _first(places: Sequence[Path], names: Sequence[str]) -> Path | None:
+    return next((place / name for place in places for name in names if (place / name).is_file()), None)

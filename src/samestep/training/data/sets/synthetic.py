@@ -1,0 +1,56 @@
+"""Generates random images of any shape, for measurements of training speed.
+
+Its name is ``synthetic`` or ``synthetic:CxHxW,CLASSES,SAMPLES``; CLASSES and SAMPLES are optional.
+"""
+
+import re
+from pathlib import Path
+
+import torch
+
+from samestep.base.errors import UsageError
+from samestep.training.data.image_limits import check_fits
+from samestep.training.data.image_set import ImageSet, Split
+
+_COUNT = "([0-9]{1,18})"
+_SPEC = re.compile(rf"synthetic(?::{_COUNT}x{_COUNT}x{_COUNT}(?:,{_COUNT}(?:,{_COUNT})?)?)?")
+_USUAL = (3, 224, 224, 1000, 1280)
+TEST_SAMPLES = 64
+
+
+def load_synthetic(
+    spec: str, split: Split, *, data_dir: Path | None = None, cache_dir: Path | None = None
+) -> ImageSet:
+    """Return a split of random images and labels, the same on every machine.
+
+    Args:
+        spec: by default 1,280 images of 3 x 224 x 224 in 1,000 classes, and `TEST_SAMPLES` test images.
+        split: the split.
+        data_dir: ignored.
+        cache_dir: ignored.
+
+    Raises:
+        UsageError: `spec` has another form, one of its numbers is 0, or the images do not fit into memory.
+    """
+    del data_dir, cache_dir
+    match = _SPEC.fullmatch(spec)
+    if match is None:
+        raise UsageError(f"--data {spec} is invalid; write it as synthetic:3x224x224,1000,1280.")
+    given = [None if text is None else int(text) for text in match.groups()]
+    channels, height, width, classes, samples = (
+        usual if number is None else number for number, usual in zip(given, _USUAL, strict=True)
+    )
+    if 0 in (channels, height, width, classes, samples):
+        raise UsageError(f"--data {spec} has a 0; use numbers of 1 or more.")
+    count = samples if split == "train" else min(samples, TEST_SAMPLES)
+    check_fits(spec, images=count * channels * height * width, labels=8 * count, classes=classes)
+    draw = torch.Generator().manual_seed(0 if split == "train" else 1)
+    return ImageSet(
+        name=spec,
+        split=split,
+        images=torch.randint(0, 256, (count, channels, height, width), dtype=torch.uint8, generator=draw),
+        labels=torch.randint(0, classes, (count,), generator=draw),
+        classes=tuple(str(number) for number in range(classes)),
+        mean=(0.5,) * channels,
+        std=(0.29,) * channels,  # of a uniform distribution over 0 .. 1: 1/sqrt(12)
+    )

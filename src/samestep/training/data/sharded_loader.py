@@ -1,0 +1,175 @@
+"""Provides DataLoaders of this rank's parts of global batches."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Protocol
+
+from torch.utils.data import DataLoader, Dataset
+
+from samestep.base.errors import UsageError
+from samestep.parallel.sharding.position import Position
+from samestep.parallel.sharding.sample_plan import Plan
+from samestep.training.data.empty_batch import empty_batch
+from samestep.training.data.loader_errors import FailedBatch, raise_if_failed
+from samestep.training.data.sampler import ShareBatchSampler
+
+Collate = Callable[[list[Any]], Any]
+"""Makes a batch of samples."""
+
+
+class Passes(Protocol):
+    """The passes over a data set that a loader draws from."""
+
+    @property
+    def upcoming(self) -> Position:
+        """Position at which the next pass starts."""
+
+    def begin_at(self, position: Position) -> None:
+        """Start the next pass at `position`."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next pass; a pending resume of that epoch is kept."""
+
+
+class StepBatch(NamedTuple):
+    """This rank's batch of one step."""
+
+    batch: Any
+    """The local batch."""
+    weight: float
+    """Weight of the mean over the local batch."""
+    global_count: int
+    """Samples over all ranks."""
+    after: Position
+    """The position in the data after the step."""
+
+
+class ShardedLoader(DataLoader[Any]):
+    """A DataLoader whose batches are this rank's parts of global batches; constructed by `shard`.
+
+    All ranks have the same number of steps. A rank without samples in a short last batch has a batch of the
+    same form and of length 0. `weight`, `global_count` and `position` are those of the current batch. ``len``
+    is the steps of a whole epoch, even if the next pass resumes one; see `remaining`.
+    """
+
+    weight: float = 1.0
+    """Weight of the mean over this rank's batch, local * N / global; multiply the loss by it."""
+    global_count: int = 0
+    """Samples in the batch over all ranks."""
+
+    def __init__(self, dataset: Dataset[Any], passes: Passes, **options: Any) -> None:
+        self._passes = passes
+        self._after: Position | None = None  # after the current batch; None between passes
+        super().__init__(dataset, **options)
+
+    def _track(self, drawn: Iterator[StepBatch]) -> Iterator[Any]:
+        """Yield the batches, and set the loader's attributes to those of the current one."""
+        mine = None
+        try:
+            for one in drawn:
+                self.weight = one.weight
+                self.global_count = one.global_count
+                mine = self._after = one.after
+                yield one.batch
+        finally:
+            if self._after is mine:  # else another pass has begun meanwhile
+                self._after = None
+
+    @property
+    def position(self) -> Position:
+        """The position after the current batch; between passes, the start of the next one."""
+        return self._passes.upcoming if self._after is None else self._after
+
+    @property
+    def remaining(self) -> int:
+        """Steps from `position` to the end of its epoch: between passes, the steps of the next one."""
+        raise NotImplementedError
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next pass, which otherwise is the one after the previous pass.
+
+        The position in an epoch that `load_state_dict` has set is kept if that is the epoch.
+        """
+        self._passes.set_epoch(epoch)
+        self._after = None
+
+    def state_dict(self) -> dict[str, int]:
+        """Return `position`, for a checkpoint; valid with any number of ranks.
+
+        Within a pass, a resumed run continues with the batch after the current one. ``break`` ends a pass, as
+        with any DataLoader: the next pass, here and in a resumed run, is the next epoch. To resume the rest
+        of the epoch, take the state before ``break``.
+        """
+        return asdict(self.position)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Start the next pass at the position of `state`, which can be within an epoch.
+
+        That pass has `remaining` steps. ``len`` stays that of a whole epoch, for schedules over
+        ``epochs * len(loader)`` steps; a progress bar starts at ``len(loader) - loader.remaining``.
+
+        Raises:
+            UsageError: the position is beyond the end of this data set.
+        """
+        self._passes.begin_at(Position(**state))
+        self._after = None
+
+
+class IndexedLoader(ShardedLoader):
+    """A `ShardedLoader` of a map-style data set.
+
+    Args:
+        dataset: the samples.
+        plan: the steps, and this rank's part of each.
+        seed: determines the orders.
+        collate: makes a batch of samples.
+        options: other arguments of `DataLoader`.
+    """
+
+    def __init__(
+        self, dataset: Dataset[Any], plan: Plan, *, seed: int, collate: Collate, **options: Any
+    ) -> None:
+        self._shares = ShareBatchSampler(plan, seed=seed)
+        super().__init__(
+            dataset,
+            self._shares,
+            batch_sampler=self._shares,
+            collate_fn=_CollateOrEmpty(collate, dataset, probe=plan.ends_empty),
+            **options,
+        )
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its private class
+        return self._track(self._drawn())
+
+    def _drawn(self) -> Iterator[StepBatch]:
+        plan = self._shares.plan
+        steps = plan.steps(self._shares.upcoming)
+        for step, batch in zip(steps, super().__iter__(), strict=True):
+            yield StepBatch(raise_if_failed(batch), plan.weight(step), step.count, step.after)
+
+    @property
+    def remaining(self) -> int:
+        """See `ShardedLoader.remaining`."""
+        return self._shares.plan.remaining(self.position)
+
+
+@dataclass(slots=True)
+class _CollateOrEmpty:
+    """A collate function that also returns empty batches, in the form of sample 0."""
+
+    collate: Collate
+    dataset: Dataset[Any]
+    probe: bool
+    """Whether an empty batch will be needed; then the first call checks that it is possible."""
+
+    def __call__(self, samples: list[Any]) -> Any:
+        try:
+            return self._batch(samples)
+        except UsageError as error:
+            return FailedBatch(error)
+
+    def _batch(self, samples: list[Any]) -> Any:
+        if samples and self.probe:
+            self.probe = False
+            empty_batch(self.collate, samples[0])
+        return self.collate(samples) if samples else empty_batch(self.collate, self.dataset[0])

@@ -1,0 +1,72 @@
+"""Provides a context in which a stream is read as by a single process: no split, and seeded generators.
+
+An `IterableDataset` of a serial script splits itself among the DataLoader's processes by
+`torch.utils.data.get_worker_info`, and draws from the global generators, which are seeded differently in
+each. Here every process must read the whole stream, and the same one.
+"""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data._utils import worker as torch_worker
+
+from samestep.parallel.sharding.position import Position
+
+
+class SingleReader:
+    """A reentrant context for reading from a stream.
+
+    Inside, `get_worker_info` returns None, and Python's, NumPy's and torch's CPU generators have the stream's
+    states, seeded by (seed, epoch). On exit the stream's states are saved and the previous ones restored.
+
+    Args:
+        start: the position whose seed and epoch are the seed.
+    """
+
+    def __init__(self, start: Position) -> None:
+        words = np.random.SeedSequence([start.seed, start.epoch]).generate_state(3, np.uint64)
+        torch_seed, python_seed, numpy_seed = (int(word) for word in words)
+        self._inside: tuple[Any, ...] = (
+            torch.Generator().manual_seed(torch_seed).get_state(),
+            random.Random(python_seed).getstate(),
+            np.random.RandomState(numpy_seed % 2**32).get_state(legacy=True),
+            None,
+        )
+
+    def __enter__(self) -> None:
+        self._swap()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._swap()
+
+    def _swap(self) -> None:
+        outside = (
+            torch.get_rng_state(),
+            random.getstate(),
+            np.random.get_state(legacy=True),
+            torch_worker._worker_info,  # noqa: SLF001 - `get_worker_info` reads it, and nothing sets it
+        )
+        torch_state, python_state, numpy_state, info = self._inside
+        torch.set_rng_state(torch_state)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch_worker._worker_info = info  # noqa: SLF001
+        self._inside = outside
+
+
+@contextmanager
+def worker_info(info: Any) -> Iterator[None]:
+    """Make `get_worker_info` return `info` in the block."""
+    outside = torch_worker._worker_info  # noqa: SLF001 - nothing public sets it
+    torch_worker._worker_info = info  # noqa: SLF001
+    try:
+        yield
+    finally:
+        torch_worker._worker_info = outside  # noqa: SLF001

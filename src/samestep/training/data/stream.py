@@ -1,0 +1,304 @@
+"""Splits a stream of samples, without index or known length, into global batches.
+
+Every loader process of every rank reads the whole stream, and collates this rank's part of the batches
+assigned to it. Thereby the samples of step k are the same with any number of ranks and loader processes, and
+all ranks have the same number of steps.
+"""
+
+from collections.abc import Callable, Iterator, Sequence, Sized
+from contextlib import suppress
+from copy import copy
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from samestep.base.errors import Error, PeerLost, UsageError
+from samestep.base.place import Place
+from samestep.parallel.sharding.position import Position
+from samestep.parallel.sharding.share import share, weight
+from samestep.ranks.world.protocol import World
+from samestep.training.data.empty_batch import empty_batch
+from samestep.training.data.loader_errors import FailedBatch, raise_if_failed
+from samestep.training.data.sample_digest import sample_digest
+from samestep.training.data.sharded_loader import Collate, ShardedLoader, StepBatch
+from samestep.training.data.single_reader import SingleReader, worker_info
+
+
+class StreamLoader(ShardedLoader):
+    """A `ShardedLoader` of an `IterableDataset`; ``len`` and `remaining` need one with a length.
+
+    Args:
+        dataset: the stream; the same on every rank.
+        batch_size: samples per step, over all ranks.
+        seed: seeds the global generators in the stream, together with the epoch.
+        drop_last: omit a last batch that is not full.
+        world: the ranks.
+        collate: makes a batch of samples.
+        options: other arguments of `DataLoader`.
+
+    Raises:
+        UsageError: in the first step, on all ranks: ranks or loader processes read different streams, or an
+            empty batch can be needed and cannot be built.
+    """
+
+    def __init__(
+        self,
+        dataset: IterableDataset[Any],
+        *,
+        batch_size: int,
+        seed: int,
+        drop_last: bool,
+        world: World,
+        collate: Collate,
+        **options: Any,
+    ) -> None:
+        self._stream = _Stream(dataset, batch_size, world.place, collate, drop_last=drop_last)
+        self._stream.upcoming = Position(seed)
+        self._world = world
+        if options.get("worker_init_fn") is not None:
+            options["worker_init_fn"] = _WithUserDataset(options["worker_init_fn"])
+        super().__init__(self._stream, self._stream, batch_size=None, collate_fn=_identity, **options)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its private class
+        return self._track(self._drawn())
+
+    def _drawn(self) -> Iterator[StepBatch]:
+        start = self._stream.begin()
+        place, after = self._world.place, start
+        parts = self._parts()
+        for part in chain(self._first_parts(parts), parts):
+            stop = after.samples + part.global_count
+            after = start.next_epoch() if part.is_last else Position(start.seed, start.epoch, stop)
+            local = len(share(part.global_count, place.rank, place.size))
+            yield StepBatch(
+                part.batch, weight(local, part.global_count, place.size), part.global_count, after
+            )
+
+    def _parts(self) -> "Iterator[_Part]":
+        yield from map(raise_if_failed, super().__iter__())
+
+    def _first_parts(self, parts: "Iterator[_Part]") -> "list[_Part]":
+        """Return the first part of each loader process, after all ranks have compared their streams.
+
+        A rank that fails takes part in the comparison, so that no other rank waits for it.
+        """
+        try:
+            first_parts = list(islice(parts, max(1, self.num_workers)))
+        except Error as error:
+            self._compare([], error)
+            raise
+        except Exception as error:  # its class can be unknown on other ranks, so its text is sent
+            what = f"worker {self._world.place.rank} could not read its data: {type(error).__name__}: {error}"
+            with suppress(Error):
+                self._compare([], PeerLost(what))
+            raise
+        self._compare([part.first for part in first_parts])
+        return first_parts
+
+    def _compare(self, firsts: list[str], failure: Error | None = None) -> None:
+        """Gather the first samples' checksums; raise the first failure of a rank, or if they differ."""
+        gathered = self._world.all_gather_objects((firsts, failure))
+        for _, theirs in gathered:
+            if theirs is not None:
+                raise copy(theirs) from None
+        _check_same_stream([each for each, _ in gathered])
+
+    def __len__(self) -> int:
+        """Return the steps per epoch.
+
+        Raises:
+            TypeError: the stream has no length.
+        """
+        return self._stream.steps(Position())
+
+    @property
+    def remaining(self) -> int:
+        """See `ShardedLoader.remaining`.
+
+        Raises:
+            TypeError: the stream has no length.
+        """
+        return self._stream.steps(self.position)
+
+
+class _Part(NamedTuple):
+    """This rank's part of a global batch from a loader process; a tuple, so that DataLoader can pin it."""
+
+    batch: Any
+    """The local batch."""
+    global_count: int
+    """Samples over all ranks."""
+    is_last: bool
+    """Whether it is the last of its epoch."""
+    first: str
+    """Checksum of the pass's first sample, in the first part of a loader process; else empty."""
+
+
+class _Stream(IterableDataset[_Part | FailedBatch]):
+    """This rank's parts of the global batches, read in this process or in several loader processes."""
+
+    def __init__(
+        self,
+        dataset: IterableDataset[Any],
+        batch_size: int,
+        place: Place,
+        collate: Collate,
+        *,
+        drop_last: bool,
+    ) -> None:
+        self.dataset = dataset
+        self._batch_size = batch_size
+        self._place = place
+        self._collate = collate
+        self._drop_last = drop_last
+        self._probe = self._may_end_empty()
+        self.upcoming = Position()
+        # Persistent loader processes have copies of this object, and read the start of each epoch from
+        # this shared memory.
+        self._start = torch.zeros(3, dtype=torch.uint64).share_memory_()  # type: ignore[no-untyped-call]
+
+    def begin(self) -> Position:
+        """Start the next pass; return its position."""
+        start = self.upcoming
+        self._start.copy_(torch.tensor([start.seed, start.epoch, start.samples], dtype=torch.uint64))
+        self.upcoming = start.next_epoch()
+        return start
+
+    def begin_at(self, position: Position) -> None:
+        """See `Passes.begin_at`."""
+        if isinstance(self.dataset, Sized) and position.samples > len(self.dataset):
+            raise _beyond(position, len(self.dataset))
+        self.upcoming = position
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `Passes.set_epoch`."""
+        if epoch != self.upcoming.epoch:
+            self.upcoming = Position(self.upcoming.seed, epoch)
+
+    def steps(self, position: Position) -> int:
+        """Return the steps from `position` to the end of its epoch."""
+        if not isinstance(self.dataset, Sized):
+            raise TypeError(f"{type(self.dataset).__name__} has no len(), so its number of steps is unknown")
+        full, rest = divmod(max(len(self.dataset) - position.samples, 0), self._batch_size)
+        return full + (rest > 0 and not self._drop_last)
+
+    def __iter__(self) -> Iterator[_Part | FailedBatch]:
+        start = Position(*self._start.tolist())  # read now, because the next pass overwrites it
+        info = get_worker_info()
+        mine, of = (0, 1) if info is None else (info.id, info.num_workers)
+        batches = _batches(self._samples(start), self._batch_size, drop_last=self._drop_last)
+        return self._parts(batches, SingleReader(start), mine, of)
+
+    def _parts(
+        self, batches: Iterator[tuple[list[Any], bool]], reader: SingleReader, mine: int, of: int
+    ) -> Iterator[_Part | FailedBatch]:
+        """Yield the batches ``mine + k * of``."""
+        number, first = 0, ""
+        try:
+            while True:
+                with reader:
+                    samples, is_last = next(batches, ([], True))
+                if not samples:
+                    return
+                if number == 0 and (of > 1 or self._place.size > 1):
+                    first = sample_digest(samples[0])
+                if number % of == mine:
+                    yield _Part(self._batch(samples), len(samples), is_last, first)
+                    first = ""
+                number += 1
+        except UsageError as error:
+            yield FailedBatch(error)
+
+    def _batch(self, samples: list[Any]) -> Any:
+        """Return this rank's part of a global batch."""
+        if self._probe:  # fails in the first step instead of the last
+            self._probe = False
+            self._empty(samples[0])
+        span = share(len(samples), self._place.rank, self._place.size)
+        mine = samples[span.start : span.stop]
+        return self._collate(mine) if mine else self._empty(samples[0])
+
+    def _empty(self, sample: Any) -> Any:
+        leaves = "leaves" if isinstance(self.dataset, Sized) else "of this stream without a length can leave"
+        why = f"a short last batch {leaves} worker {self._place.rank} without samples"
+        return empty_batch(self._collate, sample, why=why)
+
+    def _may_end_empty(self) -> bool:
+        """Return whether this rank can have no sample in the last batch of a whole epoch."""
+        if self._drop_last or not isinstance(self.dataset, Sized):
+            return self._place.rank > 0 and not self._drop_last
+        return 0 < len(self.dataset) % self._batch_size <= self._place.rank
+
+    def _samples(self, start: Position) -> Iterator[Any]:
+        """Yield the samples of an epoch from `start`; earlier ones are read and skipped."""
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(start.epoch)
+        samples = iter(self.dataset)
+        skipped = sum(1 for _ in islice(samples, start.samples))
+        if skipped < start.samples:
+            raise _beyond(start, skipped)
+        yield from samples
+
+
+def _batches(samples: Iterator[Any], batch_size: int, *, drop_last: bool) -> Iterator[tuple[list[Any], bool]]:
+    """Yield the global batches, each with whether it is the last, by reading ahead."""
+    ahead = batch_size if drop_last else 1
+    window: list[Any] = []
+    while True:
+        window += islice(samples, batch_size + ahead - len(window))
+        batch, window = window[:batch_size], window[batch_size:]
+        if len(batch) < ahead:
+            return
+        yield batch, len(window) < ahead
+
+
+def _check_same_stream(firsts: Sequence[Sequence[str]]) -> None:
+    """Compare the first samples that each rank's loader processes have read.
+
+    Raises:
+        UsageError: they differ within a rank or between two.
+    """
+    for rank, theirs in enumerate(firsts):
+        if len(set(theirs)) > 1:
+            raise UsageError(
+                f"the loader processes of worker {rank} read different first samples: the data set uses an "
+                "unseeded generator, such as random.Random(), or a worker_init_fn splits it. Use the global "
+                "generators, or one that set_epoch seeds, and read the same stream in every process."
+            )
+        if set(theirs) != set(firsts[0]):
+            raise UsageError(
+                f"worker {rank} reads another first sample than worker 0: the data set splits itself by "
+                "worker, or uses an unseeded generator. Read the same stream on every worker; samestep.shard "
+                "splits it."
+            )
+
+
+class _WithUserDataset:
+    """A `worker_init_fn` for which `get_worker_info` has the user's data set, as in the serial script.
+
+    Args:
+        init: the user's `worker_init_fn`.
+    """
+
+    def __init__(self, init: Callable[[int], object]) -> None:
+        self._init = init
+
+    def __call__(self, process: int) -> None:
+        info: Any = get_worker_info()
+        shown = copy(info)
+        object.__setattr__(shown, "dataset", info.dataset.dataset)  # it is frozen
+        with worker_info(shown):
+            self._init(process)
+
+
+def _beyond(position: Position, count: int) -> UsageError:
+    return UsageError(
+        f"cannot resume after {position.samples} samples of an epoch: this stream ends after {count}. "
+        "Use the data of the first start."
+    )
+
+
+def _identity(part: _Part | FailedBatch) -> _Part | FailedBatch:
+    return part

@@ -1,0 +1,1 @@
+"""Takes training steps and evaluates the model, with one result on any number of workers."""

@@ -1,0 +1,126 @@
+"""Evaluates a model over all ranks, counting every sample exactly once."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from samestep.base.errors import OutOfStep
+from samestep.ranks.world.protocol import World
+from samestep.training.data.loader import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Sums and counts over a data set, and the accuracy and loss computed from them."""
+
+    correct: int
+    total: int
+    loss_sum: float
+    """Sum of the samples' cross-entropies."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The other requested metrics, by name."""
+
+    @property
+    def accuracy(self) -> float:
+        """Correct answers per sample, 0 .. 1."""
+        return self.correct / self.total
+
+    @property
+    def loss(self) -> float:
+        """Mean cross-entropy of a sample."""
+        return self.loss_sum / self.total
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures by name."""
+        figures = {"accuracy": self.accuracy, "correct": self.correct, "total": self.total, "loss": self.loss}
+        return {**figures, "metrics": self.metrics} if self.metrics else figures
+
+    def summary(self) -> str:
+        """Return the score as one line of text."""
+        others = "".join(f", {name} {value:.4g}" for name, value in self.metrics.items())
+        right = f"{self.accuracy:.2%} of the test set right ({self.correct}/{self.total})"
+        return f"{right}, loss {self.loss:.4f}{others}"
+
+
+class Interrupted(Exception):  # noqa: N818 - reads as the event it is
+    """A rank received a stop signal during evaluation; raised on all ranks, without a score."""
+
+
+class Metrics(Protocol):
+    """Further metrics over a data set, updated with one local batch at a time."""
+
+    def reset(self) -> None:
+        """Forget all samples."""
+
+    def update(self, scores: Tensor, labels: Tensor) -> None:
+        """Add this rank's scores of a batch, (local, classes), and its labels, (local,)."""
+
+    def compute(self, world: World) -> dict[str, float]:
+        """Return each metric over the samples of all ranks; called by all ranks."""
+
+
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    total: int,
+    world: World,
+    autocast: AbstractContextManager[object] | None = None,
+    metrics: Metrics | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Score:
+    """Score `model` on this rank's local batches and sum over all ranks.
+
+    Args:
+        model: evaluated in evaluation mode; afterwards each module is back in its former mode.
+        batches: this rank's local batches; all can be empty.
+        total: samples in the data set.
+        world: the ranks.
+        autocast: context of the model's forward.
+        metrics: updated with every sample.
+        stop: returns whether this rank must stop; called before each batch.
+
+    Raises:
+        Interrupted: a rank stopped.
+        OutOfStep: the ranks together did not count each of the `total` samples once.
+    """
+    sums = torch.zeros(4, dtype=torch.float64, device=world.device)  # correct, counted, loss, stopped ranks
+    if metrics is not None:
+        metrics.reset()
+    with _evaluating(model), torch.inference_mode(), autocast or nullcontext():
+        for batch in batches:
+            if stop():
+                sums[3] += 1
+                break
+            if len(batch.labels):
+                scores = model(batch.images)
+                scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+                sums[0] += (scores.argmax(1) == batch.labels).sum()
+                sums[1] += len(batch.labels)
+                sums[2] += F.cross_entropy(scores, batch.labels, reduction="sum")
+                if metrics is not None:
+                    metrics.update(scores, batch.labels)
+    world.all_reduce(sums)
+    correct, counted, loss_sum, stopped = sums.tolist()
+    if stopped:
+        raise Interrupted
+    if counted != total:
+        raise OutOfStep(f"evaluation counted {counted:.0f} samples, and the data set has {total}")
+    others = {} if metrics is None else metrics.compute(world)
+    return Score(correct=int(correct), total=total, loss_sum=loss_sum, metrics=others)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

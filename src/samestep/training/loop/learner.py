@@ -1,0 +1,148 @@
+"""Holds what a step changes: weights, their average, optimizer, schedule and loss scale."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from samestep.base.errors import CheckpointError
+from samestep.training.checkpoint.compatibility import optimizer_mismatch
+from samestep.training.checkpoint.snapshot import Snapshot
+from samestep.training.loop.compiling import in_memory_format
+from samestep.training.loop.optimizers import build_optimizer
+from samestep.training.loop.precision import Precision
+from samestep.training.loop.schedules import build_schedule
+from samestep.training.loop.weight_average import Average
+from samestep.training.settings.training_settings import Settings
+
+_MOST = 2.0**127
+"""A loss scale of this or more is not a float32."""
+_generator = threading.Lock()  # ranks that are threads share the one generator of the process
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed torch's CPU generator within the block, and restore its state afterwards."""
+    with _generator:
+        generator = torch.default_generator
+        before = generator.get_state()
+        generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            generator.set_state(before)
+
+
+class Learner:
+    """The objects that a step changes; equal on all ranks.
+
+    Args:
+        make_model: returns the untrained network. Its weights are drawn with the settings' seed on the
+            CPU, because other devices draw other numbers.
+        settings: of the training.
+        device: of the model.
+        workers: number of ranks whose losses are averaged.
+        steps_per_epoch: for schedules that count epochs.
+    """
+
+    def __init__(
+        self,
+        make_model: Callable[[], nn.Module],
+        settings: Settings,
+        *,
+        device: torch.device,
+        workers: int,
+        steps_per_epoch: int,
+    ) -> None:
+        self.precision = Precision.of(settings.precision, device, workers=workers)
+        with seeded(settings.seed):
+            model = make_model()
+        self.model = in_memory_format(model.to(device=device, dtype=self.precision.weights), settings)
+        self.average = Average(self.model, settings.ema) if settings.ema else None
+        self.optimizer = build_optimizer(self.model, settings)
+        self.schedule = build_schedule(self.optimizer, settings, steps_per_epoch=steps_per_epoch)
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The model to evaluate: the averaged one if there is an average."""
+        return self.model if self.average is None else self.average.model
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the weights, with the serial model's keys."""
+        return self.model.state_dict()
+
+    def averaged(self) -> dict[str, Tensor] | None:
+        """Return the averaged weights, with the same keys; None without an average."""
+        return None if self.average is None else self.average.state_dict()
+
+    def optimization_state(self) -> dict[str, Any]:
+        """Return the state of optimizer, schedule and loss scale."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": {} if self.schedule is None else self.schedule.state_dict(),
+            "scaler": self.precision.state_dict(),
+        }
+
+    def load(self, snapshot: Snapshot) -> None:
+        """Load the state of `snapshot`.
+
+        Raises:
+            CheckpointError: it belongs to another model or other settings; nothing is changed then.
+        """
+        snapshot.check_fits(self.model)
+        rest = snapshot.optimizer
+        if missing := sorted({"optimizer", "schedule", "scaler"} - set(rest)):
+            raise CheckpointError(
+                f"the checkpoint has weights but no {', '.join(missing)}, so that no training can resume "
+                "from it. Evaluate it with --eval-only --from."
+            )
+        if (snapshot.average is None) != (self.average is None):
+            raise CheckpointError(
+                "the checkpoint and the settings differ in --ema (average of the weights). Use the --ema of "
+                "the run that wrote it."
+            )
+        if difference := self._mismatch(rest, step=snapshot.state["step"]):
+            raise CheckpointError(f"the checkpoint belongs to another training: {difference}.")
+        self.precision.load_state_dict(rest["scaler"])
+        self.model.load_state_dict(dict(snapshot.model))
+        self.optimizer.load_state_dict(rest["optimizer"])
+        if self.schedule is not None:
+            self.schedule.load_state_dict(rest["schedule"])
+        if self.average is not None and snapshot.average is not None:
+            self.average.load_state_dict(snapshot.average)
+
+    def _mismatch(self, rest: Mapping[str, Any], *, step: int) -> str | None:
+        """Return why the optimizer, the schedule or the loss scale cannot load a state, or None."""
+        if difference := optimizer_mismatch(rest["optimizer"], self.optimizer):
+            return f"its optimizer differs: {difference}"
+        if not isinstance(rest["schedule"], dict) or not isinstance(rest["scaler"], dict):
+            return "the state of its schedule or its loss scale is not a dict"
+        needed = set() if self.schedule is None else {"last_epoch", "lr_lambdas"}
+        if bool(rest["schedule"]) != bool(needed) or needed - rest["schedule"].keys():
+            return "its --schedule or --warmup differs"
+        if self.schedule is not None and (odd := _odd_schedule(rest["schedule"], self.schedule, step=step)):
+            return f"its schedule has {odd}"
+        if odd := next((name for name, value in rest["scaler"].items() if not _is_positive(value)), None):
+            return f"its loss scale has {odd} {rest['scaler'][odd]!r:.40}"
+        return None
+
+
+def _odd_schedule(state: Mapping[str, Any], schedule: LRScheduler, *, step: int) -> str | None:
+    """Return the first value in a schedule's state that is wrong after `step` steps, or None."""
+    own = {**schedule.state_dict(), "last_epoch": step}
+    for name in ("last_epoch", "lr_lambdas", "base_lrs"):
+        if name in state and (type(state[name]) is not type(own[name]) or state[name] != own[name]):
+            return f"{name} {state[name]!r:.40}, and {own[name]!r:.40} is expected"
+    # Torch sets an attribute for each name, which must not replace a method.
+    methods = (name for name in state if callable(getattr(type(schedule), str(name), None)))
+    taken = next(methods, "optimizer" if "optimizer" in state else None)
+    return None if taken is None else f"a value called {taken!r:.40}"
+
+
+def _is_positive(value: object) -> bool:
+    """Whether a value of the loss scale's state is a finite number, 0 or more."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _MOST

@@ -1,0 +1,108 @@
+"""Defines the training step, whose result does not depend on the number of workers."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from samestep.observe.clock.phase_clock import StepClock
+from samestep.parallel.gradients.replicate import Replicas
+from samestep.training.data.loader import Batch
+from samestep.training.loop.loss import share_of_loss
+from samestep.training.loop.precision import Precision
+from samestep.training.loop.weight_average import Average
+
+
+@dataclass(slots=True, kw_only=True)
+class Step(ABC):
+    """One step of the optimizer and of the schedule per global batch, in one or more micro-batches.
+
+    After the last backward of a step every rank has the gradients of the global batch. Clipping and the
+    overflow check come after it, so their results are equal on all ranks. Nothing here waits for a device.
+    """
+
+    model: nn.Module
+    forward: Callable[[Tensor], Tensor]
+    """The model or its compiled form."""
+    optimizer: Optimizer
+    schedule: LRScheduler | None
+    precision: Precision
+    clock: StepClock
+    average: Average | None = None
+    clip_norm: float | None = None
+    label_smoothing: float = 0.0
+    channels_last: bool = False
+
+    @abstractmethod
+    def __call__(self, batch: Any) -> Tensor | None:
+        """Train on this rank's part of a (micro-)batch.
+
+        Returns:
+            after the last micro-batch of a step this rank's part of its loss, times the number of ranks,
+            detached; None after the others.
+        """
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def _backward(self, batch: Batch, weight: float) -> Tensor:
+        """Accumulate the gradients of a batch; return its weighted mean loss, detached."""
+        images = batch.images
+        if self.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        self.clock.mark("data")
+        with self.precision.autocast():
+            scores = self.forward(images)
+        loss = share_of_loss(scores, batch.labels, weight, label_smoothing=self.label_smoothing)
+        self.clock.mark("forward")
+        self.precision.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _update(self) -> None:
+        scaler = self.precision.scaler
+        if self.clip_norm is not None:
+            scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        scaler.step(self.optimizer)
+        scaler.update()
+        if self.schedule is not None:
+            self.schedule.step()
+        self.optimizer.zero_grad()
+        if self.average is not None:
+            self.average.update()
+        self.clock.mark("optimizer")
+        self.clock.step_done()
+
+
+@dataclass(slots=True, kw_only=True)
+class ReplicatedStep(Step):
+    """A data-parallel step: `replicas` averages the gradients during or after its last backward."""
+
+    replicas: Replicas
+    _loss: Tensor | None = field(default=None, init=False)
+    _after_gradients: str = field(init=False)
+    """The phase that ends with averaged gradients: "exposed_sync" if the end of backward is observable."""
+
+    def __post_init__(self) -> None:
+        observable = self.replicas.when_exchange_begins(lambda: self.clock.mark("backward"))
+        self._after_gradients = "exposed_sync" if observable else "backward"
+
+    def __call__(self, batch: Batch) -> Tensor | None:
+        """See `Step.__call__`."""
+        with nullcontext() if batch.last_of_step else self.replicas.accumulate():
+            loss = self._backward(batch, batch.weight)
+        self.clock.mark(self._after_gradients if batch.last_of_step else "backward")
+        self._loss = loss if self._loss is None else self._loss + loss
+        if not batch.last_of_step:
+            return None
+        self._update()
+        loss, self._loss = self._loss, None
+        return loss

@@ -1,0 +1,310 @@
+"""Runs the training loop: epochs of steps, evaluations, and checkpoints between steps."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, NoReturn
+
+from torch import nn
+
+from samestep.base.errors import CheckpointError, Error, PutOff
+from samestep.base.last_step import record_step
+from samestep.observe.clock.phase_clock import OTHER, step_clock
+from samestep.parallel.exact.identity import check_resumable, identity
+from samestep.parallel.sharding.position import Position
+from samestep.parallel.weights_digest import weights_sha256
+from samestep.ranks.world.protocol import World
+from samestep.training.checkpoint.random_state import check_random_states, restore_random_state
+from samestep.training.checkpoint.resume_progress import TrainingSize, check_progress
+from samestep.training.checkpoint.snapshot import Snapshot
+from samestep.training.data.augmentation import parse_augment
+from samestep.training.data.image_set import Images
+from samestep.training.data.loading import Draw, batches_of
+from samestep.training.loop.callbacks import Callbacks
+from samestep.training.loop.evaluate import Interrupted, Metrics, Score, evaluate
+from samestep.training.loop.learner import Learner
+from samestep.training.loop.parallel_step import synchronized_step, training_batches
+from samestep.training.loop.precision import Precision
+from samestep.training.loop.step import Step
+from samestep.training.loop.stopwatch import Stopwatch
+from samestep.training.output.result import Result
+from samestep.training.output.step_journal import Journal
+from samestep.training.settings.run_options import RunOptions
+from samestep.training.settings.training_settings import Settings
+
+EVALUATION_BATCH = 1000
+"""Samples per evaluation step at most, over all workers."""
+_STATE = frozenset(
+    {"seed", "epoch", "samples", "step", "samples_total", "loss_sum", "loss_count", "seconds", "best"}
+)
+"""Keys of the position of a training that every version has written to ``state.json``."""
+
+
+def evaluation_batch(settings: Settings, workers: int) -> int:
+    """Return the samples per evaluation step, over all workers; they change no result.
+
+    Twice the samples of a training step fit into the same memory, because no activations are kept.
+    """
+    return max(workers, min(EVALUATION_BATCH, 2 * settings.batch_size // settings.accumulate))
+
+
+class Training:
+    """One rank of one training.
+
+    Args:
+        make_model: returns the untrained network; its weights are drawn with the settings' seed.
+        train_set: the training samples.
+        test_set: the samples of each evaluation.
+        settings: the same on every rank.
+        world: the ranks.
+        options: for evaluation and checkpoints; the same on every rank.
+        metrics: evaluated besides accuracy and loss.
+    """
+
+    def __init__(
+        self,
+        make_model: Callable[[], nn.Module],
+        *,
+        train_set: Images,
+        test_set: Images,
+        settings: Settings,
+        world: World,
+        options: RunOptions | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        settings.check_workers(world.place.size)
+        self.settings, self.world, self.options = settings, world, options or RunOptions()
+        self.metrics = metrics
+        dtype = Precision.of(settings.precision, world.device).images
+        training_draw = Draw(
+            batch_size=settings.batch_size,
+            accumulate=settings.accumulate,
+            augment=parse_augment(settings.augment),
+            dtype=dtype,
+        )
+        test_draw = Draw(batch_size=evaluation_batch(settings, world.place.size), shuffle=False, dtype=dtype)
+        workers = self.options.loader_workers
+        self.batches = training_batches(train_set, training_draw, settings, world, workers=workers)
+        self.test_batches = batches_of(
+            test_set, test_draw, place=world.place, device=world.device, workers=workers
+        )
+        self.test_total = len(test_set)
+        self.size = TrainingSize(settings, len(train_set))
+        self.steps = settings.epochs * len(self.batches)
+        self.learner = Learner(
+            make_model,
+            settings,
+            device=world.device,
+            workers=1 if settings.exact else world.place.size,
+            steps_per_epoch=len(self.batches),
+        )
+        self.clock = step_clock(world.device)
+        self.journal = Journal(world, self.clock)
+        self.position = Position(settings.seed)
+        self.best = 0.0
+        self.uncompared: list[str] = []
+        """Properties that the bits depend on and the restored checkpoint does not record."""
+        self._evaluation_due = False
+        """Whether a stop signal has skipped an evaluation that is due."""
+        self._score: Score | None = None
+        self._stopwatch = Stopwatch()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Continue from `snapshot`, with any number of workers; called before `run`, by all ranks.
+
+        Raises:
+            CheckpointError: it is the state of another training; nothing is changed then.
+        """
+        state = snapshot.state
+        if missing := sorted(_STATE - state.keys() | {"random"} - snapshot.optimizer.keys()):
+            raise CheckpointError(
+                f"the checkpoint has no {', '.join(missing)}, so that no training can resume from it. "
+                "Evaluate it with --eval-only --from."
+            )
+        check_progress(state, self.size)
+        check_random_states(snapshot.optimizer["random"])
+        try:
+            self._load(snapshot)
+        except Error:
+            raise
+        except Exception as error:  # invalid values can raise anything
+            reason = " ".join(str(error).split())
+            raise CheckpointError(
+                f"the checkpoint does not fit this training: {type(error).__name__}: {reason}."
+            ) from error
+
+    def _load(self, snapshot: Snapshot) -> None:
+        state = snapshot.state
+        if self.settings.exact is not None:
+            self.uncompared = check_resumable(state["identity"], self.world.device)
+        self.learner.load(snapshot)
+        self.position = Position(state["seed"], state["epoch"], state["samples"])
+        self.journal.load_state_dict(state)
+        self._stopwatch.seconds, self.best = state["seconds"], state["best"]
+        self._evaluation_due = state.get("unjudged", False)
+        restore_random_state(self.world, snapshot.optimizer["random"])
+
+    def run(self, callbacks: Callbacks) -> Result:
+        """Train to the end; every rank returns the result.
+
+        Raises:
+            PutOff: a rank received a stop signal; a checkpoint has been written.
+        """
+        with synchronized_step(
+            self.learner, self.settings, self.world, clock=self.clock, number=self.journal.steps
+        ) as (step, check):
+            with callbacks.display, callbacks.profiler:
+                self._epochs(step, callbacks)
+            check()
+        if self._score is None:  # resumed after the last step
+            self._score = self.evaluate()
+        callbacks.checkpoints.finish()
+        result = self._result(self._score)
+        callbacks.sink.finish(result)
+        return result
+
+    def evaluate(self, *, stop: Callable[[], bool] = lambda: False) -> Score:
+        """Score the current weights on the test set; called by all ranks.
+
+        Raises:
+            Interrupted: `stop` returned true on a rank.
+        """
+        return evaluate(
+            self.learner.evaluated,
+            self.test_batches.epoch(),
+            total=self.test_total,
+            world=self.world,
+            autocast=self.learner.precision.autocast(),
+            metrics=self.metrics,
+            stop=stop,
+        )
+
+    def _epochs(self, step: Step, callbacks: Callbacks) -> None:
+        if self._evaluation_due:
+            self._evaluate_and_save(callbacks, late=False)
+        self.clock.start()
+        while self.position.epoch < self.settings.epochs:
+            self._stopwatch.start()
+            self._epoch(step, callbacks)
+            stop, late = self._end_window(callbacks)
+            self._after_epoch(callbacks, stop=stop, late=late)
+
+    def _epoch(self, step: Step, callbacks: Callbacks) -> None:
+        """Train from the current position to the end of the epoch."""
+        epoch, count, local_count = self.position.epoch, 0, 0
+        self.clock.mark(OTHER)
+        for batch in self.batches.epoch(self.position):
+            lr = step.lr
+            loss = step(batch)
+            count += batch.global_count
+            local_count += batch.local_count
+            if loss is None:
+                continue
+            self.position = batch.after
+            self.journal.record(epoch=epoch + 1, count=count, local_count=local_count, lr=lr, loss=loss)
+            record_step(self.journal.steps)
+            count, local_count = 0, 0
+            callbacks.profiler.step_done(self.journal.steps)
+            in_epoch = self.position.epoch == epoch
+            if in_epoch and (self.journal.due or callbacks.checkpoints.due(self.journal.steps)):
+                self._pause(callbacks)
+
+    def _pause(self, callbacks: Callbacks) -> None:
+        """Report the window between two steps, save a checkpoint if one is due, and stop if requested."""
+        stop, late = self._end_window(callbacks)
+        if stop:
+            self._save_and_stop(callbacks)
+        if late or callbacks.checkpoints.due(self.journal.steps):
+            callbacks.checkpoints.save(self._snapshot())
+        self._stopwatch.start()  # the pause is part of no step
+        self.clock.mark(OTHER)
+
+    def _after_epoch(self, callbacks: Callbacks, *, stop: bool, late: bool) -> None:
+        """Evaluate and save a checkpoint if they are due; a stop signal skips the evaluation."""
+        epoch = self.position.epoch
+        self._evaluation_due = epoch == self.settings.epochs or epoch % self.options.evaluate_every == 0
+        if stop:
+            self._save_and_stop(callbacks)
+        if self._evaluation_due:
+            self._evaluate_and_save(callbacks, late=late)
+        elif late or callbacks.checkpoints.due(self.journal.steps):
+            callbacks.checkpoints.save(self._snapshot())
+
+    def _evaluate_and_save(self, callbacks: Callbacks, *, late: bool) -> None:
+        """Evaluate, then save a checkpoint with the score if one is due."""
+        try:
+            score = self.evaluate(stop=lambda: bool(callbacks.stop))
+        except Interrupted:
+            self._save_and_stop(callbacks)
+        epoch, train_loss = self.position.epoch, self.journal.take_mean_loss()
+        best = score.accuracy > self.best
+        self._score, self._evaluation_due = score, False
+        self.best = max(self.best, score.accuracy)
+        callbacks.sink.evaluation(self._row(score, train_loss))
+        callbacks.display.epoch_done(epoch, score=score, loss=train_loss, seconds=self._stopwatch.seconds)
+        if late or best or epoch == self.settings.epochs or callbacks.checkpoints.due(self.journal.steps):
+            callbacks.checkpoints.save(self._snapshot(), score=score.accuracy)
+        self.clock.start()  # the evaluation is part of no step
+
+    def _end_window(self, callbacks: Callbacks) -> tuple[bool, bool]:
+        """Store and show the window's steps; return whether to stop, and whether a checkpoint is due."""
+        window = self.journal.end_window(bool(callbacks.stop), callbacks.checkpoints.late)
+        self._stopwatch.stop()  # the window has waited for the device, so the steps are complete
+        if window.rows:
+            callbacks.sink.steps(window.rows)
+            callbacks.sink.ranks(window.ranks)
+            callbacks.display.advance(
+                step=self.journal.steps, loss=window.rows[-1]["loss"], ranks=window.ranks
+            )
+        stop, late = window.requests
+        return stop, late
+
+    def _save_and_stop(self, callbacks: Callbacks) -> NoReturn:
+        callbacks.checkpoints.save(self._snapshot())
+        callbacks.checkpoints.finish()
+        signal = callbacks.stop.signal
+        received = self.world.all_gather_objects(None if signal is None else signal.name)
+        by = next(name for name in received if name is not None)
+        raise PutOff(f"stopped by {by} after step {self.journal.steps} of {self.steps}, with a checkpoint")
+
+    def _snapshot(self) -> Snapshot:
+        return Snapshot(
+            model=self.learner.tensors(),
+            optimizer=self.learner.optimization_state(),
+            average=self.learner.averaged(),
+            state={
+                **asdict(self.position),
+                **self.journal.state_dict(),
+                "seconds": self._stopwatch.seconds,
+                "best": self.best,
+                "unjudged": self._evaluation_due,
+                "world_size": self.world.place.size,
+                "settings": self.settings.as_dict(),
+                **({"identity": identity(self.world.device)} if self.settings.exact is not None else {}),
+            },
+        )
+
+    def _row(self, score: Score, train_loss: float | None) -> dict[str, Any]:
+        return {
+            "step": self.journal.steps,
+            "epoch": self.position.epoch,
+            "samples": self.journal.samples,
+            "seconds": self._stopwatch.seconds,
+            "train_loss": train_loss,
+            **score.as_dict(),
+        }
+
+    def _result(self, score: Score) -> Result:
+        return Result(
+            accuracy=score.accuracy,
+            correct=score.correct,
+            total=score.total,
+            loss=score.loss,
+            epochs=self.settings.epochs,
+            steps=self.journal.steps,
+            seconds=self._stopwatch.seconds,
+            samples_per_second=self.journal.samples / self._stopwatch.seconds,
+            weights_sha256=weights_sha256(self.learner.tensors()),
+            world_size=self.world.place.size,
+            step_s=self.journal.median_phases(),
+            metrics=score.metrics,
+        )

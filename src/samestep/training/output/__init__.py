@@ -1,0 +1,1 @@
+"""Writes the folder of a training run: metrics, profiles, results, logs."""

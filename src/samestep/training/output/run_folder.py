@@ -1,0 +1,261 @@
+"""Reads and writes the folder of one run.
+
+::
+
+    runs/NAME/
+      config.toml        the resolved settings; written first
+      sessions.jsonl     one object per start of the run, including each resume
+      metrics.jsonl      one object per step
+      evaluations.jsonl  one object per evaluation
+      ranks.jsonl        one object per rank and window of steps
+      checkpoints/       one folder per checkpoint
+      result.json        written last; a run without it has not finished
+      .samestep-run      the identity of the run, which is part of the names of its draft files
+      .samestep-lock     names the writing process; see `samestep.training.output.run_lock`
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import tomli_w
+
+from samestep.base.errors import Error, UsageError
+from samestep.base.record import json_line, provenance, write_json
+from samestep.base.regular_files import kind_of, lies_at, open_regular, read_text
+from samestep.base.unfinished_names import claim, probe, remove_file_drafts, write_whole
+from samestep.base.untrusted_documents import parse_json
+from samestep.training.output.line_files import LineFiles
+from samestep.training.output.result import Result
+
+_BY_STEP = ("metrics.jsonl", "evaluations.jsonl", "ranks.jsonl")
+_FILES = ("config.toml", *_BY_STEP, "sessions.jsonl", "result.json")
+_OURS = {*_FILES, "checkpoints", "profile", "report.html"}
+_LINE = 1 << 24
+"""Maximum bytes of a line; a line has about 300."""
+
+
+class Sink(Protocol):
+    """Receives the rows and the result of a run; rank 0 stores them, other ranks drop them."""
+
+    def steps(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Store one row per step."""
+
+    def ranks(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Store one row per rank, over the steps since the last call."""
+
+    def evaluation(self, row: Mapping[str, Any]) -> None:
+        """Store the row of an evaluation."""
+
+    def finish(self, result: Result) -> None:
+        """Store the result of the finished run."""
+
+    def close(self) -> None:
+        """Release everything; a run without a result can be resumed."""
+
+
+class NullSink:
+    """A sink that stores nothing, for every rank but the first."""
+
+    def steps(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """See `Sink.steps`."""
+
+    def ranks(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """See `Sink.ranks`."""
+
+    def evaluation(self, row: Mapping[str, Any]) -> None:
+        """See `Sink.evaluation`."""
+
+    def finish(self, result: Result) -> None:
+        """See `Sink.finish`."""
+
+    def close(self) -> None:
+        """See `Sink.close`."""
+
+
+class RunFolder:
+    """The files of one run.
+
+    Configuration, sessions and result raise an `Error` that names a file that cannot be written. Lines of
+    steps, ranks and evaluations stay in memory until they can be written.
+
+    Args:
+        path: a folder that `prepare` or `reopen` has accepted.
+        report: receives a line about a file that cannot be written.
+    """
+
+    def __init__(self, path: Path, report: Callable[[str], None] = lambda _: None) -> None:
+        self.path = path
+        self._lines = LineFiles(report)
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @staticmethod
+    def prepare(path: Path) -> None:
+        """Make the folder and check that it is writable and empty.
+
+        Raises:
+            UsageError: it cannot be made or written, or belongs to another run.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            probe(path)
+            taken = sorted(_OURS & {entry.name for entry in path.iterdir()})
+        except OSError as error:
+            raise UsageError(
+                f"cannot write to the output folder {path}: {error.strerror}. Choose another --out."
+            ) from None
+        if taken:
+            raise UsageError(
+                f"{path} already contains a run ({', '.join(taken)}). Choose another --out, or continue that "
+                f"run with --resume {path}."
+            )
+
+    @staticmethod
+    def reopen(path: Path) -> None:
+        """Check that the folder contains an unfinished run and is writable.
+
+        Raises:
+            UsageError: it has no run, or a finished one, or cannot be written.
+        """
+        RunFolder.check(path)
+        if RunFolder.has_finished(path):
+            raise UsageError(f"--resume {path}: this run has finished; see its result.json.")
+        RunFolder._refuse_other_kinds(path)
+        try:
+            probe(path)
+        except OSError as error:
+            raise UsageError(f"--resume {path}: cannot write to it: {error.strerror}.") from None
+
+    @staticmethod
+    def check(path: Path) -> None:
+        """Check that the folder contains a run, finished or not.
+
+        Raises:
+            UsageError: it has no run.
+        """
+        if not (path / "config.toml").is_file():
+            raise UsageError(
+                f"--resume {path}: it has no config.toml, so it is not a run folder. Give the folder that "
+                "the last line of a training's output names."
+            )
+
+    @staticmethod
+    def _refuse_other_kinds(path: Path) -> None:
+        """Refuse links, FIFOs and devices in place of the run's files."""
+        for name in _FILES:
+            try:
+                kind = kind_of((path / name).lstat().st_mode)
+            except OSError:
+                continue  # not there yet
+            if kind is not None:
+                raise UsageError(f"--resume {path}: its {name} is {kind}, not a file. Move it away.")
+
+    @staticmethod
+    def has_finished(path: Path) -> bool:
+        """Return whether the folder contains a finished run."""
+        return (path / "result.json").is_file()
+
+    @staticmethod
+    def read_result(path: Path) -> dict[str, Any]:
+        """Return the result of a finished run.
+
+        Raises:
+            UsageError: its file cannot be read.
+        """
+        file = path / "result.json"
+        try:
+            found = parse_json(read_text(file, most=_LINE))
+        except OSError as error:
+            raise UsageError(f"{file} cannot be read: {error.strerror}.") from None
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise UsageError(f"{file} is damaged: it is not a JSON object.")
+        return found
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Store the resolved settings."""
+        path = self.path / "config.toml"
+        with _explaining(path, "Choose another --out."):
+            write_whole(path, [tomli_w.dumps(dict(config))], identity=claim(self.path))
+
+    def begin(self, session: Mapping[str, Any]) -> None:
+        """Record a start of the run, and remove the rows of steps after the one it starts from.
+
+        A killed run has rows after its last checkpoint; those steps are repeated.
+        """
+        with _explaining(self.path, self._remedy):
+            identity = claim(self.path)
+            remove_file_drafts(self.path, identity)
+        for name in _BY_STEP:
+            path = self.path / name
+            with _explaining(path, self._remedy):
+                _truncate(path, after=session["step"], identity=identity)
+        path = self.path / "sessions.jsonl"
+        with _explaining(path, self._remedy), path.open("a", encoding="utf-8") as stream:
+            stream.write(json_line({**session, "provenance": provenance()}))
+
+    def steps(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append one line per step to ``metrics.jsonl``."""
+        self._append("metrics.jsonl", rows)
+
+    def ranks(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append one line per rank to ``ranks.jsonl``."""
+        self._append("ranks.jsonl", rows)
+
+    def evaluation(self, row: Mapping[str, Any]) -> None:
+        """Append one line to ``evaluations.jsonl``."""
+        self._append("evaluations.jsonl", [row])
+
+    def finish(self, result: Result) -> None:
+        """Write ``result.json``."""
+        path = self.path / "result.json"
+        with _explaining(path, self._remedy):
+            record = {**result.as_dict(), "provenance": provenance()}
+            write_json(path, record, identity=claim(self.path))
+
+    def close(self) -> None:
+        """Write the lines that could not be written before, or report them."""
+        self._lines.close()
+
+    def _append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._lines.append(self.path / name, (json_line(row) for row in rows))
+
+    @property
+    def _remedy(self) -> str:
+        return f"Fix that, then continue from the last checkpoint with --resume {self.path}."
+
+
+@contextmanager
+def _explaining(path: Path, remedy: str) -> Iterator[None]:
+    """Raise an `Error` that names `path` and the remedy if the block cannot write."""
+    try:
+        yield
+    except OSError as error:
+        raise Error(f"cannot write to {path}: {error.strerror}. {remedy}") from error
+
+
+def _truncate(path: Path, *, after: int, identity: str) -> None:
+    """Rewrite a file of rows without those of steps after `after`, and without a half-written line."""
+    if lies_at(path):
+        with open_regular(path, follow=False) as stream:
+            write_whole(path, _rows_up_to(stream, after), identity=identity)
+
+
+def _rows_up_to(stream: IO[bytes], after: int) -> Iterator[str]:
+    """Yield the lines of steps up to `after`; a line that is no row ends them."""
+    while (line := stream.readline(_LINE)).endswith(b"\n"):
+        try:
+            text = line.decode()
+            step = parse_json(text)["step"]
+        except (ValueError, KeyError, TypeError):
+            return
+        if type(step) is not int:
+            return
+        if step <= after:
+            yield text

@@ -1,0 +1,188 @@
+"""Resolves a request into one checked configuration of a training."""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from samestep.base.errors import UsageError
+from samestep.ranks.world.protocol import World
+from samestep.training.data.augmentation import check_augment
+from samestep.training.data.image_set import Images
+from samestep.training.data.sets.registry import load
+from samestep.training.loop.compiling import compiled
+from samestep.training.loop.metrics import check_metrics
+from samestep.training.models.registry import build
+from samestep.training.output.loggers.observed import check_loggers
+from samestep.training.output.profile import steps_of
+from samestep.training.recipes.config import part_of
+from samestep.training.recipes.registry import find
+from samestep.training.recipes.request import Request, configuration
+from samestep.training.recipes.unused_flags import (
+    refuse_recipes_nesterov,
+    refuse_unused,
+    refuse_unused_by_data,
+)
+from samestep.training.settings.batch_per_worker import batch_per_worker
+from samestep.training.settings.run_options import RunOptions
+from samestep.training.settings.training_settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedConfig:
+    """The configuration of one training, with checked settings and loaded data sets."""
+
+    recipe: str
+    fast: bool
+    data: str
+    model: str
+    data_dir: Path | None
+    subset: int | None
+    settings: Settings
+    options: RunOptions
+    train_set: Images
+    test_set: Images
+    out: Path
+    """The run folder."""
+    resume: bool
+    """Whether the folder contains this run, which is resumed."""
+    weights: Path | None
+    """A checkpoint to score; then nothing is trained and no run folder made."""
+    label: str | None
+    """A sentence on how the training differs from the serial one; None if it does not."""
+
+    def config(self) -> dict[str, Any]:
+        """Return the keys that reproduce the run, as in ``config.toml``."""
+        return self.training() | self.options.as_dict()
+
+    def training(self) -> dict[str, Any]:
+        """Return the keys that the result of the training depends on."""
+        what = {
+            "recipe": self.recipe,
+            "fast": self.fast,
+            "data": self.data,
+            "model": self.model,
+            "subset": self.subset,
+            "data_dir": None if self.data_dir is None else str(self.data_dir.absolute()),
+            "label": self.label,
+        }
+        everything = what | self.settings.as_dict()
+        return {name: value for name, value in everything.items() if value is not None}
+
+
+def resolve(request: Request, *, workers: int) -> ResolvedConfig:
+    """Return the configuration for a request, completely checked before anything is written or started.
+
+    Args:
+        request: the flags.
+        workers: number of workers.
+
+    Raises:
+        UsageError: the recipe is unknown, a setting is out of range, data is missing or damaged, or the run
+            cannot be resumed.
+    """
+    config, goes_on = configuration(request)
+    name = request.recipe or config.get("recipe", "digits")
+    fast = config.get("fast", False) if request.fast is None else request.fast
+    recipe = find(name, fast=fast)
+    refuse_recipes_nesterov(config, recipe)
+    settings = replace(recipe.settings, **part_of(config, Settings))
+    refuse_unused(request, settings)
+    changed = not goes_on and bool({"batch_size", "lr"} & set(request.changes))
+    label = None if changed else config.get("label")
+    settings, label = _per_worker(request, settings, workers, label=label)
+    settings.check_workers(workers)
+    data_dir = request.data_dir or (Path(config["data_dir"]) if "data_dir" in config else None)
+    subset = config.get("subset") if request.subset is None else request.subset
+    data = request.data or config.get("data", recipe.data)
+    train_set = load(data, "train", data_dir=data_dir)
+    refuse_unused_by_data(request, data, train_set)
+    if subset is not None:
+        train_set = train_set.subset(subset)
+    model = request.model or config.get("model", recipe.model)
+    check_augment(settings.augment, shape=train_set.shape)
+    with torch.device("meta"):  # checks at no cost whether the model accepts such images
+        build(model, shape=train_set.shape, classes=len(train_set.classes))
+    options = replace(recipe.options, **part_of(config, RunOptions))
+    check_loggers(options.logger)
+    if options.profile is not None:
+        steps = -(-len(train_set) // settings.batch_size)
+        steps_of(options.profile, total=settings.epochs * steps)
+    check_metrics(options.metric, classes=len(train_set.classes))
+    return ResolvedConfig(
+        recipe=name,
+        fast=fast,
+        data=data,
+        model=model,
+        data_dir=data_dir,
+        subset=subset,
+        settings=settings,
+        options=options,
+        train_set=train_set,
+        test_set=load(data, "test", data_dir=data_dir),
+        out=request.resume or request.out or default_folder(name),
+        resume=goes_on,
+        weights=request.weights,
+        label=label,
+    )
+
+
+def check_compiler(resolved: ResolvedConfig, device: torch.device | str = "cpu") -> None:
+    """Check that ``--compile`` works on `device`, if it is set.
+
+    Args:
+        resolved: the configuration.
+        device: of the training.
+
+    Raises:
+        UsageError: a compiler is missing, or this Python is too new for it.
+    """
+    if resolved.settings.compile and resolved.weights is None:
+        compiled(torch.nn.Linear(1, 1, device=device), resolved.settings)
+
+
+def broadcast_resolved(resolved: ResolvedConfig, world: World) -> ResolvedConfig:
+    """Replace the parts of a configuration that depend on clock and file system by those of rank 0.
+
+    Every rank resolves the request on its own host, where both can differ.
+    """
+    names = ("settings", "options", "out", "resume", "label")
+    return replace(resolved, **world.broadcast_object({name: getattr(resolved, name) for name in names}))
+
+
+def default_folder(recipe: str) -> Path:
+    """Return the run folder for a run without ``--out``."""
+    return Path("runs") / f"{recipe}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+
+
+def _per_worker(
+    request: Request, settings: Settings, workers: int, *, label: str | None
+) -> tuple[Settings, str | None]:
+    """Apply ``--batch-per-worker`` and ``--lr-scale``; return the settings and their label.
+
+    Args:
+        request: the flags.
+        settings: of the recipe and the configuration file.
+        workers: number of workers.
+        label: of `settings`; see `ResolvedConfig.label`.
+    """
+    if request.batch_per_worker is None:
+        if request.lr_scale is not None:
+            raise UsageError("--lr-scale needs --batch-per-worker: with a global batch nothing is scaled.")
+        return settings, label
+    if "batch_size" in request.changes:
+        raise UsageError(
+            "--batch-size is the global batch and --batch-per-worker that of each worker: give one of the "
+            "two."
+        )
+    if request.lr_scale not in (None, "none") and label is not None:
+        raise UsageError(
+            f"--lr-scale {request.lr_scale} cannot scale the rate {settings.lr:g} of {request.config}, which "
+            "is already for several workers (see its label). Give the rate of one worker with --lr."
+        )
+    scaled = batch_per_worker(
+        request.batch_per_worker, scale=request.lr_scale or "none", lr=settings.lr, workers=workers
+    )
+    return replace(settings, batch_size=scaled.batch_size, lr=scaled.lr), scaled.label

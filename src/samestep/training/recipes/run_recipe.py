@@ -1,0 +1,258 @@
+"""Trains a resolved recipe, or scores a checkpoint, on the ranks of a world."""
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from samestep.base import env
+from samestep.base.last_step import record_step
+from samestep.ranks.collectives.algorithm_choice import AUTO, Crossovers
+from samestep.ranks.collectives.chosen_algorithms import settled
+from samestep.ranks.world.protocol import World
+from samestep.training.checkpoint.broadcast import choose_on_all
+from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
+from samestep.training.checkpoint.layout import AVERAGE, MODEL
+from samestep.training.checkpoint.newest import SelectedCheckpoint, is_bare, newest_valid
+from samestep.training.checkpoint.retention import adopt, set_aside_later
+from samestep.training.checkpoint.third_party import load_state
+from samestep.training.loop.callbacks import Callbacks
+from samestep.training.loop.evaluate import Score
+from samestep.training.loop.metrics import metrics_of
+from samestep.training.loop.precision import machine_has_bf16
+from samestep.training.loop.progress import ConsoleDisplay, Display, NullDisplay
+from samestep.training.loop.stopping import stop_request
+from samestep.training.loop.training_loop import Training
+from samestep.training.models.registry import build
+from samestep.training.output.loggers.observed import with_loggers
+from samestep.training.output.profile import Profiler
+from samestep.training.output.result import Result
+from samestep.training.output.run_folder import NullSink, RunFolder, Sink
+from samestep.training.output.run_lock import RESTART_S, RunLock
+from samestep.training.recipes.clocked import BatchesInContext, Loading
+from samestep.training.recipes.resolve import ResolvedConfig
+
+
+def prepare(resolved: ResolvedConfig) -> None:
+    """Make the run folder, or check that its run can be resumed; called by one process before ranks start.
+
+    Raises:
+        UsageError: it cannot be written, is in use, or its run cannot be started or resumed.
+        CheckpointError: the run cannot be resumed, because all its checkpoints are damaged.
+    """
+    with closing(RunLock(resolved.out)) as lock:  # released for rank 0
+        _open_folder(resolved, lock)
+    if resolved.resume:
+        checkpoints = RunFolder(resolved.out).checkpoints
+        if not is_bare(checkpoints):
+            newest_valid(checkpoints)
+
+
+def run_recipe(world: World, resolved: ResolvedConfig, loading: Loading | None = None) -> Result:
+    """Train on the ranks of `world`; called by every rank, and returns the result on every rank.
+
+    Args:
+        world: the ranks.
+        resolved: the configuration.
+        loading: returns the context in which a batch is drawn, if batches are timed.
+
+    Raises:
+        PutOff: a rank received a stop signal; a checkpoint is written.
+    """
+    record_step(0)
+    restarted = env.integer(env.snapshot(), "TORCHELASTIC_RESTART_COUNT")
+    lock = RunLock(resolved.out, wait_s=RESTART_S if restarted else 0.0)
+    with stop_request(resolved.options.stop_signal) as stop, closing(lock):
+        unlocked = world.on_main(lambda: _open_folder(resolved, lock))
+        resolved = _without_auto(world, resolved)
+        training = _training(world, resolved)
+        if loading is not None:
+            training.batches = BatchesInContext(training.batches, loading)
+        chosen = _restore(world, resolved, training) if resolved.resume else None
+        record_step(training.journal.steps)
+        sink, display = _outputs(world, resolved, training, chosen, unlocked=unlocked)
+        checkpoints = CheckpointManager(
+            world, resolved.options, folder=resolved.out / "checkpoints", report=display.note
+        )
+        profiler = Profiler(
+            resolved.options.profile, resolved.out, world, done=training.journal.steps, total=training.steps
+        )
+        try:
+            callbacks = Callbacks(
+                sink=sink, display=display, checkpoints=checkpoints, stop=stop, profiler=profiler
+            )
+            return training.run(callbacks)
+        finally:
+            checkpoints.close()
+            sink.close()
+
+
+def score(world: World, resolved: ResolvedConfig) -> Score:
+    """Score the weights of a checkpoint on the ranks of `world`; called by every rank.
+
+    If the checkpoint has averaged weights (``--ema``), they are scored, as in the run.
+
+    Raises:
+        CheckpointError: it cannot be read, or belongs to another model.
+    """
+    training = _training(world, _without_auto(world, resolved))
+    model, path = training.learner.evaluated, resolved.weights
+    assert path is not None
+    state = world.on_main(lambda: _scored_weights(path, model))
+    model.load_state_dict(state)
+    return training.evaluate()
+
+
+def _scored_weights(path: Path, model: nn.Module) -> dict[str, Any]:
+    """Load the weights to score into `model`; print a line if they are the averaged ones."""
+    chosen = newest_valid(path) if path.is_dir() else None
+    if chosen is None or chosen.snapshot.average is None:
+        return load_state(path, model)
+    Console(stderr=True).print(
+        f"{chosen.path} has averaged weights (--ema), which are scored. Score the trained weights with "
+        f"--from {chosen.path / MODEL}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    return load_state(chosen.path / AVERAGE, model)
+
+
+def _without_auto(world: World, resolved: ResolvedConfig) -> ResolvedConfig:
+    """Replace ``auto`` settings by rank 0's choice, on all ranks."""
+    settings = resolved.settings
+    if settings.precision == "auto":
+        precision = world.broadcast_object("bf16" if machine_has_bf16(world.device) else "fp32")
+        settings = replace(settings, precision=precision)
+    if settings.algorithm == AUTO and resolved.weights is None and world.place.size > 1:
+        settings = replace(settings, algorithm=settled(world, AUTO).text)
+    return replace(resolved, settings=settings)
+
+
+def _training(world: World, resolved: ResolvedConfig) -> Training:
+    train_set = resolved.train_set
+    classes = len(train_set.classes)
+    return Training(
+        lambda: build(resolved.model, shape=train_set.shape, classes=classes),
+        train_set=train_set,
+        test_set=resolved.test_set,
+        settings=resolved.settings,
+        world=world,
+        options=resolved.options,
+        metrics=metrics_of(resolved.options.metric, classes=classes),
+    )
+
+
+def _restore(world: World, resolved: ResolvedConfig, training: Training) -> SelectedCheckpoint | None:
+    """Restore `training` from the newest usable checkpoint; only rank 0 needs its files.
+
+    Return the checkpoint; None if the run was killed before its first one.
+    """
+    checkpoints = RunFolder(resolved.out).checkpoints
+    chosen = choose_on_all(world, checkpoints, missing_ok=True)
+    if chosen is not None:
+        training.restore(chosen.snapshot)
+    return chosen
+
+
+def _open_folder(resolved: ResolvedConfig, lock: RunLock) -> str | None:
+    """Make the run folder, or check that its run can be resumed, and lock it; return a warning or None."""
+    check = RunFolder.reopen if resolved.resume else RunFolder.prepare
+    check(resolved.out)
+    unlocked = lock.take()
+    check(resolved.out)  # again, because another process can have written to it before the lock
+    return unlocked
+
+
+def _outputs(
+    world: World,
+    resolved: ResolvedConfig,
+    training: Training,
+    chosen: SelectedCheckpoint | None,
+    *,
+    unlocked: str | None,
+) -> tuple[Sink, Display]:
+    """Return the sink and the display of this rank; on other ranks than 0 they do nothing.
+
+    Raises:
+        Error: the run folder cannot be written; on every rank.
+    """
+    opened: list[tuple[Sink, Display]] = []
+
+    def open_here() -> None:
+        display = ConsoleDisplay(
+            steps=training.steps,
+            epochs=resolved.settings.epochs,
+            console=Console(stderr=True),
+            per_rank=resolved.options.per_rank,
+        )
+        folder = RunFolder(resolved.out, display.note)
+        if not resolved.resume:
+            folder.write_config(resolved.config())
+        skipped = _set_aside_later(folder.checkpoints, training, chosen) if resolved.resume else None
+        warnings = [line for line in (skipped, unlocked) if line is not None]
+        for line in [*_algorithms(resolved), *_resume_lines(resolved, training, chosen), *warnings]:
+            display.note(line)
+        folder.begin(_session(world, training, chosen))
+        sink = with_loggers(folder, resolved.options.logger, resolved.config(), report=display.note)
+        opened.append((sink, display))
+
+    world.on_main(open_here)
+    return next(iter(opened), (NullSink(), NullDisplay()))
+
+
+def _set_aside_later(checkpoints: Path, training: Training, chosen: SelectedCheckpoint | None) -> str | None:
+    """Set aside the checkpoints after the restored one; return a warning about those of other runs."""
+    if chosen is not None:
+        adopt(chosen.path)
+    _, warning = set_aside_later(checkpoints, than=training.journal.steps)
+    return warning
+
+
+def _algorithms(resolved: ResolvedConfig) -> list[str]:
+    """Return a line about the all-reduce of gradients if the user has chosen it."""
+    algorithm = resolved.settings.algorithm
+    if algorithm is None or algorithm == AUTO:  # still auto with one worker, which has no all-reduce
+        return []
+    return [f"gradients: all-reduce by {Crossovers.parse(algorithm).describe()}"]
+
+
+def _resume_lines(
+    resolved: ResolvedConfig, training: Training, chosen: SelectedCheckpoint | None
+) -> list[str]:
+    if not resolved.resume:
+        return []
+    if chosen is None:
+        return [f"{resolved.out} has no checkpoint yet: the run starts from the beginning"]
+    refused = [f"not used: {reason}" for _, reason in chosen.refused]
+    if training.uncompared:
+        refused.append(
+            f"not compared, because {chosen.path.name} does not record it: {', '.join(training.uncompared)}. "
+            "If it has changed since the start of the run, the bits differ"
+        )
+    return [*refused, f"resumes from {chosen.path.name}, step {training.journal.steps} of {training.steps}"]
+
+
+def _session(world: World, training: Training, chosen: SelectedCheckpoint | None) -> dict[str, object]:
+    """Return the record of this start of the run: its ranks, device and launcher."""
+    place = world.place
+    return {
+        "step": training.journal.steps,
+        "checkpoint": None if chosen is None else chosen.path.name,
+        "world_size": place.size,
+        "nodes": place.nodes,
+        "launcher": place.launcher,
+        "device": _device_name(world.device),
+        "backend": type(world).__name__,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return device.type

@@ -1,0 +1,1 @@
+"""Defines and checks the settings and options of a training."""

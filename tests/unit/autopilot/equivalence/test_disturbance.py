@@ -1,0 +1,99 @@
+"""Disturbed calls have other valid values, and the model is restored."""
+
+import pytest
+import torch
+from torch import nn
+
+from samestep.autopilot.equivalence.disturbance import (
+    Disturbance,
+    DoublePrecision,
+    disturbances,
+    disturbed_inputs,
+    disturbed_weights,
+    emptying,
+    set_counters,
+)
+from samestep.autopilot.split.call_plans import CallArguments
+
+X, TOKENS = (0, 0), (0, 1)
+LENGTHS, MASK, LABELS = (0, 2), (0, 3), (0, 4)
+DIMS = {X: 0, TOKENS: 0, LENGTHS: 0, MASK: 0, LABELS: 0}
+
+
+def given():
+    generator = torch.Generator().manual_seed(0)
+    return CallArguments(
+        (
+            torch.rand(8, 3, generator=generator),
+            torch.randint(0, 9, (8, 5), generator=generator),
+            torch.tensor([5, 5, 5, 4, 4, 3, 2, 2]),
+            torch.ones(8, 5, dtype=torch.bool),
+            torch.randint(0, 3, (8,), generator=generator),
+        )
+    )
+
+
+@pytest.mark.parametrize("how", disturbances(2, 8), ids=str)
+def test_disturbed_inputs_are_valid(how):
+    x, tokens, lengths, mask, labels = disturbed_inputs(given(), DIMS, 8, how).args
+    count = how.samples or 8
+    assert {len(one) for one in (x, tokens, lengths, mask, labels)} == {count}
+    assert x.dtype == (torch.float64 if how.double else torch.float32)
+    assert 0 <= float(x.min()) <= float(x.max()) <= 1
+    assert 0 <= int(tokens.min()) <= int(tokens.max()) < 9
+    assert 1 <= int(lengths.min()) <= int(lengths.max()) <= 5
+    assert torch.equal(lengths, lengths.sort(descending=True).values)
+    assert mask.dtype == torch.bool
+    assert 0 <= int(labels.min()) <= int(labels.max()) < 3
+
+
+def test_all_ranks_apply_the_same_disturbance():
+    one, other = (disturbed_inputs(given(), DIMS, 8, Disturbance(2, 5)) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one.args, other.args, strict=True))
+
+
+def test_a_lopsided_batch_repeats_one_sample_per_slice():
+    how = Disturbance(2, 4, inputs=False, lopsided=True)
+    x = disturbed_inputs(given(), DIMS, 8, how).args[0]
+    assert torch.equal(x[0], x[1])
+    assert torch.equal(x[2], x[3])
+    assert not torch.equal(x[0], x[2])
+
+
+def test_masks_labels_and_values_can_be_emptied():
+    found = {(path, str(value)) for path, value in emptying(given(), DIMS)}
+    assert {(path, value) for path, value in found if path == X} == {(X, "nan"), (X, "0.0")}
+    assert {one for one in emptying(given(), DIMS) if one[0] != X} == {
+        (MASK, 0),
+        *((path, value) for path in (TOKENS, LENGTHS, LABELS) for value in (-100, -1)),
+    }
+    labels = disturbed_inputs(given(), DIMS, 8, Disturbance(2, 5, empties=(LABELS, -100))).args[4]
+    assert labels[-2:].tolist() == [-100, -100]
+
+
+def test_weights_are_disturbed_in_double_precision_and_restored_bit_by_bit():
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    nn.init.zeros_(module[0].weight)
+    before = {name: (one.data_ptr(), one.clone()) for name, one in module.state_dict().items()}
+    with disturbed_weights(module, Disturbance(2)):
+        assert module[0].weight.dtype == torch.float64
+        assert module[0].weight.abs().min() > 0
+        assert (module[1].running_var > 0).all()
+        assert not torch.equal(module[1].running_mean, torch.zeros(4, dtype=torch.float64))
+    for name, one in module.state_dict().items():
+        assert (one.data_ptr(), one.dtype) == (before[name][0], before[name][1].dtype)
+        assert torch.equal(one, before[name][1])
+
+
+def test_new_and_cast_tensors_are_in_double_precision():
+    with DoublePrecision():
+        made = [torch.zeros(2), torch.tensor([1.0]), torch.ones(2).float(), torch.rand(2).to(torch.bfloat16)]
+    assert {one.dtype for one in made} == {torch.float64}
+
+
+def test_counters_are_set():
+    module = nn.Sequential(nn.Linear(1, 1))
+    module[0].calls = 3
+    steps = torch.zeros((), dtype=torch.long)
+    set_counters(module, [(1, "calls")], [steps], 2520)
+    assert (module[0].calls, int(steps)) == (2520, 2520)

@@ -1,0 +1,203 @@
+"""A rank other than 0 reads its own files and those from before the run, and not those of rank 0."""
+
+import bz2
+import json
+import os
+import shutil
+import tempfile
+from multiprocessing.connection import Listener
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from samestep.autopilot.files.journal import Journal
+from samestep.autopilot.files.kept_calls import originals_kept
+from samestep.autopilot.files.kept_originals import OriginalKeeper
+from samestep.autopilot.files.overlay_calls import overlaid
+from samestep.autopilot.files.overlay_files import Overlay
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    """A folder to work in, with a file of before; a journal; and a shadow."""
+    work, scratch = tmp_path / "work", tmp_path / "scratch"
+    work.mkdir()
+    scratch.mkdir()
+    (work / "before.txt").write_text("before")
+    monkeypatch.chdir(work)
+    journal = Journal(tmp_path / "journal")
+    return journal, Overlay(scratch, Journal(tmp_path / "journal"))
+
+
+def real_files():
+    return sorted(str(path) for path in Path().rglob("*"))
+
+
+def test_a_rank_reads_its_own_files(world):
+    with overlaid(world[1]):
+        os.makedirs("out/deep")
+        Path("out/deep/a.txt").write_text("1")
+        with open("out/deep/a.txt", "a") as file:
+            file.write("2")
+        torch.save({"w": torch.ones(2)}, "out/model.pt")
+        with open("out/log.json", "w") as file:
+            json.dump([1], file)
+        np.savetxt("out.txt", np.ones(2))
+        with bz2.open("out.bz2", "w") as file:
+            file.write(b"1")
+        assert np.loadtxt("out.txt").tolist() == [1, 1]
+        assert Path("out/deep/a.txt").read_text() == "12"
+        assert torch.equal(torch.load("out/model.pt")["w"], torch.ones(2))
+        assert sorted(os.listdir("out")) == ["deep", "log.json", "model.pt"]
+        assert {entry.name: entry.is_dir() for entry in os.scandir("out")} == {
+            "deep": True,
+            "log.json": False,
+            "model.pt": False,
+        }
+        assert sorted(map(str, Path("out").rglob("*.*"))) == [
+            "out/deep/a.txt",
+            "out/log.json",
+            "out/model.pt",
+        ]
+        assert os.path.getsize("out/deep/a.txt") == 2
+    assert real_files() == ["before.txt"]
+
+
+def test_descriptors(world):
+    with overlaid(world[1]):
+        read, write = os.pipe()
+        with open(write, "w") as file:
+            file.write("1")
+        with open(read) as file:
+            assert file.read() == "1"
+
+
+def test_files_from_before_the_run_are_changed_in_a_copy(world):
+    with overlaid(world[1]):
+        assert Path("before.txt").read_text() == "before"
+        with open("before.txt", "r+") as file:
+            file.write("BE")
+        assert Path("before.txt").read_text() == "BEfore"
+        with open("before.txt", "a") as file:
+            file.write("!")
+        assert Path("before.txt").read_text() == "BEfore!"
+        os.rename("before.txt", "after.txt")
+        assert not os.path.exists("before.txt")
+        assert os.listdir() == ["after.txt"]
+        with pytest.raises(FileNotFoundError):
+            Path("before.txt").read_text()
+        os.remove("after.txt")
+        assert os.listdir() == []
+        with pytest.raises(FileNotFoundError):
+            os.remove("after.txt")
+    assert Path("before.txt").read_text() == "before"
+
+
+def test_a_folder_that_is_created_again_is_empty(world):
+    Path("old").mkdir()
+    Path("old/x").write_text("x")
+    with overlaid(world[1]):
+        shutil.rmtree("old")
+        assert not os.path.isdir("old")
+        os.mkdir("old")
+        assert os.listdir("old") == []
+        assert not Path("old/x").exists()
+    assert real_files() == ["before.txt", "old", "old/x"]
+
+
+def test_files_of_rank_0_are_hidden(world, tmp_path):
+    journal, shadow = world
+    with originals_kept(OriginalKeeper(journal, tmp_path / "common")):
+        os.makedirs("out")
+        Path("out/model.pt").write_text("rank 0")
+        with open("before.txt", "a") as file:
+            file.write(" and since")
+    with overlaid(shadow):
+        assert not os.path.exists("out")
+        assert os.listdir() == ["before.txt"]
+        with pytest.raises(FileNotFoundError):
+            Path("out/model.pt").read_text()
+        os.mkdir("out")  # no error: this copy has not made it yet
+        assert os.listdir("out") == []
+        with open("out/model.pt", "x") as file:
+            file.write("mine")
+        assert Path("out/model.pt").read_text() == "mine"
+        with pytest.raises(FileExistsError):
+            os.mkdir("out")
+        with pytest.raises(FileExistsError):
+            Path("out/model.pt").open("x").close()
+    assert Path("out/model.pt").read_text() == "rank 0"
+
+
+def test_temporary_files_and_devices(world):
+    with overlaid(world[1]):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "q").write_text("t")
+            assert (Path(folder) / "q").read_text() == "t"
+        assert not os.path.exists(folder)
+        with tempfile.NamedTemporaryFile("w+") as file:
+            file.write("x")
+            file.flush()
+            assert Path(file.name).read_text() == "x"
+        with open(os.devnull, "w") as file:
+            file.write("x")
+
+
+def test_all_functions_are_restored(world):
+    before = open, os.stat, os.mkdir, torch.save, shutil.rmtree
+    with overlaid(world[1]):
+        assert os.stat is not before[1]
+    assert (open, os.stat, os.mkdir, torch.save, shutil.rmtree) == before
+
+
+class Racing(Journal):
+    """A journal of a rank 0 that makes a folder just after this copy has looked into the journal."""
+
+    def __init__(self, file, makes):
+        super().__init__(file)
+        self._makes = makes
+
+    def __contains__(self, path):
+        found = super().__contains__(path)
+        if path == str(self._makes.absolute()) and not self._makes.exists():
+            self.note(path)
+            self._makes.mkdir()
+            self.note(f"{path}/model.pt")
+            (self._makes / "model.pt").write_text("of rank 0")
+        return found
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda: os.path.isdir("out"),
+        lambda: os.path.exists("out/model.pt"),
+        lambda: Path("out/model.pt").is_file(),
+        lambda: os.access("out", os.R_OK),
+    ],
+)
+def test_a_file_that_rank_0_creates_during_a_lookup_is_hidden(world, tmp_path, look):
+    shadow = Overlay(tmp_path / "scratch", Racing(tmp_path / "journal", Path("out")))
+    with overlaid(shadow):
+        assert not look()
+        os.mkdir("out")
+        assert os.listdir("out") == []
+
+
+def test_a_file_that_rank_0_creates_during_an_open_is_hidden(world, tmp_path):
+    shadow = Overlay(tmp_path / "scratch", Racing(tmp_path / "journal", Path("out")))
+    with overlaid(shadow), pytest.raises(FileNotFoundError):
+        Path("out/model.pt").read_text()
+
+
+def test_sockets_of_multiprocessing_are_shared(world):
+    with overlaid(world[1]):
+        folder = tempfile.mkdtemp(prefix="pymp-")
+        try:
+            with Listener(f"{folder}/listener"):
+                pass
+        finally:
+            shutil.rmtree(folder)
+    assert not os.path.exists(folder)

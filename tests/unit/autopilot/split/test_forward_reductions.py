@@ -1,0 +1,77 @@
+"""The reduction of a scalar is the same from its graph and from its operations."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from samestep.autopilot.split.forward_reductions import read_reduction, watching_reductions
+from samestep.autopilot.split.loss_reduction import PLAIN, Reading
+
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
+Y = torch.tensor([0, 1, 2, -100, 3, 1])
+MASK = torch.tensor([1.0, 1, 0, 1, 1, 0])
+SCALE = torch.nn.Parameter(torch.tensor(0.3))
+WEIGHT = torch.nn.Parameter(torch.ones(3, 3))
+RECIPROCAL = Reading(multiplied=True)
+PENALTY = Reading(divided=False, sums_independent=True)
+
+CASES = {
+    "ignored labels": (lambda: F.cross_entropy(X, Y), PLAIN, ("mean", 5.0)),
+    "sum": (lambda: F.cross_entropy(X, Y, reduction="sum"), PLAIN, ("sum", 1.0)),
+    "elements": (lambda: F.mse_loss(X, X * 2), PLAIN, ("mean", 24.0)),
+    "divided": (lambda: (X.mean(1) * MASK).sum() / MASK.sum(), PLAIN, ("mean", 4.0)),
+    "multiplied": (lambda: (X.mean(1) * MASK).sum() * (1.0 / MASK.sum()), RECIPROCAL, ("mean", 4.0)),
+    "constant factor": (lambda: -0.5 * X.exp().sum(), PLAIN, ("sum", 1.0)),
+    "factor of a mean": (lambda: 0.5 * X.square().sum() / len(X), PLAIN, ("mean", 6.0)),
+    "stacked": (
+        lambda: torch.stack([F.cross_entropy(X, Y), F.cross_entropy(X * 2, Y)]).mean(),
+        PLAIN,
+        ("mean", 5.0),
+    ),
+    "penalty": (lambda: F.cross_entropy(X, Y) + WEIGHT.square().sum(), PENALTY, ("mean", 5.0)),
+    "penalty taken for a sum": (lambda: F.cross_entropy(X, Y) + WEIGHT.square().sum(), PLAIN, None),
+    "different weights": (lambda: F.cross_entropy(X, Y) + F.mse_loss(X, X * 2), PLAIN, None),
+    "not linear": (lambda: X.mean() * X.sum(), PLAIN, None),
+    "unknown": (lambda: X.flatten().logsumexp(0), PLAIN, None),
+    "no samples that count": (lambda: X.sum() / (MASK * 0).sum(), PLAIN, ("mean", 0.0)),
+}
+
+
+def read(compute, reading, *, grad):
+    with torch.set_grad_enabled(grad), watching_reductions(when=not grad) as mode:
+        if mode is None:
+            value = compute()
+        else:
+            with mode:
+                value = compute()
+        found = read_reduction(value, reading)
+    return None if found is None else (found.kind, found.weight)
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["graph", "operations"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_weight_is_read(case, grad):
+    compute, reading, expected = CASES[case]
+    assert read(compute, reading, grad=grad) == expected
+
+
+def test_a_learnable_scale_of_a_loss_keeps_its_weight():
+    assert read(lambda: SCALE.exp() * F.cross_entropy(X, Y) + SCALE, PLAIN, grad=True) == ("mean", 5.0)
+
+
+def test_means_over_selected_elements_have_no_common_weight_with_others():
+    def both():
+        return X.square().mean() + X[MASK.bool()].square().mean()
+
+    assert read(both, PLAIN, grad=True) is None
+    assert read(lambda: X[MASK.bool()].square().mean(), PLAIN, grad=True) == ("mean", 16.0)
+
+
+def test_counts_are_sums_and_accuracies_are_means():
+    assert read(lambda: (X.argmax(1) == Y).sum(), PLAIN, grad=False) == ("sum", 1.0)
+    assert read(lambda: (X.argmax(1) == Y).double().mean(), PLAIN, grad=False) == ("mean", 6.0)
+
+
+def test_without_observation_the_reduction_is_unknown():
+    with torch.no_grad():
+        assert read_reduction(F.cross_entropy(X, Y), PLAIN) is None

@@ -1,0 +1,126 @@
+"""State that forward reads beside its arguments is a guard, and state that it changes is restored."""
+
+from collections import deque
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from samestep.autopilot.split.guards import changed, counters, plain_attributes, python_state
+from samestep.autopilot.state.saved_state import SavedState
+
+FLAG = 0
+LOG = {"rows": []}
+TENSOR = torch.zeros(2)
+
+
+@dataclass
+class Config:
+    rate: float = 0.1
+
+
+def make(flag):
+    return lambda: flag
+
+
+class Net(nn.Module):
+    shared = 0
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.drop = nn.Linear(2, 2), nn.Dropout(0.1)
+        self.config, self.names = Config(), SimpleNamespace(mode="a")
+        self.sizes, self.stats, self.recent = [4, 8], {"seen": 0}, deque(maxlen=3)
+        self.counts, self.plain = np.zeros(2), torch.zeros(2)
+        self.box = [0]
+        self.hidden = make(self.box[0])
+
+    def forward(self, x):
+        helper()
+        return self.fc(x) * (1 + FLAG)
+
+
+def helper():
+    return LOG, TENSOR
+
+
+def set_flag():
+    global FLAG
+    FLAG += 1
+
+
+CHANGES = {
+    "attribute": lambda net: setattr(net, "epoch", 3),
+    "configuration": lambda net: setattr(net.config, "rate", 0.2),
+    "namespace": lambda net: setattr(net.names, "mode", "b"),
+    "short list": lambda net: net.sizes.__setitem__(1, 16),
+    "dict": lambda net: net.stats.__setitem__("seen", 5),
+    "dropout": lambda net: setattr(net.drop, "p", 0.5),
+    "mode of a submodule": lambda net: net.drop.eval(),
+    "frozen parameter": lambda net: net.fc.weight.requires_grad_(False),
+    "class": lambda net: setattr(Net, "shared", 1),
+    "global": lambda net: set_flag(),
+}
+
+
+@pytest.fixture
+def net():
+    global FLAG
+    yield Net()
+    FLAG, Net.shared = 0, 0
+    LOG["rows"] = []
+    TENSOR.zero_()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_reachable_state_is_a_guard(net, change):
+    before = plain_attributes(net)
+    CHANGES[change](net)
+    assert changed(before, plain_attributes(net))
+
+
+LEFT = {
+    **{name: CHANGES[name] for name in ("attribute", "configuration", "dict", "class", "global")},
+    "list": lambda net: net.sizes.append(1),
+    "deque of tensors": lambda net: net.recent.append(torch.ones(1)),
+    "array": lambda net: net.counts.__iadd__(1),
+    "list in a global": lambda net: LOG["rows"].append(1),
+}
+
+
+@pytest.mark.parametrize("change", LEFT)
+def test_changed_state_is_found_and_restored(net, change):
+    before, state = python_state(net), SavedState(net)
+    LEFT[change](net)
+    assert changed(before, python_state(net))
+    state.restore()
+    assert not changed(before, python_state(net))
+
+
+@pytest.mark.parametrize("tensor", ["plain", "global"])
+def test_tensors_that_are_no_buffers_are_restored(net, tensor):
+    one = net.plain if tensor == "plain" else TENSOR
+    state = SavedState(net)
+    one.add_(1)
+    assert any(torch.equal(value, torch.ones(2)) for value in state.buffers().values())
+    state.restore()
+    assert torch.equal(one, torch.zeros(2))
+
+
+def test_counters_are_numbers_that_changed_by_an_integer(net):
+    net.calls, net.epoch, net.rate = 3, 2.0, 0.5
+    before = python_state(net)
+    net.calls, net.epoch, net.rate = 4, 3.0, 0.25
+    assert {name for _, name in counters(before, python_state(net))} == {"calls", "epoch"}
+
+
+def test_a_buffer_that_is_written_to_without_a_change_is_named():
+    module = nn.BatchNorm1d(2)
+    state = SavedState(module)
+    versions = state.versions()
+    assert state.rewritten(versions) is None
+    module.running_mean.copy_(torch.zeros(2))
+    assert state.rewritten(versions) == "running_mean"

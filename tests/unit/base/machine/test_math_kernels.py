@@ -1,0 +1,43 @@
+"""Which functions race at their first call is torch's choice; a race itself is no test."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from samestep.base.machine.math_kernels import FUNCTIONS, settle_math_kernels
+
+
+class Calls(TorchDispatchMode):
+    """Notes each function that is called on a tensor, with the tensor's type and size."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if isinstance(args[0], torch.Tensor):
+            self.seen.add((func._schema.name.removeprefix("aten::"), args[0].dtype, args[0].numel()))
+        return func(*args, **(kwargs or {}))
+
+
+def test_they_are_those_that_torch_leaves_to_mkl():
+    header = Path(torch.__file__).parent / "include/ATen/cpu/vml.h"
+    if not header.exists():
+        pytest.skip("this torch has no headers")
+    left = re.findall(r"^IMPLEMENT_VML_MKL\((\w+),", header.read_text(), re.MULTILINE)
+    assert sorted(FUNCTIONS) == sorted(left)
+
+
+def test_each_is_called_once_on_what_one_thread_computes():
+    with Calls() as calls:
+        settle_math_kernels()
+    assert calls.seen == {(name, dtype, 1) for name in FUNCTIONS for dtype in (torch.float32, torch.float64)}
+
+
+def test_nothing_is_done_without_torch(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch")
+    settle_math_kernels()

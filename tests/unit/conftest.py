@@ -1,0 +1,45 @@
+"""A step clock for tests, whose time advances by one second at each change of phase."""
+
+import json
+
+import pytest
+
+from samestep.base.place import Place
+from samestep.observe.clock import step_replay
+from samestep.observe.clock.clock_file import STEP_PHASES, ClockFile, ClockOptions, has_ended
+from samestep.observe.clock.phase_instants import Phases
+from samestep.observe.clock.step_clock import ScriptClock
+
+
+class Stopped(BaseException):
+    """Ends a script in place of the end of its process."""
+
+
+@pytest.fixture
+def clock(tmp_path, monkeypatch):
+    """Return a function that runs a script with such a clock and returns the lines of the file."""
+
+    def run(script, *, steps=None, warm_up=0, folder="clock", **how):
+        ticks = iter(range(10_000))
+        monkeypatch.setattr(step_replay, "Phases", lambda _, *more: Phases(lambda: float(next(ticks)), *more))
+        clocking = ClockOptions(folder=tmp_path / folder, steps=steps, warm_up=warm_up)
+        file = ClockFile(clocking, Place(), "serial")
+        script_clock = ScriptClock(file, clocking, stop=stop, **how)
+        with script_clock.attached():
+            try:
+                script()
+            except Stopped:
+                pass
+            else:
+                script_clock.end("end")
+        assert has_ended(file.path)
+        header, *lines, last = (json.loads(line) for line in file.path.read_text().splitlines())
+        for line in lines:
+            assert sum(line[phase] for phase in STEP_PHASES) == line["seconds"]
+        return header, lines, last
+
+    return run
+
+
+def stop():
+    raise Stopped

@@ -1,0 +1,50 @@
+"""The state of the generators is exact, also if numpy's state comes from the cache."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from samestep.hooks.random_draws import RngState
+
+CPU = torch.device("cpu")
+DRAWS = {
+    "torch": lambda: torch.rand(1),
+    "random": random.random,
+    "numpy": lambda: np.random.rand(),
+    "numpy's integers": lambda: np.random.randint(5),
+    "one normal number": lambda: np.random.randn(),
+    "the normal number left over": lambda: np.random.randn(),
+    "numpy seeded": lambda: np.random.seed(7),
+    "a permutation": lambda: np.random.permutation(3),
+}
+
+
+@pytest.fixture(autouse=True)
+def _as_before():
+    before = RngState.now(CPU)
+    yield
+    before.restore()
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_every_draw_is_detected_and_can_be_undone(name):
+    np.random.seed(1)
+    if "left over" in name:
+        np.random.randn()
+    before = RngState.now(CPU)
+    assert before.same(RngState.now(CPU))
+    first = DRAWS[name]()
+    assert not before.same(RngState.now(CPU))
+    before.restore()
+    assert before.same(RngState.now(CPU))
+    assert np.array_equal(DRAWS[name](), first)
+
+
+def test_as_many_draws_as_the_twister_has_words_are_detected():
+    np.random.seed(1)
+    np.random.rand(312)
+    before = RngState.now(CPU)
+    np.random.rand(312)
+    assert not before.same(RngState.now(CPU))

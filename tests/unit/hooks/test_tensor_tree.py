@@ -1,0 +1,75 @@
+"""Tensors are found and replaced in any container; containers keep their classes."""
+
+from collections import OrderedDict, UserDict, namedtuple
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_sequence
+
+from samestep.hooks.tensor_tree import leaves, mapped, text
+
+Pair = namedtuple("Pair", ["x", "y"])
+
+
+@dataclass(frozen=True)
+class Output:
+    logits: torch.Tensor
+    name: str
+
+
+class Fields(OrderedDict):
+    """A dict whose entries are attributes too, like the output objects of libraries."""
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+
+def fields(**entries):
+    made = Fields()
+    for key, value in entries.items():
+        made[key] = value
+    return made
+
+
+ONE, TWO = torch.ones(2), torch.zeros(3)
+
+
+@pytest.mark.parametrize(
+    ("value", "paths"),
+    [
+        (ONE, [()]),
+        ((ONE, [TWO, "text"]), [(0,), (1, 0)]),
+        (Pair(ONE, {"a": TWO}), [(0,), (1, "a")]),
+        (Output(ONE, "name"), [("logits",)]),
+        (UserDict(mask=ONE), [("mask",)]),
+        (fields(loss=ONE, hidden=(TWO,)), [("loss",), ("hidden", 0)]),
+        ((1, None, "text"), []),
+        (pack_sequence([torch.ones(2), torch.ones(1)]), []),
+    ],
+)
+def test_tensors_are_found_with_their_paths_and_replaced(value, paths):
+    assert [path for path, _ in leaves(value)] == paths
+
+    doubled = mapped(value, lambda _, tensor: tensor * 2)
+
+    assert type(doubled) is type(value)
+    for (path, before), (_, after) in zip(leaves(value), leaves(doubled), strict=True):
+        assert torch.equal(after, before * 2), path
+
+
+def test_an_output_object_has_the_new_tensors_as_attributes_too():
+    changed = mapped(fields(loss=ONE), lambda _, tensor: tensor * 3)
+    assert torch.equal(changed.loss, ONE * 3)
+    assert torch.equal(changed["loss"], ONE * 3)
+
+
+def test_the_original_structure_does_not_change():
+    given = {"a": [ONE]}
+    mapped(given, lambda _, tensor: tensor * 2)
+    assert given["a"][0] is ONE
+
+
+def test_a_path_is_written_as_python_source():
+    assert text((0, "mask")) == "[0]['mask']"

@@ -1,0 +1,81 @@
+"""Code compiled under the clock is not recompiled because of the clock's log."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from samestep.observe.clock import step_writer
+from support.clocked_scripts import loader
+
+_STEPS = 40
+
+
+@pytest.fixture(autouse=True)
+def _afresh():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_compiled_function_that_calls_a_model_is_compiled_once(clock, monkeypatch, whole):
+    monkeypatch.setattr(step_writer, "INTERVAL_S", 0.001)  # the log that is added to gets shorter, too
+
+    def script():
+        model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        called = torch.compile(model, backend="eager") if whole else model
+
+        def loss_of(batch):
+            return called(torch.sin(batch)).square().mean()
+
+        compiled = loss_of if whole else torch.compile(loss_of, backend="eager")
+        for number, (batch,) in enumerate(loader(samples=4 * _STEPS)):
+            with torch._dynamo.config.patch(error_on_recompile=number > 4):
+                compiled(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    _, lines, _ = clock(script, warm_up=5)
+    assert [line["samples"] for line in lines] == [4] * (_STEPS - 5)
+    assert all(line["forward"] > 0 for line in lines)
+
+
+class Named(nn.Module):
+    """A model whose input is a dictionary."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, batch):
+        return self.layer(batch["inputs"])
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+def test_nothing_that_the_hooks_call_is_compiled(clock, caplog):
+    caplog.set_level(logging.INFO, "torch._dynamo")
+
+    def script():
+        model = Named()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        @torch.compile(backend="eager")
+        def loss_of(batch):
+            return model({"inputs": torch.sin(batch)}).square().mean()
+
+        for (batch,) in loader(samples=20):
+            loss_of(batch).backward()
+            optimizer.step()
+
+    _, lines, _ = clock(script)
+    assert len(lines) == 5
+    compiled = [one.getMessage() for one in caplog.records if "start tracing" in one.getMessage()]
+    ours = [line for line in compiled if "/samestep/" in line]
+    assert len(compiled) > len(ours) > 0
+    assert all(
+        "/samestep/hooks/training_events.py" in line for line in ours
+    )  # which models are called through

@@ -1,0 +1,61 @@
+import errno
+import os
+import resource
+
+import pytest
+
+from samestep.base.place import Place
+from samestep.launch.local import descriptors
+from samestep.launch.local.child import Start, not_started
+
+INFINITY = resource.RLIM_INFINITY
+
+
+@pytest.mark.parametrize(
+    ("now", "workers", "then"),
+    [
+        ((1024, 4096), 2, None),
+        ((256, 4096), 100, 700),
+        ((256, 512), 100, 512),
+        ((INFINITY, INFINITY), 100, None),
+        ((256, INFINITY), 100, 700),
+    ],
+)
+def test_the_soft_limit_rises_to_what_the_workers_need_and_the_hard_one_allows(
+    monkeypatch, now, workers, then
+):
+    limits = [now]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
+
+    before = descriptors.make_room(workers)
+
+    if then is None:
+        assert (before, limits) == (None, [now])
+        return
+    soft, hard = limits[-1]
+    assert (before, hard) == (now, now[1])
+    assert soft >= then
+    descriptors.restore(before)
+    assert limits[-1] == now
+
+
+def test_closing_minds_only_what_is_open():
+    read, write = os.pipe()
+    os.close(write)
+
+    descriptors.close([read, write])
+
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(read)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(errno.EMFILE, "ulimit -n"), (errno.EAGAIN, "ulimit -u"), (errno.EACCES, "denied")]
+)
+def test_a_worker_that_could_not_be_started_says_which_and_what_helps(number, words):
+    start = Start(place=Place(rank=3, size=4, local_rank=3, local_size=4), variables={})
+    said = not_started(start, OSError(number, os.strerror(number)))
+
+    assert "rank 3" in said
+    assert words in said

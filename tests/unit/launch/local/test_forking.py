@@ -1,0 +1,21 @@
+import pytest
+
+from samestep.launch.local.forking import release_compute_threads
+
+LINE = "7f0000000000-7f0000001000 r-xp 00000000 fe:01 4242                       {}\n"
+
+
+@pytest.mark.parametrize("suffix", ["", " (deleted)"])
+def test_a_library_that_cannot_be_asked_says_do_not_fork(tmp_path, suffix):
+    maps = tmp_path / "maps"
+    library = tmp_path / "a folder" / "libgomp.so.1"
+    maps.write_text(LINE.format("[heap]") + LINE.format(f"{library}{suffix}"))
+
+    assert release_compute_threads(maps) is False
+
+
+def test_only_the_name_tells_a_compute_library(tmp_path):
+    maps = tmp_path / "maps"
+    maps.write_text(LINE.format("/no such/comp folder.so/libc.so.6") + "7f00-7f01 rw-p 0 0:0 0\n")
+
+    assert release_compute_threads(maps) is True

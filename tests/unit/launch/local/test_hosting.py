@@ -1,0 +1,86 @@
+import sys
+import traceback
+
+import pytest
+
+from samestep.base.errors import UsageError
+from samestep.launch.local.hosting import Ending, _in_its_own_words, exited, told
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"), [(None, 0), (0, 0), (7, 7), (-1, 255), (256, 0), (257, 1), (True, 1)]
+)
+def test_an_exit_code_is_what_the_system_keeps_of_it(asked, code):
+    assert exited(SystemExit(asked)) == Ending(exit_code=code)
+
+
+def test_any_other_exit_value_is_told_and_a_failure():
+    ending = exited(SystemExit("no data"))
+    assert (ending.exit_code, ending.traceback) == (1, "no data\n")
+
+
+@pytest.fixture
+def error():
+    try:
+        raise ValueError("the cause")
+    except ValueError as caught:
+        return caught
+
+
+def words(error, monkeypatch, hook):
+    """Return what a program that ended by `error` says through its hook, and what was told before."""
+    monkeypatch.setattr(sys, "excepthook", hook)
+    before = []
+    return _in_its_own_words(error, told(error), before.append), before
+
+
+def test_an_error_is_told_in_pythons_words(error, monkeypatch, capsys):
+    ending, before = words(error, monkeypatch, sys.__excepthook__)
+
+    assert ending == told(error)
+    assert ending.traceback.endswith("ValueError: the cause\n")
+    assert (before, capsys.readouterr().err) == ([], "")
+
+
+def test_the_programs_hook_may_choose_the_words(error, monkeypatch, capsys):
+    def hook(kind, value, trace):
+        sys.stderr.buffer.write(b"[mine] ")
+        print("it was", value, file=sys.stderr)
+
+    ending, before = words(error, monkeypatch, hook)
+
+    assert (ending.traceback, ending.exit_code) == ("[mine] it was the cause\n", 1)
+    assert before == [told(error)], "a hook that never returns would take the error with it"
+    assert capsys.readouterr().err == ""
+
+
+def test_a_broken_hook_hides_nothing(error, monkeypatch):
+    def hook(*_):
+        print("begun", file=sys.stderr)
+        raise RuntimeError("no hook")
+
+    ending, _ = words(error, monkeypatch, hook)
+    assert ending.traceback.startswith("begun\nError in sys.excepthook:\nTraceback ")
+    assert "RuntimeError: no hook\n\nOriginal exception was:\nTraceback " in ending.traceback
+    assert ending.traceback.endswith("ValueError: the cause\n")
+    assert (ending.error, ending.exit_code) == ("ValueError", 1)
+
+
+def test_without_a_launcher_to_tell_the_hook_speaks_for_itself(error, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "excepthook", lambda *told: traceback.print_exception(*told))
+    ending = _in_its_own_words(error, told(error), None)
+
+    assert ending.traceback == ""
+    assert capsys.readouterr().err.endswith("ValueError: the cause\n")
+
+
+def test_an_error_that_cannot_be_put_in_words_is_told_all_the_same():
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    assert (told(Mute()).error, told(Mute()).message) == ("Mute", "")
+
+
+def test_a_wrong_use_that_no_line_of_the_program_leads_to_is_told_without_a_place():
+    assert told(UsageError("no such folder.")).traceback == "samestep: error: no such folder.\n"

@@ -1,0 +1,64 @@
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from samestep.base.place import Place
+from samestep.launch.job import Program
+from samestep.launch.local import programs
+from samestep.launch.local.child import Start
+from samestep.launch.local.hosting import Ending
+from samestep.launch.local.programs import entry_of, has_met
+from samestep.launch.local.worker_report import Word
+
+C10D = "torch.distributed.distributed_c10d"
+
+
+@pytest.fixture
+def traces(monkeypatch):
+    """Set what is left of torch.distributed in this process."""
+
+    def leave(method, *, initialised=False, hook=sys.__excepthook__):
+        state = SimpleNamespace(_default_pg_init_method=method, is_initialized=lambda: initialised)
+        for name in ("samestep.ranks.world.join", "torch.distributed.rpc"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.setitem(sys.modules, C10D, state)
+        monkeypatch.setattr(sys, "excepthook", hook)
+
+    return leave
+
+
+def test_a_worker_without_any_trace_has_not_met(traces):
+    traces(None)
+    assert not has_met(2)
+    assert has_met(1)
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        {"method": "env://"},
+        {"method": None, "initialised": True},
+        # A group made with `store=` has no method; its excepthook outlives it.
+        {"method": None, "hook": lambda *_: None},
+    ],
+)
+def test_any_trace_of_a_group_is_believed(traces, trace):
+    traces(**trace)
+    assert has_met(2)
+
+
+def test_a_worker_begins_its_program_once_the_kernels_are_settled(monkeypatch):
+    done = []
+    monkeypatch.setattr(programs, "_draw_apart", lambda: None)
+    monkeypatch.setattr(programs, "settle_math_kernels", lambda: done.append("settled"))
+
+    def watch(*_):
+        done.append("program")
+        return Ending()
+
+    entry_of(Program(target="train.py"), watch=watch)(
+        Start(place=Place(), variables={}), Word(-1, os.getpid(), (0, 0))
+    )
+    assert done == ["settled", "program"]

@@ -1,0 +1,126 @@
+"""A node that fails for good, or is asked to end, ends the others; one that ends well waits for them."""
+
+import threading
+
+import pytest
+
+from samestep.base.errors import PeerLost
+from samestep.launch.node_verdicts import Verdict, Verdicts
+
+
+class Store:
+    """A store in memory; `gone` breaks it as its server's end does."""
+
+    def __init__(self):
+        self.values = {}
+        self.gone = False
+
+    def _check(self):
+        if self.gone:
+            raise RuntimeError("connection closed")
+
+    def set(self, key, value):
+        self._check()
+        self.values[key] = value.encode()
+
+    def get(self, key):
+        self._check()
+        return self.values[key]
+
+    def check(self, keys):
+        self._check()
+        return all(key in self.values for key in keys)
+
+
+def verdict(node, weight=0):
+    return Verdict(node=node, host=f"host{node}", text="rank 3 failed", code=7, weight=weight)
+
+
+@pytest.fixture
+def store():
+    return Store()
+
+
+def of(store, node, nodes=2, restarts=0, silent_s=5.0):
+    return Verdicts(store, restarts=restarts, node=node, nodes=nodes, silent_s=silent_s)
+
+
+def beside(act):
+    thread = threading.Thread(target=act)
+    thread.start()
+    return thread
+
+
+def test_the_others_read_a_verdict_and_the_one_that_posted_it_waits_for_that(store):
+    posting = beside(lambda: of(store, 1).post(verdict(1)))
+    while (read := of(store, 0).worst()) is None:
+        assert posting.is_alive()
+    assert read == verdict(1)
+    posting.join(timeout=3)
+    assert not posting.is_alive()
+
+
+def test_the_verdict_closest_to_a_cause_counts(store):
+    first, second = of(store, 0, 3), of(store, 1, 3)
+    posting = [beside(lambda: first.post(verdict(0, 2))), beside(lambda: second.post(verdict(1, 0)))]
+    last = of(store, 2, 3)
+    while len([key for key in store.values if "failed" in key]) < 2:
+        pass
+    assert last.worst() == verdict(1, 0)
+    assert first.await_cause(2) == verdict(1, 0)
+    assert second.worst() == verdict(0, 2)
+    for thread in posting:
+        thread.join(timeout=10)
+
+
+def test_a_round_does_not_read_the_verdicts_of_another(store):
+    posting = beside(lambda: of(store, 1, restarts=1).post(verdict(1)))
+    while not store.values:
+        pass
+    assert of(store, 0, restarts=2).worst() is None
+    of(store, 0, restarts=1).worst()
+    posting.join(timeout=3)
+
+
+def test_nodes_that_are_done_leave_together(store):
+    nodes = [of(store, node) for node in range(2)]
+    found = []
+
+    def end(one):
+        one.done()
+        found.append(one.await_all(end=lambda: False))
+
+    for thread in [beside(lambda one=one: end(one)) for one in nodes]:
+        thread.join(timeout=5)
+        assert not thread.is_alive()
+    assert found == [None, None]
+
+
+def test_one_that_waits_at_its_end_sees_a_verdict_a_signal_and_a_store_that_is_gone(store):
+    one, other = of(store, 0), of(store, 1)
+    one.done()
+    assert one.await_all(end=lambda: True) is None
+    posting = beside(lambda: other.post(verdict(1)))
+    assert one.await_all(end=lambda: False) == verdict(1)
+    posting.join(timeout=3)
+    store.gone = True
+    with pytest.raises(RuntimeError):
+        one.await_all(end=lambda: False)
+    other.post(verdict(1))  # nobody is there to read it
+    assert other.poll() is None
+
+
+def test_one_that_gives_signs_is_waited_for_and_a_silent_one_is_not(store):
+    one, other = of(store, 0, silent_s=0.4), of(store, 1)
+    over = threading.Event()
+
+    def beat():
+        for _ in range(8):
+            other._last_read = 0.0
+            other.poll()
+            over.wait(0.1)
+
+    beating = beside(beat)
+    with pytest.raises(PeerLost):
+        one.await_all(end=lambda: False)
+    assert not beating.is_alive()

@@ -1,0 +1,79 @@
+"""Any number of ranks on any nodes: what each is told gives every rank its place, once."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from samestep.base.place import Place
+from samestep.launchers.detect import detect
+from samestep.ranks.rendezvous.handshake import Card, judge
+
+layouts = st.lists(st.integers(1, 6), min_size=1, max_size=5)
+
+
+def places(layout):
+    """The place of every rank, nodes filled one after the other."""
+    size, rank = sum(layout), 0
+    for node, count in enumerate(layout):
+        for local_rank in range(count):
+            yield Place(
+                rank=rank, size=size, local_rank=local_rank, local_size=count, node=node, nodes=len(layout)
+            )
+            rank += 1
+
+
+def told(names, place, **more):
+    values = {name: str(getattr(place, field)) for field, name in names.items()}
+    return {**values, **more}
+
+
+def bare(place):
+    return place.rank, place.size, place.local_rank, place.local_size, place.node, place.nodes
+
+
+@given(layouts)
+def test_a_slurm_step_of_any_layout(layout):
+    names = {
+        "rank": "SLURM_PROCID",
+        "size": "SLURM_STEP_NUM_TASKS",
+        "local_rank": "SLURM_LOCALID",
+        "node": "SLURM_NODEID",
+        "nodes": "SLURM_STEP_NUM_NODES",
+    }
+    counts = ",".join(map(str, layout))
+    for place in places(layout):
+        environment = told(names, place, SLURM_STEP_ID="0", SLURM_STEP_TASKS_PER_NODE=counts)
+        detected = detect(environment)
+        assert bare(detected.place) == bare(place)
+        assert detected.assumed == ()
+
+
+@given(layouts)
+def test_torchrun_on_any_layout(layout):
+    names = {
+        "rank": "RANK",
+        "size": "WORLD_SIZE",
+        "local_rank": "LOCAL_RANK",
+        "local_size": "LOCAL_WORLD_SIZE",
+        "node": "GROUP_RANK",
+        "nodes": "GROUP_WORLD_SIZE",
+    }
+    for place in places(layout):
+        assert bare(detect(told(names, place, TORCHELASTIC_RUN_ID="x")).place) == bare(place)
+
+
+@given(layouts)
+def test_mpi_on_any_layout_once_the_ranks_have_compared_their_hosts(layout):
+    """MPI does not tell a rank its node; the ranks find out from each other."""
+    names = {
+        "rank": "OMPI_COMM_WORLD_RANK",
+        "size": "OMPI_COMM_WORLD_SIZE",
+        "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
+        "local_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
+    }
+    cards = []
+    for place in places(layout):
+        detected = detect(told(names, place))
+        cards.append(
+            Card(place=detected.place, assumed=detected.assumed, host=f"node{place.node}", versions={})
+        )
+    assert [bare(seat.place) for seat in judge(cards)] == [bare(place) for place in places(layout)]

@@ -1,0 +1,149 @@
+"""Every launcher's environment, as recorded, gives the place its launcher meant."""
+
+import pytest
+
+from samestep.base.errors import DetectionError
+from samestep.base.place import Place
+from samestep.launchers.detect import detect, given
+from samestep.launchers.registry import LAUNCHERS
+from support.recordings import RECORDINGS, recording
+
+UNEVEN = recording("slurm_step_uneven_rank3").environment
+
+
+@pytest.mark.parametrize("case", RECORDINGS, ids=str)
+def test_a_recorded_environment_gives_its_place(case):
+    detected = detect(case.environment)
+
+    assert detected.place == case.place
+    assert detected.launcher == case.launcher
+    assert detected.outer == case.outer
+    assert detected.assumed == case.assumed
+    assert detected.job == case.job
+    assert detected.master == case.master
+
+
+@pytest.mark.parametrize("case", RECORDINGS, ids=str)
+def test_the_evidence_alone_gives_the_same_place_again(case):
+    detected = detect(case.environment)
+
+    assert all(case.environment[name] == value for name, value in detected.evidence)
+    assert detect(dict(detected.evidence)).place == case.place
+
+
+def test_every_launcher_has_a_recording():
+    assert {launcher.name for launcher in LAUNCHERS} | {"single"} == {case.launcher for case in RECORDINGS}
+
+
+@pytest.mark.parametrize(
+    ("procid", "localid", "node", "local_size"),
+    [(0, 0, 0, 3), (1, 1, 0, 3), (2, 2, 0, 3), (3, 0, 1, 1)],
+)
+def test_uneven_tasks_per_node_are_counted_node_by_node(procid, localid, node, local_size):
+    task = {"SLURM_PROCID": str(procid), "SLURM_LOCALID": str(localid), "SLURM_NODEID": str(node)}
+    place = detect({**UNEVEN, **task}).place
+
+    assert (place.rank, place.local_rank, place.local_size, place.node) == (procid, localid, local_size, node)
+
+
+@pytest.mark.parametrize("step", ["4294967290", "4294967291", "4294967292", "batch", "interactive"])
+def test_a_step_without_tasks_is_a_single_process(step):
+    environment = {**UNEVEN, "SLURM_STEP_ID": step}
+    assert detect(environment).place == Place()
+
+
+def test_the_same_place_in_torchruns_words_is_no_launcher_around_it():
+    task = {f"OMPI_COMM_WORLD_{name}": "1" for name in ("RANK", "LOCAL_RANK")}
+    task |= {f"OMPI_COMM_WORLD_{name}": "2" for name in ("SIZE", "LOCAL_SIZE")}
+
+    assert detect(task | {"RANK": "1", "WORLD_SIZE": "2", "GROUP_RANK": "0"}).outer == ()
+    assert detect(task | {"RANK": "0", "WORLD_SIZE": "4"}).outer == ("environment",)
+
+
+def test_torchrun_inside_a_worker_of_samestep_is_torchrun():
+    environment = recording("samestep_one_host_rank1").environment | {"TORCHELASTIC_RUN_ID": "another"}
+    assert detect(environment).launcher == "torchrun"
+
+
+def test_a_batch_script_with_room_for_tasks_is_told_about_srun():
+    (note,) = detect(recording("slurm_sbatch_script").environment).notes
+    assert "4 tasks" in note
+    assert "srun" in note
+
+
+def test_an_exported_world_size_does_not_disturb_a_slurm_step():
+    exported = {"WORLD_SIZE": "4", "MASTER_ADDR": "node0"}
+    assert detect({**UNEVEN, **exported}).launcher == "slurm"
+
+
+def test_places_that_were_inferred_say_so():
+    (note,) = detect(recording("environment_pods_rank2").environment).notes
+    assert "host of its own" in note
+
+
+def test_a_place_given_by_the_caller_keeps_the_environments_master():
+    place = Place(rank=1, size=2)
+    detected = given(place, {"MASTER_ADDR": "node0", "MASTER_PORT": "29500", "RANK": "7"})
+
+    assert detected.place == place
+    assert detected.master == ("node0", 29500)
+
+
+TORCHRUN = recording("torchrun_one_host_rank1").environment
+MPICH = recording("mpich_2x2_rank3").environment
+OPEN_MPI = recording("openmpi_2x2_rank3").environment
+PMIX = recording("pmix_one_host_rank1").environment
+
+
+def without(environment, *names):
+    return {name: value for name, value in environment.items() if name not in names}
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"RANK": "0"}, ["WORLD_SIZE is not set", "RANK=0"]),
+        ({"WORLD_SIZE": "2"}, ["RANK is not set", "WORLD_SIZE=2"]),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, ["RANK=2", "WORLD_SIZE=2"]),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, ["RANK=-1", "WORLD_SIZE=2"]),
+        ({"RANK": "zero", "WORLD_SIZE": "2"}, ["RANK='zero'"]),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, ["RANK=0", "WORLD_SIZE=0"]),
+        (
+            {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"},
+            ["LOCAL_RANK=2", "LOCAL_WORLD_SIZE=2"],
+        ),
+        (
+            {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "node0"},
+            ["LOCAL_WORLD_SIZE or LOCAL_SIZE is not set", "LOCAL_RANK=1"],
+        ),
+        (
+            {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
+            ["LOCAL_WORLD_SIZE=4", "WORLD_SIZE=2"],
+        ),
+        ({**TORCHRUN, "GROUP_WORLD_SIZE": "2"}, ["GROUP_WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2"]),
+        ({**TORCHRUN, "RANK": "2"}, ["RANK=2", "WORLD_SIZE=2"]),
+        (without(TORCHRUN, "WORLD_SIZE"), ["WORLD_SIZE is not set", "RANK=1"]),
+        ({**UNEVEN, "SLURM_STEP_NUM_TASKS": "5"}, ["adds up to 4", "SLURM_STEP_NUM_TASKS=5"]),
+        ({**UNEVEN, "SLURM_STEP_NUM_NODES": "3"}, ["lists 2 node(s)", "SLURM_STEP_NUM_NODES=3"]),
+        ({**UNEVEN, "SLURM_LOCALID": "1"}, ["SLURM_LOCALID=1", "1 rank(s) on node 1"]),
+        ({**UNEVEN, "SLURM_STEP_TASKS_PER_NODE": "3;1"}, ["'3;1'"]),
+        (without(UNEVEN, "SLURM_STEP_NUM_TASKS"), ["SLURM_STEP_NUM_TASKS is not set"]),
+        (without(UNEVEN, "SLURM_STEP_TASKS_PER_NODE"), ["SLURM_STEP_TASKS_PER_NODE is not set"]),
+        (
+            without(MPICH, "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+            ["MPI_LOCALRANKID or PMI_LOCAL_RANK is not set", "PMI_RANK=3"],
+        ),
+        (without(OPEN_MPI, "OMPI_COMM_WORLD_SIZE"), ["OMPI_COMM_WORLD_SIZE is not set"]),
+        (without(PMIX, "WORLD_SIZE"), ["WORLD_SIZE is not set", "PMIX_RANK=1"]),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "70000"}, ["MASTER_PORT=70000"]),
+    ],
+)
+def test_contradictions_within_one_launcher_are_refused_with_both_values(environment, said):
+    with pytest.raises(DetectionError) as refused:
+        detect(environment)
+    assert all(part in str(refused.value) for part in said), str(refused.value)
+
+
+def test_a_broken_outer_launcher_does_not_matter():
+    environment = {**without(UNEVEN, "SLURM_STEP_NUM_TASKS"), **TORCHRUN}
+    assert detect(environment).outer == ()

@@ -1,0 +1,118 @@
+"""Ranks of an MPI job on several hosts learn where rank 0 is."""
+
+import socket
+import threading
+
+import pytest
+
+from samestep.launchers import mpi_hosts
+from samestep.launchers.detect import detect
+from samestep.launchers.mpi_hosts import introduced, open_mpi_first
+from samestep.ranks.rendezvous.endpoint import choose
+from support.recordings import recording
+
+
+def told_nothing(name, **changes):
+    environment = {k: v for k, v in recording(name).environment.items() if not k.startswith("MASTER_")}
+    return environment | changes
+
+
+@pytest.mark.parametrize(
+    ("hosts", "nodes", "first"),
+    [
+        ("login,node[1:0-1]@0(3)", 2, "node0"),
+        ("node[1:0-1]@0(2)", 2, "node0"),
+        ("gpu-[2:8-9,12]-ib@0(3)", 3, "gpu-08-ib"),
+        ("login,a,b@0(3)", 2, "a"),
+        ("a,b,c,d", 2, None),
+        ("", 0, None),
+    ],
+)
+def test_open_mpis_list_of_hosts_is_read(hosts, nodes, first):
+    env = {"OMPI_MCA_orte_node_regex": hosts, "OMPI_MCA_orte_num_nodes": str(nodes)}
+    assert open_mpi_first(env) == first
+
+
+def test_ranks_of_open_mpi_meet_on_the_first_host():
+    environment = told_nothing("openmpi_2x2_rank3")
+    assert choose(introduced(detect(environment), environment))[0] == "node0"
+
+
+def test_what_is_known_is_not_asked_for():
+    for name in ("openmpi_2x2_rank3", "mpich_one_host_rank3", "slurm_step_2x2_rank3", "single"):
+        environment = recording(name).environment
+        assert introduced(detect(environment), environment) == detect(environment)
+
+
+class Hydra(threading.Thread):
+    """Answers one rank as MPICH's process manager does; `others` is what the other ranks have put."""
+
+    def __init__(self, others):
+        super().__init__()
+        self.values, self.heard = dict(others), []
+        ours, self.theirs = socket.socketpair()
+        self._stream = ours.makefile("rw")
+        ours.close()
+
+    def run(self):
+        with self._stream:
+            for line in self._stream:
+                fields = dict(word.split("=", 1) for word in line.split())
+                self.heard.append(fields["cmd"])
+                self._stream.write(self._answer(fields) + "\n")
+                self._stream.flush()
+
+    def _answer(self, asked):
+        if asked["cmd"] == "put":
+            self.values[asked["key"]] = asked["value"]
+        return {
+            "init": "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0",
+            "get_my_kvsname": "cmd=my_kvsname kvsname=kvs_17_0",
+            "put": "cmd=put_result rc=0 msg=success",
+            "barrier_in": "cmd=barrier_out",
+            "get": f"cmd=get_result rc=0 msg=success value={self.values.get(asked.get('key'))}",
+            "finalize": "cmd=finalize_ack",
+        }[asked["cmd"]]
+
+
+@pytest.fixture
+def hydra():
+    mpi_hosts._exchanged.cache_clear()
+    started = []
+
+    def start(**others):
+        manager = Hydra(others)
+        manager.start()
+        started.append(manager)
+        return manager
+
+    yield start
+    for manager in started:
+        manager.theirs.close()
+        manager.join()
+
+
+def test_a_rank_of_mpich_asks_where_rank_0_is(hydra):
+    manager = hydra(samestep="node7")
+    environment = told_nothing("mpich_2x2_rank3", PMI_FD=str(manager.theirs.fileno()))
+
+    for _ in range(2):
+        found = introduced(detect(environment), environment)
+        assert (found.master_addr, found.job) == ("node7", "kvs_17_0")
+    assert manager.heard == ["init", "get_my_kvsname", "barrier_in", "get", "finalize"]
+
+
+def test_rank_0_of_mpich_tells_its_host(hydra):
+    manager = hydra()
+    environment = told_nothing(
+        "mpich_2x2_rank3", PMI_RANK="0", MPI_LOCALRANKID="0", PMI_FD=str(manager.theirs.fileno())
+    )
+
+    assert introduced(detect(environment), environment).master_addr == socket.gethostname()
+
+
+@pytest.mark.parametrize("descriptor", ["9999", "0"])
+def test_a_descriptor_that_is_not_hydras_changes_nothing(descriptor):
+    mpi_hosts._exchanged.cache_clear()
+    environment = told_nothing("mpich_2x2_rank3", PMI_FD=descriptor)
+    assert introduced(detect(environment), environment) == detect(environment)

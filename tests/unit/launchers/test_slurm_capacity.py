@@ -1,0 +1,120 @@
+"""What an allocation holds, and the steps that fill it."""
+
+import pytest
+
+from samestep.launchers.slurm_capacity import Room, room
+from support.recordings import recording
+
+SHELL = {
+    "SLURM_JOB_ID": "12",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_TASKS_PER_NODE": "2(x2)",
+    "SLURM_JOB_CPUS_PER_NODE": "8(x2)",
+    "SLURM_JOB_NODELIST": "gpu[07-08]",
+}
+TWO_BY_TWO = Room(job="12", nodes=2, tasks=2, processors=8, first="gpu07")
+
+
+def flags(held, workers, **changes):
+    """Return what srun is told beside the layout's first node and that workers end together."""
+    shape = {"nodes": 1, "largest": 4} | changes
+    srun, *words, last = held.step(workers, **shape)
+    assert (srun, last) == ("srun", "--kill-on-bad-exit=1")
+    return [word for word in words if word != "--relative=0"]
+
+
+def test_a_shell_with_an_allocation_has_room():
+    assert room(SHELL) == TWO_BY_TWO
+    assert room(SHELL | {"SLURM_CPUS_PER_TASK": "3"}).places == 4
+    assert room(SHELL).places == 16
+
+
+def test_where_slurm_says_little_each_node_takes_a_worker():
+    assert room({"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "2"}) == Room(
+        job="12", nodes=2, tasks=1, processors=1
+    )
+
+
+def test_all_nodes_take_as_many_as_the_one_with_the_fewest():
+    uneven = SHELL | {"SLURM_TASKS_PER_NODE": "3,1", "SLURM_JOB_CPUS_PER_NODE": "3,1"}
+
+    assert room(uneven).places == 2
+
+
+@pytest.mark.parametrize("name", ["slurm_sbatch_script", "slurm_interactive_step"])
+def test_a_job_script_and_the_shell_of_salloc_have_room(name):
+    assert room(recording(name).environment) == Room(job="5", nodes=2, tasks=2, processors=2, first="node0")
+
+
+@pytest.mark.parametrize("name", ["single", "slurm_step_2x2_rank3", "torchrun_one_host_rank1"])
+def test_a_task_of_a_step_and_a_process_without_an_allocation_have_none(name):
+    assert room(recording(name).environment) is None
+
+
+@pytest.mark.parametrize(("largest", "each"), [(1, 2), (4, 2), (5, 3), (16, 8)])
+def test_nodes_take_what_was_asked_for_until_the_largest_step_needs_more(largest, each):
+    assert TWO_BY_TWO.per_node(largest) == each
+
+
+def test_a_worker_has_the_same_processors_whatever_the_size():
+    layout = ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1"]
+
+    assert flags(TWO_BY_TWO, 1) == [*layout, "--cpus-per-task=4", "--exact"]
+    assert flags(TWO_BY_TWO, 4, nodes=2)[-2:] == ["--cpus-per-task=4", "--exact"]
+    assert flags(TWO_BY_TWO, 1, largest=16)[-2:] == ["--cpus-per-task=1", "--exact"]
+    said = Room(job="12", nodes=2, tasks=2, processors=8, cpus_per_task=3)
+    assert flags(said, 2)[-2:] == ["--cpus-per-task=3", "--exact"]
+
+
+def test_one_task_of_a_node_has_the_processors_of_its_workers():
+    layout = ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
+
+    assert flags(TWO_BY_TWO, 4, nodes=2, launched="node") == [*layout, "--cpus-per-task=8", "--exact"]
+
+
+def test_workers_that_share_processors_share_them_at_each_size():
+    assert flags(TWO_BY_TWO, 32, nodes=2, largest=32)[-1] == "--overcommit"
+    assert flags(TWO_BY_TWO, 1, largest=32)[-1] == "--overcommit"
+
+
+def test_what_there_is_is_said_with_both_numbers():
+    assert TWO_BY_TWO.in_words() == "Slurm allocation 12 (2 node(s) with 8 processor(s): room for 16)"
+
+
+@pytest.mark.parametrize(
+    ("variables", "gpus"),
+    [
+        ({"SLURM_GPUS_PER_NODE": "a100:4"}, 4),
+        ({"SLURM_GPUS_PER_NODE": "a100:2,v100:1"}, 3),
+        ({"SLURM_GPUS": "8"}, 4),
+        ({"SLURM_GPUS_PER_TASK": "1"}, 2),
+        ({"SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS": "8"}, 4),
+        ({}, None),
+    ],
+)
+def test_gpus_are_those_of_a_node_however_they_were_asked_for(variables, gpus):
+    assert room(SHELL | variables).gpus == gpus
+
+
+def test_a_step_asks_for_the_gpus_of_its_workers_and_no_more():
+    held = Room(job="12", nodes=2, tasks=4, processors=16, gpus=4)
+
+    assert flags(held, 1, largest=8)[-2:] == ["--gpus=1", "--gpus-per-node=1"]
+    assert flags(held, 8, nodes=2, largest=8)[-2:] == ["--gpus=8", "--gpus-per-node=4"]
+    assert flags(held, 12, nodes=2, largest=12)[-3:] == ["--overcommit", "--gpus=8", "--gpus-per-node=4"]
+    assert held.places == 8
+    assert Room(job="12", nodes=2, tasks=4, processors=16, gpus=2).per_node(4) == 2
+    assert held.in_words() == "Slurm allocation 12 (2 node(s) with 16 processor(s) and 4 GPU(s): room for 8)"
+
+
+def test_what_was_asked_for_each_task_does_not_contradict_a_step():
+    asked = {"SLURM_NTASKS_PER_GPU": "1", "SLURM_GPUS_PER_TASK": "1", "SLURM_TRES_PER_TASK": "cpu=4"}
+    held = room(SHELL | asked)
+    begins = {
+        workers: held.step(workers, nodes=2, largest=64, launched=launched)[:-1]
+        for workers, launched in ((4, "tasks"), (2, "node"), (64, "tasks"))
+    }
+    all_of_them = ["env", *(word for name in asked for word in ("-u", name)), "srun"]
+
+    assert begins[4][:4] == ["env", "-u", "SLURM_NTASKS_PER_GPU", "srun"]
+    assert begins[2][:8] == begins[64][:8] == all_of_them

@@ -1,0 +1,150 @@
+"""Ranks find the same meeting point without talking, or say what they lack."""
+
+import socket
+import threading
+from dataclasses import replace
+
+import pytest
+
+from samestep.base.errors import DetectionError, PeerLost
+from samestep.base.machine.ancestors import ancestors
+from samestep.base.place import Place
+from samestep.launchers.detect import Detected, detect
+from samestep.ranks.rendezvous.endpoint import PORTS, await_listener, choose, resolve
+from support.recordings import recording
+
+
+def nobody():
+    return iter(())
+
+
+def test_what_is_given_wins():
+    assert choose(detect(recording("openmpi_2x2_rank3").environment)) == ("node0", 29511)
+    assert choose(detect(recording("torchrun_one_host_rank1").environment)) == ("localhost", 40227)
+
+
+def test_the_callers_master_wins_over_the_environments():
+    detected = detect(recording("openmpi_2x2_rank3").environment)
+    assert choose(detected, master=("other", 1234)) == ("other", 1234)
+
+
+def test_tasks_of_a_slurm_step_meet_on_its_first_node_and_agree_on_a_port():
+    step = recording("slurm_step_2x2_rank3").environment
+    points = set()
+    for rank in range(4):
+        task = {"SLURM_PROCID": rank, "SLURM_LOCALID": rank % 2, "SLURM_NODEID": rank // 2}
+        points.add(choose(detect({**step, **{name: str(value) for name, value in task.items()}})))
+
+    ((address, port),) = points
+    assert address == "node0"
+    assert port in PORTS
+
+
+def test_two_steps_of_one_job_meet_at_different_ports():
+    step = recording("slurm_step_2x2_rank3").environment
+    assert choose(detect(step)) != choose(detect({**step, "SLURM_STEP_ID": "1"}))
+
+
+def test_half_a_master_is_completed_where_the_launcher_knows_the_other_half():
+    step = recording("slurm_step_2x2_rank3").environment
+    derived = choose(detect(step))
+
+    assert choose(detect({**step, "MASTER_PORT": "1234"})) == ("node0", 1234)
+    assert choose(detect({**step, "MASTER_ADDR": "10.0.0.1"})) == ("10.0.0.1", derived[1])
+
+
+def test_ranks_of_one_mpi_job_on_one_host_meet_on_loopback():
+    environment = recording("openmpi_one_host_rank3").environment
+    other = {**environment, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "PMIX_RANK": "0"}
+
+    assert choose(detect(environment)) == choose(detect(other))
+    assert choose(detect(environment))[0] == "127.0.0.1"
+
+
+def test_a_job_without_a_name_is_named_after_the_process_that_started_its_ranks():
+    environment = recording("mpich_one_host_rank3").environment
+    detected = detect(environment)
+
+    def started(by, through=()):
+        return lambda: iter([*((pid, environment) for pid in through), (by, {"HOME": "/"}), ("1", {})])
+
+    direct = choose(detected, ancestors=started("4711"))
+    assert direct == choose(detected, ancestors=started("4711", through=["5000", "5001"]))
+    assert direct != choose(detected, ancestors=started("4712"))
+    assert direct[0] == "127.0.0.1"
+
+
+def test_this_process_has_ancestors():
+    assert next(ancestors())[0].isdecimal()
+
+
+@pytest.mark.parametrize(
+    ("name", "flag"),
+    [
+        ("openmpi_2x2_rank3", "-x MASTER_ADDR="),
+        ("mpich_2x2_rank3", "-genv MASTER_ADDR"),
+        ("intelmpi_2x2_rank3", "-genv MASTER_ADDR"),
+        ("environment_full_rank3", "export MASTER_ADDR="),
+    ],
+)
+def test_several_hosts_without_an_address_are_told_how_to_give_it(name, flag):
+    environment = {k: v for k, v in recording(name).environment.items() if not k.startswith("MASTER_")}
+    with pytest.raises(DetectionError) as refused:
+        choose(detect(environment), ancestors=nobody)
+    assert flag in str(refused.value)
+
+
+def test_ranks_set_by_hand_must_name_a_port():
+    detected = detect({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"})
+    with pytest.raises(DetectionError, match="Set MASTER_PORT"):
+        choose(detected)
+
+
+def test_a_place_given_by_the_caller_must_come_with_a_port():
+    detected = Detected(place=Place(rank=0, size=2, local_size=2), launcher="arguments")
+    with pytest.raises(DetectionError, match="MASTER_PORT"):
+        choose(detected, ancestors=nobody)
+    assert choose(replace(detected, master_port=1234)) == ("127.0.0.1", 1234)
+
+
+def test_an_address_resolves():
+    assert resolve("127.0.0.1") == "127.0.0.1"
+
+
+def test_an_unknown_host_is_refused(monkeypatch):
+    def unknown(*args, **kwargs):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(DetectionError, match=r"nowhere.*cannot be resolved.*Name or service not known"):
+        resolve("nowhere")
+
+
+def test_a_silent_name_server_is_not_waited_for(monkeypatch):
+    answered = threading.Event()
+
+    def silent(*args, **kwargs):
+        answered.wait()
+        raise socket.gaierror(-3, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", silent)
+    try:
+        with pytest.raises(DetectionError, match=r"no answer within 0\.01 s"):
+            resolve("slow", timeout_s=0.01)
+    finally:
+        answered.set()
+        for thread in threading.enumerate():
+            if thread.name == "samestep-resolve":
+                thread.join()
+
+
+def test_a_listener_is_found():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        await_listener("127.0.0.1", server.getsockname()[1], timeout_s=30)
+
+
+def test_a_missing_listener_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(PeerLost, match=f"127.0.0.1:{port}"):
+        await_listener("127.0.0.1", port, timeout_s=0)

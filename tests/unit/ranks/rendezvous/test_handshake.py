@@ -1,0 +1,151 @@
+"""Ranks that fit together learn their places; ranks that do not, learn why."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from samestep.base.errors import PeerLost, UsageError, WorldError
+from samestep.base.place import Place
+from samestep.ranks.rendezvous import handshake
+from samestep.ranks.rendezvous.handshake import Card, judge, meet, withdraw
+from support.stores import Memory
+
+VERSIONS = {"samestep": "0.1.0", "torch": "2.13.0"}
+
+
+def cards(size, *, hosts=None, **fields):
+    hosts = hosts or ["host"] * size
+    return [
+        Card(place=Place(rank=rank, size=size), host=host, versions=VERSIONS, **fields)
+        for rank, host in enumerate(hosts)
+    ]
+
+
+def outcomes(all_cards, act=meet):
+    """Let every rank meet the others on one store; return its seat or its error."""
+    store = Memory()
+
+    def one(card):
+        try:
+            return meet(store, card, timeout_s=20)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(all_cards)) as pool:
+        return list(pool.map(one, all_cards))
+
+
+def test_every_rank_keeps_the_place_its_launcher_told():
+    told = [
+        Card(
+            place=Place(rank=r, size=4, local_rank=r % 2, local_size=2, node=r // 2, nodes=2),
+            host="same name everywhere",
+            versions=VERSIONS,
+        )
+        for r in range(4)
+    ]
+    assert [seat.place for seat in outcomes(told)] == [card.place for card in told]
+
+
+def test_a_card_survives_the_store():
+    card = replace(cards(1)[0], assumed=("node",), cpus=(0, 1), uuid="GPU-1", kind="cuda", backend="nccl")
+    assert Card.from_json(card.to_json()) == card
+
+
+@pytest.mark.parametrize(
+    ("field", "main", "other", "said"),
+    [
+        ("versions", VERSIONS, {**VERSIONS, "torch": "2.3.0"}, "version of torch: 2.13.0 .* 2.3.0 on rank 1"),
+        ("kind", "cuda", "cpu", "kind of device: cuda .* cpu on rank 1"),
+        ("backend", "nccl", "gloo", "back end: nccl .* gloo on rank 1"),
+    ],
+)
+def test_ranks_that_differ_all_learn_how(field, main, other, said):
+    first, second, third = cards(3)
+    result = outcomes([replace(first, **{field: main}), replace(second, **{field: other}), third])
+
+    for error in result:
+        assert isinstance(error, UsageError)
+        with pytest.raises(UsageError, match=said):
+            raise error
+
+
+def test_a_rank_that_counts_another_number_of_ranks_is_found():
+    first, second = cards(2)
+    second = replace(second, place=Place(rank=1, size=3))
+    result = outcomes([first, second])
+    assert all("number of ranks: 2" in str(error) for error in result)
+
+
+def test_a_rank_that_cannot_join_tells_the_others_why():
+    first, second, third = cards(3)
+    store = Memory()
+    withdraw(store, second, UsageError("no device"))
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(meet, store, card, timeout_s=20) for card in (first, third)]
+    for future in futures:
+        with pytest.raises(WorldError, match="rank 1 on host cannot join: no device"):
+            future.result()
+
+
+def test_rank_0_that_cannot_join_tells_the_others_why():
+    first, second = cards(2)
+    store = Memory()
+    with ThreadPoolExecutor(2) as pool:
+        leaving = pool.submit(withdraw, store, first, UsageError("no device"))
+        waiting = pool.submit(meet, store, second, timeout_s=20)
+    leaving.result()
+    with pytest.raises(WorldError, match="rank 0 on host cannot join: no device"):
+        waiting.result()
+
+
+def test_a_rank_that_never_comes_is_named(monkeypatch):
+    monkeypatch.setattr(handshake, "_GRACE_S", 0.0)
+    first, _ = cards(2)
+    with pytest.raises(PeerLost, match="rank 1 of 2 did not come"):
+        meet(Memory(), first, timeout_s=0)
+
+
+def test_two_ranks_on_one_gpu_are_refused():
+    same = [replace(card, kind="cuda", backend="nccl", uuid="GPU-7") for card in cards(2)]
+    with pytest.raises(UsageError, match="ranks 0 and 1 are on the same device"):
+        judge(same)
+
+
+def test_places_that_no_launcher_told_are_settled_by_host_names():
+    lonely = [
+        replace(
+            card,
+            place=Place(rank=r, size=3, node=r, nodes=3),
+            assumed=("local_rank", "local_size", "node", "nodes"),
+        )
+        for r, card in enumerate(cards(3, hosts=["a", "b", "a"]))
+    ]
+    settled = [seat.place for seat in judge(lonely)]
+
+    assert [(p.local_rank, p.local_size, p.node, p.nodes) for p in settled] == [
+        (0, 2, 0, 2),
+        (0, 1, 1, 2),
+        (1, 2, 0, 2),
+    ]
+
+
+def test_ranks_dealt_out_in_turns_are_settled_on_their_nodes():
+    """mpirun --map-by node: ranks 0 and 2 on one node, 1 and 3 on the other; local ranks are told."""
+    dealt = [
+        replace(
+            card,
+            place=Place(rank=r, size=4, local_rank=r // 2, local_size=2, node=r // 2, nodes=2),
+            assumed=("node", "nodes"),
+        )
+        for r, card in enumerate(cards(4, hosts=["a", "b", "a", "b"]))
+    ]
+    assert [seat.place.node for seat in judge(dealt)] == [0, 1, 0, 1]
+    assert [seat.place.local_rank for seat in judge(dealt)] == [0, 0, 1, 1]
+
+
+def test_ranks_that_share_processors_are_counted_host_by_host():
+    masks = [(0, 1), (0, 1), (2, 3), (0, 1)]
+    dealt = [replace(card, cpus=mask) for card, mask in zip(cards(4, hosts=list("aaab")), masks, strict=True)]
+    assert [seat.sharing for seat in judge(dealt)] == [2, 2, 1, 1]

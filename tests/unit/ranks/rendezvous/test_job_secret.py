@@ -1,0 +1,68 @@
+"""Where a job's secret comes from, and what is refused as one."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from samestep.base.errors import UsageError
+from samestep.ranks.rendezvous import job_secret
+from samestep.ranks.rendezvous.job_secret import SECRET_FILE, job_key, shared_secret
+
+
+def test_children_find_the_secret_of_their_launcher_while_it_lives():
+    with shared_secret() as one, shared_secret() as another:
+        own, other = one.variables, another.variables
+        assert job_key(own, "store") == job_key(dict(own), "store")
+        assert job_key(own, "store") != job_key(own, "nodes")
+        assert job_key(own, "store") != job_key(other, "store")
+    with pytest.raises(UsageError):
+        job_key(own, "store")
+
+
+def test_the_users_own_secret_is_made_once_by_any_of_many(tmp_path):
+    environment = {"XDG_CONFIG_HOME": str(tmp_path)}
+    with ThreadPoolExecutor(8) as pool:
+        keys = set(pool.map(lambda _: job_key(environment, "store"), range(16)))
+
+    assert len(keys) == 1
+    assert [path.name for path in (tmp_path / "samestep").iterdir()] == ["secret"]
+    assert (tmp_path / "samestep" / "secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_where_the_home_cannot_be_written_the_temporary_directory_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(job_secret, "gettempdir", lambda: str(tmp_path))
+    assert job_key({"HOME": "/proc/nowhere"}, "store") == job_key({}, "store")
+    assert [path.name for path in tmp_path.iterdir()] == [f"samestep-{os.geteuid()}"]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
+def test_a_file_that_others_can_read_or_change_is_no_secret(tmp_path, mode):
+    path = tmp_path / "secret"
+    path.write_bytes(bytes(range(32)))
+    path.chmod(mode)
+    with pytest.raises(UsageError, match="chmod 600"):
+        job_key({SECRET_FILE: str(path)}, "store")
+
+
+@pytest.mark.parametrize("size", [0, 5, 5000])
+def test_a_file_of_another_size_is_no_secret(tmp_path, size):
+    path = tmp_path / "secret"
+    path.write_bytes(bytes(size))
+    path.chmod(0o600)
+    with pytest.raises(UsageError, match=f"{min(4097, size)} bytes"):
+        job_key({SECRET_FILE: str(path)}, "store")
+
+
+def test_what_is_no_file_is_no_secret(tmp_path):
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for path in (tmp_path, tmp_path / "pipe", tmp_path / "none", "/dev/zero"):
+        with pytest.raises(UsageError):
+            job_key({SECRET_FILE: str(path)}, "store")
+
+
+def test_a_folder_that_others_can_change_is_no_place_for_a_secret(tmp_path):
+    (tmp_path / "samestep").mkdir()
+    (tmp_path / "samestep").chmod(0o777)
+    with pytest.raises(UsageError, match="other users can change it"):
+        job_key({"XDG_CONFIG_HOME": str(tmp_path)}, "store")

@@ -1,0 +1,132 @@
+"""A store over authenticated connections does what torch's does, also when torch's C++ calls it."""
+
+import os
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+from torch.distributed import DistNetworkError, DistStoreError, PrefixStore
+
+from samestep.base.errors import PeerLost
+from samestep.ranks.rendezvous.authentication import derived
+from samestep.ranks.rendezvous.network_store import NetworkStore, base_of, serve
+
+KEY = derived(b"a secret", "test")
+
+
+@pytest.fixture
+def served():
+    return serve("127.0.0.1", 0, KEY, everywhere=False)
+
+
+@pytest.fixture
+def other(served):
+    return NetworkStore("127.0.0.1", served.port, KEY)
+
+
+def test_what_one_posts_the_other_reads_below_prefixes_too(served, other):
+    PrefixStore("a", served).set("key", "value")
+
+    assert PrefixStore("a", other).get("key") == b"value"
+    assert other.get("a/key") == b"value"
+    assert other.multi_get(["a/key", "a/key"]) == [b"value"] * 2
+    assert other.check(["a/key"])
+    assert not PrefixStore("b", other).check(["key"])
+
+
+def test_numbers_add_up(served, other):
+    assert [served.add("n", 1), other.add("n", 5), PrefixStore("p", other).add("n", -2)] == [1, 6, -2]
+    served.set("text", "no number")
+    with pytest.raises(DistStoreError):
+        other.add("text", 1)
+
+
+def test_a_value_is_replaced_where_it_is_as_expected(served):
+    store = PrefixStore("p", served)
+    assert store.compare_set("key", "x", "y") == b"x"  # none there: what was expected, as torch's does
+    assert store.compare_set("key", "", "first") == b"first"
+    assert store.compare_set("key", "other", "second") == b"first"
+    assert store.compare_set("key", "first", "second") == b"second"
+
+
+def test_keys_are_counted_and_removed(served):
+    store = PrefixStore("p", served)
+    store.multi_set(["a", "b"], ["1", "2"])
+    assert store.num_keys() == 2
+    assert [store.delete_key("a"), store.delete_key("a")] == [True, False]
+    assert served.num_keys() == 1
+
+
+def test_a_reader_waits_for_a_key_and_keeps_nobody_else(served, other):
+    values = []
+    thread = threading.Thread(target=lambda: values.append(other.get("late")))
+    thread.start()
+    time.sleep(0.05)
+    other.set("meanwhile", "1")
+    served.set("late", "value")
+    thread.join(5)
+    assert values == [b"value"]
+
+
+def test_a_key_that_nobody_posts_is_waited_for_as_long_as_is_said(other):
+    begin = time.monotonic()
+    with pytest.raises(DistStoreError, match="none"):
+        other.wait(["none"], timedelta(seconds=0.1))
+    other.set_timeout(timedelta(seconds=0.1))
+    with pytest.raises(DistStoreError):
+        PrefixStore("p", other).get("none")
+    assert 0.2 <= time.monotonic() - begin < 5
+
+
+def test_a_store_that_is_gone_is_an_error_of_torchs_kind(served, other):
+    other.set("key", "value")
+    served.close()
+    with pytest.raises(DistNetworkError):
+        other.get("key")
+    with pytest.raises(PeerLost):
+        NetworkStore("127.0.0.1", other.port, KEY).reach(0.05)
+
+
+def test_two_stores_of_a_process_share_a_server_until_both_are_closed(served):
+    second = serve("127.0.0.1", served.port, KEY, everywhere=False)
+    second.set("key", "value")
+    served.close()
+    assert second.get("key") == b"value"
+    second.close()
+    third = serve("127.0.0.1", second.port, KEY, everywhere=False)
+    assert not third.check(["key"])
+
+
+def test_a_store_lives_as_long_as_what_it_is_kept_for(served):
+    class User:
+        pass
+
+    first, second = User(), User()
+    served.keep_for(first)
+    served.keep_for(second)
+    del first
+    served.set("key", "value")
+    del second
+    with pytest.raises(DistNetworkError):
+        served.set("key", "value")
+
+
+def test_a_forked_process_does_not_hold_its_parents_connections(served, other):
+    other.set("key", "value")
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(writer, other.get("key"))  # by a connection of its own
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(reader, 10) == b"value"
+    assert other.get("key") == b"value"
+    os.close(reader)
+    os.close(writer)
+
+
+def test_our_store_is_found_below_torchs_prefixes(served):
+    assert base_of(PrefixStore("a", PrefixStore("b", served))) is served
+    assert base_of(PrefixStore("a", dist.HashStore())) is None

@@ -1,0 +1,59 @@
+"""Opening the store that all ranks reach."""
+
+import socket
+
+import pytest
+
+from samestep.base.errors import PeerLost, WorldError
+from samestep.base.place import Place
+from samestep.launchers.detect import given
+from samestep.ranks.rendezvous import store
+from samestep.ranks.rendezvous.job_secret import shared_secret
+
+MAIN = Place(rank=0, size=2, local_size=2)
+OTHER = Place(rank=1, size=2, local_rank=1, local_size=2)
+
+
+def test_a_torch_built_without_libuv_connects_to_the_agents_store_all_the_same(monkeypatch):
+    from torch.distributed import HashStore
+
+    attempts = []
+
+    def tcp_store(*_address, use_libuv=True, **_options):
+        attempts.append(use_libuv)
+        if use_libuv:
+            raise RuntimeError("use_libuv was requested but PyTorch was build without libuv support")
+        return HashStore()
+
+    environment = {
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }
+    monkeypatch.setattr(store, "TCPStore", tcp_store)
+    monkeypatch.setattr(store, "await_listener", lambda *_, **__: None)
+    store.open_store(environment, given(OTHER, environment), master=None, timeout_s=5)
+
+    assert attempts == [True, False]
+
+
+def test_a_taken_port_is_told_with_what_to_do():
+    with socket.create_server(("127.0.0.1", 0)) as other, shared_secret() as secret:
+        port = other.getsockname()[1]
+        with pytest.raises(WorldError, match=rf"port {port} is taken on .* Set MASTER_PORT to a free one"):
+            store.open_store(secret.variables, given(MAIN, {}), master=("127.0.0.1", port), timeout_s=5)
+
+
+def test_ranks_with_one_secret_share_a_store_and_one_without_it_is_refused(monkeypatch):
+    monkeypatch.setattr("samestep.ranks.rendezvous.network_store._FOREIGN_S", 0.05)
+    with shared_secret() as ours, shared_secret() as theirs:
+        main = store.open_store(ours.variables, given(MAIN, {}), master=("127.0.0.1", 0), timeout_s=5)
+        base = store.base_of(main)
+        main.set("key", "value")
+        at = ("127.0.0.1", base.port)
+
+        with pytest.raises(PeerLost, match="--secret-file"):
+            store.open_store(theirs.variables, given(OTHER, {}), master=at, timeout_s=5)
+        # Each joining of a process has keys of its own: this one is the third.
+        reader = store.base_of(store.open_store(ours.variables, given(OTHER, {}), master=at, timeout_s=5))
+        assert reader.num_keys() == 1

@@ -1,0 +1,117 @@
+"""The device and back end of a rank follow from what it sees, or are refused with the reason."""
+
+import pytest
+
+from samestep.base.errors import UsageError
+from samestep.base.place import Place
+from samestep.ranks.world.device import (
+    DeviceFacts,
+    choose_backend,
+    choose_device,
+    shared_device,
+    shown_alone,
+)
+
+NONE = DeviceFacts()
+
+
+def gpus(count, kind="cuda", label=None):
+    uuids = tuple(f"GPU-{i}" for i in range(count))
+    return DeviceFacts(kind=kind, count=count, uuids=uuids, label=label or kind)
+
+
+def local(rank, size):
+    return Place(rank=rank, size=size, local_rank=rank, local_size=size)
+
+
+@pytest.mark.parametrize(
+    ("facts", "place", "asked", "device"),
+    [
+        (NONE, local(1, 2), None, "cpu"),
+        (gpus(4), local(1, 2), "cpu", "cpu"),
+        (gpus(1), local(0, 1), None, "cuda:0"),
+        (gpus(1), local(3, 4), None, "cuda:0"),  # one visible device for each task
+        (gpus(4), local(3, 4), None, "cuda:3"),
+        (gpus(8), local(1, 2), None, "cuda:1"),
+        (gpus(4), local(3, 4), "cuda", "cuda:3"),
+        (gpus(4), local(0, 1), "cuda:2", "cuda:2"),
+        (gpus(4, label="rocm"), local(2, 4), None, "cuda:2"),
+        (gpus(2, kind="xpu"), local(1, 2), None, "xpu:1"),
+        (gpus(2, kind="xpu"), local(1, 2), "xpu", "xpu:1"),
+        (gpus(1, kind="mps"), local(0, 1), "mps", "mps:0"),
+    ],
+)
+def test_a_rank_gets_the_device_it_sees_or_the_one_of_its_local_rank(facts, place, asked, device):
+    choice = choose_device(facts, place, asked=asked)
+    assert choice.device == device
+    assert choice.kind == device.partition(":")[0]
+
+
+@pytest.mark.parametrize(
+    ("facts", "place", "asked", "said"),
+    [
+        (gpus(2), local(0, 4), None, ["4 ranks", "2 visible cuda"]),
+        (NONE, local(0, 2), "cuda", ["device=cuda", "0 cpu"]),
+        (gpus(2), local(0, 2), "xpu", ["device=xpu", "2 cuda"]),
+        (gpus(2), local(0, 1), "cuda:2", ["number 2", "sees 2"]),
+        (gpus(2), local(0, 1), "cuda:x", ["number -1"]),
+        (gpus(1, kind="mps"), local(0, 2), "mps", ["mps", "2 ranks"]),
+        (NONE, local(0, 1), "tpu", ["device=tpu"]),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(facts, place, asked, said):
+    with pytest.raises(UsageError) as refused:
+        choose_device(facts, place, asked=asked)
+    assert all(part in str(refused.value) for part in said), str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "backend"),
+    [
+        ("cpu", None, "gloo"),
+        ("cuda", None, "nccl"),
+        ("xpu", None, "xccl"),
+        ("cuda", "gloo", "gloo"),
+        ("cpu", "mpi", "mpi"),
+        ("cuda", "NCCL", "nccl"),
+    ],
+)
+def test_the_back_end_goes_with_the_device(kind, asked, backend):
+    assert choose_backend(kind, asked=asked, available=lambda name: True) == backend
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "built", "said"),
+    [
+        ("cpu", "mpi", {"gloo"}, "no mpi back end.*backend=gloo"),
+        ("cuda", None, {"gloo"}, "no nccl back end.*device=cpu"),
+        ("cpu", "nccl", {"gloo", "nccl"}, "backend=nccl cannot carry cpu tensors. Use gloo"),
+        ("xpu", "nccl", {"xccl", "nccl"}, "backend=nccl cannot carry xpu tensors. Use xccl"),
+        ("mps", None, {"gloo"}, "no back end carries tensors of device 'mps'"),
+    ],
+)
+def test_a_back_end_that_cannot_serve_is_never_replaced_in_silence(kind, asked, built, said):
+    with pytest.raises(UsageError, match=said):
+        choose_backend(kind, asked=asked, available=built.__contains__)
+
+
+def test_two_ranks_on_one_gpu_are_refused_under_nccl_alone():
+    assert "ranks 0 and 2" in (shared_device("nccl", ["A", "B", "A"]) or "")
+    assert shared_device("gloo", ["A", "B", "A"]) is None
+    assert shared_device("nccl", ["A", "B", "C"]) is None
+    assert shared_device("nccl", ["", ""]) is None
+
+
+@pytest.mark.parametrize(
+    ("count", "visible", "place", "shown"),
+    [
+        (0, None, local(1, 2), None),
+        (1, "3", local(1, 2), None),  # its launcher has shown it its own
+        (2, None, local(0, 4), None),  # refused when a device is chosen
+        (4, None, local(1, 2), "1"),
+        (2, "5,7", local(1, 2), "7"),
+        (2, "GPU-a, GPU-b", local(1, 2), "GPU-b"),
+    ],
+)
+def test_a_rank_is_shown_its_own_device_alone(count, visible, place, shown):
+    assert shown_alone(count, visible, place) == shown

@@ -1,0 +1,56 @@
+"""The last line that a worker's program printed is stored in its clock file, and write errors are logged."""
+
+import errno
+import io
+import os
+import sys
+
+from samestep.base.place import Place
+from samestep.observe.clock.clock_file import ClockFile, ClockOptions
+from samestep.run.worker_clock import _checked, _last_line
+
+
+def test_the_last_line_on_stderr_is_kept_and_the_stream_is_restored(capsys):
+    written = sys.stderr.write
+    with _last_line(sys.stderr) as last_line:
+        print("usage: t.py", file=sys.stderr)
+        print("t.py: error: no --lr\n", file=sys.stderr)
+
+    assert last_line() == "t.py: error: no --lr"
+    assert sys.stderr.write == written
+    assert capsys.readouterr().err == "usage: t.py\nt.py: error: no --lr\n\n"
+
+
+def test_without_output_the_last_line_is_empty():
+    with _last_line(io.TextIOWrapper(io.BytesIO())) as last_line:
+        assert last_line() == ""
+
+
+def test_a_stream_that_cannot_be_patched_is_left_alone():
+    class Fixed:
+        __slots__ = ()
+
+        def write(self, text):
+            return len(text)
+
+    with _last_line(Fixed()) as last_line:
+        assert last_line() == ""
+
+
+def test_a_full_disk_is_reported_at_the_end_and_not_in_the_script(tmp_path, monkeypatch, capsys):
+    def full(fd, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    file = ClockFile(ClockOptions(folder=tmp_path), Place(), "serial")
+    file.write([{"step": 1}])
+    assert _checked(file) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        file.write([{"step": 2}])
+    file.write([{"step": 3}])  # no gap
+
+    assert file.path.read_text() == '{"step": 1}\n'
+    assert _checked(file) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    for name in (f"--clock {tmp_path}", "rank-0.jsonl", os.strerror(errno.ENOSPC)):
+        assert name in line

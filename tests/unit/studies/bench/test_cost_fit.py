@@ -1,0 +1,51 @@
+"""What follows from made-up times."""
+
+import pytest
+
+from samestep.studies.bench.cost_fit import crossovers, fit
+
+SIZES = [4 * 4**power for power in range(14)]
+
+
+def test_alpha_and_beta_come_back():
+    line = fit({nbytes: 20e-6 + 1e-9 * nbytes for nbytes in SIZES})
+
+    assert line.alpha == pytest.approx(20e-6)
+    assert line.beta == pytest.approx(1e-9)
+
+
+def test_outliers_do_not_move_the_line():
+    times = {nbytes: 20e-6 + 1e-9 * nbytes for nbytes in SIZES}
+    times[SIZES[2]] *= 50
+    times[SIZES[-1]] *= 3
+
+    assert fit(times).alpha == pytest.approx(20e-6)
+    assert fit(times).beta == pytest.approx(1e-9)
+
+
+def test_neither_part_is_negative():
+    line = fit({4: 5e-6, 16: 4e-6, 64: 3e-6})
+    assert line.beta == 0
+    assert fit({1 << 20: 1e-3, 4 << 20: 8e-3}).alpha == 0
+
+
+def test_one_size_is_enough():
+    assert fit({100: 2.0})(100) == 2.0
+
+
+def test_who_wins_from_which_size_on():
+    times = {
+        "tree": {4: 1.0, 16: 2.0, 64: 9.0},
+        "ring": {4: 3.0, 16: 3.0, 64: 4.0},
+        "naive": {4: 1.2, 16: 2.2, 64: 9.0},
+    }
+    assert crossovers(times) == [(4, "tree"), (64, "ring")]
+
+
+def test_a_hair_is_no_crossover():
+    times = {"tree": {4: 1.0, 16: 2.0, 64: 3.0}, "ring": {4: 2.0, 16: 1.95, 64: 2.0}}
+    assert crossovers(times) == [(4, "tree"), (64, "ring")]
+
+
+def test_an_algorithm_without_a_time_gives_way():
+    assert crossovers({"tree": {4: 1.0}, "ring": {4: 2.0, 16: 2.0}}) == [(4, "tree"), (16, "ring")]

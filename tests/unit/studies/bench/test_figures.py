@@ -1,0 +1,50 @@
+"""Figures from made-up times."""
+
+import pytest
+
+from samestep.studies.bench.figures import bus_factor, figures, slowest
+
+
+def test_the_time_of_a_call_is_the_slowest_ranks():
+    assert slowest([[1.0, 5.0, 2.0], [3.0, 4.0, 2.5]]) == [3.0, 5.0, 2.5]
+
+
+@pytest.mark.parametrize(
+    ("collective", "factor"),
+    [
+        ("all_reduce", 1.5),
+        ("all_gather", 0.75),
+        ("reduce_scatter", 0.75),
+        ("gather", 0.75),
+        ("scatter", 0.75),
+        ("broadcast", 1.0),
+        ("reduce", 1.0),
+    ],
+)
+def test_the_bytes_that_a_rank_has_to_move_are_those_of_nccls_tests(collective, factor):
+    assert bus_factor(collective, 4) == factor
+
+
+def test_bandwidths_and_the_share_of_copying():
+    row = figures(
+        "all_reduce", "ring", nbytes=4000, ranks=4, times=[2.0, 9.0, 1.0, 2.0], copying=[0.5, 0.4, 0.6]
+    )
+
+    assert (row.median_s, row.algbw_bytes_per_s, row.busbw_bytes_per_s) == (2.0, 2000.0, 3000.0)
+    assert row.limit_share == 3000 / 8000  # each rank copies 4000 B in 0.5 s
+    assert row.spread_s == (1.75, 3.75)
+
+
+def test_an_object_of_json_has_what_a_reader_of_the_form_expects():
+    row = figures("broadcast", "tree", nbytes=8, ranks=2, times=[1.0], copying=[1.0])
+
+    assert list(row.as_dict()) == [
+        "collective",
+        "algorithm",
+        "bytes",
+        "ranks",
+        "median_s",
+        "algbw_bytes_per_s",
+        "busbw_bytes_per_s",
+        "limit_share",
+    ]

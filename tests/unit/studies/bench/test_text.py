@@ -1,0 +1,75 @@
+"""How figures are told."""
+
+import xml.etree.ElementTree as ET
+
+from samestep.studies.bench.figures import figures
+from samestep.studies.bench.plot import render
+from samestep.studies.bench.text import answer, fastest, fits, table, times_of
+
+BUCKET = 25 << 20
+
+
+def rows_of(times):
+    return [
+        figures("all_reduce", name, nbytes=nbytes, ranks=2, times=[seconds], copying=[nbytes / 8e9])
+        for name, by_size in times.items()
+        for nbytes, seconds in by_size.items()
+    ]
+
+
+def test_a_table_has_the_fastest_first_and_each_size_once():
+    lines = table(rows_of({"native": {65536: 540e-6, BUCKET: 20e-3}, "shared_memory": {65536: 45e-6}}))
+
+    assert [line.split() for line in lines[1:]] == [
+        ["64", "KiB", "shared_memory", "45", "us", "45", "us", "-", "45", "us", "1.46", "1.46", "18.2%"],
+        ["native", "540", "us", "540", "us", "-", "540", "us", "0.121", "0.121", "1.5%"],
+        ["25", "MiB", "native", "20", "ms", "20", "ms", "-", "20", "ms", "1.31", "1.31", "16.4%"],
+    ]
+    assert len({line.index("us") for line in lines[1:3]}) == 1
+
+
+def test_rows_by_algorithm():
+    times = {"ring": {4: 1.0, 16: 2.0}, "tree": {4: 3.0}}
+    assert times_of(rows_of(times)) == times
+
+
+def test_the_answer_is_one_sentence():
+    times = {
+        "native": {65536: 540e-6, BUCKET: 20e-3},
+        "shared_memory": {65536: 45e-6, BUCKET: 2.85e-3},
+        "ring": {65536: 50e-6, BUCKET: 25e-3},
+    }
+    assert answer(times) == (
+        "shared_memory is 12x native at 64 KiB: 45 us, not 540 us; "
+        "shared_memory is 7.0x native at 25 MiB: 2.85 ms, not 20 ms"
+    )
+
+
+def test_where_native_is_the_fastest_the_next_is_named():
+    assert answer({"native": {4: 1e-5}, "ring": {4: 2e-5}, "tree": {4: 3e-5}}) == (
+        "native is 2.0x ring at 4 B: 10 us, not 20 us"
+    )
+
+
+def test_one_algorithm_is_compared_with_nothing():
+    assert answer({"ring": {4: 1e-5, 16: 2e-5}}) == "ring takes 20 us at 16 B"
+
+
+def test_fits_and_crossovers_are_told():
+    times = {"tree": {4: 1e-5, 1 << 20: 1e-5}, "ring": {4: 2e-5, 1 << 20: 2e-6}}
+    assert fits(times)[1].split() == ["tree", "10", "us", "0", "ns/B", "-"]
+    assert fastest(times) == "tree from 4 B; ring from 1 MiB"
+
+
+def test_one_size_is_no_line():
+    assert fits({"tree": {4: 1e-5}, "ring": {4: 2e-5}}) == []
+
+
+def test_the_picture_is_svg_with_a_line_for_each_and_one_for_copying():
+    picture = render(
+        {"ring": {4: 1e-5, 1 << 20: 1e-3}, "<b>": {4: 2e-5}}, copying={4: 1e-9, 1 << 20: 1e-4}, title="a & b"
+    )
+    root = ET.fromstring(picture)
+    texts = [one.text for one in root.iter("{http://www.w3.org/2000/svg}text")]
+
+    assert {"a & b", "ring", "<b>", "copying memory", "16 B", "1 MiB", "10 us"} <= set(texts)

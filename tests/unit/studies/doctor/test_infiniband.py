@@ -1,0 +1,80 @@
+"""InfiniBand ports that are up and of no use to whoever needs an IP address."""
+
+from samestep.base.machine.interfaces import interfaces
+from samestep.studies.doctor import infiniband
+from samestep.studies.doctor.infiniband import has_device_files, ports
+from support import trees
+
+ADDRESSES = {"eth0": ["10.0.0.2"], "lo": ["127.0.0.1"]}
+
+
+def judged(root, *, backend="gloo", nodes=2, addresses=ADDRESSES, device_files=True):
+    among = interfaces(addresses, root=root)
+    part = infiniband.judge(ports(root=root), among, backend=backend, nodes=nodes, device_files=device_files)
+    return {finding.text: finding.hurts for finding in part.findings}
+
+
+def machine(tmp_path, **changes):
+    files = {**trees.loopback(), **trees.interface("eth0"), **trees.interface("ib0", speed="")}
+    return trees.planted(tmp_path, {**files, **trees.infiniband_port(**changes)})
+
+
+def test_a_port_is_read_from_sysfs(tmp_path):
+    (port,) = ports(root=machine(tmp_path))
+    assert (port.name, port.state, port.rate, port.layer) == (
+        "mlx5_0:1",
+        "ACTIVE",
+        "200 Gb/sec (4X HDR)",
+        "InfiniBand",
+    )
+    assert port.interfaces == ("ib0",)
+
+
+def test_an_active_port_without_an_address_hurts_gloo_and_not_nccl(tmp_path):
+    root = machine(tmp_path)
+    ((text, hurts),) = judged(root).items()
+    assert hurts
+    assert "mlx5_0:1 is active (200 Gb/sec (4X HDR)), but ib0 has no IP address" in text
+    assert "GLOO_SOCKET_IFNAME=ib0" in text
+
+    ((text, hurts),) = judged(root, backend="nccl").items()
+    assert not hurts
+    assert "NCCL uses it without" in text
+
+
+def test_a_port_without_even_an_interface_is_told(tmp_path):
+    ((text, hurts),) = judged(machine(tmp_path, net="")).items()
+    assert hurts
+    assert "it has no network interface" in text
+
+
+def test_a_port_with_an_address_is_well(tmp_path):
+    assert judged(machine(tmp_path), addresses={**ADDRESSES, "ib0": ["10.1.0.2"]}) == {}
+
+
+def test_one_node_does_not_need_it(tmp_path):
+    assert judged(machine(tmp_path), nodes=1) == {}
+
+
+def test_a_port_that_is_down_beside_one_that_is_up_is_noted(tmp_path):
+    root = machine(tmp_path)
+    trees.planted(root, trees.infiniband_port("mlx5_1", state="1: DOWN", net="ib1"))
+    found = judged(root, addresses={**ADDRESSES, "ib0": ["10.1.0.2"]})
+    assert list(found.values()) == [False]
+    assert "mlx5_1:1" in next(iter(found))
+
+
+def test_all_ports_down_are_a_machine_without_infiniband(tmp_path):
+    assert judged(machine(tmp_path, state="1: DOWN")) == {}
+
+
+def test_a_container_without_the_device_files_hurts_nccl(tmp_path):
+    root = machine(tmp_path)
+    assert not has_device_files(root=root)
+    found = judged(root, backend="nccl", addresses={**ADDRESSES, "ib0": ["10.1.0.2"]}, device_files=False)
+    ((text, hurts),) = found.items()
+    assert hurts
+    assert "--device=/dev/infiniband" in text
+
+    trees.planted(root, {"dev/infiniband/uverbs0": ""})
+    assert has_device_files(root=root)

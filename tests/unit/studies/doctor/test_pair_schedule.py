@@ -1,0 +1,55 @@
+"""Pairs of ranks: each once, and no host in two at a time."""
+
+from itertools import combinations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from samestep.studies.doctor.pair_schedule import MOST, before, measured, rounds
+
+HOSTS = st.lists(st.sampled_from(["a", "b", "c", "d", ""]), max_size=12)
+
+
+@settings(max_examples=40)
+@given(HOSTS)
+def test_each_pair_of_ranks_that_are_there_meets_once(hosts):
+    ranks = [rank for rank, host in enumerate(hosts) if host]
+    every = rounds(hosts, ranks)
+    assert sorted(pair for this in every for pair in this) == list(combinations(ranks, 2))
+
+
+@settings(max_examples=40)
+@given(HOSTS)
+def test_no_host_is_in_two_pairs_of_a_round(hosts):
+    for this in rounds(hosts, [rank for rank, host in enumerate(hosts) if host]):
+        busy = [host for pair in this for host in {hosts[rank] for rank in pair}]
+        assert len(busy) == len(set(busy))
+
+
+@settings(max_examples=40)
+@given(st.lists(st.sampled_from(["a", "b", "c", "d", ""]), max_size=MOST))
+def test_what_must_be_done_before_a_pair_keeps_its_hosts_to_themselves(hosts):
+    """Whoever waits for these has waited, step by step, for all earlier pairs of its hosts."""
+    every = rounds(hosts, [rank for rank, host in enumerate(hosts) if host])
+    past, waited = set(), {}
+    for this in every:
+        for pair in this:
+            direct = before(pair, every, hosts)
+            waited[pair] = set(direct).union(*(waited[one] for one in direct))
+            mine = {hosts[rank] for rank in pair}
+            assert {one for one in past if mine & {hosts[rank] for rank in one}} <= waited[pair]
+        past |= set(this)
+
+
+def test_ranks_of_one_host_measure_one_pair_at_a_time():
+    assert rounds(["a"] * 3, [0, 1, 2]) == [[(0, 1)], [(0, 2)], [(1, 2)]]
+
+
+def test_ranks_on_hosts_of_their_own_measure_side_by_side():
+    assert rounds(list("abcd"), [0, 1, 2, 3]) == [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 3), (1, 2)]]
+
+
+def test_of_many_ranks_one_of_each_host_measures():
+    hosts = ["a"] * 4 + ["b"] * 4 + [""] + ["c"] * 3
+    assert measured(hosts) == [0, 4, 9]
+    assert measured(["a"] * MOST) == list(range(MOST))

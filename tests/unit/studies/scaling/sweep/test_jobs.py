@@ -1,0 +1,58 @@
+"""The jobs of a study have the resources and the runs of their number of workers."""
+
+import pytest
+
+from samestep.base.errors import UsageError
+from samestep.launch.submit.site_defaults import SlurmSite
+from samestep.studies.scaling.sweep.jobs import JobOptions, jobs
+from samestep.studies.scaling.sweep.trial import Trial
+
+
+def trial(number, workers, nodes=1, **changes):
+    return Trial(
+        number=number,
+        workers=workers,
+        nodes=nodes,
+        modes=("strong",),
+        command=("run", f"--clock=/study/trials/{number}/clock", "train.py"),
+        **{"folder": f"/study/trials/{number}"} | changes,
+    )
+
+
+def options(folder, **changes):
+    return JobOptions(
+        name="train", folder=folder, site=SlurmSite(partition="gpu"), python="python", **changes
+    )
+
+
+def test_each_number_of_workers_is_a_job_with_its_runs_in_the_order_of_the_study(tmp_path):
+    trials = [trial(0, 4, 2), trial(1, 1), trial(2, 1), trial(3, 4, 2)]
+
+    small, large = jobs(trials, options(tmp_path))
+
+    assert (small.request.nodes, small.request.per_node) == (1, 1)
+    assert (large.request.nodes, large.request.per_node) == (2, 2)
+    assert [one.number for one in large.trials] == [0, 3]
+    assert large.request.output == str(tmp_path / "jobs" / "4-%j.log")
+    lines = large.script().splitlines()
+    assert "# Written by samestep scale; sbatch takes this file as it is." in lines
+    assert "#SBATCH --job-name=train-4" in lines
+    assert "#SBATCH --partition=gpu" in lines
+    assert [line for line in lines if line.startswith("recorded /")] == [
+        "recorded /study/trials/0 \\",
+        "recorded /study/trials/3 \\",
+    ]
+    assert "    python -m samestep run --clock=/study/trials/3/clock train.py" in lines
+
+
+def test_jobs_cannot_compare_launchers(tmp_path):
+    assert jobs([trial(0, 1, launcher="srun")], options(tmp_path))
+    with pytest.raises(UsageError, match="--compare launcher=torchrun "):
+        jobs([trial(0, 1), trial(1, 1, launcher="torchrun")], options(tmp_path))
+
+
+def test_a_job_has_as_many_gpus_as_workers(tmp_path):
+    small, large = jobs([trial(0, 1), trial(1, 8, 2)], options(tmp_path, gpus=True))
+
+    assert "#SBATCH --gpus-per-node=1" in small.script().splitlines()
+    assert "#SBATCH --gpus-per-node=4" in large.script().splitlines()

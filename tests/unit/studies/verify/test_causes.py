@@ -1,0 +1,356 @@
+"""Each cause is found in the record of a run with that fault, and in no other."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from samestep.launch.local.failure import Failure
+from samestep.studies.verify.case import Comparison
+from samestep.studies.verify.causes import causes
+from samestep.studies.verify.run_record import RunRecord
+from samestep.studies.verify.trace import Facts, Step, Trace
+
+STEPS, BATCH, DATA = 8, 12, 52
+"""The fifth step of an epoch has four samples: one for each of four workers, and not as many for three."""
+
+
+def keys_of(step, epoch_length=DATA):
+    """Return the keys of the samples of a step of one worker, in an order of their own in each epoch."""
+    per_epoch = -(-epoch_length // BATCH)
+    epoch, place = divmod(step, per_epoch)
+    order = np.random.default_rng(epoch).permutation(epoch_length)
+    return order[place * BATCH : (place + 1) * BATCH].astype(float).tolist()
+
+
+def step_of(index, samples, *, jitter=0.0):
+    """Return a step with the gradient of the global batch, on whichever rank."""
+    of_step = np.random.default_rng([7, index])
+    gradient, parameters = of_step.normal(size=16), np.random.default_rng(8).normal(size=16)
+    noise = 1 + jitter * np.random.default_rng([9, index]).normal(size=16)
+    return Step(
+        index=index,
+        samples=samples,
+        losses=[float(1 + of_step.random())],
+        learning_rates=[0.1 * 0.9**index],
+        gradient=(gradient * noise).tolist(),
+        gradient_norm=float(np.linalg.norm(gradient * noise)),
+        before=(parameters + index).tolist(),
+        after=(parameters + index - 0.1 * gradient * noise).tolist(),
+        backwards=1,
+    )
+
+
+def run(size=1, *, change=None, facts=None, share=None, jitter=0.0, steps=STEPS, failure=None):
+    """Return the record of a run on `size` workers, changed rank by rank.
+
+    Args:
+        change: given a rank and its step, returns the step to use, or None to drop it.
+        facts: given a rank, returns its facts that differ from the usual.
+        share: given a rank and the samples of a step, returns those of the rank.
+    """
+    share = share or (lambda rank, samples: samples[rank::size])
+    traces = []
+    for rank in range(size):
+        made = [step_of(k, share(rank, keys_of(k)), jitter=jitter) for k in range(steps)]
+        made = [one if change is None else change(rank, one) for one in made]
+        kept = [one for one in made if one is not None]
+        known = Facts(rank=rank, group_size=size, epsilon=1e-16, ended="end", printed="accuracy 0.50\n")
+        traces.append(Trace(replace(known, **(facts(rank) if facts else {})), kept, len(kept)))
+    return RunRecord(traces, is_replicated=False, failure=failure)
+
+
+REFERENCE, CONTROL = run(), run(jitter=1e-15)
+
+
+def found(seen):
+    return [finding.cause for finding in causes(Comparison(REFERENCE, seen, CONTROL))]
+
+
+def scaled(factor):
+    def change(_, step):
+        gradient = np.array(step.gradient) * factor
+        return replace(step, gradient=gradient.tolist(), gradient_norm=step.gradient_norm * factor)
+
+    return change
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_run_that_is_the_same_but_for_rounding_has_no_cause(size):
+    assert found(run(size)) == []
+    assert found(run(size, jitter=1e-15)) == []
+
+
+def test_a_deviation_beyond_rounding_has_a_cause():
+    assert found(run(2, jitter=1e-9)) == ["gradient"]
+
+
+@pytest.mark.parametrize("epsilon", [2.0**-7, 2.0**-10], ids=["bfloat16", "float16"])
+def test_a_summed_gradient_exceeds_half_precision_rounding(epsilon):
+    def half(_):
+        return {"epsilon": epsilon, "parameter_epsilon": 1e-7}
+
+    reference, control = run(facts=half), run(facts=half, jitter=epsilon)
+
+    def causes_of(seen):
+        return [one.cause for one in causes(Comparison(reference, seen, control))]
+
+    assert causes_of(run(2, facts=half, jitter=4 * epsilon)) == []
+    assert causes_of(run(2, facts=half, change=scaled(2))) == ["sum-not-mean"]
+
+
+@pytest.fixture
+def half():
+    """Returns a function that finds the causes of a run in bfloat16."""
+    epsilon = 2.0**-7
+
+    def facts(_):
+        return {"epsilon": epsilon, "parameter_epsilon": 1e-7}
+
+    def causes_of(**how):
+        reference, control = run(facts=facts), run(facts=facts, jitter=2 * epsilon)
+        return [one.cause for one in causes(Comparison(reference, run(2, facts=facts, **how), control))]
+
+    return causes_of
+
+
+def test_a_small_scale_exceeds_half_precision_rounding_before_the_first_update(half):
+    assert half(change=scaled(1.005)) == []
+    assert half(change=scaled(1.03)) == ["gradient-scale"]
+    assert half(change=lambda rank, step: scaled(1.03)(rank, step) if step.index else step) == []
+
+
+def test_a_missing_sample_is_found_though_half_precision_hides_its_effect(half):
+    def fewer(rank, samples):
+        return samples[rank::2][:-1] if rank and len(samples) < BATCH else samples[rank::2]
+
+    def keyless(rank, samples):
+        return [key + 0.5 for key in fewer(rank, samples)]
+
+    def change(_, step):
+        return scaled(1.05)(_, step) if step.index == 4 else step
+
+    assert half(change=change, share=fewer) == ["samples-left-out"]
+    assert half(share=fewer) == []  # nothing is computed from the one that is missing
+    assert half(change=change, share=keyless) == []  # and these need not be samples
+
+
+def test_a_schedule_that_steps_n_times_is_found_even_if_its_steps_are_small():
+    def slow(step, times=1):
+        return replace(step, learning_rates=[0.1 * (1 - 1e-6 * step.index * times)])
+
+    def single(_):
+        return {"epsilon": 1e-7, "parameter_epsilon": 1e-7}
+
+    reference, control = (run(change=lambda _, step: slow(step), facts=single) for _ in range(2))
+    seen = run(2, change=lambda _, step: slow(step, 2), facts=single)
+    assert [one.cause for one in causes(Comparison(reference, seen, control))] == ["schedule-n-times"]
+
+
+def times_n(step):
+    return replace(step, learning_rates=[2 * rate for rate in step.learning_rates])
+
+
+def stepped_twice(step):
+    return replace(step, learning_rates=[0.1 * 0.9 ** (2 * step.index)])
+
+
+def other_gradient(step):
+    """Return the step with another gradient, as other samples have."""
+    return replace(step, gradient=(np.array(step.gradient) + 0.1 * np.arange(16)).tolist())
+
+
+def padded(step):
+    if len(step.samples) == BATCH // 2:
+        return step
+    return other_gradient(replace(step, samples=step.samples + step.samples[:1]))
+
+
+def doubled(rank, step):
+    return other_gradient(replace(step, samples=(np.array(keys_of(step.index)) + 1000 * rank).tolist()))
+
+
+@pytest.mark.parametrize(
+    ("cause", "change"),
+    [
+        ("sum-not-mean", scaled(2)),
+        ("divided-twice", scaled(0.5)),
+        ("gradient-scale", scaled(0.7)),
+        ("lr-times-n", lambda _, step: times_n(step)),
+        ("schedule-n-times", lambda _, step: stepped_twice(step)),
+        ("learning-rate", lambda _, step: replace(step, learning_rates=[0.3])),
+        ("never-averaged", lambda rank, step: scaled(1 + rank)(rank, step)),
+        ("accumulation-not-averaged", lambda rank, step: replace(scaled(1 + rank)(rank, step), backwards=3)),
+        ("replicas-differ-at-start", lambda rank, step: replace(step, before=[float(rank)] * 16)),
+        ("padded-samples", lambda _, step: padded(step)),
+        (
+            "samples-left-out",
+            lambda _, step: other_gradient(replace(step, samples=step.samples[: BATCH // 2 - 1])),
+        ),
+        ("batch-times-n", doubled),
+        (
+            "overlapping-shards",
+            lambda _, step: other_gradient(replace(step, samples=keys_of(step.index)[: BATCH // 2])),
+        ),
+        (
+            "other-samples",
+            lambda _, step: other_gradient(replace(step, samples=[key + 0.5 for key in step.samples])),
+        ),
+    ],
+)
+def test_a_fault_is_named(cause, change):
+    assert found(run(2, change=change, facts=lambda _: {"wrapped": True})) == [cause]
+
+
+def test_equally_weighted_means_of_uneven_shares_are_found_at_the_first_uneven_step():
+    def change(rank, step):
+        return scaled(1.0)(rank, step) if len(step.samples) * 3 == BATCH else other_gradient(step)
+
+    (finding,) = causes(Comparison(REFERENCE, run(3, change=change), CONTROL))
+    assert (finding.cause, finding.step) == ("mean-of-means", DATA // BATCH)
+    assert "[2, 1, 1]" in finding.message
+
+
+@pytest.mark.parametrize("samples", [lambda step: [0.5, 1.5, 2.5], lambda step: 2 * step.samples])
+def test_keys_that_differ_where_nothing_else_does_are_no_keys_of_samples(samples):
+    """Such keys come from a batch with the samples in its second dimension, or from positions."""
+    assert found(run(2, change=lambda _, step: replace(step, samples=samples(step)))) == []
+
+
+def test_samples_that_are_unknown_do_not_count_as_equal():
+    reference, control, seen = (
+        run(size, share=lambda *_: [], jitter=jitter) for size, jitter in ((1, 0), (1, 1e-15), (2, 1e-9))
+    )
+    comparison = Comparison(reference, seen, control)
+    assert [one.cause for one in causes(comparison)] == ["gradient"]
+    assert not comparison.has_same_samples(0)
+
+
+def test_another_order_of_the_same_samples_has_its_own_cause():
+    def backwards(_, step):
+        mirrored = step.index if step.index > 4 else 3 - step.index if step.index < 4 else 4
+        return other_gradient(replace(step, samples=keys_of(mirrored)[_::2]))
+
+    assert found(run(2, change=backwards)) == ["other-order"]
+
+
+def test_ranks_that_all_use_global_batches_are_found_though_nothing_else_differs():
+    assert found(run(2, share=lambda _, samples: samples)) == ["overlapping-shards"]
+    alike = run(2, share=lambda *_: [1.0, 2.0])  # positions, say
+    reference = run(share=lambda *_: [1.0, 2.0])
+    assert causes(Comparison(reference, alike, run(share=lambda *_: [1.0, 2.0], jitter=1e-15))) == []
+
+
+def test_workers_without_a_process_group_are_silent_copies():
+    assert found(run(2, facts=lambda _: {"group_size": 1})) == ["silent-copies"]
+
+
+def test_a_sampler_that_repeats_its_order_is_found_before_the_order():
+    def change(_, step):
+        return replace(step, samples=[key + 0.5 for key in step.samples])
+
+    assert found(run(2, change=change, facts=lambda _: {"repeated_epochs": 1})) == ["no-set-epoch"]
+
+
+def test_a_rank_that_ends_its_loop_before_the_others_is_found():
+    seen = run(2, change=lambda rank, step: step if step.index < STEPS - rank else None)
+    assert found(seen) == ["steps-differ"]
+
+
+def test_a_rank_that_fails_is_reported_with_its_error():
+    def failed(rank):
+        return {"ended": "ValueError", "message": "no\nsuch batch"} if rank else {"ended": "killed"}
+
+    (finding,) = causes(Comparison(REFERENCE, run(2, facts=failed), CONTROL))
+    assert finding.cause == "crash"
+    assert "rank 1 failed: ValueError: no such batch" in finding.message
+
+
+def test_a_rank_that_is_killed_or_hangs_is_found_from_the_launchers_failure():
+    def killed(_):
+        return {"ended": "killed"}
+
+    died = Failure(rank=1, local_rank=1, pid=1, exit_code=-9)
+    hung = replace(died, exit_code=1, error="OutOfStep", message="rank 1 does not come")
+    assert found(run(2, facts=killed, failure=died)) == ["crash"]
+    assert found(run(2, facts=killed, failure=hung)) == ["hang"]
+
+
+def test_an_evaluation_that_counts_repeats_is_found_and_one_on_every_rank_is_not():
+    reference = run(facts=lambda _: {"evaluated": [float(k) for k in range(7)]})
+    control = run(facts=lambda _: {"evaluated": [float(k) for k in range(7)]}, jitter=1e-15)
+
+    def shares(rank):
+        return {"evaluated": [float(k % 7) for k in range(8)][rank::2]}
+
+    def all_of_it(_):
+        return {"evaluated": [float(k) for k in range(7)]}
+
+    def causes_of(facts):
+        return [one.cause for one in causes(Comparison(reference, run(2, facts=facts), control))]
+
+    assert causes_of(shares) == ["padded-evaluation"]
+    assert causes_of(all_of_it) == []
+
+
+def test_a_printed_number_of_one_share_is_found_and_times_and_sizes_are_not():
+    def prints(text):
+        return lambda _: {"printed": text}
+
+    assert found(run(2, facts=prints("accuracy 0.25\n"))) == ["local-metric"]
+    for before, after in (
+        ("time 3.1", "time 9.9"),
+        ("3 it/s", "8 it/s"),
+        ("[00:01<00:09]", "[00:02<00:03]"),
+        ("1 workers with batches of 25", "2 workers with batches of 13"),
+    ):
+        reference, control, seen = (
+            run(size, facts=prints(f"loss 1.50 {text}\n"), jitter=jitter)
+            for size, text, jitter in ((1, before, 0), (1, before, 1e-15), (2, after, 0))
+        )
+        assert causes(Comparison(reference, seen, control)) == []
+
+
+def test_each_printed_number_is_compared_by_itself():
+    def prints(text):
+        return lambda _: {"printed": f"{text}\n"}
+
+    for before, after, expected in (
+        ("lr 5.0e-05 loss 1.5000", "lr 5.0e-05 loss 1.9000", ["local-metric"]),
+        ("lr 0.0 accuracy 0.5000", "lr 0.0 accuracy 0.7000", ["local-metric"]),
+        ("rate 5.0e-05", "rate 5.1e-05", []),
+        ("rate 5.0e-05", "rate 9.0e-05", ["local-metric"]),
+    ):
+        reference, control, seen = (
+            run(size, facts=prints(text), jitter=jitter)
+            for size, text, jitter in ((1, before, 0), (1, before, 1e-15), (2, after, 0))
+        )
+        assert [one.cause for one in causes(Comparison(reference, seen, control))] == expected
+
+
+def test_the_loss_of_a_share_that_is_printed_as_such_is_a_named_exception():
+    def change(rank, step):
+        return replace(step, losses=[step.losses[0] + (0.25 if rank == 0 else -0.25)])
+
+    usual = REFERENCE.at(3).losses[0]
+
+    def prints(value):
+        return lambda _: {"printed": f"loss {value:.4f}\n"}
+
+    reference, control = run(facts=prints(usual)), run(facts=prints(usual), jitter=1e-15)
+    for value, expected in (
+        (usual + 0.25, [("local-print", True)]),
+        (usual + 0.5, [("local-metric", False)]),
+    ):
+        seen = run(2, change=change, facts=prints(value))
+        assert [
+            (one.cause, one.is_exception) for one in causes(Comparison(reference, seen, control))
+        ] == expected
+
+
+def test_a_truncated_run_ends_before_the_step():
+    seen = run(2, facts=lambda _: {"evaluated": [1.0], "printed": "0123456789"}).until(3)
+    assert seen.steps == 3
+    assert seen.evaluated(3).size == 0
+    assert seen.facts.printed == ""
+    assert found(seen) == ["number-of-steps"]

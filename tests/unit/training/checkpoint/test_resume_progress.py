@@ -1,0 +1,78 @@
+"""A position in a checkpoint agrees with the data set, the settings and itself, or is refused by name."""
+
+import pytest
+
+from samestep.base.errors import CheckpointError
+from samestep.training.checkpoint.resume_progress import TrainingSize, check_progress
+from support.training import settings
+
+EXTENT = TrainingSize(settings(epochs=3, batch_size=32, seed=7), num_samples=100)  # 4 steps an epoch
+
+
+def state(**changes):
+    return {
+        "seed": 7,
+        "epoch": 1,
+        "samples": 64,
+        "step": 6,
+        "samples_total": 164,
+        "loss_sum": 1.5,
+        "loss_count": 64,
+        "seconds": 2.0,
+        "best": 0.5,
+        "unjudged": False,
+        "settings": EXTENT.settings.as_dict(),
+    } | changes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"epoch": 0, "samples": 0, "step": 0, "samples_total": 0, "loss_count": 0},
+        {"epoch": 3, "samples": 0, "step": 12, "samples_total": 300},
+        {"loss_sum": float("nan")},  # a training that has diverged goes on
+    ],
+)
+def test_a_position_that_a_training_has_is_taken(changes):
+    check_progress(state(**changes), EXTENT)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epoch", 10**9),
+        ("epoch", -1),
+        ("epoch", "1"),
+        ("epoch", 1.0),
+        ("epoch", True),
+        ("epoch", None),
+        ("epoch", 3),  # with samples of an epoch that does not come any more
+        ("samples", 100),
+        ("samples", 63),
+        ("samples", 10**30),
+        ("step", 5),
+        ("step", 10**18),
+        ("samples_total", 163),
+        ("seed", 8),
+        ("loss_count", 165),
+        ("loss_count", [64]),
+        ("loss_sum", "1"),
+        ("seconds", float("nan")),
+        ("seconds", -1),
+        ("seconds", float("inf")),
+        ("best", 2),
+        ("best", float("nan")),
+        ("unjudged", "no"),
+        ("settings", []),
+        ("identity", "a"),
+    ],
+)
+def test_a_forged_value_is_named(name, value):
+    with pytest.raises(CheckpointError, match=f"the checkpoint has {name} "):
+        check_progress(state(**{name: value}), EXTENT)
+
+
+def test_another_data_set_is_refused():
+    with pytest.raises(CheckpointError, match="data set"):
+        check_progress(state(), TrainingSize(EXTENT.settings, num_samples=101))

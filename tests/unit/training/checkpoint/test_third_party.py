@@ -1,0 +1,227 @@
+"""Weights that anybody has saved are found and named as the serial script names them."""
+
+import argparse
+import shutil
+
+import hypothesis.strategies as st
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given
+from torch import nn
+
+import samestep
+from samestep.base.errors import CheckpointError
+from samestep.training.checkpoint.save import write
+from samestep.training.checkpoint.third_party import WRAPPINGS, load_state, serial_names
+from support.snapshots import network, same, snapshot
+
+
+def weights(seed=1):
+    return dict(network(seed).state_dict())
+
+
+def prefixed(prefix, state=None):
+    return {prefix + name: tensor for name, tensor in (state or weights()).items()}
+
+
+@pytest.mark.parametrize(
+    "prefix", ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.module."]
+)
+def test_prefixes_are_taken_off(tmp_path, prefix):
+    torch.save(prefixed(prefix), tmp_path / "w.pt")
+    model = network(seed=2)
+
+    found = load_state(tmp_path / "w.pt", model)
+
+    assert same(found, weights())
+    assert same(dict(model.state_dict()), weights())
+    assert same(load_state(str(tmp_path / "w.pt")), weights())
+
+
+@given(
+    names=st.sets(
+        st.lists(st.sampled_from(["a", "b", "module", "weight"]), min_size=1, max_size=3).map(".".join),
+        min_size=2,
+    ),
+    depth=st.integers(0, 2),
+    data=st.data(),
+)
+def test_wrapping_changes_no_serial_name(names, depth, data):
+    """However modules were wrapped, the names are those of the bare model."""
+
+    def wrapped(name):
+        parts = name.split(".")
+        at = data.draw(st.integers(0, len(parts) - 1))
+        return "module." * depth + ".".join([*parts[:at], "_orig_mod", *parts[at:]])
+
+    bare = serial_names(names)
+    seen = {name: wrapped(name) for name in names}
+    assert serial_names(seen.values()) == {seen[name]: bare[name] for name in names}
+
+
+def test_names_that_would_become_one_are_refused():
+    with pytest.raises(CheckpointError, match=r"the mapping has both a and _orig_mod\.a"):
+        load_state({"a": torch.zeros(1), "_orig_mod.a": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("name", WRAPPINGS)
+def test_a_state_dict_is_found_in_its_usual_wrapping(name):
+    saved = {"epoch": 3, "loss": torch.tensor(0.1), "optimizer": {"state": {}}, name: prefixed("module.")}
+
+    assert same(load_state(saved), weights())
+    assert same(load_state({"state_dict": saved}), weights())
+
+
+def test_a_prefix_that_all_names_share_goes_only_if_the_rest_is_the_model():
+    lightning = {"state_dict": prefixed("model."), "pytorch-lightning_version": "2"}
+    nested = nn.Module()
+    nested.model = network(2)
+
+    assert same(load_state(lightning, network(2)), weights())
+    assert list(load_state(lightning)) == list(prefixed("model."))
+    assert same(load_state(lightning, nested), prefixed("model."))
+
+
+def test_the_names_are_the_own_ones_of_a_wrapped_model():
+    model = nn.Module()
+    model.module = network(2)  # as DistributedDataParallel names it
+
+    found = load_state(weights(), model)
+
+    assert same(found, prefixed("module."))
+    assert same(dict(model.state_dict()), prefixed("module."))
+
+
+def test_a_compiled_model_takes_serial_weights():
+    model = network(2)
+
+    load_state(weights(), torch.compile(model, backend="eager"))
+
+    assert same(dict(model.state_dict()), weights())
+
+
+def test_batch_norms_of_old_files_lack_a_counter_as_torch_allows():
+    old = {name: tensor for name, tensor in prefixed("model.").items() if "num_batches" not in name}
+    model = network(2)
+
+    found = load_state(old, model)
+
+    assert "1.num_batches_tracked" not in found
+    assert torch.equal(model[0].weight, weights()["0.weight"])
+
+
+def test_extra_state_reaches_the_module_that_has_it():
+    class Counting(nn.Linear):
+        calls = 0
+
+        def get_extra_state(self):
+            return {"calls": self.calls}
+
+        def set_extra_state(self, state):
+            self.calls = state["calls"]
+
+    saved, model = Counting(1, 1), Counting(1, 1)
+    saved.calls = 3
+
+    load_state(prefixed("module.", saved.state_dict()), model)
+
+    assert model.calls == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"0.weight": None}, "missing: 0.weight"),
+        ({"2.bias": torch.zeros(1)}, "unexpected: 2.bias"),
+        ({"0.bias": torch.zeros(5)}, r"of another shape: 0\.bias \(5,\), in the model \(2,\)"),
+        (dict.fromkeys(list(weights())[:4]), r"missing: 0\.weight, 0\.bias, 1\.weight and 1 more"),
+        ({"0.weight": None, "x": torch.zeros(1)}, r"missing: 0\.weight; unexpected: x\.$"),
+    ],
+)
+def test_weights_of_another_model_are_told_in_one_line_and_change_nothing(changes, told):
+    state = {name: tensor for name, tensor in {**weights(), **changes}.items() if tensor is not None}
+    model = network(2)
+
+    with pytest.raises(CheckpointError, match=told) as caught:
+        load_state(state, model)
+
+    assert str(caught.value).startswith("the mapping does not fit this Sequential: ")
+    assert "\n" not in str(caught.value)
+    assert same(dict(model.state_dict()), weights(2))
+
+
+def test_safetensors_and_old_pickles_are_read(tmp_path):
+    safetensors.torch.save_file(prefixed("module."), tmp_path / "w.safetensors")
+    torch.save(weights(), tmp_path / "w.pth", _use_new_zipfile_serialization=False)
+
+    assert same(load_state(tmp_path / "w.safetensors"), weights())
+    assert same(load_state(tmp_path / "w.pth"), weights())
+
+
+def test_our_own_are_read_and_verified(tmp_path):
+    write(snapshot(1, seed=1), tmp_path / "step-1")
+    later = shutil.copytree(write(snapshot(2), tmp_path / "step-2"), tmp_path / "copy")
+    (tmp_path / "step-2" / "state.json").unlink()
+
+    with pytest.warns(UserWarning, match=r"step-2 is not used: .*state\.json is missing") as told:
+        assert same(load_state(tmp_path), dict(snapshot(1, seed=1).model))
+    assert same(load_state(later), dict(snapshot(2).model))
+    assert told[0].filename == __file__
+
+
+def test_a_pickle_that_needs_its_code_is_refused_with_its_name(tmp_path):
+    torch.save({"model": weights(), "args": argparse.Namespace(lr=0.1)}, tmp_path / "w.pt")
+
+    with pytest.raises(CheckpointError, match=r"w\.pt .* argparse\.Namespace"):
+        load_state(tmp_path / "w.pt")
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        b"<!DOCTYPE html>\n<html>not found</html>\n",
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12\n",
+        b"contents of\nGLOBAL interest\n",  # which a pickle would begin so as to name a global
+    ],
+)
+def test_a_file_that_torch_did_not_save_is_not_one_to_trust(tmp_path, contents):
+    (tmp_path / "w.pth").write_bytes(contents)
+
+    with pytest.raises(CheckpointError) as caught:
+        load_state(tmp_path / "w.pth")
+
+    assert str(tmp_path / "w.pth") in str(caught.value)
+    assert repr(contents[:20]) in str(caught.value)
+    assert "weights_only" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickle_that_torch_cannot_follow_is_no_matter_of_trust(tmp_path, zipped):
+    torch.save(weights(), tmp_path / "w.pt", pickle_protocol=4, _use_new_zipfile_serialization=zipped)
+
+    with pytest.raises(CheckpointError, match=r"w\.pt .* Unsupported operand 149") as caught:
+        load_state(tmp_path / "w.pt")
+    assert "weights_only" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
+def test_a_file_of_something_else_is_one_clear_error(tmp_path, name):
+    (tmp_path / name).write_bytes(b"PK\x03\x04 not weights")
+
+    with pytest.raises(CheckpointError, match=f"{name} cannot be read as a checkpoint"):
+        load_state(tmp_path / name)
+
+
+def test_what_is_not_there_or_holds_no_weights_is_said(tmp_path):
+    torch.save([1, 2], tmp_path / "list.pt")
+
+    with pytest.raises(CheckpointError, match=r"there is no .*none\.pt"):
+        load_state(tmp_path / "none.pt")
+    with pytest.raises(CheckpointError, match="a list, not a state dict"):
+        load_state(tmp_path / "list.pt")
+    with pytest.raises(CheckpointError, match=r"no state dict, .*'epoch', 'generator'"):
+        load_state({"epoch": 1, "generator": weights()})
+    with pytest.raises(CheckpointError, match="the mapping under 'model' has no state dict"):
+        samestep.load_state({"model": {}})
