@@ -23,7 +23,7 @@ from samestep.autopilot.split import bypassed_modules, module_outputs
 from samestep.autopilot.split.activation_checkpoints import is_within_slice
 from samestep.autopilot.split.batch_norms import uses_batch_norm
 from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
-from samestep.autopilot.split.call_signatures import CallSignatures, Signature
+from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSizes, Signature
 from samestep.autopilot.split.forward_reductions import watching_reductions
 from samestep.autopilot.split.gradients import Gradients, leaves_of
 from samestep.autopilot.split.guards import observer, plain_attributes
@@ -45,10 +45,6 @@ NO_TENSORS = "it is called without dense tensors that have dimensions"
 LAZY = "its parameters have no shapes before its first call"
 SMALL_SLICE = "batch norm over a slice of one sample"
 OTHER_STATE = "it goes on from the state of a batch of another size"
-MOST_FAILED_SIZES = 3
-"""Sizes of calls of one signature that are checked before the signature stays unsplit permanently."""
-MOST_SPLIT_SIZES = 4
-"""Sizes of split calls of one signature that are all checked; then one whenever their number doubles."""
 
 
 class CallSplitter:
@@ -78,7 +74,7 @@ class CallSplitter:
         self._plans: WeakKeyDictionary[nn.Module, dict[Signature, SplitPlan | None]] = WeakKeyDictionary()
         self._reasons: WeakKeyDictionary[nn.Module, dict[Signature, str]] = WeakKeyDictionary()
         self._followed_at: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
-        self._checked_sizes: WeakKeyDictionary[nn.Module, dict[Signature, set[Any]]] = WeakKeyDictionary()
+        self._sizes: WeakKeyDictionary[nn.Module, dict[Signature, CheckedSizes]] = WeakKeyDictionary()
         self._signatures = CallSignatures(world.device)
         self._schedule = CheckSchedule(world.place.size, options.check_every)
 
@@ -125,15 +121,21 @@ class CallSplitter:
             return forward(module, *given.args, **given.kwargs)
         with torch.inference_mode(mode=False):  # gradient buffers are also used outside of it
             self._follow(module, given)
-        if self._is_checked(module, signature, given, plans.get(signature)):
+        known = plans.get(signature)
+        total = None if known is None else given.total(known.dims) or 0
+        sizes = self._sizes.setdefault(module, {}).setdefault(signature, CheckedSizes())
+        if sizes.are_checked(given, total, self._world.place.size):
             bypassed_modules.note_direct_forward(self._account, module)
             check = EquivalenceCheck(forward, module, given, self._world)
             verdict = check.run()
             signature = self._signatures.without_own_changes(module, plain, signature)
-            plans[signature] = verdict.plan
             if verdict.plan is None:
+                sizes.fail(given)
+                self._sizes[module].setdefault(signature, CheckedSizes()).fail(given)
                 self._reasons.setdefault(module, {})[signature] = verdict.why
+                plans.setdefault(signature, None)
             else:
+                plans[signature] = verdict.plan
                 if verdict.printed:
                     self._account.note_prints(what, main=self._world.place.is_main)
                 if self._options.are_serial:
@@ -143,7 +145,7 @@ class CallSplitter:
                 check.restore()
                 return self._followed(self._by_plan(forward, module, given, verdict.plan, what), given)
         plan = plans.get(signature)
-        if plan is None:
+        if plan is None or not self._sizes[module][signature].may_be_split(given):
             self._account.note_unsplit(what, self._reasons.get(module, {}).get(signature, FAILED))
             return forward(module, *given.args, **given.kwargs)
         return self._by_plan(forward, module, given, plan, what)
@@ -234,25 +236,6 @@ class CallSplitter:
         if self._slicing is not None and self._slicing.split is not None:
             return total  # the script has only its slice
         return len(share(total, place.rank, place.size))
-
-    def _is_checked(
-        self, module: nn.Module, signature: Signature, given: CallArguments, plan: SplitPlan | None
-    ) -> bool:
-        """Return whether a call is checked: one of a new size.
-
-        A model may branch on a size; and dimensions of equal size in earlier calls may have been confused.
-        """
-        sizes = tuple(tensor.shape for _, tensor in given.tensors())
-        checked = self._checked_sizes.setdefault(module, {}).setdefault(signature, set())
-        if sizes in checked:
-            return False
-        if plan is None:
-            if len(checked) >= MOST_FAILED_SIZES:
-                return False
-        elif (given.total(plan.dims) or 0) < self._world.place.size:
-            return False
-        checked.add(sizes)
-        return plan is None or len(checked) <= MOST_SPLIT_SIZES or len(checked).bit_count() == 1
 
     def _followed(self, outputs: Any, given: CallArguments) -> Any:
         """Follow other tensors that get gradients in a call, such as those of the script."""
