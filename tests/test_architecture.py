@@ -104,3 +104,70 @@ def test_the_pages_about_the_code_name_files_that_exist(page):
 
     assert names
     assert [name for name in names if not exists(name)] == []
+
+
+def test_the_table_of_hooks_is_up_to_date():
+    subprocess.run([sys.executable, ROOT / "docs" / "list_hooks.py", "--check"], check=True)
+
+
+SETTERS = {"setattr", "delattr", "object.__setattr__", "type.__setattr__"}
+
+
+def foreign_names(tree: ast.Module) -> set[str]:
+    """Return the names that a module imports from other packages."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("samestep"):
+            found |= {alias.asname or alias.name for alias in node.names}
+    return found - {"samestep"}
+
+
+def root_of(node: ast.AST) -> str | None:
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def patches_of(tree: ast.Module):
+    """Yield the statements that change an attribute of another library."""
+    foreign = foreign_names(tree)
+    for node in ast.walk(tree):
+        targets: list[ast.AST] = []
+        if isinstance(node, ast.Assign | ast.Delete):
+            targets = [one for one in node.targets if isinstance(one, ast.Attribute)]
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign) and isinstance(node.target, ast.Attribute):
+            targets = [node.target]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in SETTERS:
+            targets = node.args[:1]
+        if any(root_of(one) in foreign for one in targets):
+            yield ast.unparse(node)
+        if isinstance(node, ast.ImportFrom | ast.Import) and "mock" in ast.unparse(node):
+            yield ast.unparse(node)
+
+
+def test_only_hooks_change_attributes_of_other_libraries():
+    found = {
+        f"{module.relative_to(SOURCE)}: {patch}"
+        for module in MODULES
+        if module.parent != SOURCE / "hooks"
+        for patch in patches_of(ast.parse(module.read_text()))
+        if not patch.startswith("sys.argv")  # the interpreter's state, as a fresh one would have it
+    }
+
+    assert found == set()
+
+
+def test_the_search_for_patches_finds_them():
+    patches = """
+import torch, os
+from torch import nn
+from unittest.mock import patch
+torch.autograd.backward = None
+nn.Module.__call__ += 1
+setattr(os, "stat", None)
+object.__setattr__(nn.Module, "x", 1)
+del torch.compile
+"""
+    assert len(list(patches_of(ast.parse(patches)))) == 6

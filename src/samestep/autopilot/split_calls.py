@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
-from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
 import torch
@@ -32,7 +31,9 @@ from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.slice_call import Forward, call_slice
 from samestep.autopilot.state.sample_reads import GuardedReads
 from samestep.base.errors import OutOfStep, UsageError
+from samestep.hooks import declarations
 from samestep.hooks.random_draws import RngState
+from samestep.hooks.registry import attached_all, wrapping
 from samestep.hooks.tensor_tree import leaves
 from samestep.parallel.sharding.share import share
 from samestep.ranks.world.protocol import World
@@ -265,31 +266,35 @@ def splitting_calls(calls: CallSplitter) -> Iterator[None]:
 @contextmanager
 def intercepted_calls() -> Iterator[None]:
     """Replace `nn.Module.__call__` and tensor hooks, so that `splitting_calls` can split calls."""
-    original: Callable[..., Any] = nn.Module.__call__
     counting = register_module_parameter_registration_hook(_count_registration)
 
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling():  # it traces a compiled module
-            return original(module, *args, **kwargs)
-        calls = _calls.get()
-        return original(module, *args, **kwargs) if calls is None else calls(original, module, args, kwargs)
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_dynamo_compiling():  # it traces a compiled module
+                return original(module, *args, **kwargs)
+            calls = _calls.get()
+            if calls is None:
+                return original(module, *args, **kwargs)
+            return calls(original, module, args, kwargs)
 
-    register_original: Callable[..., Any] = Tensor.register_hook
-    retain_original: Callable[..., Any] = Tensor.retain_grad
+        return call
 
-    def register_hook(tensor: Tensor, hook: Callable[..., Any]) -> Any:
+    def register_hook(original: Callable[..., Any], tensor: Tensor, hook: Callable[..., Any]) -> Any:
         _refuse_within_slice("a hook on a tensor")
-        return register_original(tensor, hook)
+        return original(tensor, hook)
 
-    def retain_grad(tensor: Tensor) -> None:
+    def retain_grad(original: Callable[..., None], tensor: Tensor) -> None:
         _refuse_within_slice("retain_grad")
-        retain_original(tensor)
+        original(tensor)
 
+    hooks = {
+        declarations.SPLIT_CALL: make,
+        declarations.TENSOR_HOOK: wrapping(register_hook),
+        declarations.RETAINED_GRAD: wrapping(retain_grad),
+    }
     with ExitStack() as stack:
         stack.callback(counting.remove)
-        stack.enter_context(patch.object(nn.Module, "__call__", call))
-        stack.enter_context(patch.object(Tensor, "register_hook", register_hook))
-        stack.enter_context(patch.object(Tensor, "retain_grad", retain_grad))
+        stack.enter_context(attached_all(hooks))
         stack.enter_context(bypassed_modules.functional_calls())
         yield
 

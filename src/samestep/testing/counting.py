@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached, wrapping
 from samestep.ranks.world.forwarding import RelayedWorld
 from samestep.ranks.world.protocol import Pending, World
 
@@ -46,14 +47,10 @@ class CountingWorld(RelayedWorld):
 def counted_sends() -> Iterator[list[int]]:
     """Return a context manager that collects the bytes of every ``torch.distributed`` point-to-point send."""
     sent: list[int] = []
-    original = dist.ProcessGroup.__dict__["send"]
 
-    def send(group: Any, tensors: list[Tensor], *args: Any) -> Any:
+    def send(original: Any, group: Any, tensors: list[Tensor], *args: Any) -> Any:
         sent.append(sum(tensor.nbytes for tensor in tensors))
         return original(group, tensors, *args)
 
-    dist.ProcessGroup.send = send  # type: ignore[method-assign, assignment]
-    try:
+    with attached(declarations.COUNTED_SEND, wrapping(send)):
         yield sent
-    finally:
-        dist.ProcessGroup.send = original  # type: ignore[method-assign]

@@ -452,15 +452,14 @@ class FailsForFew(Net):
 
 def test_a_slice_that_fails_before_its_flattened_draws_fails_on_all_ranks():
     def on_each_rank(world):
-        torch.manual_seed(0)
         model = weighted(FailsForFew())
         with shared(world) as account:
-            out = model(drawn(5, 5))
-        return out, account
+            model(drawn(5, 5))
+        return account
 
-    (out, account), (other, _) = run_ranks(on_each_rank, 2)
-    assert torch.equal(out, other)
-    assert not account.split
+    for account in run_ranks(on_each_rank, 2):
+        assert not account.split
+        assert account.unsplit
 
 
 class ComparesNine(Net):
