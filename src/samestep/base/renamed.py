@@ -43,8 +43,9 @@ def renamed_arguments(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]
     def accepting(fn: Callable[P, R]) -> Callable[P, R]:
         @wraps(fn)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            for old in names.keys() & kwargs.keys():
-                new = names[old]
+            for old, new in names.items():
+                if old not in kwargs:
+                    continue
                 if new in kwargs:
                     raise TypeError(f"{fn.__qualname__}() got both {new}= and its old name {old}=")
                 warn_renamed(f"{fn.__qualname__}({old}=)", f"{fn.__qualname__}({new}=)")
