@@ -204,13 +204,13 @@ class CallSplitter:
             if before is not None and not before.same(RngState.now(self._world.device)):
                 raise OutOfStep(
                     f"{name} drew random numbers, and drew none in its equivalence check: the workers' "
-                    "random streams now differ. Keep its calls unsplit: samestep.split(model, dim=None)."
+                    "random streams now differ. Keep its calls unsplit: samestep.batch_dim(model, dim=None)."
                 )
             if draws is not None and draws.unknown:
                 raise OutOfStep(
                     f"{name} drew random numbers in another way than in its equivalence check "
                     f"({'; '.join(sorted(draws.unknown))}). Keep its calls unsplit: "
-                    "samestep.split(model, dim=None)."
+                    "samestep.batch_dim(model, dim=None)."
                 )
             value = module_outputs.outcome(module, outputs, plan.sides)
             result, left = module_outputs.gather_outcome(value, plan.joints, split, what=name)
@@ -303,7 +303,7 @@ def _refuse_within_slice(what: str) -> None:
     if is_within_slice():
         raise UsageError(
             f"{what} within a split call gets a slice. Keep the model's calls unsplit: "
-            "samestep.split(model, dim=None)."
+            "samestep.batch_dim(model, dim=None)."
         )
 
 

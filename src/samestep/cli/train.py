@@ -12,7 +12,7 @@ import typer
 
 from samestep.base import env
 from samestep.base.console import log
-from samestep.base.errors import Error, PutOff, UsageError
+from samestep.base.errors import Error, Preempted, UsageError
 from samestep.base.machine.accelerators import accelerator_count
 from samestep.base.record import json_line
 from samestep.cli import options
@@ -255,7 +255,7 @@ def _work(
         if decision.size == 1:  # with several workers the launcher logs it
             log(f"ended by signal {SIGINT:d}.")
         raise
-    except PutOff as stopped:
+    except Preempted as stopped:
         if world.place.is_main:
             log(f"{stopped}. To continue: samestep train --resume {resolved.out}")
         raise typer.Exit(stopped.exit_code) from None

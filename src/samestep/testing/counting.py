@@ -25,18 +25,18 @@ class CountingWorld(RelayedWorld):
         """Bytes."""
         self.messages = 0
 
-    def send(self, tensor: Tensor, *, to: int) -> None:
+    def send(self, tensor: Tensor, dst: int) -> None:
         """See `World.send`."""
         self._count(tensor)
-        super().send(tensor, to=to)
+        super().send(tensor, dst)
 
     def exchange(
-        self, send: Tensor | None, receive: Tensor | None, *, to: int | None = None, source: int | None = None
+        self, send: Tensor | None, receive: Tensor | None, *, dst: int | None = None, src: int | None = None
     ) -> Pending:
         """See `World.exchange`."""
         if send is not None:
             self._count(send)
-        return super().exchange(send, receive, to=to, source=source)
+        return super().exchange(send, receive, dst=dst, src=src)
 
     def _count(self, tensor: Tensor) -> None:
         self.sent += tensor.nbytes

@@ -184,7 +184,7 @@ class Heard(SoloWorld):
         super().__init__()
         self.first = first
 
-    def broadcast_object(self, value, *, source=0):
+    def broadcast_object(self, value, src=0):
         return {name: getattr(self.first, name) for name in value}
 
 
