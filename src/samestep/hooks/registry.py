@@ -9,6 +9,7 @@ is restored when the last of them is detached, in any order, also after an error
 
 import inspect
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -74,7 +75,6 @@ class _Chain:
 _lock = threading.RLock()  # reentrant: the garbage collector may detach a hook while another is attached
 _chains: dict[tuple[int, str], _Chain] = {}
 _numbers = count()
-_conflicts: list[str] = []
 
 
 @contextmanager
@@ -122,7 +122,7 @@ def attach_to(owner: Any, hook: Hook, make: Make) -> Callable[[], None]:
         if chain is None:
             chain = _chains[key] = _new_chain(owner, hook.attribute)
         elif getattr(owner, hook.attribute) is not chain.installed:  # another library has replaced it since
-            _note_conflict(chain)
+            _warn_of_conflict(chain)
             chain = _chains[key] = _new_chain(owner, hook.attribute)
         entry = (hook.order, next(_numbers)), make
         chain.hooks.append(entry)
@@ -164,11 +164,6 @@ def named(make: Make) -> Make:
 def instead(value: Any) -> Make:
     """Return a `Make` that ignores the original."""
     return lambda _: value
-
-
-def conflicts() -> tuple[str, ...]:
-    """Return the attributes that another library has replaced while a hook was attached to them."""
-    return tuple(_conflicts)
 
 
 def problems(hooks: Iterable[Hook]) -> Iterator[str]:
@@ -235,19 +230,22 @@ def _detach(key: tuple[int, str], chain: _Chain, entry: tuple[tuple[int, int], M
         chain.hooks.remove(entry)
         if getattr(chain.owner, chain.attribute, _MISSING) is not chain.installed:
             # Another library has replaced it since, and calls this chain: its replacement stays.
-            _note_conflict(chain)
+            _warn_of_conflict(chain)
         else:
             _install(chain)
         if not chain.hooks and _chains.get(key) is chain:
             del _chains[key]
 
 
-def _note_conflict(chain: _Chain) -> None:
+def _warn_of_conflict(chain: _Chain) -> None:
     found = getattr(chain.owner, chain.attribute, None)
     owner = getattr(chain.owner, "__qualname__", None) or getattr(chain.owner, "__name__", repr(chain.owner))
-    text = f"{owner}.{chain.attribute} was replaced by {getattr(found, '__module__', type(found).__name__)}"
-    if text not in _conflicts:
-        _conflicts.append(text)
+    by = getattr(found, "__module__", None) or type(found).__name__
+    warnings.warn(
+        f"{by} has replaced {owner}.{chain.attribute} while samestep used it; its replacement stays.",
+        RuntimeWarning,
+        stacklevel=4,
+    )
 
 
 def _parameters(value: Any) -> tuple[str, ...] | None:
