@@ -121,8 +121,8 @@ def attach_to(owner: Any, hook: Hook, make: Make) -> Callable[[], None]:
         chain = _chains.get(key)
         if chain is None:
             chain = _chains[key] = _new_chain(owner, hook.attribute)
-        elif getattr(owner, hook.attribute) is not chain.installed:  # another library has replaced it since
-            _warn_of_conflict(chain)
+        elif getattr(owner, hook.attribute) is not chain.installed:
+            # Another library has replaced it since: this hook is outside of theirs.
             chain = _chains[key] = _new_chain(owner, hook.attribute)
         entry = (hook.order, next(_numbers)), make
         chain.hooks.append(entry)
@@ -228,13 +228,13 @@ def _detach(key: tuple[int, str], chain: _Chain, entry: tuple[tuple[int, int], M
         if entry not in chain.hooks:
             return
         chain.hooks.remove(entry)
-        if getattr(chain.owner, chain.attribute, _MISSING) is not chain.installed:
-            # Another library has replaced it since, and calls this chain: its replacement stays.
-            _warn_of_conflict(chain)
-        else:
-            _install(chain)
         if not chain.hooks and _chains.get(key) is chain:
             del _chains[key]
+        is_ours = getattr(chain.owner, chain.attribute, _MISSING) is chain.installed
+        if is_ours:
+            _install(chain)
+    if not is_ours:  # another library has replaced it since, and may call this chain: its replacement stays
+        _warn_of_conflict(chain)
 
 
 def _warn_of_conflict(chain: _Chain) -> None:
