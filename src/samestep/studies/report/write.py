@@ -1,9 +1,15 @@
-"""Writes a page atomically."""
+"""Writes a page atomically, and charts as files of their own."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from samestep.base.errors import UsageError
 from samestep.base.unfinished_names import write_whole
+from samestep.base.units import counted
+from samestep.studies.report.drawing import Chart
+
+_PNG_SCALE = 3
+"""Pixels of a PNG by those of its chart: a chart 640 wide, 17 cm on paper, has 290 of them per inch."""
 
 
 def write_text(path: Path, text: str) -> Path:
@@ -21,3 +27,31 @@ def write_text(path: Path, text: str) -> Path:
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}. Choose another --out.") from None
     return path
+
+
+def write_figures(charts: Iterable[Chart], folder: Path) -> str:
+    """Write each chart that has data as SVG, PDF and PNG, and return a line about the files.
+
+    Without the extra ``plots``, only SVG is written, and the line has the command that installs it.
+
+    Raises:
+        UsageError: a file cannot be written.
+    """
+    documents = {chart.stem(): document for chart in charts if (document := chart.svg())}
+    try:
+        import vl_convert
+    except ImportError:
+        vl_convert = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, document in documents.items():
+            (folder / f"{name}.svg").write_text(document, encoding="utf-8")
+            if vl_convert:
+                (folder / f"{name}.pdf").write_bytes(vl_convert.svg_to_pdf(document))
+                (folder / f"{name}.png").write_bytes(vl_convert.svg_to_png(document, scale=_PNG_SCALE))
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {error.filename or folder}: {error.strerror}. Choose another --figures."
+        ) from None
+    kinds = "as SVG, PDF and PNG" if vl_convert else "as SVG; for PDF and PNG: pip install 'samestep[plots]'"
+    return f"figures: {folder}, {counted(len(documents), 'chart')} {kinds}"
