@@ -16,6 +16,8 @@ FLOOR = HEIGHT - BOTTOM
 """Y coordinate of the x axis."""
 ROOM = 1.15
 """Largest ratio of an interval's end to all values; beyond it the interval is clipped."""
+_APART = 22
+"""Least distance of two texts on the x axis."""
 STYLE = "charts.css"
 """Style sheet of charts, for pages and for saved figures."""
 _COLORS = 8
@@ -210,14 +212,7 @@ def dashed(number: int) -> str:
 
 
 def whisker(x: float, low: float, high: float, *, floor: float = FLOOR) -> str:
-    """Return an interval, or an empty string if it is too small to see.
-
-    Args:
-        x: its x coordinate.
-        low: y coordinate of its lower end, clipped at `floor`.
-        high: y coordinate of its upper end; above the chart it becomes an arrow.
-        floor: y coordinate of the lower edge of the chart.
-    """
+    """Return an interval, clipped at `floor` and as an arrow at the top; empty if it is too small to see."""
     if abs(low - high) < 1:
         return ""
     upper = f"M{x - 4:.1f},{high:.1f}h8" if high >= TOP else f"M{x - 4:.1f},{TOP + 5}L{x:.1f},{TOP}l4,5"
@@ -243,11 +238,13 @@ def x_axis(
     width: int = WIDTH,
     grid: float | None = None,
 ) -> str:
-    """Return the x axis with texts at x coordinates, its name, and lines up to the y coordinate `grid`."""
-    parts = []
+    """Return the x axis with its name, the texts with room, and lines up to the y coordinate `grid`."""
+    parts, last = [], 0.0
     for place, words in labels:
         parts.append(path("grid", f"M{place:.1f},{floor}V{grid}") if grid is not None else "")
-        parts.append(text("tick x", place, floor + 16, words))
+        if place - last >= _APART:
+            last = place
+            parts.append(text("tick x", place, floor + 16, words))
     parts.append(path("axis", f"M{LEFT},{floor}H{width - RIGHT}"))
     parts.append(text("unit y", width - RIGHT, floor + BOTTOM - 4, name))
     return "".join(parts)

@@ -1,6 +1,6 @@
 """Draws charts of lines: curves and stacked areas over the steps, and measured points with their ideal."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -10,8 +10,6 @@ from samestep.studies.report.scales import DataPoint, Scale, label
 
 _WIDE = 8
 """Ratio of the greatest to the least x above which a chart of points has logarithmic axes."""
-_APART = 22
-"""Least distance of two numbers on the x axis."""
 _MOST_VALUES = 12
 """Maximum number of points with their values beside them."""
 
@@ -127,11 +125,8 @@ class PointChart(Chart):
         right = WIDTH - RIGHT - 6 * len(self.ideal_name) - 6
         x = Scale.over(xs, LEFT + 24, right, base=2 if is_log else 0)
         y, floor = self._y(xs, base=self.base if is_log else 0), self.height - BOTTOM
-        if self.x_text is None:
-            axis = draw.x_axis(((x(one), label(one)) for one in _apart(xs, x)), self.x, floor=floor)
-        else:
-            numbers = ((x(one), self.x_text(one)) for one in x.ticks())
-            axis = draw.x_axis(numbers, self.x, floor=floor, grid=TOP)
+        numbers = ((x(one), (self.x_text or label)(one)) for one in (x.ticks() if self.x_text else xs))
+        axis = draw.x_axis(numbers, self.x, floor=floor, grid=TOP if self.x_text else None)
         ideal = [(x(one), y(self.ideal(one))) for one in xs]
         named = draw.text("marked", ideal[-1][0] + 6, ideal[-1][1] + 4, self.ideal_name)
         lines = (
@@ -187,12 +182,3 @@ class PointChart(Chart):
                 yield draw.text(
                     "value", left + 4, top + 20 if top + 24 < floor else top - 10, self.text(point.y)
                 )
-
-
-def _apart(xs: Iterable[float], x: Scale) -> list[float]:
-    """Return those of the ascending `xs` that have room for a number."""
-    found: list[float] = []
-    for one in xs:
-        if not found or x(one) - x(found[-1]) >= _APART:
-            found.append(one)
-    return found

@@ -8,8 +8,8 @@ from samestep.base.unfinished_names import write_whole
 from samestep.base.units import counted
 from samestep.studies.report.drawing import Chart
 
-_PNG_SCALE = 3
-"""Pixels of a PNG by those of its chart: a chart 640 wide, 17 cm on paper, has 290 of them per inch."""
+_PPI = 216
+"""Pixels per inch of a PNG: three for each unit of a chart, which is a point in a PDF."""
 
 
 def write_text(path: Path, text: str) -> Path:
@@ -48,7 +48,7 @@ def write_figures(charts: Iterable[Chart], folder: Path) -> str:
             (folder / f"{name}.svg").write_text(document, encoding="utf-8")
             if vl_convert:
                 (folder / f"{name}.pdf").write_bytes(vl_convert.svg_to_pdf(document))
-                (folder / f"{name}.png").write_bytes(vl_convert.svg_to_png(document, scale=_PNG_SCALE))
+                (folder / f"{name}.png").write_bytes(vl_convert.svg_to_png(document, ppi=_PPI))
     except OSError as error:
         raise UsageError(
             f"cannot write {error.filename or folder}: {error.strerror}. Choose another --figures."

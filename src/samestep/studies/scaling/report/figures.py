@@ -121,15 +121,9 @@ def times_text(value: float) -> str:
 
 
 def _speedup(found: list[Kind]) -> PointChart:
-    return PointChart(
-        title="Speedup",
-        y="times the baseline",
-        lines=_lines(found, per_worker=False),
-        ideal=float,
-        base=2,
-        text=times_text,
-        note=_caveats(found),
-    )
+    lines, note = _lines(found, lambda _: 1), _caveats(found)
+    y = "times the baseline"
+    return PointChart(title="Speedup", y=y, lines=lines, ideal=float, base=2, text=times_text, note=note)
 
 
 def _efficiency(study: Study, found: list[Kind]) -> PointChart:
@@ -137,7 +131,7 @@ def _efficiency(study: Study, found: list[Kind]) -> PointChart:
     return PointChart(
         title="Efficiency",
         y="speedup by workers",
-        lines=_lines(found, per_worker=True),
+        lines=_lines(found, lambda point: point.workers),
         ideal=lambda _: 1.0,
         limit=None if bar is None else (bar, f"required: {percent(bar)}"),
         tick=percent,
@@ -146,13 +140,12 @@ def _efficiency(study: Study, found: list[Kind]) -> PointChart:
     )
 
 
-def _lines(found: list[Kind], *, per_worker: bool) -> dict[str, list[DataPoint]]:
-    """Return the speedups of each kind with their intervals, divided by the workers if `per_worker`."""
+def _lines(found: list[Kind], by: Callable[[Point], int]) -> dict[str, list[DataPoint]]:
+    """Return the speedups of each kind with their intervals, divided `by` something."""
 
     def measured(point: Point) -> DataPoint:
         ends = point.speedup, point.speedup_low, point.speedup_high
-        by = point.workers if per_worker else 1
-        y, low, high = ((point.speedup if end is None else end) / by for end in ends)
+        y, low, high = ((point.speedup if end is None else end) / by(point) for end in ends)
         return DataPoint(point.workers, y, low, high, is_hollow=point.oversubscribed)
 
     return {kind.title: [measured(point) for point in kind.points] for kind in found}
