@@ -75,13 +75,11 @@ def _stacked(lines: Lines) -> list[list[DataPoint]]:
     tops: dict[float, float] = {}
     stacked = []
     for given in lines.values():
-        # An area needs a width.
-        points = [
-            replace(one, x=one.x + by) for one in given for by in ((-0.5, 0.5) if len(given) == 1 else (0,))
-        ]
-        below = [tops.get(one.x, 0.0) for one in points]
+        around = (-0.5, 0.5) if len(given) == 1 else (0.0,)  # an area needs a width
+        points = [replace(point, x=point.x + by) for point in given for by in around]
+        ends = [(low := tops.get(point.x, 0.0), low + point.y) for point in points]
         stacked.append(
-            [replace(one, low=low, high=low + one.y) for one, low in zip(points, below, strict=True)]
+            [replace(one, low=low, high=high) for one, (low, high) in zip(points, ends, strict=True)]
         )
         tops = {one.x: one.high for one in stacked[-1]}
     return stacked
@@ -134,14 +132,8 @@ class PointChart(Chart):
             for number, points in enumerate(self.lines.values())
             for shape in self._points(number, sorted(points, key=lambda point: point.x), x, y)
         )
-        return [
-            draw.y_axis(y, self.y, self.tick),
-            axis,
-            draw.line("ideal", ideal),
-            named,
-            self._limit(y),
-            *lines,
-        ]
+        axes = draw.y_axis(y, self.y, self.tick) + axis
+        return [axes, draw.line("ideal", ideal), named, self._limit(y), *lines]
 
     def _words(self) -> str:
         number = self.x_text or label
@@ -179,6 +171,5 @@ class PointChart(Chart):
             yield draw.marker(number, left, top, is_hollow=point.is_hollow)
             if len(self.lines) == 1 and len(points) <= _MOST_VALUES:
                 # Below the point, clear of the ideal line; above it if the axis is too near.
-                yield draw.text(
-                    "value", left + 4, top + 20 if top + 24 < floor else top - 10, self.text(point.y)
-                )
+                beside = top + 20 if top + 24 < floor else top - 10
+                yield draw.text("value", left + 4, beside, self.text(point.y))
