@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from html import escape
 from importlib.resources import files
+from typing import TypeAlias
 
 from samestep.studies.report.scales import Scale, label
 
@@ -42,7 +43,7 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _FONTS = "Helvetica, Arial, Liberation Sans, sans-serif"
 
 
-Legend = Sequence[tuple[str, str]]
+Legend: TypeAlias = Sequence[tuple[str, str]]
 """Shapes in a 10 by 10 box, and their name."""
 
 
