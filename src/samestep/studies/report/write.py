@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from samestep.base.errors import UsageError
 from samestep.base.unfinished_names import write_whole
@@ -38,20 +39,26 @@ def write_figures(charts: Iterable[Chart], folder: Path) -> str:
         UsageError: a file cannot be written.
     """
     documents = {chart.stem(): document for chart in charts if (document := chart.svg())}
-    try:
-        import vl_convert
-    except ImportError:
-        vl_convert = None
+    library = _converter()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, document in documents.items():
             (folder / f"{name}.svg").write_text(document, encoding="utf-8")
-            if vl_convert:
-                (folder / f"{name}.pdf").write_bytes(vl_convert.svg_to_pdf(document))
-                (folder / f"{name}.png").write_bytes(vl_convert.svg_to_png(document, ppi=_PPI))
+            if library:
+                (folder / f"{name}.pdf").write_bytes(library.svg_to_pdf(document))
+                (folder / f"{name}.png").write_bytes(library.svg_to_png(document, ppi=_PPI))
     except OSError as error:
         raise UsageError(
             f"cannot write {error.filename or folder}: {error.strerror}. Choose another --figures."
         ) from None
-    kinds = "as SVG, PDF and PNG" if vl_convert else "as SVG; for PDF and PNG: pip install 'samestep[plots]'"
+    kinds = "as SVG, PDF and PNG" if library else "as SVG; for PDF and PNG: pip install 'samestep[plots]'"
     return f"figures: {folder}, {counted(len(documents), 'chart')} {kinds}"
+
+
+def _converter() -> Any:
+    """Return the library that converts SVG; None if it is not installed."""
+    try:
+        import vl_convert
+    except ImportError:
+        return None
+    return vl_convert
