@@ -24,7 +24,8 @@ from samestep.ranks.collectives.algorithm_choice import Measured
 from samestep.run.execution import start_own
 from samestep.run.worker_binding import bind_worker
 from samestep.studies.bench.request import COLLECTIVES, DTYPES, Request, chosen, names_of, sizes_of
-from samestep.studies.report.write import write_text
+from samestep.studies.report.drawing import Chart
+from samestep.studies.report.write import write_figures, write_text
 
 if TYPE_CHECKING:
     from samestep.ranks.world.protocol import World
@@ -37,11 +38,13 @@ class Output:
 
     Args:
         plot: file for a chart; None for no chart.
+        figures: folder for a chart as SVG, PDF and PNG; None for none.
         as_json: whether JSON is printed instead of a table.
         save: whether the fastest algorithms are stored for ``--algorithm auto``.
     """
 
     plot: Path | None
+    figures: Path | None
     as_json: bool
     save: bool
 
@@ -82,6 +85,7 @@ def command_for(collective: str) -> Callable[..., None]:
         plot: Annotated[
             Path | None, option("FILE.svg", "Plot times over sizes.", options.RESULTS_PANEL)
         ] = None,
+        figures: options.Figures = None,
         as_json: options.AsJson = False,
     ) -> None:
         request = Request(
@@ -100,6 +104,8 @@ def command_for(collective: str) -> Callable[..., None]:
         if plot is not None and (plot.suffix != ".svg" or not plot.parent.is_dir()):
             raise UsageError(f"--plot {plot} is not a .svg file in an existing folder; give another name.")
         decision = decide_bench(workers, threads, bind)
+        if decision.is_main:
+            options.refuse_unwritable("--figures", figures)
         if isinstance(decision.plan, Spawn):
             _refuse_unknown(request)
             flags = {
@@ -110,11 +116,13 @@ def command_for(collective: str) -> Callable[..., None]:
                 "seconds": seconds,
                 "timeout": timeout,
                 "plot": plot,
+                "figures": figures,
             }
             words = as_arguments(flags) + ["--json"] * as_json + ["--save"] * save
             raise typer.Exit(start_own(decision, ["bench", _spelled(collective), *words]))
         bind_worker(decision, decision.detected.place)
-        _work(request, Output(plot=plot, as_json=as_json, save=save), threads=threads)
+        output = Output(plot=plot, figures=figures, as_json=as_json, save=save)
+        _work(request, output, threads=threads)
 
     command.__doc__ = f"""Measure the algorithms of {_spelled(collective)}, interleaved.
 
@@ -163,7 +171,9 @@ def _output(report: "Report", request: Request, world: "World", output: Output) 
     for one in report.wrong:
         log(f"{one.algorithm} is wrong at {bytes_text(one.bytes)}, and was not timed: {one.problem}")
     if output.plot is not None and report.rows:
-        log(f"plot: {write_text(output.plot, _picture(report, request, ranks))}")
+        log(f"plot: {write_text(output.plot, _chart(report, request, ranks).svg())}")
+    if output.figures is not None and report.rows:
+        log(write_figures([_chart(report, request, ranks)], output.figures))
     if output.save and report.rows:
         log(f"stored for --algorithm auto: {_saved(report, world)}")
 
@@ -195,14 +205,15 @@ def _text(report: "Report", request: Request, ranks: int, *, as_json: bool) -> s
     return "\n\n".join("\n".join(lines) for lines in paragraphs if lines)
 
 
-def _picture(report: "Report", request: Request, ranks: int) -> str:
+def _chart(report: "Report", request: Request, ranks: int) -> Chart:
     from samestep.studies.bench.figures import bus_factor
-    from samestep.studies.bench.plot import render
+    from samestep.studies.bench.plot import times_chart
     from samestep.studies.bench.text import times_of
 
     factor = bus_factor(request.collective, ranks)
     copying = {nbytes: factor * nbytes / speed for nbytes, speed in report.copying.items()}
-    return render(times_of(report.rows), copying=copying, title=_title(request, ranks))
+    name = _spelled(request.collective)
+    return times_chart(times_of(report.rows), copying=copying, title=_title(request, ranks), name=name)
 
 
 def _title(request: Request, ranks: int) -> str:

@@ -1,5 +1,6 @@
 """Declares the options that several verbs share, each once, and checks their values."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +30,10 @@ def switch(about: str, panel: str, *names: str) -> Any:
     return option("", about, panel, *names)
 
 
+Figures = Annotated[
+    Path | None,
+    option("DIR", "Save each chart there as SVG, PDF and PNG, for a paper or slides.", RESULTS_PANEL),
+]
 Workers = Annotated[int | None, option("N", "Number of workers, on all nodes.", WORKERS_PANEL, "-n")]
 WorkerCounts = Annotated[str, option("N,..", "Numbers of workers, such as 1,2,4.", WORKERS_PANEL, "-n")]
 Threads = Annotated[
@@ -164,6 +169,24 @@ Worth = Annotated[
         rich_help_panel=RESULTS_PANEL,
     ),
 ]
+
+
+def refuse_unwritable(flag: str, folder: Path | None) -> None:
+    """Refuse a folder that cannot be created or written to, before time is spent on its content.
+
+    Args:
+        flag: the option that has it.
+        folder: the folder; nothing is created. None if the option was not given.
+
+    Raises:
+        UsageError: the folder, or the first of its parents that exists, is a file or not writable.
+    """
+    if folder is None:
+        return
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        why = "not writable" if there.is_dir() else "a file"
+        raise UsageError(f"{flag} {folder} cannot be used, because {there} is {why}; give another folder.")
 
 
 def checked_mode(mode: str | None) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from samestep.base.console import log
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.base.units import check_hang_timeout
@@ -49,9 +50,11 @@ from samestep.cli.slurm_flags import (
     Time,
 )
 from samestep.cli.submit_common import Container, Detach, Lines, Venv
+from samestep.studies.report.write import write_figures
 from samestep.studies.scaling.analysis.log_paths import seen_from_here
 from samestep.studies.scaling.analysis.study import Study
 from samestep.studies.scaling.analysis.study_file import as_json as as_json_of
+from samestep.studies.scaling.report.figures import charts
 from samestep.studies.scaling.report.text import study_text, terminal_width
 from samestep.studies.scaling.sweep.capacity import refuse_too_many
 from samestep.studies.scaling.sweep.collect import Frame
@@ -122,6 +125,7 @@ def scale(
     out: Annotated[
         Path | None, option("DIR", "Folder of the study. Default: studies/NAME-TIME.", options.RESULTS_PANEL)
     ] = None,
+    figures: options.Figures = None,
     as_json: options.AsJson = False,
     dry_run: options.DryRun = False,
     submit: Annotated[str | None, option("slurm", "Submit one job per number of workers.", _JOBS)] = None,
@@ -168,12 +172,13 @@ def scale(
         "lines": line,
     }
     per_node = PerNode(workers=nproc_per_node, gpus=gpus_per_node)
+    _refuse_figures(figures, detach=detach)
     if collect is not None:
         refuse_flags_with_collect(context)
     if submit is None:
         refuse_flags_of_jobs({**site, **per_node.flags(), "detach": detach})
     if collect is not None:
-        return _print_study(collected_from(collect, target, bar=worth), collect, as_json=as_json)
+        return _print_study(collected_from(collect, target, bar=worth), collect, figures, as_json=as_json)
     if target is None:
         raise UsageError("no target is given; give a script or a recipe.")
     kind = kind_of(target, arguments or [], module=module, mode=mode)
@@ -228,11 +233,20 @@ def scale(
         return 0
     if kind == "script":
         frame = replace(frame, source=source_of(Path(target)))
-    return _print_study(runs.execute(frame, trials), request.folder, as_json=as_json)
+    return _print_study(runs.execute(frame, trials), request.folder, figures, as_json=as_json)
 
 
-def _print_study(result: tuple[Study, int] | None, folder: Path, *, as_json: bool) -> int:
-    """Print the study in `folder`, if there is one already, and return the exit code."""
+def _refuse_figures(figures: Path | None, *, detach: bool) -> None:
+    """Refuse a folder that cannot be written to, or that nothing will be written to."""
+    options.refuse_unwritable("--figures", figures)
+    if detach and figures is not None:
+        raise UsageError("--figures needs the results, and --detach does not wait; give it with --collect.")
+
+
+def _print_study(
+    result: tuple[Study, int] | None, folder: Path, figures: Path | None, *, as_json: bool
+) -> int:
+    """Print the study in `folder`, if there is one already, save its charts, and return the exit code."""
     if result is None:
         return 0
     study, code = result
@@ -240,6 +254,8 @@ def _print_study(result: tuple[Study, int] | None, folder: Path, *, as_json: boo
         print(json_line(as_json_of(study)).rstrip())
     else:
         print(study_text(seen_from_here(study, folder), terminal_width()))
+    if figures is not None:
+        log(write_figures(charts(study), figures))
     return code
 
 

@@ -26,7 +26,7 @@ from samestep.studies.scaling.sweep.trial import Trial
 _FLAG_NAMES = {"directives": "directive", "modules": "load_module", "lines": "line"}
 """Names of options that differ from the fields of a site."""
 
-_WITH_COLLECT = ("--collect", "--worth", "--json")
+_WITH_COLLECT = ("--collect", "--worth", "--figures", "--json")
 """Options that do not change how a study is measured."""
 
 
@@ -198,7 +198,7 @@ def refuse_flags_with_collect(context: typer.Context) -> None:
         if given and flag not in _WITH_COLLECT:
             raise UsageError(
                 f"{flag} has no effect with --collect, which collects a study as it was submitted. Leave it "
-                "out; only --worth and --json go with --collect."
+                "out; only --worth, --figures and --json go with --collect."
             )
 
 

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from signal import SIGINT
@@ -30,7 +31,10 @@ from samestep.observe.clock.clock_file import ClockOptions
 from samestep.run.decision import Decision, with_checks
 from samestep.run.execution import OWN_PROGRAM, decide_own, run_monitored, start_own
 from samestep.run.worker_binding import bind_worker
+from samestep.studies.report.figures import charts
+from samestep.studies.report.read_run import read_run
 from samestep.studies.report.run_page import write_report
+from samestep.studies.report.write import write_figures
 from samestep.training.output.run_folder import RunFolder
 from samestep.training.settings.run_options import RunOptions
 from samestep.training.settings.training_settings import Settings
@@ -43,6 +47,19 @@ if TYPE_CHECKING:
 
 FINISH_S = 300.0
 """Seconds that workers have for their step and a checkpoint when they are asked to stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """The forms in which the result is reported.
+
+    Args:
+        figures: folder for the charts as SVG, PDF and PNG; None for none.
+        as_json: whether JSON is printed instead of text.
+    """
+
+    figures: Path | None
+    as_json: bool
 
 
 @with_secret_file
@@ -105,6 +122,7 @@ def train(
     out: Annotated[
         Path | None, option("DIR", "Run folder. Default: runs/RECIPE-TIME.", options.RESULTS_PANEL)
     ] = None,
+    figures: options.Figures = None,
     as_json: options.AsJson = False,
     clock: options.Clock = None,
     clock_steps: options.ClockSteps = None,
@@ -124,10 +142,9 @@ def train(
     if eval_only != (weights is not None):
         raise UsageError("--eval-only and --from CHECKPOINT need each other; give both or none.")
     clocking = clocking_of(clock, steps=clock_steps, warm_up=clock_warm_up)
-    if clocking is not None and eval_only:
-        raise UsageError(
-            "--clock records the steps of a training, and --eval-only does not train; leave out one of them."
-        )
+    if eval_only:
+        _refuse_with_eval_only({"--clock records the steps": clocking, "--figures saves the charts": figures})
+    output = Output(figures=figures, as_json=as_json)
     request = Request(
         recipe=recipe,
         fast=fast,
@@ -151,6 +168,8 @@ def train(
     job = Job(program=OWN_PROGRAM, workers=workers, max_restarts=max_restarts, patience_s=FINISH_S)
     decision = with_checks(decide_own(job, threads=threads, bind=bind), hang_timeout=hang_timeout)
     refuse_unused(job, decision.plan, Rendezvous(), launcher=decision.detected.launcher)
+    if decision.is_main:
+        options.refuse_unwritable("--figures", figures)
     _exit_if_finished(request, decision, as_json=as_json)
     resolved = resolve(request, workers=decision.size)
     if resolved.settings.compile and not accelerator_count():  # only workers may open accelerators
@@ -158,12 +177,19 @@ def train(
     if clocking is not None and decision.starts_all:
         clocking.refuse_used()
     if isinstance(decision.plan, Spawn) and (decision.size > 1 or max_restarts):
-        raise typer.Exit(_start(decision, request, resolved, clocking, as_json=as_json))
-    work = partial(_work, decision, resolved, clocking, threads=threads, as_json=as_json)
+        raise typer.Exit(_start(decision, request, resolved, clocking, output))
+    work = partial(_work, decision, resolved, clocking, output, threads=threads)
     if decision.detected.launcher == SAMESTEP.name:  # it runs its workers under the watchdog already
         work()
     else:
         run_monitored(decision, work)
+
+
+def _refuse_with_eval_only(flags: Mapping[str, object]) -> None:
+    """Refuse flags of a training, given by what they do, if they were given."""
+    for what, value in flags.items():
+        if value is not None:
+            raise UsageError(f"{what} of a training, and --eval-only does not train; leave out one of them.")
 
 
 def _exit_if_finished(request: "Request", decision: Decision, *, as_json: bool) -> None:
@@ -185,8 +211,7 @@ def _start(
     request: "Request",
     resolved: "ResolvedConfig",
     clocking: ClockOptions | None,
-    *,
-    as_json: bool,
+    output: Output,
 ) -> int:
     """Start the workers with the same request and a fixed run folder, and return the exit code."""
     if resolved.weights is None:
@@ -200,7 +225,7 @@ def _start(
     if decision.is_main:
         _log_settings(decision, resolved)
     try:
-        code, why = start_own(decision, _arguments(request, clocking, as_json=as_json)), ""
+        code, why = start_own(decision, _arguments(request, clocking, output)), ""
     except Error as error:
         if not _has_finished(resolved):
             raise
@@ -226,9 +251,9 @@ def _work(
     decision: Decision,
     resolved: "ResolvedConfig",
     clocking: ClockOptions | None,
+    output: Output,
     *,
     threads: int | None,
-    as_json: bool,
 ) -> None:
     """Train or evaluate, as one of the workers."""
     from samestep.ranks.world.join import join
@@ -245,12 +270,12 @@ def _work(
                 world.on_main(lambda: _log_settings(decision, resolved))
             if resolved.weights is not None:
                 found = score(world, resolved)
-                world.print(json_line(found.as_dict()).rstrip() if as_json else found.summary())
+                world.print(json_line(found.as_dict()).rstrip() if output.as_json else found.summary())
                 return
             result = _train(world, resolved, clocking)
             finished = result is not None
             if result is not None and world.place.is_main:
-                _report(result, resolved.out, as_json=as_json)
+                _report(result, resolved.out, output)
     except KeyboardInterrupt:
         if decision.size == 1:  # with several workers the launcher logs it
             log(f"ended by signal {SIGINT:d}.")
@@ -281,15 +306,17 @@ def _train(world: "World", resolved: "ResolvedConfig", clocking: ClockOptions | 
     return result
 
 
-def _report(result: "Result", folder: Path, *, as_json: bool) -> None:
-    """Print the result of a training, and write its page; an error there does not fail the training."""
+def _report(result: "Result", folder: Path, output: Output) -> None:
+    """Print the result of a training, and write page and figures; an error there does not fail it."""
     where = f"run folder: {folder}"
     try:
         where += f", page: {write_report(folder)}"
+        if output.figures is not None:
+            log(write_figures(charts([read_run(folder)]), output.figures))
     except Exception as error:  # noqa: BLE001 - the result is on disk already
-        log(f"the training has finished, but its page cannot be written: {_line(error)}")
+        log(f"the training has finished, but not all of its page and figures can be written: {_line(error)}")
     try:
-        text = json_line(result.as_dict()).rstrip() if as_json else f"{result.summary()}\n{where}"
+        text = json_line(result.as_dict()).rstrip() if output.as_json else f"{result.summary()}\n{where}"
         print(text, flush=True)
     except OSError as error:
         log(f"the training has finished, but its result cannot be printed: {_line(error)}")
@@ -309,17 +336,22 @@ def _line(error: BaseException) -> str:
     return text if isinstance(error, Error) else f"{type(error).__name__}: {text}"
 
 
-def _arguments(request: "Request", clocking: ClockOptions | None, *, as_json: bool) -> tuple[str, ...]:
+def _arguments(request: "Request", clocking: ClockOptions | None, output: Output) -> tuple[str, ...]:
     """Return the command-line arguments of `request`."""
     flags = {
         one.name: getattr(request, one.name)
         for one in fields(request)
         if one.name not in ("recipe", "changes", "weights")
     }
-    words = as_arguments({**flags, **request.changes})
+    words = as_arguments({**flags, **request.changes, "figures": output.figures})
     if request.weights is not None:
         words += ["--eval-only", f"--from={request.weights}"]
     if clocking is not None:
         steps, warm_up = clocking.steps, clocking.warm_up
         words += as_arguments({"clock": clocking.folder, "clock_steps": steps, "clock_warm_up": warm_up})
-    return ("train", *([request.recipe] if request.recipe else []), *words, *(["--json"] if as_json else []))
+    return (
+        "train",
+        *([request.recipe] if request.recipe else []),
+        *words,
+        *(["--json"] if output.as_json else []),
+    )
