@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
+from typing import Any
 
 from samestep.studies.scaling.analysis.speedup import series_of
 from samestep.studies.scaling.analysis.study import PHASES, Loss, Point, Rank
@@ -77,13 +78,9 @@ def _losses(point: Point, base: Point) -> tuple[Loss, ...]:
         own = slow.phase_s / len(point.ranks)
         by_cause["compute" if slow.phase in {"forward", "backward"} else slow.phase] -= own
         by_cause["straggler"] = waiting + own
+    named: dict[str, Any] = {"phase": slow.phase, "rank": slow.rank} if slow else {}
     losses = [
-        Loss(
-            cause=cause,
-            share=seconds / whole,
-            phase=slow.phase if slow and cause == "straggler" else "",
-            rank=slow.rank if slow and cause == "straggler" else None,
-        )
+        Loss(cause=cause, share=seconds / whole, **(named if cause == "straggler" else {}))
         for cause, seconds in by_cause.items()
         if seconds
     ]

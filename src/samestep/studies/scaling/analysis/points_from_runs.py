@@ -6,11 +6,9 @@ from statistics import median, median_low
 from typing import Any
 
 from samestep.studies.scaling.analysis.confidence import of_repeats
-from samestep.studies.scaling.analysis.growing_epochs import with_epochs
-from samestep.studies.scaling.analysis.provenance import advised_by
-from samestep.studies.scaling.analysis.rank_files import Run
+from samestep.studies.scaling.analysis.rank_files import Run, advised_by
 from samestep.studies.scaling.analysis.run_steps import SteadySteps, steady_steps
-from samestep.studies.scaling.analysis.samples import SAME_BATCH, in_samples
+from samestep.studies.scaling.analysis.samples import SAME_BATCH, in_samples, with_epochs
 from samestep.studies.scaling.analysis.study import PHASES, Point, Rank
 
 
@@ -43,12 +41,11 @@ def _grouped(repeats: Sequence[Repeat]) -> list[list[Repeat]]:
     """Return the repeats of each point, by the measured batch, not by the requested one."""
     groups: list[list[Repeat]] = []
     for repeat in repeats:
-        for group in groups:
-            if _is_same(group[0], repeat):
-                group.append(repeat)
-                break
-        else:
+        alike = next((group for group in groups if _is_same(group[0], repeat)), None)
+        if alike is None:
             groups.append([repeat])
+        else:
+            alike.append(repeat)
     return groups
 
 
@@ -62,7 +59,7 @@ def _point(repeats: Sequence[Repeat]) -> Point:
     rate = median_low(rates)  # the rate of one run, since the phases of that run are shown with it
     usual = repeats[rates.index(rate)]
     headers = [rank.header for rank in usual.run.ranks]
-    hosts = [str(header["host"]) for header in headers]
+    first, hosts = headers[0], [str(header["host"]) for header in headers]
     phases = usual.steps.phases()
     low, high = of_repeats(rates) or (None, None)
     workers = usual.run.workers
@@ -70,14 +67,14 @@ def _point(repeats: Sequence[Repeat]) -> Point:
     return Point(
         workers=workers,
         variant=usual.run.variant,
-        nodes=int(headers[0].get("nodes") or len(set(hosts))),
-        threads=headers[0].get("threads"),
-        processors=headers[0].get("processors"),
-        device=str(headers[0].get("device", "")),
-        kind=str(headers[0]["kind"]),
-        sync=str(headers[0].get("sync") or ""),
-        backend=str(headers[0].get("backend") or ""),
-        recipe=advised_by(headers[0]),
+        nodes=int(first.get("nodes") or len(set(hosts))),
+        threads=first.get("threads"),
+        processors=first.get("processors"),
+        device=str(first.get("device", "")),
+        kind=usual.run.kind,
+        sync=str(first.get("sync") or ""),
+        backend=str(first.get("backend") or ""),
+        recipe=advised_by(first),
         global_batch=median(repeat.steps.global_batch for repeat in repeats),
         samples_per_second=rate,
         samples_per_second_low=low,

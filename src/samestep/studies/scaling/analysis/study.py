@@ -1,10 +1,14 @@
-"""Defines a scaling study: the measurements at each number of workers, and the conclusions from them."""
+"""Defines a scaling study: the measurements at each number of workers, and the conclusions from them.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+The classes are the objects of ``study.json``; the reference has a table of their fields.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from samestep.base import step_phases
+from samestep.base.typed_json import NotNegative, Positive, PositiveInt
 
 FORMAT = 1
 """The version of the format of ``study.json``."""
@@ -15,30 +19,31 @@ PHASES = step_phases.ALL
 Mode: TypeAlias = Literal["strong", "weak", "neither"]
 """The scaling mode: the global batch was constant, grew with the workers, or did neither."""
 
-Seconds: TypeAlias = Mapping[str, float]
+
+def _missing_phases(step_s: Mapping[str, float]) -> str:
+    missing = [name for name in PHASES if name not in step_s] if step_s else []
+    return f"lacks {', '.join(missing)}" if missing else ""
+
+
+def _unknown_phase(phase: str) -> str:
+    return "" if phase in PHASES else f"is not one of {', '.join(PHASES)}"
+
+
+Seconds: TypeAlias = Annotated[Mapping[str, NotNegative], _missing_phases]
 """Seconds of each of `PHASES` in one step; empty if they were not measured."""
 
 
 class Span(NamedTuple):
-    """One phase on a time line."""
+    """One phase on a time line, in seconds since the first rank began the step."""
 
-    phase: str
-    """One of `PHASES`."""
+    phase: Annotated[str, _unknown_phase]
     begin_s: float
-    """Its start, in seconds since the first rank began the step."""
     end_s: float
-    """Its end, in the same unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """One worker of a point.
-
-    Args:
-        rank: its number.
-        host: the machine it ran on.
-        step_s: the mean of its own steps, by phase.
-    """
+    """One worker of a point: its number, its host, and the mean of its own steps by phase."""
 
     rank: int
     host: str = ""
@@ -75,11 +80,9 @@ class Point:
         threads: compute threads of each worker.
         processors: cores that a worker may use.
         device: ``cpu``, ``cuda``, ...
-        kind: the kind of training: ``serial``, ``steered`` (a serial script on several workers), ``native``
-            or ``recipe``; empty if unknown.
+        kind: ``serial``, ``steered`` (a serial script on several workers), ``native``, ``recipe``, or empty.
         sync: the gradient synchronization, such as ``ddp``; empty without one, or if unknown.
-        backend: the transport of gradients: a backend of `torch.distributed`, or ``shared memory``; empty
-            without one.
+        backend: the transport of gradients: a backend of `torch.distributed`, ``shared memory``, or empty.
         recipe: the settings of a recipe that advice depends on; empty for other trainings.
         global_batch: samples of a step on all workers, as counted; None if unknown.
         samples_per_second: the median of the repeats; the slower of the middle two if their number is even.
@@ -96,8 +99,7 @@ class Point:
         exchange_runs: `exchange_s` of each repeat.
         losses: the overhead by cause, the largest first.
         ranks: each worker of the median repeat.
-        timeline: a typical step of it; for each rank its phases in a fixed order. All ranks leave the
-            communication at the same time.
+        timeline: a typical step of it: for each rank its phases in a fixed order.
         memory_bytes: peak memory of a worker.
         device_memory_bytes: peak memory on its accelerator.
         worker_hours_per_epoch: the cost of an epoch; None if its samples are unknown.
@@ -105,10 +107,10 @@ class Point:
         oversubscribed: whether its workers had fewer cores than threads, or shared an accelerator.
     """
 
-    workers: int
+    workers: PositiveInt
     mode: Mode = "strong"
     variant: str = ""
-    nodes: int = 1
+    nodes: PositiveInt = 1
     threads: int | None = None
     processors: int | None = None
     device: str = ""
@@ -116,18 +118,18 @@ class Point:
     sync: str = ""
     backend: str = ""
     recipe: Mapping[str, Any] = field(default_factory=dict)
-    global_batch: float | None = None
-    samples_per_second: float
-    samples_per_second_low: float | None = None
-    samples_per_second_high: float | None = None
-    speedup: float
-    speedup_low: float | None = None
-    speedup_high: float | None = None
-    efficiency: float
+    global_batch: Positive | None = None
+    samples_per_second: Positive
+    samples_per_second_low: Positive | None = None
+    samples_per_second_high: Positive | None = None
+    speedup: Positive
+    speedup_low: Positive | None = None
+    speedup_high: Positive | None = None
+    efficiency: Positive
     step_s: Seconds = field(default_factory=dict)
     exchange_s: float | None = None
     waiting_s: float | None = None
-    exchange_bytes: int | None = None
+    exchange_bytes: PositiveInt | None = None
     exchange_runs: tuple[float, ...] = ()
     losses: tuple[Loss, ...] = ()
     ranks: tuple[Rank, ...] = ()
@@ -135,7 +137,7 @@ class Point:
     memory_bytes: int | None = None
     device_memory_bytes: int | None = None
     worker_hours_per_epoch: float | None = None
-    runs: tuple[float, ...] = ()
+    runs: tuple[Positive, ...] = ()
     oversubscribed: bool = False
 
 
@@ -276,3 +278,12 @@ class Study:
     verdict: Verdict | None = None
     notes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
+
+    def with_notes(self, added: Iterable[Finding]) -> "Study":
+        """Return the study with further notes; those that it has already are not repeated."""
+        added = tuple(added)
+        return replace(
+            self,
+            notes=tuple(dict.fromkeys((*self.notes, *(one.words for one in added)))),
+            findings=tuple(dict.fromkeys((*self.findings, *added))),
+        )

@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from samestep.base.units import bytes_text, count_text, seconds_text
-from samestep.studies.scaling.analysis.baseline_check import outdone
 from samestep.studies.scaling.analysis.point_text import amount, is_vague, notable_losses, percent, sync_words
 from samestep.studies.scaling.analysis.points_from_times import UNIT
 from samestep.studies.scaling.analysis.study import Loss, Point, Study
-from samestep.studies.scaling.analysis.supported_conclusions import is_open, knee_words
+from samestep.studies.scaling.analysis.supported_conclusions import is_open, knee_words, outdone
 from samestep.studies.scaling.report.figures import PARTS, parts, rank_parts, shown_ranks, times_text
 from samestep.studies.scaling.report.series import Kind, kinds
 

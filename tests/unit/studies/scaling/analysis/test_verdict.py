@@ -7,7 +7,7 @@ import pytest
 from samestep.studies.scaling.analysis.notes import notes_of_runs
 from samestep.studies.scaling.analysis.points_from_times import from_times
 from samestep.studies.scaling.analysis.study import Study
-from samestep.studies.scaling.analysis.study_from_points import conclude
+from samestep.studies.scaling.analysis.verdict import conclude
 from support.clocked_runs import OWN, clocked, codes, concluded, scaled, timed
 
 

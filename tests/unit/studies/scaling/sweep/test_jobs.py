@@ -4,7 +4,7 @@ import pytest
 
 from samestep.base.errors import UsageError
 from samestep.launch.submit.site_defaults import SlurmSite
-from samestep.studies.scaling.sweep.jobs import JobOptions, jobs
+from samestep.studies.scaling.sweep.submitted import JobOptions, jobs
 from samestep.studies.scaling.sweep.trial import Trial
 
 

@@ -10,9 +10,8 @@ from samestep.base.errors import UsageError
 from samestep.launch.submit.site_defaults import SlurmSite
 from samestep.launch.submit.slurm_commands import Answer, ask
 from samestep.studies.scaling.sweep.collect import Frame
-from samestep.studies.scaling.sweep.jobs import JobOptions, jobs
 from samestep.studies.scaling.sweep.plan import Request, plan
-from samestep.studies.scaling.sweep.submitted import read_jobs, submit_all, write_jobs
+from samestep.studies.scaling.sweep.submitted import JobOptions, jobs, read_jobs, submit_all, write_jobs
 from samestep.studies.scaling.sweep.variants import variants
 
 
