@@ -21,7 +21,6 @@ from samestep.studies.scaling.analysis.study import Study
 from samestep.studies.scaling.sweep.collect import Frame
 from samestep.studies.scaling.sweep.queue import Queue, SubmittedJob
 from samestep.studies.scaling.sweep.submitted import (
-    JobOptions,
     StudyJob,
     jobs,
     read_jobs,
@@ -91,14 +90,14 @@ class SlurmJobs:
 
     def _jobs(self, frame: Frame, trials: Sequence[Trial]) -> list[StudyJob]:
         name = slug(Path(frame.request.target).name.removesuffix(".py"))
-        options = JobOptions(
+        return jobs(
+            trials,
+            frame.request.folder,
             name=f"scale-{name}",
-            folder=frame.request.folder,
-            gpus=self.gpus,
             site=self.site,
             python=sys.executable,
+            gpus=self.gpus,
         )
-        return jobs(trials, options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

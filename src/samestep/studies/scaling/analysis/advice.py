@@ -10,24 +10,16 @@ from samestep.studies.scaling.analysis.point_text import counted, notable_losses
 from samestep.studies.scaling.analysis.statements import finding
 from samestep.studies.scaling.analysis.study import Finding, Loss, Point, Seconds
 
-_SMALL_S = 0.01
-"""The length of a step below which the overhead of each worker is about as long as the step."""
+_SMALL_S = 0.01  # the length of a step below which the overhead of each worker is about as long as the step
+_WORTH_TRYING = 0.05  # the smallest share of a step that advice is given for
+_MOST = 2  # the number of things to try at once
 
-_WORTH_TRYING = 0.05
-"""The smallest share of a step that advice is given for."""
-
-_MOST = 2
-"""The number of things to try at once."""
-
+# The larger batch by kind of training.
 _LARGER = {"recipe": "a larger --batch-size", "native": "a larger batch for each worker"}
-"""The larger batch by kind of training."""
 
+# The 16-bit type in which each of torch's backends can sum gradients for DDP.
 _SMALLER = {"nccl": "bf16", "xccl": "bf16", "gloo": "fp16"}
-"""The 16-bit type in which each of torch's backends can sum gradients for DDP."""
-
-_LOADED = ("folder", "torchvision")
-"""Data sets of recipes that processes can load; all others are in memory."""
-
+_LOADED = ("folder", "torchvision")  # data sets of recipes that processes can load; all others are in memory
 _OF_PHASE = {
     "to_device": "pin-memory",
     "optimizer": "fused-optimizer",
@@ -37,12 +29,7 @@ _OF_PHASE = {
 
 
 def advice(point: Point, base: Point) -> Sequence[Finding]:
-    """Return what to try against the two largest losses of `point`; empty if little is lost.
-
-    Args:
-        point: a number of workers.
-        base: the baseline of its mode and variant.
-    """
+    """Return what to try against the two largest losses of `point`; empty if little is lost."""
     base_s = sum(base.step_s.values())
     if point.mode == "strong" and point.speedup < base.workers and 0 < base_s < _SMALL_S:
         # Splitting a short step only made it longer.

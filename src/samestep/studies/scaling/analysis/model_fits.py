@@ -23,12 +23,8 @@ from samestep.studies.scaling.analysis.supported_conclusions import is_open
 
 _Pair: TypeAlias = tuple[float, float]
 
-_ROUNDING = 1e-9
-"""The largest difference of equal numbers."""
-
-_DESCRIBES = 0.1
-"""The largest deviation at which a model describes its points."""
-
+_ROUNDING = 1e-9  # the largest difference of equal numbers
+_DESCRIBES = 0.1  # the largest deviation at which a model describes its points
 _RING = "Exposed communication, modeled as a ring"
 
 
@@ -51,8 +47,7 @@ def fits(points: Sequence[Point]) -> tuple[Fit, ...]:
 def amdahl(points: Sequence[Point]) -> Fit:
     """Return the share `s` of a step that more workers do not shorten: ``1 / speedup = s + (1 - s) / N``.
 
-    Args:
-        points: of one mode and variant, by workers; the first is the baseline.
+    The points are of one mode and variant, by workers; the first is the baseline.
     """
 
     def words(raw: float, serial: float) -> str:
@@ -77,11 +72,7 @@ def amdahl(points: Sequence[Point]) -> Fit:
 
 
 def gustafson(points: Sequence[Point]) -> Fit:
-    """Return the share `s` of a step that does not scale with its batch: ``speedup = N - s (N - 1)``.
-
-    Args:
-        points: as for `amdahl`.
-    """
+    """Return the share `s` of a step that does not scale with its batch: ``speedup = N - s (N - 1)``."""
     return _serial_share(
         Fit(model="gustafson", mode="weak"),
         points,
@@ -168,21 +159,13 @@ class _Estimate:
         """Whether the interval is too wide for a conclusion."""
         return self.between is not None and is_vague(self.between)
 
-    def by(self, size: float) -> "_Estimate":
-        """Return the estimate divided by `size`."""
-        between = None if self.between is None else (self.between[0] / size, self.between[1] / size)
-        return _Estimate(self.value / size, between)
-
 
 def fit_communication(points: Sequence[Point]) -> Fit:
-    """Return alpha and beta of the exposed communication, modeled as a ring.
+    """Return alpha and beta of the exposed communication, modeled as a ring, for points as of `amdahl`.
 
     ``exposed = 2 (N - 1) alpha + 2 (N - 1) / N * bytes * beta``. Both are of the part that backward does not
     hide. A parameter whose interval is wider than a factor of two is left out. If the bytes are unknown, the
     seconds in which all gradients pass a link replace beta.
-
-    Args:
-        points: of one mode and variant, by workers; the first is the baseline.
     """
     fit = Fit(model="exchange", mode="strong")
     several = [point for point in points if point.workers > 1 and point.exchange_s is not None]
@@ -197,20 +180,22 @@ def fit_communication(points: Sequence[Point]) -> Fit:
         return replace(fit, code="too-few-points", words=" ".join(words))
     waits = {workers: point.exchange_s or 0.0 for workers, point in exposed.items()}
     ring, rings = _ring(waits), list(_of_rounds(exposed))
-    deviation = _deviation(list(waits.items()), ring.seconds, parameters=2)
-    alpha = _estimate(ring.alpha, [one.alpha for one in rings])
-    gradient = _estimate(ring.gradient, [one.gradient for one in rings])
     size = _bytes(list(exposed.values()))
-    is_open = alpha.is_open and gradient.is_open
+    alpha = _estimate(ring.alpha, [one.alpha for one in rings])
+    beta = _estimate(ring.gradient / (size or 1), [one.gradient / (size or 1) for one in rings])
+    deviation = _deviation(list(waits.items()), ring.seconds, parameters=2)
+    is_open = alpha.is_open and beta.is_open
+    vague = f"{_RING}: alpha and beta are inconclusive: {VAGUE}."
     return replace(
         fit,
         workers=tuple(waits),
-        parameters=_parameters(alpha, gradient, size),
+        parameters={
+            **_parameter("alpha_s", alpha),
+            **_parameter("beta_s_per_byte" if size else "gradient_s", beta),
+        },
         deviation=deviation,
         code="inconclusive" if is_open else "fitted",
-        words=f"{_RING}: alpha and beta are inconclusive: {VAGUE}."
-        if is_open
-        else _words(alpha, gradient, size, deviation),
+        words=vague if is_open else _words(alpha, beta, size, deviation),
     )
 
 
@@ -258,27 +243,22 @@ def _estimate(value: float, of_rounds: Sequence[float]) -> _Estimate:
     return _Estimate(value, (min(low, value), max(high, value)))
 
 
-def _parameters(alpha: _Estimate, gradient: _Estimate, size: int | None) -> dict[str, float]:
-    """Return the conclusive estimates, with the ends of their intervals."""
-    carried = {"gradient_s": gradient} if size is None else {"beta_s_per_byte": gradient.by(size)}
-    found: dict[str, float] = {}
-    for name, estimate in {"alpha_s": alpha, **carried}.items():
-        if not estimate.is_open:
-            found[name] = estimate.value
-            if estimate.between is not None:
-                found[f"{name}_low"], found[f"{name}_high"] = estimate.between
-    return found
+def _parameter(name: str, estimate: _Estimate) -> dict[str, float]:
+    """Return a conclusive estimate by name, with the ends of its interval."""
+    if estimate.is_open:
+        return {}
+    ends = zip((f"{name}_low", f"{name}_high"), estimate.between or (), strict=False)
+    return {name: estimate.value, **dict(ends)}
 
 
-def _words(alpha: _Estimate, gradient: _Estimate, size: int | None, deviation: float | None) -> str:
+def _words(alpha: _Estimate, beta: _Estimate, size: int | None, deviation: float | None) -> str:
     each = "an inconclusive time" if alpha.is_open else _time(alpha.value)
-    if gradient.is_open:
+    if beta.is_open:
         carried = "an inconclusive time for each byte"
     elif size is None:
-        carried = f"{_time(gradient.value)} for the gradients to pass a link once"
+        carried = f"{_time(beta.value)} for the gradients to pass a link once"
     else:
         unit, name = (1e6, "MB") if size >= 1e6 else (1e3, "kB")
-        beta = gradient.by(size)
         carried = f"{_time(beta.value * unit)} for each {name} of gradients"
         if beta.value and (deviation is None or deviation <= _DESCRIBES):
             ends = "" if beta.between is None else f", {_rate(beta.between[1])} to {_rate(beta.between[0])}"

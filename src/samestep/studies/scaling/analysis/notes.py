@@ -11,6 +11,7 @@ from samestep.studies.scaling.analysis.speedup import series_of
 from samestep.studies.scaling.analysis.statements import note
 from samestep.studies.scaling.analysis.study import Finding, Mode, Point
 
+# The header fields that the runs of a study should have in common, with their names in a note.
 _ALIKE = {
     "kind": "kinds",
     "device": "kinds of device",
@@ -20,7 +21,6 @@ _ALIKE = {
     "driver": "versions of the driver",
     "python": "versions of Python",
 }
-"""The header fields that the runs of a study should have in common, with their names in a note."""
 
 
 def notes(points: Sequence[Point]) -> Iterator[Finding]:

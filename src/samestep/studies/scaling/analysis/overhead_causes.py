@@ -8,22 +8,14 @@ from typing import Any
 from samestep.studies.scaling.analysis.speedup import series_of
 from samestep.studies.scaling.analysis.study import PHASES, Loss, Point, Rank
 
+# The phases in which a rank waits for no other.
 _OWN = tuple(name for name in PHASES if name != "exposed_sync")
-"""The phases in which a rank waits for no other."""
-
-_MOSTLY = 0.5
-"""The smallest part of all waiting that a rank must cause to be named as the straggler."""
+_MOSTLY = 0.5  # the smallest part of all waiting that a rank must cause to be named as the straggler
 
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """The rank that other ranks wait for.
-
-    Args:
-        rank: its number.
-        phase: the phase in which it loses the most time against the others.
-        phase_s: seconds of a step by which that phase is longer.
-    """
+    """The rank that other ranks wait for, and the phase that is longer there, by some seconds of a step."""
 
     rank: int
     phase: str

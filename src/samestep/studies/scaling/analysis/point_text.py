@@ -14,6 +14,7 @@ NOTABLE = 0.01
 NOTHING_S = 1e-9
 """A wait that is too short for any clock, so there was none."""
 
+# The names of phases, and of causes of overhead, in a sentence.
 _NAMES = {
     "data": "waiting for data",
     "to_device": "copies to the device",
@@ -27,7 +28,6 @@ _NAMES = {
     "waiting": "waiting for varying ranks",
     "straggler": "waiting for one rank",
 }
-"""The names of phases, and of causes of overhead, in a sentence."""
 
 
 def percent(share: float) -> str:

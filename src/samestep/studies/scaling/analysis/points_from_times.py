@@ -25,9 +25,6 @@ def from_times(rows: Iterable[tuple[int, float] | Time]) -> tuple[Point, ...]:
 
     The baseline runs are of both modes, unless each mode has its own (`has_two_bases`). Their work is one
     run in `UNIT`.
-
-    Args:
-        rows: workers, seconds, and whether they are weak.
     """
     times = [Time(*row) for row in rows]
     smallest = min(time.workers for time in times)

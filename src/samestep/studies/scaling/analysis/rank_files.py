@@ -13,8 +13,8 @@ from samestep.base.step_phases import ALL
 from samestep.base.typed_json import FormatError, NotNegative, PositiveInt, WholeNumber, reader
 from samestep.base.untrusted_documents import parse_json
 
+# A list of processors in the notation of the Linux kernel.
 _CPUS = re.compile(r"(\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*)?")
-"""A list of processors in the notation of the Linux kernel."""
 
 
 def _no_cpus(text: str) -> str:
@@ -50,9 +50,7 @@ _END: Mapping[str, Any] = {
     **dict.fromkeys(("peak_memory_bytes", "peak_device_bytes"), WholeNumber | None),
     "samples_per_epoch": NotNegative | None,
 }
-_REQUIRED = 4
-"""The first names of a header and of a step's line are required."""
-
+_REQUIRED = 4  # the first names of a header and of a step's line are required
 MACHINE = {
     "hosts": "host",
     "devices": "device_name",
@@ -69,12 +67,9 @@ _ADVISING = ("data", "sync", "compress", "algorithm", "exact")
 
 @dataclass(frozen=True, slots=True)
 class RankFile:
-    """The file of one worker.
+    """The file of one worker: its header, a line for each measured step, and its last line.
 
-    Args:
-        header: its first line: the rank, its machine and its versions.
-        steps: a line for each measured step.
-        end: its last line; empty if the worker ended before it was written.
+    The last line is empty if the worker ended before it was written.
     """
 
     header: Mapping[str, Any]
@@ -86,10 +81,8 @@ class RankFile:
 class Run:
     """One measured run: a repeat of a number of workers.
 
-    Args:
-        ranks: the files of its workers, by rank.
-        variant: the compared setting; empty for none.
-        oversubscribed: whether its workers had fewer cores than threads, or shared an accelerator.
+    It has the files of its workers by rank, and is oversubscribed if these had fewer cores than threads, or
+    shared an accelerator.
     """
 
     ranks: Sequence[RankFile]
@@ -167,13 +160,10 @@ def _check(row: object, *, is_header: bool) -> None:
 
 
 def is_oversubscribed(headers: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether workers compute with more threads than they have cores, or share an accelerator.
+    """Return whether the workers of a run compute with more threads than cores, or share an accelerator.
 
     Workers of one node share the cores in both of their affinity masks; a worker with an unknown mask shares
     with all. A worker that shares no core has the same cores at any number of workers, so it is not counted.
-
-    Args:
-        headers: of all workers of one run.
     """
     nodes: dict[tuple[Any, Any], list[Mapping[str, Any]]] = {}
     for header in headers:

@@ -13,18 +13,13 @@ from samestep.studies.scaling.analysis.study import PHASES, Span
 Step: TypeAlias = Sequence[Mapping[str, Any]]
 """The records of one step, by rank."""
 
+# The order of phases on a time line; a script's other work is mostly before its batch.
 _DRAWN = ("other", "data", "to_device", "forward", "backward", "exposed_sync", "optimizer")
-"""The order of phases on a time line; a script's other work is mostly before its batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class SteadySteps:
-    """The counted steps of a run.
-
-    Args:
-        steps: in order.
-        left_out: number of measured steps that are not counted, because a rank evaluated in them.
-    """
+    """The counted steps of a run, and the number of those left out, because a rank evaluated in them."""
 
     steps: Sequence[Step]
     left_out: int

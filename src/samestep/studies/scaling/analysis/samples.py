@@ -17,8 +17,7 @@ from samestep.studies.scaling.analysis.run_steps import kept_steps
 from samestep.studies.scaling.analysis.statements import note
 from samestep.studies.scaling.analysis.study import Finding
 
-_MOSTLY = 0.9
-"""The smallest part of all steps with a batch from a loader for which loaders are the measure."""
+_MOSTLY = 0.9  # the smallest part of all steps with a batch from a loader for which loaders are the measure
 SAME_BATCH = 0.02
 """The largest relative difference of equal batches: shards are rounded."""
 
@@ -27,11 +26,8 @@ SAME_BATCH = 0.02
 class _BatchSums:
     """The batches of a run, summed over all its steps and ranks.
 
-    Args:
-        run: the run.
-        called: rows that models were called with.
-        loaded: samples from loaders; None if not every step has a batch from one.
-        elements: elements that models were called with.
+    Models were called with rows (`called`) of `elements`; `loaded` is None if not every step has a batch from
+    a loader.
     """
 
     run: Run

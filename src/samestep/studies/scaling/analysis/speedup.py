@@ -40,10 +40,8 @@ def knee(points: Sequence[Point]) -> int | None:
     """Return the workers with the highest speedup times efficiency; None if these are the most workers.
 
     Beyond, a further worker costs a larger share of efficiency than it brings of speedup (Eager, Zahorjan and
-    Lazowska, "Speedup versus efficiency in parallel systems", 1989). By Amdahl that is at (1 - s) / s.
-
-    Args:
-        points: of one mode and variant, by workers; an oversubscribed baseline has no knee.
+    Lazowska, "Speedup versus efficiency in parallel systems", 1989). By Amdahl that is at (1 - s) / s. The
+    points are of one mode and variant, by workers; an oversubscribed baseline has no knee.
     """
     if points and points[0].oversubscribed:
         return None

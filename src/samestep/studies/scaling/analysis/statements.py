@@ -9,13 +9,12 @@ DIFFER = "the runs differ too much"
 VAGUE = f"{DIFFER}; measure more of them on a quieter machine"
 """The reason for an inconclusive result if an interval is too wide."""
 
+# Clauses of several sentences.
 _REASONS = {
     "vague": VAGUE,
     "own_cores": "measure where each worker has its own cores",
     "more_runs": "measure more repeats of each",
 }
-"""Clauses of several sentences."""
-
 STATEMENTS: Mapping[str, Mapping[str, str]] = {
     "summary": {
         "single-point": "No conclusion: all runs are of {n}.",
@@ -136,15 +135,7 @@ def statement(kind: str, code: str, /, **facts: Any) -> str:
 def finding(
     kind: str, code: str, workers: Sequence[int] = (), /, *, variant: str = "", **facts: Any
 ) -> Finding:
-    """Return a finding in the words of its code; those of a note begin with its variant, if it has one.
-
-    Args:
-        kind: of the finding.
-        code: of the finding.
-        workers: the numbers of workers that it is about; empty for all.
-        variant: of their points; empty for all.
-        facts: the words and numbers in the sentence.
-    """
+    """Return a finding in the words of its code; they begin with the variant, if there is one."""
     words = statement(kind, code, **facts)
     words = f"{variant}: {words}" if variant else words
     return Finding(kind, code, words, tuple(workers), variant=variant)

@@ -13,9 +13,7 @@ from samestep.studies.scaling.analysis.study import FORMAT, Study
 NAME = "study.json"
 """The name of the file in a study's folder."""
 
-_BYTES = 32 << 20
-"""The largest file that is read; a study of a thousand workers has some megabytes."""
-
+_BYTES = 32 << 20  # the largest file that is read; a study of a thousand workers has some megabytes
 _LOG = re.compile(r"(?<= Its log: )(\S+)(?=\.$)")
 
 
@@ -71,20 +69,11 @@ def _check(study: Study) -> None:
 
 
 def log_sentence(log: Path) -> str:
-    """Return the sentence that names the log of a run at the end of a note.
-
-    Args:
-        log: its path, relative to the study's folder.
-    """
+    """Return the sentence that names a run's log, relative to the study's folder, at the end of a note."""
     return f"Its log: {log}."
 
 
 def seen_from_here(study: Study, folder: Path) -> Study:
-    """Return `study` with paths of logs that are relative to the current folder.
-
-    Args:
-        study: as it is on disk.
-        folder: of the study.
-    """
+    """Return the `study` of `folder` with paths of logs that are relative to the current folder."""
     notes = (_LOG.sub(lambda log: str(folder / log[0]), note) for note in study.notes)
     return replace(study, notes=tuple(notes))

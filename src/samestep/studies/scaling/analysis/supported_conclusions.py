@@ -1,26 +1,35 @@
-"""Decides which conclusions the intervals and the baseline of a study support."""
+"""Decides which conclusions the intervals and the baseline of a study support, and words the summary."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
+from samestep.base.units import seconds_text
 from samestep.studies.scaling.analysis.advice import advice_words, against_phase, chosen
 from samestep.studies.scaling.analysis.confidence import Interval
-from samestep.studies.scaling.analysis.point_text import counted, is_vague, percent, times
+from samestep.studies.scaling.analysis.point_text import (
+    counted,
+    is_vague,
+    oversubscribed_baseline,
+    percent,
+    times,
+)
 from samestep.studies.scaling.analysis.speedup import fair, knee, rate_ratio
-from samestep.studies.scaling.analysis.statements import DIFFER, VAGUE, finding
-from samestep.studies.scaling.analysis.study import Finding, Point
+from samestep.studies.scaling.analysis.statements import DIFFER, VAGUE, finding, statement
+from samestep.studies.scaling.analysis.study import Finding, Point, Worth
 
+# The share of the baseline's step from which on each phase is reported as slow, and the words.
 _SLOW = {
     "data": (0.10, "waits {} of its time for data"),
     "to_device": (0.10, "copies to the device for {} of its time"),
     "optimizer": (0.30, "spends {} of its time in the optimizer"),
     "other": (0.20, "spends {} of its time outside of data, forward, backward and optimizer"),
 }
-"""The share of the baseline's step from which on each phase is reported as slow, and the words."""
 
-_BETTER_THAN_IDEAL = 1.15
-"""Above this efficiency the baseline was disturbed, rather than the larger runs fast."""
+_SAME = 0.005  # the largest relative difference of costs and speeds that are reported as equal
+_TWICE = 1.995  # costs from here on are a factor, not a percentage
+_BETTER_THAN_IDEAL = 1.15  # above this efficiency the baseline was disturbed
 
 
 def between(point: Point) -> Interval | None:
@@ -63,11 +72,6 @@ def pays(point: Point, fewer: Point) -> bool | None:
     return True if low >= needed else False if high <= needed else None
 
 
-def is_gain_sure(point: Point, base: Point) -> bool:
-    """Return whether the runs determine the speed of `point`, and that it brings more than it costs."""
-    return between(point) is not None and not is_open(point) and pays(point, base) is True
-
-
 def outdone(series: Sequence[Point]) -> Point | None:
     """Return the point that is much faster than ideal; None if there is none.
 
@@ -78,11 +82,7 @@ def outdone(series: Sequence[Point]) -> Point | None:
 
 
 def knee_words(points: Sequence[Point]) -> str:
-    """Return the position of the knee of `points` as a sentence; empty if nothing can be compared.
-
-    Args:
-        points: of one mode and variant, by workers.
-    """
+    """Return the position of the knee of points by workers in words; empty if nothing can be compared."""
     usable = fair(points)
     if len(usable) < 2 or usable[0] is not points[0] or outdone(usable) is not None:
         return ""
@@ -108,13 +108,7 @@ def split_at(points: Sequence[Point], at: int | None) -> tuple[Point, Sequence[P
 
 
 def caveats(points: Sequence[Point], *, bar: float | None, at: int | None) -> Iterator[Finding]:
-    """Yield what the runs leave inconclusive, and what helps.
-
-    Args:
-        points: of one mode and variant, by workers.
-        bar: the requested efficiency; None if the knee decides.
-        at: the workers at the knee; None if it was not reached.
-    """
+    """Yield what the runs leave inconclusive about a bar, or without one about the knee `at`."""
     yield from _caveats_of_knee(points, at) if bar is None else _caveats_of_bar(points, bar)
     if any(between(point) is None for point in points[1:]):
         yield finding("caveat", "single-runs")
@@ -158,12 +152,9 @@ def _needed(point: Point, fewer: Point) -> float:
 
 
 def baseline_findings(series: Sequence[Point]) -> Iterator[Finding]:
-    """Yield what is slow at the baseline.
+    """Yield what is slow at the baseline of points by workers.
 
     A speedup is a ratio: a slow step on one worker makes it larger without making the training faster.
-
-    Args:
-        series: points of one mode and variant, by workers.
     """
     base = series[0]
     if base.oversubscribed:  # the summary already gives this reason
@@ -197,3 +188,158 @@ def _slow_phases(base: Point) -> Mapping[str, float]:
     whole = sum(base.step_s.values())
     shares = {name: base.step_s.get(name, 0.0) / whole for name in _SLOW} if whole else {}
     return {name: share for name, share in shares.items() if share >= _SLOW[name][0]}
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The summary of one mode and variant; its point is None if there is no conclusion."""
+
+    code: str
+    words: str
+    point: Point | None = None
+    is_certain: bool = False
+
+
+def worth_of(bar: float, series: Sequence[Point]) -> Iterator[Worth]:
+    """Yield whether each point of one mode and variant reaches a bar."""
+    base = series[0]
+    is_doubtful = base.oversubscribed or outdone(series) is not None
+    for point in series:
+        is_sure = is_decided(point, base, bar) and not (point.oversubscribed or is_doubtful)
+        yield Worth(
+            workers=point.workers,
+            mode=point.mode,
+            variant=point.variant,
+            efficiency=point.efficiency,
+            is_worth=reaches(point, base, bar),
+            is_certain=is_sure or (point is base and not base.oversubscribed),
+        )
+
+
+def largest_worth(series: Sequence[Point], bar: float) -> int | None:
+    """Return the most workers that reach a bar, without points that are oversubscribed or inconclusive."""
+    base = series[0]
+    if base.oversubscribed or outdone(series) is not None:
+        return None
+    usable = (point for point in fair(series) if reaches(point, base, bar))
+    sure = (p for p in usable if p is base or not is_open(p) or is_decided(p, base, bar))
+    return max((point.workers for point in sure), default=None)
+
+
+def summary(series: Sequence[Point], bar: float | None, at: int | None) -> Summary:
+    """Return the summary of the points of one mode and variant, decided by a bar or by the knee `at`."""
+    base, usable = series[0], fair(series)
+    n = counted(base.workers)
+    if len(series) == 1:
+        return _summarized("single-point", n=n)
+    if base.oversubscribed:
+        return _summarized("baseline-oversubscribed", why=oversubscribed_baseline(base))
+    if len(usable) < 2:
+        return _summarized("all-oversubscribed", n=n)
+    if best := outdone(usable):
+        return _summarized("superlinear", n=counted(best.workers), efficiency=percent(best.efficiency))
+    return _by_knee(usable, at) if bar is None else _by_bar(usable, bar)
+
+
+def _summarized(code: str, point: Point | None = None, *, is_certain: bool = False, **facts: Any) -> Summary:
+    """Return a summary; `n` is its point's number of workers."""
+    if point is not None:
+        facts["n"] = counted(point.workers)
+    return Summary(code, statement("summary", code, **facts), point, is_certain)
+
+
+def _by_knee(usable: Sequence[Point], at: int | None) -> Summary:
+    base = usable[0]
+    end, beyond = split_at(usable, at)
+    is_sure = all(pays(point, end) is False for point in beyond)
+    is_unknown = any(is_open(point) and pays(point, end) is None for point in beyond)
+    probably = "" if is_sure else "probably "
+    if end is base:
+        few = f"{counted(base.workers)} {'is' if base.workers == 1 else 'are'} enough"
+        if is_unknown:
+            return _summarized("inconclusive", what=few)
+        facts = {"probably": probably, "few": few, "gain": _gain(usable[1], base)}
+        return _summarized("baseline-enough", usable[1], is_certain=is_sure, **facts)
+    if is_open(end) and not pays(end, base):
+        return _summarized("inconclusive", what=f"{counted(end.workers)} are worth it")
+    is_certain = between(end) is not None and not is_open(end) and pays(end, base) is True
+    further = f"; beyond {at}, more workers {probably}cost more than they bring" if beyond else ""
+    if is_unknown:
+        further = f"; it is inconclusive whether more than {end.workers} bring more than they cost"
+    return _summarized(
+        "speedup",
+        end,
+        is_certain=is_certain and is_sure,
+        probably="" if is_certain or is_open(end) else "probably ",
+        gain=_gain(end, base),
+        beyond=further,
+    )
+
+
+def _by_bar(usable: Sequence[Point], bar: float) -> Summary:
+    base, required = usable[0], percent(bar)
+    largest = largest_worth(usable, bar) or base.workers
+    undecided = [point for point in usable if point.workers > largest and not is_decided(point, base, bar)]
+    if largest == base.workers:
+        if any(map(is_open, undecided)):
+            what = f"more workers than {base.workers} are worth it at a bar of {required}"
+            return _summarized("inconclusive", what=what)
+        facts = {"probably": "probably " if undecided else "", "bar": required}
+        gain = _gain(usable[1], base)
+        return _summarized("not-worth", usable[1], is_certain=not undecided, gain=gain, **facts)
+    best = next(point for point in usable if point.workers == largest)
+    is_sure = is_decided(best, base, bar)
+    is_all = all(reaches(point, base, bar) for point in usable if point.workers < largest)
+    return _summarized(
+        "worth",
+        best,
+        is_certain=is_sure,
+        probably="" if is_sure else "probably ",
+        bar=required,
+        reach=("at least " if undecided and is_sure else "") + ("up to" if is_all else "with"),
+        gain=_gain(best, base),
+    )
+
+
+def _gain(point: Point, base: Point) -> str:
+    """Return speedup and cost of a point as a predicate."""
+    slow = slowness(base)
+    one = ("one" if base.workers == 1 else str(base.workers)) + (f", whose step {slow}" if slow else "")
+    is_strong = point.mode == "strong"
+    verb = "train" if is_strong else "process samples"
+    known = between(point)
+    if known is not None and is_vague(known):
+        low, high = (_factor(end / base.workers) for end in known)
+        return f"{verb} {low} to {high} times as fast as {one}"
+    factor = point.speedup / base.workers
+    if abs(factor - 1) < _SAME:
+        faster = f"{verb} as fast as {one}"
+    elif factor > 1:
+        faster = f"{verb} {_factor(factor)} times as fast as {one}"
+    else:
+        same = "" if is_strong else "for the same samples "
+        faster = f"take {_factor(1 / factor)} times as long {same}as {one}"
+    return f"{faster}{_epoch(point, base)}, at {_cost(point)}"
+
+
+def _factor(factor: float) -> str:
+    return times(factor).removesuffix("x")
+
+
+def _epoch(point: Point, base: Point) -> str:
+    hours = [one.worker_hours_per_epoch for one in (point, base)]
+    if None in hours:
+        return ""
+    now, then = (
+        seconds_text(3600 * (one.worker_hours_per_epoch or 0) / one.workers) for one in (point, base)
+    )
+    return f" (an epoch in {now} instead of {then})"
+
+
+def _cost(point: Point) -> str:
+    more = 1 / point.efficiency - 1
+    if abs(more) < _SAME:
+        return "the same worker-hours"
+    if 1 + more >= _TWICE:
+        return f"{_factor(1 + more)} times the worker-hours for the same work"
+    return f"{percent(abs(more))} {'more' if more > 0 else 'fewer'} worker-hours for the same work"

@@ -17,14 +17,13 @@ from samestep.studies.scaling.analysis.speedup import fair, rate_ratio
 from samestep.studies.scaling.analysis.statements import finding
 from samestep.studies.scaling.analysis.study import Finding, Point
 
-_MOSTLY = 0.25
-"""The smallest part of a difference for which a phase is named."""
+_MOSTLY = 0.25  # the smallest part of a difference for which a phase is named
 
+# The library that reads the variables with each prefix.
 _READERS = {"NCCL_": "nccl", "TORCH_NCCL_": "nccl", "GLOO_": "gloo", "UCC_": "ucc", "MPI": "mpi"}
-"""The library that reads the variables with each prefix."""
 _KNOWN = {*_READERS.values(), "xccl"}
+# The transport of gradients on CPUs; a process group, which is not NCCL, carries everything else.
 _IN_MEMORY = "shared memory"
-"""The transport of gradients on CPUs; a process group, which is not NCCL, carries everything else."""
 
 
 def comparisons(points: Sequence[Point]) -> Iterator[Finding]:

@@ -27,9 +27,7 @@ from samestep.studies.scaling.sweep.host_load import load_notes
 from samestep.studies.scaling.sweep.plan import Request
 from samestep.studies.scaling.sweep.trial import Outcome, Trial
 
-_GIT_S = 20.0
-"""The timeout of git, which checks all files of a repository."""
-
+_GIT_S = 20.0  # the timeout of git, which checks all files of a repository
 _MEANING = {"strong": "the global batch is constant", "weak": "the batch of each worker is constant"}
 
 
@@ -39,7 +37,7 @@ class Frame:
 
     Args:
         request: the requested study.
-        bar: the efficiency from which on workers are worth it; None if none was requested.
+        bar: the efficiency of ``--worth``; None if none was requested.
         places: the number of workers that can compute at the same time.
         source: folder and commit of a script.
         notes: on runs in separate jobs.
@@ -104,9 +102,6 @@ def source_of(script: Path) -> dict[str, str]:
 
     The commit ends in ``-dirty`` if tracked files were changed. Nothing in the repository is written or
     locked.
-
-    Args:
-        script: its path.
     """
     folder = script.absolute().parent
     source = {"folder": str(folder)}

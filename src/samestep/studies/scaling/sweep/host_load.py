@@ -14,15 +14,11 @@ from samestep.studies.scaling.analysis.study import Finding
 SAMPLE_S = 0.3
 """The duration of a sample; the kernel counts in hundredths of a second."""
 
+# The number of busy processors that is reported, of any number, since a step waits for the slowest.
 _MUCH = 0.25
-"""The number of busy processors that is reported, of any number, since a step waits for the slowest."""
-_THIN = 0.1
-"""The part of a processor that an idle system uses, a little of it on each of many."""
-
-_WAITS = (3, 4)
-"""The columns of a processor's line that are idle time: idle, and waiting for a disk."""
-_COUNTED = 8
-"""The number of columns to read; the later ones are included in them."""
+_THIN = 0.1  # the part of a processor that an idle system uses, a little of it on each of many
+_WAITS = (3, 4)  # the columns of a processor's line that are idle time: idle, and waiting for a disk
+_COUNTED = 8  # the number of columns to read; the later ones are included in them
 
 
 class Load(NamedTuple):
@@ -48,11 +44,7 @@ class Load(NamedTuple):
 
 
 def sample_load(stat: Path = Path("/proc/stat")) -> Load | None:
-    """Return the current load of other programs; None if the system has no counters.
-
-    Args:
-        stat: the file with the counters.
-    """
+    """Return the current load of other programs; None if the system has no counters."""
     before = _counts(stat)
     sleep(SAMPLE_S)
     after = _counts(stat)

@@ -19,14 +19,11 @@ from samestep.studies.scaling.sweep.host_load import Load, sample_load
 from samestep.studies.scaling.sweep.outcome import LATE_S, is_complete, is_usage_error, outcome_of
 from samestep.studies.scaling.sweep.trial import SAMESTEP, Outcome, Report, Trial
 
-_FILES_S = 0.1
-"""The interval at which the files of a run are polled."""
+_FILES_S = 0.1  # the interval at which the files of a run are polled
+_GRACE_S = 20.0  # the time that a terminated run has to end its workers before it is killed
 
-_GRACE_S = 20.0
-"""The time that a terminated run has to end its workers before it is killed."""
-
+# The first rendezvous port of torchrun; steps have different ports, since one can be in use for a while.
 _PORT = 29400
-"""The first rendezvous port of torchrun; steps have different ports, since one can be in use for a while."""
 
 
 def command(trial: Trial) -> list[str]:
@@ -46,10 +43,7 @@ def command(trial: Trial) -> list[str]:
 def step(trial: Trial, *, room: Room, largest: int) -> list[str]:
     """Return the command that starts the workers of `trial` as a step of an allocation, and waits for them.
 
-    Args:
-        trial: the run.
-        room: the capacity of the allocation.
-        largest: workers of the largest run.
+    The allocation has the capacity `room`, and the largest run has `largest` workers.
     """
     launched: Launched = "tasks" if trial.launcher in ("", "srun") else "node"
     srun = room.step(trial.workers, nodes=trial.nodes, largest=largest, launched=launched)

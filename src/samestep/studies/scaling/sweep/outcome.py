@@ -19,19 +19,13 @@ LATE_S = 5.0
 
 _LONGEST = 300
 _REFUSED = "samestep: error: "
+# The prefix of a launcher's line, which names the rank that ended but not the reason.
 _LAUNCHER = "samestep: "
-"""The prefix of a launcher's line, which names the rank that ended but not the reason."""
-_EXCEPTION = re.compile(r"[\w.]+(Error|Exception)\b")
-"""The beginning of the last line of a traceback."""
+_EXCEPTION = re.compile(r"[\w.]+(Error|Exception)\b")  # the beginning of the last line of a traceback
 
 
 def outcome_of(trial: Trial, exit_code: int) -> Outcome:
-    """Return the outcome of a run that has ended.
-
-    Args:
-        trial: the run.
-        exit_code: of its launcher, in the convention of shells.
-    """
+    """Return the outcome of a run that has ended with an exit code, in the convention of shells."""
     if exit_code:
         why = _reason(trial) or f"exit code {exit_code}{_signal(exit_code)} without output"
         return Outcome(trial=trial, exit_code=exit_code, error=_short(why))
@@ -89,7 +83,7 @@ def _reason(trial: Trial) -> str:
     for rank, kind, message in failed:
         if message or not kind.startswith("exit code"):
             return f"rank {rank}: {kind}: {message}".removesuffix(": ")
-    lines = [line.strip() for line in _lines(trial.log) if line.strip()]
+    lines = log_lines(trial.log)
     refused = [line for line in lines if line.startswith(_REFUSED)]
     raised = [line for line in lines if _EXCEPTION.match(line)]
     own = [line for line in lines if not line.startswith(_LAUNCHER)]
@@ -105,11 +99,13 @@ def _failed(clock: Path) -> Iterator[tuple[object, str, str]]:
                 yield rank.header["rank"], kind.strip(), str(rank.end.get("message", ""))
 
 
-def _lines(log: Path) -> list[str]:
+def log_lines(log: Path) -> list[str]:
+    """Return the lines of a log that are not empty, without spaces around them."""
     try:
-        return log.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
+    return [line.strip() for line in lines if line.strip()]
 
 
 def _signal(exit_code: int) -> str:

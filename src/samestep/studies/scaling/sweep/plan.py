@@ -118,13 +118,7 @@ def plan(request: Request) -> list[Trial]:
 
 
 def interleaved(cases: Sequence[T], *, rounds: int, seed: int) -> list[tuple[int, T]]:
-    """Return pairs of round and configuration, in the order in which they run.
-
-    Args:
-        cases: the configurations of each round.
-        rounds: their number.
-        seed: of the shuffling.
-    """
+    """Return pairs of round and configuration, in the order in which they run."""
     draw = random.Random(seed)
     order = list(cases)
     turns: list[tuple[int, T]] = []
@@ -138,12 +132,7 @@ def interleaved(cases: Sequence[T], *, rounds: int, seed: int) -> list[tuple[int
 
 
 def refuse_too_many(workers: Sequence[int], *, places: int, what: str) -> None:
-    """Refuse more workers than can compute at the same time.
-
-    Args:
-        workers: the numbers.
-        places: the number of workers that can compute at the same time.
-        what: the resource, in words: ``2 cores (the machine itself)``.
+    """Refuse more workers than `places`, which can compute at the same time on the resource `what`.
 
     Raises:
         UsageError: a number is too large; names both numbers.
@@ -159,12 +148,7 @@ def refuse_too_many(workers: Sequence[int], *, places: int, what: str) -> None:
 
 
 def in_lines(trials: Sequence[Trial], command: Callable[[Trial], Sequence[str]]) -> list[str]:
-    """Return the runs with their commands, as lines.
-
-    Args:
-        trials: in their order.
-        command: returns the command of a run.
-    """
+    """Return the runs with their commands, as lines."""
     lines = []
     for trial in trials:
         own = [f"{name}={value}" for name, value in trial.environment.items() if name not in OFF]

@@ -27,29 +27,8 @@ from samestep.studies.scaling.sweep.trial import Report, Trial
 NAME = "jobs.json"
 """The name of the record in the study's folder."""
 
-_FOLDER = "jobs"
-"""The subfolder of a study for scripts and logs."""
-
+_FOLDER = "jobs"  # the subfolder of a study for scripts and logs
 _FORMAT = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobOptions:
-    """The options of all jobs of a study.
-
-    Args:
-        name: of the study.
-        folder: of the study.
-        gpus: whether each worker has a GPU.
-        site: the options of the cluster.
-        python: the interpreter that submits.
-    """
-
-    name: str
-    folder: Path
-    gpus: bool = False
-    site: SlurmSite
-    python: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +63,10 @@ class _Record:
     jobs: tuple[_JobRecord, ...]
 
 
-def jobs(trials: Sequence[Trial], options: JobOptions) -> list[StudyJob]:
-    """Return the jobs that execute `trials`, the smallest first.
+def jobs(
+    trials: Sequence[Trial], folder: Path, *, name: str, site: SlurmSite, python: str, gpus: bool = False
+) -> list[StudyJob]:
+    """Return the jobs that execute the runs of the study in `folder`, the smallest first.
 
     Raises:
         UsageError: a run has a launcher other than Slurm.
@@ -99,13 +80,13 @@ def jobs(trials: Sequence[Trial], options: JobOptions) -> list[StudyJob]:
     return [
         StudyJob(
             request=SlurmRequest(
-                name=f"{options.name}-{workers}",
+                name=f"{name}-{workers}",
                 nodes=nodes,
                 per_node=workers // nodes,
-                gpus_per_node=workers // nodes if options.gpus else 0,
-                site=options.site,
-                output=str(options.folder.absolute() / _FOLDER / f"{workers}-%j.log"),
-                python=options.python,
+                gpus_per_node=workers // nodes if gpus else 0,
+                site=site,
+                output=str(folder.absolute() / _FOLDER / f"{workers}-%j.log"),
+                python=python,
             ),
             trials=tuple(trial for trial in trials if trial.workers == workers),
         )
@@ -186,12 +167,6 @@ def _not_writable(folder: Path, error: OSError) -> UsageError:
 
 def write_jobs(folder: Path, jobs: Sequence[SubmittedJob], frame: Frame, command: Sequence[str]) -> None:
     """Write the record of the jobs that were submitted so far.
-
-    Args:
-        folder: of the study.
-        jobs: the jobs.
-        frame: of the study.
-        command: that made the study.
 
     Raises:
         UsageError: it cannot be written.

@@ -30,16 +30,12 @@ _NAME_FIRST = re.compile(rf"\s*({_NAME})\s*\*\s*(\d+)\s*")
 def filled(
     arguments: Iterable[str], *, workers: int, nodes: int = 1, held: tuple[int, int] | None = None
 ) -> list[str]:
-    """Return `arguments` for a number of workers.
+    """Return `arguments` for a number of workers on nodes.
 
     >>> filled(["--devices", "{local}", "--batch-size={256/n}"], workers=4, nodes=2)
     ['--devices', '2', '--batch-size=64']
 
-    Args:
-        arguments: with templates.
-        workers: in total.
-        nodes: their nodes, with the same number of workers on each.
-        held: workers and nodes for the arithmetic; None for `workers` and `nodes`.
+    The arithmetic is evaluated for other workers and nodes if these are `held`.
 
     Raises:
         UsageError: a template is invalid, or a division has a remainder.
