@@ -107,13 +107,16 @@ def _value(kind: Any) -> Reader:
     if kind is Any:
         return lambda found, where: found  # noqa: ARG005 - a reader
     options = get_args(kind)
+    kinds: Any
     kinds, what = (str, f"one of {', '.join(options)}") if options else _VALUES[kind]
 
+    is_number = kind in (int, float)
+
     def read(found: Any, where: str) -> Any:
-        is_right = isinstance(found, kinds) and (kind is bool or not isinstance(found, bool))
-        if kind in (int, float):
-            is_right = is_right and abs(found) <= _MOST  # false for nan
-        _expect(is_right and (not options or found in options), where, what)
+        if not isinstance(found, kinds) or (options and found not in options):
+            raise FormatError(f"{where} is not {what}")
+        if is_number and (isinstance(found, bool) or not -_MOST <= found <= _MOST):  # nan is not in the range
+            raise FormatError(f"{where} is not {what}")
         return found if options else kind(found)
 
     return read

@@ -54,9 +54,10 @@ def notes_of_runs(runs: Sequence[Run]) -> Iterator[Finding]:
 
 
 def _of_epochs(runs: Sequence[Run]) -> Iterator[Finding]:
-    smallest = {variant: min(alike, key=_workers) for variant, alike in by_variant(runs).items()}
+    all_runs = by_variant(runs)
     for variant, larger in by_variant(grown(runs)).items():
-        base, most = smallest[variant], max(larger, key=_workers)
+        base = min(all_runs[variant], key=lambda run: run.workers)
+        most = max(larger, key=lambda run: run.workers)
         yield note(
             "epoch-grows",
             [base.workers, most.workers],
@@ -66,10 +67,6 @@ def _of_epochs(runs: Sequence[Run]) -> Iterator[Finding]:
             base=counted(base.workers),
             fewer=amount(epoch_of(base)),
         )
-
-
-def _workers(run: Run) -> int:
-    return run.workers
 
 
 def _of_evaluations(runs: Sequence[Run]) -> Iterator[Finding]:

@@ -91,8 +91,8 @@ def is_vague(between: Interval) -> bool:
 
 
 def phase_name(phase: str) -> str:
-    """Return the name of a step's phase in a sentence."""
-    return _NAMES[phase]
+    """Return the name of a step's phase, or of a cause of overhead, in a sentence."""
+    return _NAMES.get(phase, phase)
 
 
 def speed(point: Point) -> str:
@@ -106,7 +106,7 @@ def overhead(point: Point) -> str:
         return ""
     parts = [f"{percent(loss.share)} {_cause(point, loss)}" for loss in notable_losses(point)]
     gains = [
-        f"{percent(-loss.share) if loss.share > -1 else 'more than a step'} in {_NAMES[loss.cause]}"
+        f"{percent(-loss.share) if loss.share > -1 else 'more than a step'} in {phase_name(loss.cause)}"
         for loss in reversed(point.losses)
         if loss.share <= -NOTABLE
     ]
@@ -135,7 +135,7 @@ def sync_words(point: Point) -> str:
 
 
 def _cause(point: Point, loss: Loss) -> str:
-    name = _NAMES[loss.cause]
+    name = phase_name(loss.cause)
     if loss.cause == "straggler":
         return _straggling(point, loss)
     if loss.cause == "compute":

@@ -72,7 +72,9 @@ def _by_mode(points: Sequence[Point]) -> dict[Mode, list[Point]]:
     bases = [point for point in points if point.workers == points[0].workers]
     found: dict[Mode, list[Point]] = {}
     for mode in ("strong", "weak"):
-        largest = max((_of_mode(mode, base, points) for base in _bases_of(mode, bases)), key=len)
+        # Without a known batch, the baselines of a mode are those of that mode, if there are any.
+        own = [base for base in bases if base.global_batch is None and base.mode == mode] or bases
+        largest = max(([base, *_larger(mode, base, points)] for base in own), key=len)
         if len(largest) > 1:
             found[mode] = largest
     if len(bases) == len(points):
@@ -84,13 +86,8 @@ def _by_mode(points: Sequence[Point]) -> dict[Mode, list[Point]]:
     return {mode: [_related(mode, series[0], point) for point in series] for mode, series in found.items()}
 
 
-def _bases_of(mode: Mode, bases: Sequence[Point]) -> Sequence[Point]:
-    """Return the possible baselines of a mode: without a known batch, those of the same mode if any."""
-    return [base for base in bases if base.global_batch is None and base.mode == mode] or bases
-
-
-def _of_mode(mode: Mode, base: Point, points: Sequence[Point]) -> list[Point]:
-    return [base, *(one for one in points if one.workers > base.workers and _is_of_mode(mode, base, one))]
+def _larger(mode: Mode, base: Point, points: Sequence[Point]) -> list[Point]:
+    return [one for one in points if one.workers > base.workers and _is_of_mode(mode, base, one)]
 
 
 def _is_of_mode(mode: Mode, base: Point, point: Point) -> bool:

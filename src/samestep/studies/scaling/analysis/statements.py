@@ -29,8 +29,8 @@ STATEMENTS: Mapping[str, Mapping[str, str]] = {
     },
     "baseline": {
         "slow-phase": "The step at {n} {slow}: speed that up first. {advice}",
-        "idle-cores": "Each worker of the baseline computes with {threads} and has {cores} cores. With "
-        "--threads {cores} the baseline can be faster, and the speedups smaller.",
+        "idle-cores": "{who} computes with {threads} and has {cores} cores. With --threads {cores} the "
+        "baseline can be faster, and the speedups smaller.",
         "superlinear": "{n} reached {efficiency} of the ideal. Either another program disturbed "
         "{base},{threads} or only a shard fits into the caches: measure again, with more --repeats and "
         "other --threads.",

@@ -170,7 +170,8 @@ def baseline_findings(series: Sequence[Point]) -> Iterator[Finding]:
     threads = base.threads or 0
     if base.device == "cpu" and threads and cores >= 2 * threads:
         of_each = f"{threads} thread{'' if threads == 1 else 's'}"
-        yield finding("baseline", "idle-cores", alone, threads=of_each, cores=cores)
+        who = "The one worker" if base.workers == 1 else f"Each of {n}"
+        yield finding("baseline", "idle-cores", alone, who=who, threads=of_each, cores=cores)
     if best := outdone(series):
         slowed = f" its {threads} threads slow each other down," if threads > 1 else ""
         reached = {"n": counted(best.workers), "efficiency": percent(best.efficiency)}

@@ -2,14 +2,14 @@
 
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from samestep.base.errors import UsageError
 from samestep.base.units import counted
 from samestep.launch.local.failure import follows_from_another
-from samestep.studies.scaling.analysis.rank_files import RankFile, Run, read_ranks
+from samestep.studies.scaling.analysis.rank_files import Run, read_ranks
 from samestep.studies.scaling.analysis.run_steps import steady_steps
 from samestep.studies.scaling.analysis.samples import in_samples
 from samestep.studies.scaling.sweep.trial import Outcome, Trial
@@ -44,7 +44,12 @@ def _measured(trial: Trial) -> float:
     """
     ranks = read_ranks(trial.clock)
     if not any(rank.steps for rank in ranks):
-        raise UsageError(_nothing_measured(ranks))
+        made, before = max(rank.end.get("made", 0) for rank in ranks), ranks[0].header.get("warm_up", 0)
+        raise UsageError(
+            f"it ended after {counted(made, 'step')}, and the first {before} (--warm-up) are not measured"
+            if made
+            else "it has no training step: neither an optimizer step nor a backward"
+        )
     if len(ranks) != trial.workers:
         raise UsageError(f"{len(ranks)} of {trial.workers} workers have a file")
     (run,) = in_samples([Run(ranks=ranks)])
@@ -67,14 +72,6 @@ def is_usage_error(outcome: Outcome) -> bool:
     with suppress(UsageError):  # a run that ended before its first step can have no file
         return not any(rank.end.get("made", 0) or rank.steps for rank in read_ranks(outcome.trial.clock))
     return True
-
-
-def _nothing_measured(ranks: Sequence[RankFile]) -> str:
-    """Return why a run that ended with exit code 0 has no measured step."""
-    made, before = max(rank.end.get("made", 0) for rank in ranks), ranks[0].header.get("warm_up", 0)
-    if made:
-        return f"it ended after {counted(made, 'step')}, and the first {before} (--warm-up) are not measured"
-    return "it has no training step: neither an optimizer step nor a backward"
 
 
 def _reason(trial: Trial) -> str:
