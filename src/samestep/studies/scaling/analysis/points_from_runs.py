@@ -1,9 +1,8 @@
 """Computes the points of a study from its runs: the repeats of one number of workers become one point."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median, median_low
-from typing import Any
+from typing import Any, NamedTuple
 
 from samestep.studies.scaling.analysis.confidence import of_repeats
 from samestep.studies.scaling.analysis.rank_files import Run, advised_by
@@ -12,8 +11,7 @@ from samestep.studies.scaling.analysis.samples import SAME_BATCH, in_samples, wi
 from samestep.studies.scaling.analysis.study import PHASES, Point, Rank
 
 
-@dataclass(frozen=True, slots=True)
-class Repeat:
+class _Repeat(NamedTuple):
     """A run and its counted steps."""
 
     run: Run
@@ -23,13 +21,13 @@ class Repeat:
 def measured(runs: Sequence[Run]) -> tuple[Point, ...]:
     """Return a point for each number of workers, variant and measured global batch.
 
-    Speedup and efficiency are those of a study of one point, until `study_from_points` relates them.
+    Speedup and efficiency are those of a study of one point, until `conclude` relates them.
 
     Raises:
         UsageError: a run has no counted step.
     """
     counted = with_epochs(in_samples(runs))
-    return tuple(_point(group) for group in _grouped([Repeat(run, steady_steps(run)) for run in counted]))
+    return tuple(_point(group) for group in _grouped([_Repeat(run, steady_steps(run)) for run in counted]))
 
 
 def same_batch(one: float, other: float) -> bool:
@@ -37,9 +35,9 @@ def same_batch(one: float, other: float) -> bool:
     return abs(one - other) <= SAME_BATCH * max(one, other)
 
 
-def _grouped(repeats: Sequence[Repeat]) -> list[list[Repeat]]:
+def _grouped(repeats: Sequence[_Repeat]) -> list[list[_Repeat]]:
     """Return the repeats of each point, by the measured batch, not by the requested one."""
-    groups: list[list[Repeat]] = []
+    groups: list[list[_Repeat]] = []
     for repeat in repeats:
         alike = next((group for group in groups if _is_same(group[0], repeat)), None)
         if alike is None:
@@ -49,12 +47,12 @@ def _grouped(repeats: Sequence[Repeat]) -> list[list[Repeat]]:
     return groups
 
 
-def _is_same(one: Repeat, other: Repeat) -> bool:
+def _is_same(one: _Repeat, other: _Repeat) -> bool:
     is_alike = (one.run.workers, one.run.variant) == (other.run.workers, other.run.variant)
     return is_alike and same_batch(one.steps.global_batch, other.steps.global_batch)
 
 
-def _point(repeats: Sequence[Repeat]) -> Point:
+def _point(repeats: Sequence[_Repeat]) -> Point:
     rates = tuple(repeat.steps.samples_per_second for repeat in repeats)
     rate = median_low(rates)  # the rate of one run, since the phases of that run are shown with it
     usual = repeats[rates.index(rate)]
@@ -99,7 +97,7 @@ def _point(repeats: Sequence[Repeat]) -> Point:
     )
 
 
-def _most(repeats: Sequence[Repeat], name: str) -> int | None:
+def _most(repeats: Sequence[_Repeat], name: str) -> int | None:
     """Return the largest value of that name in the last lines of all ranks, or None."""
     ends: list[Mapping[str, Any]] = [rank.end for repeat in repeats for rank in repeat.run.ranks]
     return max((int(end[name]) for end in ends if end.get(name) is not None), default=None)

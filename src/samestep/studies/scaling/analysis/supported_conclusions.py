@@ -243,9 +243,10 @@ def summary(series: Sequence[Point], bar: float | None, at: int | None) -> Summa
 
 
 def _summarized(code: str, point: Point | None = None, *, is_certain: bool = False, **facts: Any) -> Summary:
-    """Return a summary; `n` is its point's number of workers."""
+    """Return a summary; `n` is its point's number of workers, and it is probable unless it is certain."""
     if point is not None:
         facts["n"] = counted(point.workers)
+    facts = {"probably": "" if is_certain else "probably ", **facts}
     return Summary(code, statement("summary", code, **facts), point, is_certain)
 
 
@@ -254,16 +255,16 @@ def _by_knee(usable: Sequence[Point], at: int | None) -> Summary:
     end, beyond = split_at(usable, at)
     is_sure = all(pays(point, end) is False for point in beyond)
     is_unknown = any(is_open(point) and pays(point, end) is None for point in beyond)
-    probably = "" if is_sure else "probably "
     if end is base:
         few = f"{counted(base.workers)} {'is' if base.workers == 1 else 'are'} enough"
         if is_unknown:
             return _summarized("inconclusive", what=few)
-        facts = {"probably": probably, "few": few, "gain": _gain(usable[1], base)}
-        return _summarized("baseline-enough", usable[1], is_certain=is_sure, **facts)
+        gain = _gain(usable[1], base)
+        return _summarized("baseline-enough", usable[1], is_certain=is_sure, few=few, gain=gain)
     if is_open(end) and not pays(end, base):
         return _summarized("inconclusive", what=f"{counted(end.workers)} are worth it")
     is_certain = between(end) is not None and not is_open(end) and pays(end, base) is True
+    probably = "" if is_sure else "probably "
     further = f"; beyond {at}, more workers {probably}cost more than they bring" if beyond else ""
     if is_unknown:
         further = f"; it is inconclusive whether more than {end.workers} bring more than they cost"
@@ -285,9 +286,8 @@ def _by_bar(usable: Sequence[Point], bar: float) -> Summary:
         if any(map(is_open, undecided)):
             what = f"more workers than {base.workers} are worth it at a bar of {required}"
             return _summarized("inconclusive", what=what)
-        facts = {"probably": "probably " if undecided else "", "bar": required}
         gain = _gain(usable[1], base)
-        return _summarized("not-worth", usable[1], is_certain=not undecided, gain=gain, **facts)
+        return _summarized("not-worth", usable[1], is_certain=not undecided, gain=gain, bar=required)
     best = next(point for point in usable if point.workers == largest)
     is_sure = is_decided(best, base, bar)
     is_all = all(reaches(point, base, bar) for point in usable if point.workers < largest)
@@ -295,7 +295,6 @@ def _by_bar(usable: Sequence[Point], bar: float) -> Summary:
         "worth",
         best,
         is_certain=is_sure,
-        probably="" if is_sure else "probably ",
         bar=required,
         reach=("at least " if undecided and is_sure else "") + ("up to" if is_all else "with"),
         gain=_gain(best, base),

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from samestep.base.errors import UsageError
 from samestep.base.experiment_trackers import OFF
@@ -87,9 +87,8 @@ class Request:
             raise UsageError(f"--scaling is {self.scaling!r}; give one of {', '.join(SCALINGS)}.")
 
 
-@dataclass(frozen=True, slots=True)
-class _Configuration:
-    """The configuration of runs that are repeated."""
+class _Configuration(NamedTuple):
+    """The configuration of runs that are repeated; `also` has other variants that are the same run."""
 
     workers: int
     nodes: int
@@ -97,7 +96,6 @@ class _Configuration:
     arguments: tuple[str, ...]
     variant: Variant
     also: tuple[str, ...] = ()
-    """Other variants that are the same run."""
 
 
 def plan(request: Request) -> list[Trial]:
@@ -108,7 +106,7 @@ def plan(request: Request) -> list[Trial]:
     """
     alone = {group[0].name: tuple(one.name for one in group[1:]) for group in alike_alone(request.variants)}
     cases = [
-        replace(case, also=alone[variant.name]) if case.workers == 1 else case
+        case._replace(also=alone[variant.name]) if case.workers == 1 else case
         for variant in request.variants
         for case in _cases(request, variant)
         if case.workers > 1 or variant.name in alone
