@@ -176,11 +176,16 @@ def fit_communication(points: Sequence[Point]) -> Fit:
         return replace(fit, code="nothing-exposed", words="Communication: none was exposed.")
     if len(exposed) < 2:
         need = "two numbers of workers above 1 with exposed communication are needed"
-        words = [f"Alpha and beta of communication: not determined, {need}.", *map(_single, exposed.values())]
-        return replace(fit, code="too-few-points", words=" ".join(words))
+        words = f"Alpha and beta of communication: not determined, {need}."
+        for point in exposed.values():  # one at most
+            carried = f" for {count_text(point.exchange_bytes)}B of gradients" if point.exchange_bytes else ""
+            wait = seconds_text(point.exchange_s or 0.0)
+            words += f" {counted(point.workers)} wait {wait} of a step{carried}."
+        return replace(fit, code="too-few-points", words=words)
     waits = {workers: point.exchange_s or 0.0 for workers, point in exposed.items()}
     ring, rings = _ring(waits), list(_of_rounds(exposed))
-    size = _bytes(list(exposed.values()))
+    sizes = [point.exchange_bytes or 0 for point in exposed.values()]
+    size = sizes[0] if min(sizes) and same_batch(min(sizes), max(sizes)) else None
     alpha = _estimate(ring.alpha, [one.alpha for one in rings])
     beta = _estimate(ring.gradient / (size or 1), [one.gradient / (size or 1) for one in rings])
     deviation = _deviation(list(waits.items()), ring.seconds, parameters=2)
@@ -197,18 +202,6 @@ def fit_communication(points: Sequence[Point]) -> Fit:
         code="inconclusive" if is_open else "fitted",
         words=vague if is_open else _words(alpha, beta, size, deviation),
     )
-
-
-def _single(point: Point) -> str:
-    """Return the measured communication of one point, which no model can be fitted to."""
-    carried = f" for {count_text(point.exchange_bytes)}B of gradients" if point.exchange_bytes else ""
-    return f"{counted(point.workers)} wait {seconds_text(point.exchange_s or 0.0)} of a step{carried}."
-
-
-def _bytes(points: Sequence[Point]) -> int | None:
-    """Return the bytes of gradients; None if they are unknown for a point, or differ between points."""
-    sizes = [point.exchange_bytes or 0 for point in points]
-    return sizes[0] if min(sizes) and same_batch(min(sizes), max(sizes)) else None
 
 
 def _ring(waits: Mapping[int, float]) -> Ring:

@@ -168,12 +168,8 @@ def is_oversubscribed(headers: Sequence[Mapping[str, Any]]) -> bool:
     nodes: dict[tuple[Any, Any], list[Mapping[str, Any]]] = {}
     for header in headers:
         nodes.setdefault((header.get("host"), header.get("node")), []).append(header)
-    return any(_has_shared_accelerator(node) or _has_shared_cores(node) for node in nodes.values())
-
-
-def _has_shared_accelerator(headers: Sequence[Mapping[str, Any]]) -> bool:
-    used = [header["device_id"] for header in headers if header.get("device_id")]
-    return len(set(used)) < len(used)
+    used = [[header["device_id"] for header in node if header.get("device_id")] for node in nodes.values()]
+    return any(len(set(one)) < len(one) for one in used) or any(map(_has_shared_cores, nodes.values()))
 
 
 def _has_shared_cores(headers: Sequence[Mapping[str, Any]]) -> bool:

@@ -74,7 +74,9 @@ def _by_mode(points: Sequence[Point]) -> dict[Mode, list[Point]]:
     for mode in ("strong", "weak"):
         # Without a known batch, the baselines of a mode are those of that mode, if there are any.
         own = [base for base in bases if base.global_batch is None and base.mode == mode] or bases
-        largest = max(([base, *_larger(mode, base, points)] for base in own), key=len)
+        largest = max(
+            ([base, *(one for one in points if _is_of_mode(mode, base, one))] for base in own), key=len
+        )
         if len(largest) > 1:
             found[mode] = largest
     if len(bases) == len(points):
@@ -86,11 +88,10 @@ def _by_mode(points: Sequence[Point]) -> dict[Mode, list[Point]]:
     return {mode: [_related(mode, series[0], point) for point in series] for mode, series in found.items()}
 
 
-def _larger(mode: Mode, base: Point, points: Sequence[Point]) -> list[Point]:
-    return [one for one in points if one.workers > base.workers and _is_of_mode(mode, base, one)]
-
-
 def _is_of_mode(mode: Mode, base: Point, point: Point) -> bool:
+    """Return whether a point has more workers than `base`, and the batch of a mode."""
+    if point.workers <= base.workers:
+        return False
     if base.global_batch is None or point.global_batch is None:
         return point.mode == mode
     times = point.workers / base.workers if mode == "weak" else 1.0

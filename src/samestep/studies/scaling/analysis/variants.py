@@ -51,7 +51,8 @@ def _compared(group: Sequence[Point]) -> Iterator[Finding]:
     """Yield how the fastest variant compares with the others."""
     groups: list[list[Point]] = []
     for point in sorted(group, key=lambda point: -point.samples_per_second):
-        if groups and _is_same_run(point, groups[-1][0]):
+        last = groups[-1][0] if groups and point.workers == 1 and point.runs else None
+        if last is not None and (point.runs, point.step_s) == (last.runs, last.step_s):
             groups[-1].append(point)
         else:
             groups.append([point])
@@ -85,11 +86,6 @@ def _against(fastest: Point, rest: Sequence[Point]) -> Iterator[Finding]:
         yield _comparison("single-runs", fastest, faster=_listed(once))
     if open_:
         yield _comparison("inconclusive", fastest, others=" or ".join(open_))
-
-
-def _is_same_run(one: Point, other: Point) -> bool:
-    """Return whether two points of one worker are those of the same runs."""
-    return bool(one.runs) and one.workers == 1 and (one.runs, one.step_s) == (other.runs, other.step_s)
 
 
 def _name(point: Point) -> str:
@@ -139,7 +135,9 @@ def why_alike(one: Point, other: Point) -> str:
     first, second = ({tuple(word.split("=", 1)) for word in point.variant.split()} for point in (one, other))
     names = sorted({setting[0] for setting in first ^ second})
     variables = [name.removeprefix("env:") for name in names if name.startswith("env:")]
-    readers = {_reader(name) for name in variables}
+    readers = {
+        next((one for prefix, one in _READERS.items() if name.startswith(prefix)), "") for name in variables
+    }
     carriers = {one.backend, other.backend} - {""}
     if not variables or len(variables) < len(names) or "" in readers:
         return ""
@@ -156,7 +154,3 @@ def _can_read(reader: str, carrier: str) -> bool:
     if carrier == _IN_MEMORY:
         return reader != "nccl"
     return reader in carrier or not any(name in carrier for name in _KNOWN)
-
-
-def _reader(variable: str) -> str:
-    return next((one for prefix, one in _READERS.items() if variable.startswith(prefix)), "")
