@@ -1,10 +1,10 @@
 """Computes the points of a study from its runs: the repeats of one number of workers become one point."""
 
 from collections.abc import Mapping, Sequence
-from statistics import median, median_low
+from statistics import median
 from typing import Any, NamedTuple
 
-from samestep.studies.scaling.analysis.confidence import of_repeats
+from samestep.studies.scaling.analysis.confidence import of_rates
 from samestep.studies.scaling.analysis.rank_files import Run, advised_by
 from samestep.studies.scaling.analysis.run_steps import SteadySteps, steady_steps
 from samestep.studies.scaling.analysis.samples import SAME_BATCH, in_samples, with_epochs
@@ -54,12 +54,12 @@ def _is_same(one: _Repeat, other: _Repeat) -> bool:
 
 def _point(repeats: Sequence[_Repeat]) -> Point:
     rates = tuple(repeat.steps.samples_per_second for repeat in repeats)
-    rate = median_low(rates)  # the rate of one run, since the phases of that run are shown with it
+    known = of_rates(rates)
+    rate = known["samples_per_second"]
     usual = repeats[rates.index(rate)]
     headers = [rank.header for rank in usual.run.ranks]
     first, hosts = headers[0], [str(header["host"]) for header in headers]
     phases = usual.steps.phases()
-    low, high = of_repeats(rates) or (None, None)
     workers = usual.run.workers
     epoch = _most(repeats, "samples_per_epoch")
     return Point(
@@ -74,9 +74,6 @@ def _point(repeats: Sequence[_Repeat]) -> Point:
         backend=str(first.get("backend") or ""),
         recipe=advised_by(first),
         global_batch=median(repeat.steps.global_batch for repeat in repeats),
-        samples_per_second=rate,
-        samples_per_second_low=low,
-        samples_per_second_high=high,
         speedup=float(workers),
         efficiency=1.0,
         step_s={name: sum(rank[name] for rank in phases) / workers for name in PHASES},
@@ -92,7 +89,7 @@ def _point(repeats: Sequence[_Repeat]) -> Point:
         memory_bytes=_most(repeats, "peak_memory_bytes"),
         device_memory_bytes=_most(repeats, "peak_device_bytes"),
         worker_hours_per_epoch=None if epoch is None else workers * epoch / rate / 3600,
-        runs=rates,
+        **known,
         oversubscribed=any(repeat.run.oversubscribed for repeat in repeats),
     )
 

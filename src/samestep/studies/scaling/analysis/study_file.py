@@ -14,7 +14,7 @@ NAME = "study.json"
 """The name of the file in a study's folder."""
 
 _BYTES = 32 << 20  # the largest file that is read; a study of a thousand workers has some megabytes
-_LOG = re.compile(r"(?<= Its log: )(\S+)(?=\.$)")
+_LOG = re.compile(r"(?<= Its log: )(\S+)(?=\.$)")  # at the end of the note on a failed run
 
 
 def write_study(path: Path, study: Study) -> None:
@@ -66,11 +66,6 @@ def _check(study: Study) -> None:
         if rows not in (0, point.workers):
             where = f"study.points[{number}].timeline"
             raise FormatError(f"{where} is of {rows} workers, and the point of {point.workers}")
-
-
-def log_sentence(log: Path) -> str:
-    """Return the sentence that names a run's log, relative to the study's folder, at the end of a note."""
-    return f"Its log: {log}."
 
 
 def seen_from_here(study: Study, folder: Path) -> Study:

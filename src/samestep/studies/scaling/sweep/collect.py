@@ -21,7 +21,6 @@ from samestep.studies.scaling.analysis.rank_files import (
 )
 from samestep.studies.scaling.analysis.statements import note
 from samestep.studies.scaling.analysis.study import Finding, Point, Study
-from samestep.studies.scaling.analysis.study_file import log_sentence
 from samestep.studies.scaling.analysis.verdict import conclude
 from samestep.studies.scaling.sweep.host_load import load_notes
 from samestep.studies.scaling.sweep.plan import Request
@@ -173,7 +172,7 @@ def _failures(outcomes: Sequence[Outcome]) -> Iterator[Finding]:
             run=trial.in_words(),
             code=f" with exit code {code}" if code else "",
             error=outcome.error.removesuffix("."),
-            log=f" {log_sentence(log_of(trial, Path()))}" if trial.log.exists() else "",
+            log=f" Its log: {log_of(trial, Path())}." if trial.log.exists() else "",
         )
 
 

@@ -38,21 +38,17 @@ class Request:
     """A requested study.
 
     Args:
-        target: a script, a module or a recipe.
-        kind: the kind of `target`.
+        target: a script, a module or a recipe, as `kind` states.
         arguments: of the script, or flags of ``train``; they can contain templates.
         workers: numbers of workers, smallest first.
         scaling: the quantity that is constant: the global batch (strong), the batch of each worker (weak),
             one run of each (both), or as the arguments imply (auto).
         batch: the recipe's global batch at the smallest number of workers, if it grows.
         flags: of ``run`` or ``train``, for all runs.
-        variants: the compared settings.
-        steps: measured steps of each run.
-        warm_up: steps before those, which are not measured.
+        steps: measured steps of each run, after the steps of `warm_up`.
         repeats: runs of each configuration.
         seed: of the order.
         per_node: largest number of workers on a node; None for one node.
-        folder: of the study.
     """
 
     target: str

@@ -113,11 +113,8 @@ class Runner(Protocol):
     def run(self, trials: Sequence[Trial], report: Report) -> Iterator[Outcome]:
         """Execute runs and yield the outcome of each, in the order in which they end.
 
-        Runs that are skipped because of an earlier failure have no outcome.
-
-        Args:
-            trials: the runs, in their order if they run one after another.
-            report: is called with the description of each.
+        Runs that are skipped because of an earlier failure have no outcome. The report is called with the
+        description of each run.
 
         Raises:
             UsageError: they cannot be executed here, or have a wrong flag; nothing was measured.

@@ -206,6 +206,15 @@ def test_gains_are_shown_beside_overhead():
     )
 
 
+def test_less_waiting_for_a_straggler_than_at_the_baseline_is_a_gain():
+    two = [scaled(1 / 2), scaled(1 / 2, forward=0.1)]
+    four = [scaled(1 / 4)] * 3 + [scaled(1 / 4, forward=0.012)]
+
+    engineer = concluded([clocked(2, own=two), clocked(4, own=four)]).verdict.engineer
+
+    assert " in waiting for one rank" in engineer.partition("Gained: ")[2]
+
+
 def test_other_modes_have_their_overhead_and_notes():
     runs = [clocked(1), clocked(2, own=scaled(1 / 2)), clocked(2, batch=128, comm=0.004)]
     study = concluded(runs)
