@@ -113,7 +113,7 @@ def read_ranks(folder: Path) -> list[RankFile]:
         raise UsageError(f"{folder} holds no rank-0.jsonl: no step was measured there.")
     files.sort(key=lambda file: file.header["rank"])
     ranks, size = [file.header["rank"] for file in files], files[0].header["size"]
-    if ranks != list(range(size)):
+    if len(ranks) != size or ranks != list(range(len(ranks))):
         there = ", ".join(map(str, ranks))
         raise UsageError(f"{folder} holds the files of ranks {there}, of a run of {size} workers.")
     return files
