@@ -29,7 +29,7 @@ CAUGHT = {
     "WritesFileError": "the call is not split",
     "_NotExtrapolated": "becomes UsageError",
     "_RankFailed": "ends a thread whose error is in its outcome",
-    "_StudyFormatError": "becomes UsageError",
+    "FormatError": "becomes UsageError",
 }
 """Exceptions that samestep raises and catches itself, and what follows."""
 

@@ -27,7 +27,7 @@ from samestep.parallel.gradients.replicate import SYNCHRONIZERS
 from samestep.ranks.world.solo import SoloWorld
 from samestep.studies.bench.figures import figures
 from samestep.studies.scaling.analysis.model_fits import fits
-from samestep.studies.scaling.analysis.provenance import MACHINE
+from samestep.studies.scaling.analysis.rank_files import MACHINE
 from samestep.studies.scaling.analysis.speedup import relate
 from samestep.studies.scaling.analysis.study import PHASES, Fit, Loss, Point, Rank, Study, Verdict, Worth
 from samestep.training.output.result import Result

@@ -51,15 +51,13 @@ from samestep.cli.slurm_flags import (
 )
 from samestep.cli.submit_common import Container, Detach, Lines, Venv
 from samestep.studies.report.write import write_figures
-from samestep.studies.scaling.analysis.log_paths import seen_from_here
 from samestep.studies.scaling.analysis.study import Study
 from samestep.studies.scaling.analysis.study_file import as_json as as_json_of
+from samestep.studies.scaling.analysis.study_file import seen_from_here
 from samestep.studies.scaling.report.figures import charts
 from samestep.studies.scaling.report.text import study_text, terminal_width
-from samestep.studies.scaling.sweep.capacity import refuse_too_many
-from samestep.studies.scaling.sweep.collect import Frame
-from samestep.studies.scaling.sweep.plan import Request, plan
-from samestep.studies.scaling.sweep.script_source import source_of
+from samestep.studies.scaling.sweep.collect import Frame, source_of
+from samestep.studies.scaling.sweep.plan import Request, plan, refuse_too_many
 from samestep.studies.scaling.sweep.variants import compared_threads
 
 SETTINGS: Mapping[str, Any] = {

@@ -16,11 +16,17 @@ from samestep.cli.slurm_flags import slurm_site
 from samestep.cli.submit_common import refuse_without_sbatch
 from samestep.launch.submit.quoting import slug
 from samestep.launch.submit.site_defaults import SlurmSite
+from samestep.studies.scaling.analysis.statements import statement
 from samestep.studies.scaling.analysis.study import Study
 from samestep.studies.scaling.sweep.collect import Frame
-from samestep.studies.scaling.sweep.jobs import JobOptions, StudyJob, jobs
 from samestep.studies.scaling.sweep.queue import Queue, SubmittedJob
-from samestep.studies.scaling.sweep.submitted import read_jobs, submit_all, write_jobs
+from samestep.studies.scaling.sweep.submitted import (
+    StudyJob,
+    jobs,
+    read_jobs,
+    submit_all,
+    write_jobs,
+)
 from samestep.studies.scaling.sweep.trial import Trial
 
 _FLAG_NAMES = {"directives": "directive", "modules": "load_module", "lines": "line"}
@@ -65,7 +71,8 @@ class SlurmJobs:
         """
         refuse_without_sbatch()
         made = self._jobs(frame, trials)
-        frame = replace(frame, notes=_notes(made))
+        if len(made) > 1:
+            frame = replace(frame, notes=(statement("note", "separate-jobs"),))
         folder = frame.request.folder
 
         def record(taken: Sequence[SubmittedJob]) -> None:
@@ -83,14 +90,14 @@ class SlurmJobs:
 
     def _jobs(self, frame: Frame, trials: Sequence[Trial]) -> list[StudyJob]:
         name = slug(Path(frame.request.target).name.removesuffix(".py"))
-        options = JobOptions(
+        return jobs(
+            trials,
+            frame.request.folder,
             name=f"scale-{name}",
-            folder=frame.request.folder,
-            gpus=self.gpus,
             site=self.site,
             python=sys.executable,
+            gpus=self.gpus,
         )
-        return jobs(trials, options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,16 +221,6 @@ def refuse_flags_of_jobs(flags: Mapping[str, object]) -> None:
             raise UsageError(
                 f"{flag} needs --submit slurm; give that too, or put an option of the script after --."
             )
-
-
-def _notes(made: Sequence[StudyJob]) -> tuple[str, ...]:
-    if len(made) == 1:
-        return ()
-    note = (
-        "Each number of workers was a separate job, so the runs were not interleaved on the same nodes. "
-        "Differences between jobs include those between their nodes and their times."
-    )
-    return (note,)
 
 
 def _followed(

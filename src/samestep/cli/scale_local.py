@@ -16,12 +16,10 @@ from samestep.launchers.compute_threads import threads_per_rank
 from samestep.launchers.detect import detect
 from samestep.launchers.slurm_capacity import Room, room
 from samestep.studies.scaling.analysis.study import Study
-from samestep.studies.scaling.sweep import launchers
 from samestep.studies.scaling.sweep.collect import Frame
 from samestep.studies.scaling.sweep.host_load import Load
-from samestep.studies.scaling.sweep.local import Local
+from samestep.studies.scaling.sweep.local import Local, command, step
 from samestep.studies.scaling.sweep.plan import in_lines
-from samestep.studies.scaling.sweep.steps import Steps, step
 from samestep.studies.scaling.sweep.trial import Trial
 
 
@@ -95,7 +93,7 @@ def local_runs(
     if accelerators:
         return LocalRuns(
             runner=Local(),
-            command=launchers.command,
+            command=command,
             places=accelerators,
             what=counted(accelerators, "accelerator"),
             threads=threads,
@@ -107,7 +105,7 @@ def local_runs(
         each = threads = max(1, share.usable // max(numbers))
     return LocalRuns(
         runner=Local(),
-        command=launchers.command,
+        command=command,
         places=max(1, share.usable // each),
         what=_shared_by(cores, each),
         threads=threads,
@@ -136,9 +134,10 @@ def _in_allocation(held: Room, largest: int, *, each: int | None) -> LocalRuns:
     if each is not None and held.gpus is None:
         places = min(places, held.nodes * max(1, held.processors // each))
         what = _shared_by(what, each)
+    start = partial(step, room=held, largest=largest)
     return LocalRuns(
-        runner=Steps(held, largest),
-        command=partial(step, room=held, largest=largest),
+        runner=Local(start, is_here=False),
+        command=start,
         places=places,
         what=what,
         per_node=held.per_node(largest),

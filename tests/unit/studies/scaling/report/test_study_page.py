@@ -10,7 +10,7 @@ import pytest
 
 from samestep.studies.scaling.analysis.points_from_times import UNIT, Time, from_times
 from samestep.studies.scaling.analysis.study import Loss, Study
-from samestep.studies.scaling.analysis.study_from_points import conclude
+from samestep.studies.scaling.analysis.verdict import conclude
 from samestep.studies.scaling.report.figures import time_lines
 from samestep.studies.scaling.report.page import render
 from samestep.studies.scaling.report.rows import NO_POINTS, OVERHEAD, loss_text, ranks
