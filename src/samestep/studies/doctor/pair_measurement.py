@@ -51,7 +51,7 @@ class Link:
     error: str = ""
 
 
-class Door:
+class LinkServer:
     """A TCP server that the other ranks connect to for measurements.
 
     Args:
@@ -66,7 +66,7 @@ class Door:
         self.token = secrets.token_bytes(_TOKEN)
         """Secret that a client must prove to have; it leaves this host only through the ranks' store."""
         self._callers = Callers()
-        self._server = Server(listener, self.token, self._callers, name="samestep-door")
+        self._server = Server(listener, self.token, self._callers, name="samestep-links")
 
     def close(self) -> None:
         """Stop listening."""
@@ -85,11 +85,13 @@ class Door:
         """
         connection = self._callers.taken(struct.pack("!I", caller), limit_s=limit_s)
         with connection:
-            _prepare(connection, limit_s)
+            _configure(connection, limit_s)
             _answer(connection)
 
 
-def call(a: int, b: int, *, at: tuple[str, int], token: bytes, window_s: float, limit_s: float) -> Link:
+def measure_pair(
+    a: int, b: int, *, at: tuple[str, int], token: bytes, window_s: float, limit_s: float
+) -> Link:
     """Connect to rank `b` and measure.
 
     Args:
@@ -107,22 +109,22 @@ def call(a: int, b: int, *, at: tuple[str, int], token: bytes, window_s: float, 
     with closing(authenticated):
         authenticated.ask(struct.pack("!I", a), timeout_s=limit_s)
         connection = authenticated.plain
-        _prepare(connection, limit_s)
-        latency, ahead = _pings(connection, window_s / 4)
+        _configure(connection, limit_s)
+        latency, ahead = _ping(connection, window_s / 4)
         connection.sendall(_ENOUGH)
         connection.sendall(struct.pack("!d", window_s))
-        _pour(connection, window_s)
+        _send_chunks(connection, window_s)
         (there,) = struct.unpack("!d", _exactly(connection, 8))
-        back = _drink(connection)
+        back = _receive_chunks(connection)
     return Link(a=a, b=b, latency_s=latency, there=there, back=back, ahead_s=ahead)
 
 
-def _prepare(connection: socket.socket, limit_s: float) -> None:
+def _configure(connection: socket.socket, limit_s: float) -> None:
     connection.settimeout(limit_s)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def _pings(connection: socket.socket, for_s: float) -> tuple[float, float]:
+def _ping(connection: socket.socket, for_s: float) -> tuple[float, float]:
     """Return the latency, and the seconds by which the other rank's clock is ahead."""
     best, ahead = float("inf"), 0.0
     deadline = time.monotonic() + for_s
@@ -142,11 +144,11 @@ def _answer(connection: socket.socket) -> None:
     while _exactly(connection, 8) != _ENOUGH:
         connection.sendall(struct.pack("!q", time.time_ns()))
     (window_s,) = struct.unpack("!d", _exactly(connection, 8))
-    connection.sendall(struct.pack("!d", _drink(connection)))
-    _pour(connection, window_s)
+    connection.sendall(struct.pack("!d", _receive_chunks(connection)))
+    _send_chunks(connection, window_s)
 
 
-def _pour(connection: socket.socket, window_s: float) -> None:
+def _send_chunks(connection: socket.socket, window_s: float) -> None:
     """Send chunks for a while, each after a byte 1; a byte 0 marks the end."""
     chunk = b"\x01" + bytes(_CHUNK)
     deadline = time.monotonic() + window_s
@@ -155,8 +157,8 @@ def _pour(connection: socket.socket, window_s: float) -> None:
     connection.sendall(b"\x00")
 
 
-def _drink(connection: socket.socket, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Receive the chunks of `_pour`; return bytes per second over the second half of the time.
+def _receive_chunks(connection: socket.socket, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Receive the chunks of `_send_chunks`; return bytes per second over the second half of the time.
 
     The first bytes fill buffers on the way, so that a limit of the link shows only after them.
     """

@@ -5,7 +5,7 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samestep.studies.doctor.pair_schedule import MOST, before, measured, rounds
+from samestep.studies.doctor.links import MOST, before, measured, rounds
 
 HOSTS = st.lists(st.sampled_from(["a", "b", "c", "d", ""]), max_size=12)
 

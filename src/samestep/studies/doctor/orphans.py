@@ -1,25 +1,27 @@
-"""Finds orphans of dead jobs on this host: workers without a launcher, their ports, shared memory."""
+"""Finds orphans of dead jobs on this host: workers without a launcher, shared memory, temporary folders."""
 
 import os
 import re
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from samestep.base import owned_folders
 from samestep.base.machine.process_ids import numbers_of_the_living
 from samestep.base.units import bytes_text, seconds_text
-from samestep.studies.doctor.check_result import Finding, Part
+from samestep.studies.doctor.context import Context
 from samestep.studies.doctor.masking import without_credentials
+from samestep.studies.doctor.results import Finding, Result, note, problem
 
 if TYPE_CHECKING:
     import psutil
 
 _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 # Programs other than process 1 that adopt the children of a process that has ended.
-_TAKES_IN_ORPHANS = {"systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan"}
+_ADOPTS_ORPHANS = {"systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan"}
 # In a container, process 1 can be the launcher itself; its children are no orphans.
 _STARTS_RANKS = re.compile(
     r"(\S*python\S* (-\S+ )*)?(\S*/)?"
@@ -63,6 +65,17 @@ class Segment:
     bytes: int
 
 
+def check(context: Context) -> Result:
+    """Find orphaned processes and shared memory of dead jobs."""
+    own, port = own_processes(), None if context.master is None else context.master[1]
+    return judge(
+        orphans(processes_here(), own=own),
+        orphaned_segments(),
+        listener_at(port, own=own) if port is not None and context.place.is_main else None,
+        port,
+    )
+
+
 def orphans(every: Iterable[Process], *, own: Collection[int]) -> list[Process]:
     """Return the workers whose launcher has ended.
 
@@ -70,61 +83,59 @@ def orphans(every: Iterable[Process], *, own: Collection[int]) -> list[Process]:
         every: processes with a launcher's variables.
         own: IDs of the processes of this job.
     """
-    return [one for one in every if one.pid not in own and _is_worker(one) and _is_taken_in(one)]
+    return [one for one in every if one.pid not in own and _is_worker(one) and _is_adopted(one)]
 
 
 def judge(
-    left: Sequence[Process], segments: Sequence[Segment], holder: Process | None, port: int | None
-) -> Part:
+    workers: Sequence[Process], segments: Sequence[Segment], listener: Process | None, port: int | None
+) -> Result:
     """Return the row, findings and facts of orphans.
 
     Args:
-        left: workers of dead jobs.
+        workers: workers of dead jobs.
         segments: shared memory of dead jobs.
-        holder: the process of another job that listens at this job's rendezvous port, if any.
+        listener: the process of another job that listens at this job's rendezvous port, if any.
         port: the rendezvous port of this job.
     """
-    findings = []
-    if left:
-        named = "; ".join(_told(one) for one in left[:_NAMED])
-        more = f"; and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
-        pids = " ".join(str(one.pid) for one in left)
-        findings.append(
-            Finding(
-                text=f"{len(left)} worker(s) whose launcher has ended still run here: {named}{more}. They "
-                f"use processors, memory and ports; to end them: `kill {pids}`."
-            )
-        )
-    if holder is not None:
-        findings.append(
-            Finding(
-                text=f"Port {port} of the rendezvous is in use by process {holder.pid} "
-                f"({_short(holder.command)}). End it, or set MASTER_PORT to a free port."
-            )
-        )
-    if segments:
-        total = sum(one.bytes for one in segments)
-        findings.append(
-            Finding(
-                text=f"{len(segments)} segment(s) of shared memory ({bytes_text(total)}) in /dev/shm belong "
-                f"to processes that have ended: remove {', '.join(one.name for one in segments[:_NAMED])}"
-                f"{', ...' if len(segments) > _NAMED else ''}.",
-                hurts=False,
-            )
-        )
-    row = (
-        "nothing found"
-        if not findings
-        else f"{len(left)} worker(s), {len(segments)} segment(s) of shared memory"
-    )
-    return Part(
-        rows=(("orphans", row),),
-        findings=tuple(findings),
+    findings = [*_about_workers(workers), *_about_listener(listener, port), *_about_segments(segments)]
+    found = f"{len(workers)} worker(s), {len(segments)} segment(s) of shared memory"
+    return Result(
+        rows=[("orphans", found if findings else "nothing found")],
+        findings=findings,
         facts={
-            "left_workers": [asdict(one) for one in left],
+            "left_workers": [asdict(one) for one in workers],
             "left_segments": [asdict(one) for one in segments],
         },
     )
+
+
+def _about_workers(workers: Sequence[Process]) -> Iterator[Finding]:
+    if workers:
+        named = "; ".join(map(_described, workers[:_NAMED]))
+        more = f"; and {len(workers) - _NAMED} more" if len(workers) > _NAMED else ""
+        pids = " ".join(str(one.pid) for one in workers)
+        yield problem(
+            f"{len(workers)} worker(s) whose launcher has ended still run here: {named}{more}. They "
+            f"use processors, memory and ports; to end them: `kill {pids}`."
+        )
+
+
+def _about_listener(listener: Process | None, port: int | None) -> Iterator[Finding]:
+    if listener is not None:
+        yield problem(
+            f"Port {port} of the rendezvous is in use by process {listener.pid} "
+            f"({_short(listener.command)}). End it, or set MASTER_PORT to a free port."
+        )
+
+
+def _about_segments(segments: Sequence[Segment]) -> Iterator[Finding]:
+    if segments:
+        total = sum(one.bytes for one in segments)
+        yield note(
+            f"{len(segments)} segment(s) of shared memory ({bytes_text(total)}) in /dev/shm belong "
+            f"to processes that have ended: remove {', '.join(one.name for one in segments[:_NAMED])}"
+            f"{', ...' if len(segments) > _NAMED else ''}."
+        )
 
 
 def processes_here() -> list[Process]:
@@ -142,7 +153,7 @@ def processes_here() -> list[Process]:
     return found
 
 
-def around_here() -> set[int]:
+def own_processes() -> set[int]:
     """Return the IDs of this process, its ancestors and descendants, and those that its launcher started."""
     import psutil
 
@@ -170,7 +181,7 @@ def listener_at(port: int, *, own: Collection[int]) -> Process | None:
     return None
 
 
-def segments_of_the_dead(
+def orphaned_segments(
     folder: Path = Path("/dev/shm"),  # noqa: S108 - the kernel's own
     proc: Path = Path("/proc"),
 ) -> list[Segment]:
@@ -184,12 +195,10 @@ def segments_of_the_dead(
     """
     matches = [match for path in sorted(folder.glob("torch_*")) if (match := _SEGMENT.match(path.name))]
     living = numbers_of_the_living(proc) if matches else None
-    if living is None:
-        return []
     found = []
     for match in matches:
         with suppress(OSError):
-            if match[1] not in living:
+            if living is not None and match[1] not in living:
                 found.append(Segment(name=match.string, bytes=(folder / match.string).stat().st_size))
     return found
 
@@ -226,17 +235,55 @@ def _is_worker(one: Process) -> bool:
     return bool(one.variables) and (not by_slurm_alone or "python" in one.command.partition(" ")[0])
 
 
-def _is_taken_in(one: Process) -> bool:
+def _is_adopted(one: Process) -> bool:
     """Return whether the parent of a process adopts orphans."""
-    if one.parent_name in _TAKES_IN_ORPHANS:
+    if one.parent_name in _ADOPTS_ORPHANS:
         return True
     return one.parent <= 1 and not _STARTS_RANKS.match(one.parent_command)
 
 
-def _told(one: Process) -> str:
+def _described(one: Process) -> str:
     ports = f", listens at {', '.join(map(str, one.ports))}" if one.ports else ""
     return f"{one.pid} ({_short(one.command)}, {one.variables[0]}, since {seconds_text(one.age_s)}{ports})"
 
 
 def _short(command: str) -> str:
     return command if len(command) <= 60 else f"{command[:57]}..."
+
+
+def clean(
+    parents: Sequence[Path] | None = None,
+    memory: Path = Path("/dev/shm"),  # noqa: S108 - the kernel's own
+) -> list[str]:
+    """Remove temporary folders and shared memory whose owners are dead; return a line for each.
+
+    Args:
+        parents: where the folders are; by default the temporary directory and the working folder.
+        memory: the folder of shared memory.
+    """
+    where = None if parents is None else list(parents)
+    sizes = {one.path: _bytes(one.path) for one in owned_folders.orphans(where)}
+    removed = owned_folders.remove_dead(where)
+    lines = [f"removed {path} ({bytes_text(sizes.get(path, 0))})" for path in removed]
+    lines += [
+        f"left {one.path}: it could not be removed"
+        if one.life == "dead"
+        else f"left {one.path}: its owner can be alive on another host or in another container"
+        for one in owned_folders.orphans(where)
+    ]
+    for segment in orphaned_segments(memory):
+        path = memory / segment.name
+        with suppress(OSError):
+            if path.lstat().st_uid == os.getuid():
+                path.unlink()
+                lines.append(f"removed {path} ({bytes_text(segment.bytes)})")
+    return lines or ["no files of dead runs found"]
+
+
+def _bytes(folder: Path) -> int:
+    total = 0
+    for path, _, names in os.walk(folder):  # follows no links
+        for name in names:
+            with suppress(OSError):
+                total += (Path(path) / name).lstat().st_size
+    return total
