@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
@@ -51,33 +52,26 @@ def run_check(check: Check, context: Context) -> Result:
 
 
 def with_timeout(limit_s: float, call: Callable[[], T]) -> T:
-    """Return what `call` returns, or raise what it raises.
-
-    Args:
-        limit_s: time limit in seconds; a call that takes longer goes on in its thread.
-        call: the function to call.
+    """Return what `call` returns, or raise what it raises; a call that takes longer goes on in its thread.
 
     Raises:
-        TimeoutError: the call took longer.
+        TimeoutError: the call took longer than `limit_s` seconds.
     """
-    results: list[T] = []
-    errors: list[BaseException] = []
+    future: Future[T] = Future()
 
     def main() -> None:
         try:
-            results.append(call())
+            future.set_result(call())
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
-            errors.append(error)
+            future.set_exception(error)
 
     thread = threading.Thread(target=main, name="samestep-doctor", daemon=True)
     thread.start()
     thread.join(limit_s)
-    if errors:
-        raise errors[0]
-    if not results:
+    if not future.done():
         _stuck.append(thread)
         raise TimeoutError(f"no answer within {limit_s:g} s")
-    return results[0]
+    return future.result()
 
 
 def any_stuck() -> bool:

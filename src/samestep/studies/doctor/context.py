@@ -22,35 +22,20 @@ from samestep.studies.doctor.results import Finding, ResultStore, note, problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """Facts about this process, and the choices that follow from them; None if it needs no such choice.
+    """Facts about this process, and the choices that follow from them; None if it needs no such choice."""
 
-    Args:
-        environment: its environment variables.
-        detected: the launcher, and the place of this process in the job.
-        machine: its machine.
-        threads: its compute threads.
-        devices: the accelerators that it sees; None if they were not detected.
-        choice: the device that it would use.
-        backend: the back end of its communication.
-        master: address and port of the rendezvous.
-        findings: problems and notes of the prediction.
-        run_folder: the run folder.
-        root: the folder of /proc, /sys and /dev; tests have recordings of other machines.
-        store: the store of the ranks; None until they are connected.
-    """
-
-    environment: Environment
-    detected: Detected
-    machine: Machine
-    threads: Threads
-    devices: DeviceFacts | None
-    choice: Choice | None = None
-    backend: str | None = None
-    master: tuple[str, int] | None = None
-    findings: Sequence[Finding] = ()
-    run_folder: Path = Path("runs")
-    root: Path = Path("/")
-    store: ResultStore | None = None
+    environment: Environment  # its environment variables
+    detected: Detected  # the launcher, and the place of this process in the job
+    machine: Machine  # its machine
+    threads: Threads  # its compute threads
+    devices: DeviceFacts | None  # the accelerators that it sees; None if they were not detected
+    choice: Choice | None = None  # the device that it would use
+    backend: str | None = None  # the back end of its communication
+    master: tuple[str, int] | None = None  # address and port of the rendezvous
+    findings: Sequence[Finding] = ()  # problems and notes of the prediction
+    run_folder: Path = Path("runs")  # the run folder
+    root: Path = Path("/")  # the folder of /proc, /sys and /dev; tests have recordings of other machines
+    store: ResultStore | None = None  # the store of the ranks; None until they are connected
 
     @property
     def place(self) -> Place:
@@ -69,13 +54,8 @@ def predict(
 ) -> Context:
     """Return how the process with this environment would join.
 
-    Args:
-        env: its environment.
-        detected: the launcher, and the place of the process.
-        machine: its machine.
-        devices: the devices that it sees; None if they were not detected.
-        available: returns whether torch has a back end.
-        address_of: returns the IP address of a host, or raises a DetectionError.
+    `available` returns whether torch has a back end; `address_of` returns the IP address of a host, or raises
+    a DetectionError.
     """
     place = detected.place
     findings = [Finding(text=text, hurts=place.size == 1) for text in detected.notes]

@@ -40,16 +40,8 @@ def gather(
 ) -> Report | None:
     """Send this rank's result to rank 0, measure links and run the joint checks; all ranks call this.
 
-    Args:
-        store: the store of the ranks.
-        own: this rank's result.
-        server: the server of this rank.
-        joint: runs the joint checks, within their time limits.
-        wait_s: seconds to wait for ranks.
-        measure_s: time limit of the measurements in seconds.
-
-    Returns:
-        The report at rank 0; None on the others.
+    `joint` runs the joint checks within their time limits; `wait_s` is for the other ranks, `measure_s` for
+    the measurements. The report is returned at rank 0, and None on the others.
 
     Raises:
         ConnectionError: rank 0 left.

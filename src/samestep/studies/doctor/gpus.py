@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,26 +35,17 @@ _TAKEN = 2 * 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """Card in a slot, from sysfs.
+    """Card in a slot, from sysfs."""
 
-    Args:
-        address: its place on the PCI bus, such as ``0000:17:00.0``.
-        vendor: its manufacturer.
-        numa: the NUMA node of its slot; None if there is only one, or if it is unknown.
-        cpus: the processors near it, as a list like ``0-15,32-47``.
-        width: lanes that it uses, and lanes that it has; 0 if unknown.
-        speed: speed of a lane, as sysfs writes it.
-    """
-
-    address: str
-    vendor: str
-    numa: int | None
-    cpus: str
-    width: tuple[int, int] = (0, 0)
-    speed: str = ""
+    address: str  # its place on the PCI bus, such as ``0000:17:00.0``
+    vendor: str  # its manufacturer
+    numa: int | None  # the NUMA node of its slot; None if there is only one, or if it is unknown
+    cpus: str  # the processors near it, as a list like ``0-15,32-47``
+    width: tuple[int, int] = (0, 0)  # lanes that it uses, and lanes that it has; 0 if unknown
+    speed: str = ""  # speed of a lane, as sysfs writes it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """GPU from the list of the driver's tool; memory in bytes."""
 
@@ -65,42 +57,26 @@ class Gpu:
     used: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Copy:
-    """Result of a copy from one GPU to another.
+    """Result of a copy from one GPU to another."""
 
-    Args:
-        source: index of the first GPU in this process.
-        target: index of the second GPU in this process.
-        direct: whether the copy bypasses host memory.
-        wrong: number of values that arrived changed.
-        values: number of copied values.
-        bytes_per_s: bandwidth of the copy.
-    """
-
-    source: int
-    target: int
-    direct: bool
-    wrong: int
-    values: int
-    bytes_per_s: float
+    source: int  # index of the first GPU in this process
+    target: int  # index of the second GPU in this process
+    direct: bool  # whether the copy bypasses host memory
+    wrong: int  # number of values that arrived changed
+    values: int  # number of copied values
+    bytes_per_s: float  # bandwidth of the copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerators:
-    """Accelerators of this host, their links, and the copies between them.
+    """Accelerators of this host, their links, and the copies between them."""
 
-    Args:
-        cards: accelerators in slots.
-        gpus: GPUs that the driver's tool lists; empty without the tool.
-        links: link of each pair of GPU numbers, as the tool writes it: ``NV18``, ``PIX``, ``SYS``.
-        copies: results of copies between the devices that this process sees.
-    """
-
-    cards: Sequence[Card] = ()
-    gpus: Sequence[Gpu] = ()
-    links: Mapping[tuple[int, int], str] | None = None
-    copies: Sequence[Copy] = ()
+    cards: Sequence[Card] = ()  # accelerators in slots
+    gpus: Sequence[Gpu] = ()  # GPUs that the driver's tool lists; empty without the tool
+    links: Mapping[tuple[int, int], str] | None = None  # of pairs of GPU numbers: ``NV18``, ``PIX``
+    copies: Sequence[Copy] = ()  # results of copies between the devices that this process sees
 
 
 def check(context: Context) -> Result:
@@ -157,10 +133,7 @@ def parsed_gpus(text: str) -> list[Gpu]:
             index, uuid, address, name, *mib = fields
             memory, used = (int(one) * 2**20 if one.isdecimal() else 0 for one in mib)
             # Sysfs writes four digits of the domain; the tool writes eight, in capitals.
-            address = address.lower()[-12:]
-            found.append(
-                Gpu(index=int(index), uuid=uuid, address=address, name=name, memory=memory, used=used)
-            )
+            found.append(Gpu(int(index), uuid, address.lower()[-12:], name, memory, used))
     return found
 
 
@@ -200,29 +173,11 @@ def nvidia_smi(*arguments: str) -> str:
 def copied(
     count: int, copy: Callable[[int, int], tuple[int, int, float]], direct: Callable[[int, int], bool]
 ) -> list[Copy]:
-    """Copy between each pair of `count` devices in both directions.
+    """Copy between each pair of `count` devices in both directions, with `copy` as `compared` does.
 
-    Args:
-        count: number of devices that this process sees.
-        copy: copies from one device to another; returns the number of wrong values, the number of values, and
-            bytes/s.
-        direct: returns whether a pair can copy without host memory.
+    `direct` returns whether a pair can copy without host memory.
     """
-    pairs = [(source, target) for source in range(count) for target in range(count) if source != target]
-    found = []
-    for source, target in pairs:
-        wrong, values, speed = copy(source, target)
-        found.append(
-            Copy(
-                source=source,
-                target=target,
-                direct=direct(source, target),
-                wrong=wrong,
-                values=values,
-                bytes_per_s=speed,
-            )
-        )
-    return found
+    return [Copy(a, b, direct(a, b), *copy(a, b)) for a, b in permutations(range(count), 2)]
 
 
 def compared(source: "torch.device", target: "torch.device", values: int) -> tuple[int, int, float]:
@@ -262,11 +217,8 @@ def _copies_here() -> list[Copy]:
 def judge(found: Accelerators, *, visible: int, uuid: str, allowed: Collection[int]) -> Result:
     """Return the rows, findings and facts of accelerators.
 
-    Args:
-        found: the accelerators, their links and the copies between them.
-        visible: number of accelerators that this process sees.
-        uuid: identifier of the one that it would use; empty if it uses none.
-        allowed: the processors in its affinity mask.
+    The process sees `visible` of them, would use the one with `uuid` (empty if none), and is bound to the
+    `allowed` processors.
     """
     own = next((gpu for gpu in found.gpus if uuid and uuid in gpu.uuid), None)
     return Result(
@@ -297,15 +249,11 @@ def _about_copies(copies: Sequence[Copy]) -> Iterator[Finding]:
 
 
 def _about_cards(cards: Sequence[Card], visible: int) -> Iterator[Finding]:
-    narrow = [
-        f"{card.address} (x{card.width[0]} of x{card.width[1]})"
-        for card in cards
-        if 0 < card.width[0] < card.width[1]
-    ]
+    narrow = [card for card in cards if 0 < card.width[0] < card.width[1]]
     if narrow:
+        named = ", ".join(f"{card.address} (x{card.width[0]} of x{card.width[1]})" for card in narrow)
         yield note(
-            f"Cards use fewer PCIe lanes than they have: {', '.join(narrow)}. Check their seating, and for "
-            "shared slots."
+            f"Cards use fewer PCIe lanes than they have: {named}. Check their seating, and for shared slots."
         )
     if cards and not visible:
         yield note(

@@ -24,21 +24,13 @@ _LOCKED_FOR_INFINIBAND = 64 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of this process.
+    """Limits of this process."""
 
-    Args:
-        shared_memory: size of /dev/shm and its free part, in bytes; None if there is none.
-        files: soft and hard limit of open files; None is unlimited.
-        processes: limit of processes and threads of this user or this control group; None if unknown.
-        processes_from: source of that limit.
-        locked: limit of locked memory, which is not swapped out, in bytes; None is unlimited.
-    """
-
-    shared_memory: tuple[int, int] | None
-    files: tuple[int | None, int | None]
-    processes: int | None = None
-    processes_from: str = ""
-    locked: int | None = None
+    shared_memory: tuple[int, int] | None  # size of /dev/shm and its free part, in bytes
+    files: tuple[int | None, int | None]  # soft and hard limit of open files; None is unlimited
+    processes: int | None = None  # and threads, of this user or control group; None if unknown
+    processes_from: str = ""  # source of that limit
+    locked: int | None = None  # limit of locked memory, which is not swapped out, in bytes; None is unlimited
 
 
 def check(context: Context) -> Result:
@@ -81,13 +73,7 @@ def parsed(text: str) -> Mapping[str, tuple[int | None, int | None]]:
 
 
 def judge(limits: Limits, *, local_size: int, infiniband: bool) -> Result:
-    """Return the rows, findings and facts of limits.
-
-    Args:
-        limits: limits of this process.
-        local_size: number of ranks on this host.
-        infiniband: whether there is an active port.
-    """
+    """Return the rows, findings and facts of limits; `infiniband` is whether there is an active port."""
     soft, memory = limits.files[0], limits.shared_memory
     shown = ["no limit on open files" if soft is None else f"{soft} open files"]
     shown += [] if limits.processes is None else [f"{limits.processes} processes ({limits.processes_from})"]
@@ -99,8 +85,7 @@ def judge(limits: Limits, *, local_size: int, infiniband: bool) -> Result:
         rows=[("shared mem", size), ("limits", ", ".join(shown))],
         findings=[
             *_about_shared_memory(limits, local_size),
-            *_about_files(limits),
-            *_about_the_rest(limits, local_size, infiniband=infiniband),
+            *_about_counts(limits, local_size, infiniband=infiniband),
         ],
         facts={
             "shared_memory": limits.shared_memory,
@@ -129,7 +114,7 @@ def _about_shared_memory(limits: Limits, local_size: int) -> Iterator[Finding]:
         )
 
 
-def _about_files(limits: Limits) -> Iterator[Finding]:
+def _about_counts(limits: Limits, local_size: int, *, infiniband: bool) -> Iterator[Finding]:
     soft, hard = limits.files
     if soft is not None and soft < _FEW_FILES:
         raised = f"Raise it: `ulimit -n {min(hard or 65536, 65536)}`."
@@ -139,9 +124,6 @@ def _about_files(limits: Limits) -> Iterator[Finding]:
             f"and fail with 'Too many open files'. {fixed if hard == soft else raised}",
             hurts=soft <= 1024,
         )
-
-
-def _about_the_rest(limits: Limits, local_size: int, *, infiniband: bool) -> Iterator[Finding]:
     if limits.processes is not None and limits.processes < _PROCESSES_PER_RANK * local_size:
         yield problem(
             f"{limits.processes} processes and threads are allowed ({limits.processes_from}), and "

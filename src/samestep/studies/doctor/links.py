@@ -49,11 +49,7 @@ class Address:
 
 
 def measured(hosts: Sequence[str]) -> list[int]:
-    """Return the ranks that measure.
-
-    Args:
-        hosts: the host of each rank, in rank order; empty for a missing rank.
-    """
+    """Return the ranks that measure; the host of a missing rank is empty."""
     present = [rank for rank, host in enumerate(hosts) if host]
     if len(present) <= MOST:
         return present
@@ -62,12 +58,7 @@ def measured(hosts: Sequence[str]) -> list[int]:
 
 
 def rounds(hosts: Sequence[str], ranks: Sequence[int]) -> list[list[Pair]]:
-    """Return all pairs of `ranks` in rounds, so that no host is in two pairs of a round.
-
-    Args:
-        hosts: the host of each rank, in rank order.
-        ranks: the ranks that measure, in order.
-    """
+    """Return all pairs of `ranks` in rounds, so that no host is in two pairs of a round."""
     left = [(a, b) for i, a in enumerate(ranks) for b in ranks[i + 1 :]]
     made = []
     while left:
@@ -100,12 +91,7 @@ def measure(
 ) -> list[Link]:
     """Measure the links of this rank, and return those in which it is the lower one; all ranks call this.
 
-    Args:
-        store: the store of the ranks.
-        addresses: address of each rank, in rank order; None for a missing rank.
-        server: the server of this rank.
-        rank: this rank.
-        deadline: end of the measurements, as an instant of `time.monotonic`.
+    The address of a missing rank is None; the measurements end at `deadline` (of `time.monotonic`).
     """
     hosts = ["" if one is None else one.host for one in addresses]
     every = rounds(hosts, measured(hosts))
@@ -142,13 +128,7 @@ def _measure_one(
 
 
 def judge(links: Sequence[Link], hosts: Mapping[int, str], *, backend: str | None) -> Iterator[Finding]:
-    """Yield the findings about the links.
-
-    Args:
-        links: the measured links.
-        hosts: host name of each rank.
-        backend: back end of the job's communication.
-    """
+    """Yield the findings about the measured links, from the host name of each rank."""
     late = [link for link in links if link.error == _NO_TIME]
     if late:
         yield note(f"{len(late)} of {len(links)} pairs of ranks were not measured: the time limit was over.")
@@ -157,9 +137,8 @@ def judge(links: Sequence[Link], hosts: Mapping[int, str], *, backend: str | Non
         more = f"; and {len(broken) - _NAMED} more" if len(broken) > _NAMED else ""
         yield problem(
             f"{len(broken)} of {len(links)} pairs of ranks cannot reach each other: "
-            f"{'; '.join(broken[:_NAMED])}{more}. "
-            "Check the network interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME), and whether a firewall "
-            "between the nodes closes its ports."
+            f"{'; '.join(broken[:_NAMED])}{more}. Check the network interface (GLOO_SOCKET_IFNAME, "
+            "NCCL_SOCKET_IFNAME), and whether a firewall between the nodes closes its ports."
         )
     across = [link for link in links if not link.error and hosts[link.a] != hosts[link.b]]
     if across:

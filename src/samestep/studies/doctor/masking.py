@@ -42,17 +42,11 @@ _SHORTEST = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mask:
-    """Texts to mask.
+    """Texts to mask."""
 
-    Args:
-        secrets: texts that become ``***``.
-        home: the home folder, which becomes ``~``.
-        users: names that become ``USER`` in a path or before an ``@``.
-    """
-
-    secrets: tuple[str, ...] = ()
-    home: str = ""
-    users: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()  # texts that become ``***``
+    home: str = ""  # the home folder, which becomes ``~``
+    users: tuple[str, ...] = ()  # names that become ``USER`` in a path or before an ``@``
 
     @classmethod
     def of(cls, env: Environment) -> "Mask":

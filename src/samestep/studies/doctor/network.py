@@ -23,23 +23,14 @@ _MUCH_FASTER = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """One port of an InfiniBand adapter.
+    """One port of an InfiniBand adapter."""
 
-    Args:
-        adapter: the kernel's name of the adapter, such as ``mlx5_0``.
-        number: number of the port, from 1.
-        state: ``ACTIVE``, ``DOWN``, ``INIT``, ...
-        rate: rate as sysfs writes it, such as ``200 Gb/sec (4X HDR)``.
-        layer: ``InfiniBand`` or ``Ethernet``.
-        interfaces: names of the adapter's network interfaces.
-    """
-
-    adapter: str
-    number: str
-    state: str
-    rate: str
-    layer: str
-    interfaces: tuple[str, ...] = ()
+    adapter: str  # the kernel's name of the adapter, such as ``mlx5_0``
+    number: str  # number of the port, from 1
+    state: str  # ``ACTIVE``, ``DOWN``, ``INIT``,
+    rate: str  # rate as sysfs writes it, such as ``200 Gb/sec (4X HDR)``
+    layer: str  # ``InfiniBand`` or ``Ethernet``
+    interfaces: tuple[str, ...] = ()  # names of the adapter's network interfaces
 
     @property
     def name(self) -> str:
@@ -54,29 +45,17 @@ class Port:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """Network of this host, and the job that uses it.
+    """Network of this host, and the job that uses it."""
 
-    Args:
-        interfaces: network interfaces of this host.
-        used: the one that carries the messages between nodes.
-        reason: reason why it is that one.
-        ports: InfiniBand ports.
-        device_files: whether programs can access the adapters; a container can lack the device files.
-        backend: back end of the job's communication.
-        nodes: number of nodes of the job.
-        local_size: number of ranks on this host.
-        accelerators: number of accelerators that this process sees.
-    """
-
-    interfaces: Sequence[Interface] = ()
-    used: Interface | None = None
-    reason: str = ""
-    ports: Sequence[Port] = ()
-    device_files: bool = True
-    backend: str | None = None
-    nodes: int = 1
-    local_size: int = 1
-    accelerators: int = 0
+    interfaces: Sequence[Interface] = ()  # network interfaces of this host
+    used: Interface | None = None  # the one that carries the messages between nodes
+    reason: str = ""  # reason why it is that one
+    ports: Sequence[Port] = ()  # InfiniBand ports
+    device_files: bool = True  # whether programs can access the adapters; a container can lack them
+    backend: str | None = None  # back end of the job's communication
+    nodes: int = 1  # number of nodes of the job
+    local_size: int = 1  # number of ranks on this host
+    accelerators: int = 0  # number of accelerators that this process sees
 
     @property
     def active_ports(self) -> list[Port]:
@@ -170,15 +149,14 @@ def _between_nodes(among: Sequence[Interface], used: Interface | None) -> Iterat
     elif not used.up:
         yield problem(f"{used.name}, which carries the messages to the other nodes, is down. See `ip addr`.")
     elif used.mbits:
-        for one in among:
-            if one.up and one.addresses and (one.mbits or 0) >= _MUCH_FASTER * used.mbits:
-                yield problem(
-                    f"Messages between the nodes use {used.name} ({used.mbits / 1000:g} Gbit/s), though "
-                    f"{one.name} ({(one.mbits or 0) / 1000:g} Gbit/s) is up and has an address. If the nodes "
-                    f"reach each other by it, set GLOO_SOCKET_IFNAME={one.name} and "
-                    f"NCCL_SOCKET_IFNAME={one.name}."
-                )
-                return
+        speeds = {one.name: one.mbits or 0 for one in among if one.up and one.addresses}
+        faster = [name for name, mbits in speeds.items() if mbits >= _MUCH_FASTER * used.mbits]
+        for name in faster[:1]:
+            yield problem(
+                f"Messages between the nodes use {used.name} ({used.mbits / 1000:g} Gbit/s), though "
+                f"{name} ({speeds[name] / 1000:g} Gbit/s) is up and has an address. If the nodes reach each "
+                f"other by it, set GLOO_SOCKET_IFNAME={name} and NCCL_SOCKET_IFNAME={name}."
+            )
 
 
 def _about_ports(network: Network) -> Iterator[Finding]:

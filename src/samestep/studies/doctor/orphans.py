@@ -34,27 +34,16 @@ _NAMED = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """Process of this user that has a launcher's variables.
+    """Process of this user that has a launcher's variables."""
 
-    Args:
-        pid: process ID.
-        parent: process ID of its present parent.
-        parent_name: name of the parent.
-        parent_command: command line of the parent.
-        command: command line of the process.
-        age_s: seconds since its start.
-        ports: TCP ports at which it listens.
-        variables: the variables that hold its rank, with their values.
-    """
-
-    pid: int
-    parent: int
-    parent_name: str
-    command: str
-    parent_command: str = ""
-    age_s: float = 0.0
-    ports: tuple[int, ...] = ()
-    variables: tuple[str, ...] = ()
+    pid: int  # process ID
+    parent: int  # process ID of its present parent
+    parent_name: str  # name of the parent
+    command: str  # command line of the process
+    parent_command: str = ""  # command line of the parent
+    age_s: float = 0.0  # seconds since its start
+    ports: tuple[int, ...] = ()  # TCP ports at which it listens
+    variables: tuple[str, ...] = ()  # the variables that hold its rank, with their values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,27 +66,15 @@ def check(context: Context) -> Result:
 
 
 def orphans(every: Iterable[Process], *, own: Collection[int]) -> list[Process]:
-    """Return the workers whose launcher has ended.
-
-    Args:
-        every: processes with a launcher's variables.
-        own: IDs of the processes of this job.
-    """
+    """Return the workers whose launcher has ended, without the processes of this job."""
     return [one for one in every if one.pid not in own and _is_worker(one) and _is_adopted(one)]
 
 
 def judge(
     workers: Sequence[Process], segments: Sequence[Segment], listener: Process | None, port: int | None
 ) -> Result:
-    """Return the row, findings and facts of orphans.
-
-    Args:
-        workers: workers of dead jobs.
-        segments: shared memory of dead jobs.
-        listener: the process of another job that listens at this job's rendezvous port, if any.
-        port: the rendezvous port of this job.
-    """
-    findings = [*_about_workers(workers), *_about_listener(listener, port), *_about_segments(segments)]
+    """Return the row, findings and facts of orphans; another job's `listener` holds the rendezvous port."""
+    findings = list(_findings(workers, segments, listener, port))
     found = f"{len(workers)} worker(s), {len(segments)} segment(s) of shared memory"
     return Result(
         rows=[("orphans", found if findings else "nothing found")],
@@ -109,7 +86,9 @@ def judge(
     )
 
 
-def _about_workers(workers: Sequence[Process]) -> Iterator[Finding]:
+def _findings(
+    workers: Sequence[Process], segments: Sequence[Segment], listener: Process | None, port: int | None
+) -> Iterator[Finding]:
     if workers:
         named = "; ".join(map(_described, workers[:_NAMED]))
         more = f"; and {len(workers) - _NAMED} more" if len(workers) > _NAMED else ""
@@ -118,17 +97,11 @@ def _about_workers(workers: Sequence[Process]) -> Iterator[Finding]:
             f"{len(workers)} worker(s) whose launcher has ended still run here: {named}{more}. They "
             f"use processors, memory and ports; to end them: `kill {pids}`."
         )
-
-
-def _about_listener(listener: Process | None, port: int | None) -> Iterator[Finding]:
     if listener is not None:
         yield problem(
             f"Port {port} of the rendezvous is in use by process {listener.pid} "
             f"({_short(listener.command)}). End it, or set MASTER_PORT to a free port."
         )
-
-
-def _about_segments(segments: Sequence[Segment]) -> Iterator[Finding]:
     if segments:
         total = sum(one.bytes for one in segments)
         yield note(
@@ -188,18 +161,14 @@ def orphaned_segments(
     """Return torch's shared memory of ended processes, whose IDs are in its names.
 
     The list is empty if not all processes are visible, as in a container, whose memory others can share.
-
-    Args:
-        folder: the folder of shared memory.
-        proc: the folder of /proc.
     """
     matches = [match for path in sorted(folder.glob("torch_*")) if (match := _SEGMENT.match(path.name))]
     living = numbers_of_the_living(proc) if matches else None
+    dead = [match.string for match in matches if living is not None and match[1] not in living]
     found = []
-    for match in matches:
+    for name in dead:
         with suppress(OSError):
-            if living is not None and match[1] not in living:
-                found.append(Segment(name=match.string, bytes=(folder / match.string).stat().st_size))
+            found.append(Segment(name=name, bytes=(folder / name).stat().st_size))
     return found
 
 
@@ -257,9 +226,7 @@ def clean(
 ) -> list[str]:
     """Remove temporary folders and shared memory whose owners are dead; return a line for each.
 
-    Args:
-        parents: where the folders are; by default the temporary directory and the working folder.
-        memory: the folder of shared memory.
+    By default, `parents` of the folders are the temporary directory and the working folder.
     """
     where = None if parents is None else list(parents)
     sizes = {one.path: _bytes(one.path) for one in owned_folders.orphans(where)}

@@ -26,9 +26,8 @@ def conflicts(every: Sequence[RankResult]) -> Iterator[Finding]:
             yield problem(f"The ranks differ in their {what}: {text}. Compare their cards and variables.")
     if text := _differing({one.rank: one.facts.get("threads", {}).get("count") for one in every}):
         yield problem(
-            f"The ranks compute with different numbers of threads: {text}. The slowest sets the pace, "
-            "and the same bits need the same number: set OMP_NUM_THREADS, or give all ranks as "
-            "many processors."
+            f"The ranks compute with different numbers of threads: {text}. The slowest sets the pace, and "
+            "the same bits need the same number: set OMP_NUM_THREADS, or give all ranks as many processors."
         )
     backend, uuids = every[0].facts.get("backend"), [str(one.facts.get("uuid") or "") for one in every]
     if backend and len(every) == every[0].size and (reason := shared_device(backend, uuids)):

@@ -158,8 +158,7 @@ class ResultStore:
         pause, begin = threading.Event(), time.monotonic()
         try:
             while not self._store.check([f"doctor/{key}"]):
-                now = time.monotonic()
-                if now >= deadline:
+                if (now := time.monotonic()) >= deadline:
                     return None
                 pause.wait(min(max(0.001, (now - begin) / 10), 0.1))
             return self._store.get(f"doctor/{key}").decode()

@@ -7,7 +7,6 @@ from pathlib import Path
 from samestep.base.env import Environment
 from samestep.base.errors import Error
 from samestep.base.machine.description import machine
-from samestep.base.machine.interfaces import Interface
 from samestep.launchers.detect import LOOPBACK, detect
 from samestep.launchers.mpi_hosts import introduced
 from samestep.launchers.side_effects import unbind, without_unasked_threads
@@ -27,37 +26,22 @@ _DEVICES_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Options of the command.
+    """Options of the command."""
 
-    Args:
-        run_folder: the run folder.
-        devices: whether to detect devices, and to join as a training does.
-        ticket: whether to mask secrets, and to report the environment variables.
-        wait_s: seconds to wait for the other ranks.
-    """
-
-    run_folder: Path = Path("runs")
-    devices: bool = True
-    ticket: bool = False
-    wait_s: float = 60.0
+    run_folder: Path = Path("runs")  # the run folder
+    devices: bool = True  # whether to detect devices, and to join as a training does
+    ticket: bool = False  # whether to mask secrets, and to report the environment variables
+    wait_s: float = 60.0  # seconds to wait for the other ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Outcome of the doctor on one rank.
+    """Outcome of the doctor on one rank."""
 
-    Args:
-        report: the report that rank 0 prints, or that a rank prints which could not reach the others; None on
-            other ranks.
-        store: the store in which the ranks agree on the exit code; None if this rank is alone.
-        rank: this rank.
-        unreached: whether the other ranks could not be reached.
-    """
-
-    report: Report | None
-    store: ResultStore | None = None
-    rank: int = 0
-    unreached: bool = False
+    report: Report | None  # of rank 0, or of a rank that could not reach the others
+    store: ResultStore | None = None  # in which the ranks agree on the exit code
+    rank: int = 0  # this rank
+    unreached: bool = False  # whether the other ranks could not be reached
 
     def settle(self) -> int:
         """Return the exit code; the same on all ranks that reached each other."""
@@ -70,11 +54,6 @@ class Outcome:
 
 def run_checks(environment: Environment, options: Options, checks: Sequence[Check] = CHECKS) -> Outcome:
     """Check this rank, and with the other ranks of the job, if any, the links between them.
-
-    Args:
-        environment: environment variables of this process.
-        options: options of the command.
-        checks: the checks to run.
 
     Raises:
         DetectionError: the launcher's variables contradict each other, or torchrun is missing.
@@ -161,7 +140,6 @@ def _address(context: Context, own: RankResult) -> str:
     """Return the address of this host at which the other ranks connect to this one."""
     if context.place.local_size == context.place.size:
         return LOOPBACK[0]
-    among = [Interface(**one) for one in own.facts.get("interfaces", ())]
-    used = next((one for one in among if one.name == own.facts.get("interface")), None)
-    addresses = () if used is None else used.addresses
+    every, used = own.facts.get("interfaces", ()), own.facts.get("interface")
+    addresses = [address for one in every if one["name"] == used for address in one["addresses"]]
     return next((one for one in addresses if ":" not in one), next(iter(addresses), LOOPBACK[0]))

@@ -31,21 +31,13 @@ _SHARED_S = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderTest:
-    """Results of the test of a folder.
+    """Results of the test of a folder."""
 
-    Args:
-        folder: the tested folder: the run folder or the nearest existing one above it.
-        kind: type of the file system, such as ``nfs4``; empty if unknown.
-        free: bytes that can still be written; None if unknown.
-        failed: each step that failed, with the error of the system.
-        seconds: duration of each step.
-    """
-
-    folder: str
-    kind: str = ""
-    free: int | None = None
-    failed: dict[str, str] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
+    folder: str  # the tested folder: the run folder or the nearest existing one above it
+    kind: str = ""  # type of the file system, such as ``nfs4``; empty if unknown
+    free: int | None = None  # bytes that can still be written; None if unknown
+    failed: dict[str, str] = field(default_factory=dict)  # steps with the error of the system
+    seconds: dict[str, float] = field(default_factory=dict)  # duration of each step
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -70,12 +62,7 @@ def nearest(folder: Path) -> Path:
 
 
 def kind_of(folder: Path, mountinfo: str) -> str:
-    """Return the type of the file system of a folder.
-
-    Args:
-        folder: absolute path, without links in it.
-        mountinfo: text of /proc/self/mountinfo; see proc(5).
-    """
+    """Return the type of the file system of an absolute path, from /proc/self/mountinfo; see proc(5)."""
     best, kind = -1, ""
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
@@ -89,12 +76,7 @@ def kind_of(folder: Path, mountinfo: str) -> str:
 
 
 def probe_folder(folder: Path, *, root: Path = Path("/")) -> FolderTest:
-    """Write, flush, rename, lock and remove a file in `folder`.
-
-    Args:
-        folder: an existing folder.
-        root: the folder of /proc.
-    """
+    """Write, flush, rename, lock and remove a file in an existing folder."""
     try:
         space = os.statvfs(folder)
         free = space.f_frsize * space.f_bavail
@@ -189,14 +171,7 @@ def check_shared(context: Context) -> Result:
 
 
 def compare_folders(store: ResultStore, folder: Path, *, rank: int, size: int) -> Result:
-    """Check that rank 0's file is in the run folder, and that its lock excludes this rank.
-
-    Args:
-        store: the store of the ranks.
-        folder: the run folder, or the nearest existing one above it.
-        rank: this rank.
-        size: number of ranks of the job.
-    """
+    """Check that rank 0's file is in the run folder, and that its lock excludes this rank."""
     deadline = time.monotonic() + _SHARED_S
     if rank:
         name = store.read("folder", deadline=deadline)
