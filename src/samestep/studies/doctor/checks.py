@@ -84,12 +84,14 @@ def launcher(context: Context) -> Result:
     detected, machine, choice, threads = context.detected, context.machine, context.choice, context.threads
     cpu = machine.cpu
     evidence = [f"{name}={value}" for name, value in detected.evidence]
-    found: list[Row] = [("place", detected.place.describe()), ("launcher", detected.launcher)]
-    found += rows("because", evidence or ["no launcher's variables are set"])
-    found += [("outer", ", ".join(detected.outer))] if detected.outer else []
-    found += [("inferred", ", ".join(detected.assumed))] if detected.assumed else []
-    if context.master is not None:
-        found.append(("rendezvous", "{}:{}".format(*context.master)))
+    found: list[Row] = [
+        ("place", detected.place.describe()),
+        ("launcher", detected.launcher),
+        *rows("because", evidence or ["no launcher's variables are set"]),
+        *rows("outer", [", ".join(detected.outer)] if detected.outer else []),
+        *rows("inferred", [", ".join(detected.assumed)] if detected.assumed else []),
+        *rows("rendezvous", ["{}:{}".format(*context.master)] if context.master else []),
+    ]
     if context.devices is not None and choice is not None:
         found.append(("device", f"{choice.device} ({choice.reason})"))
         found.append(("back end", _backend(context.backend, choice.kind)))
@@ -148,7 +150,7 @@ CHECKS: Sequence[Check] = (
     Check("accelerators", gpus.check, 60.0),
     Check("the run folder", run_folder.check, 20.0),
     Check("orphaned processes and shared memory", orphans.check, 15.0),
-    Check("the shared run folder", run_folder.check_shared, 30.0, joint=True),
+    Check("the shared run folder", run_folder.check_shared, 25.0, joint=True),
     Check("joining", joining.check, 40.0, joint=True, needs_devices=True, on_timeout=joining.ON_TIMEOUT),
 )
 

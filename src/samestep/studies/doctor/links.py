@@ -99,14 +99,14 @@ def measure(
     found = []
     for pair in (pair for pairs in every for pair in pairs if rank in pair):
         for earlier in before(pair, every, hosts):
-            store.read(_key(earlier), deadline=min(deadline, time.monotonic() + 2 * _CALL_S))
+            store.read(f"measured/{earlier}", deadline=min(deadline, time.monotonic() + 2 * _CALL_S))
         if time.monotonic() > deadline:
             link = Link(a=pair[0], b=pair[1], error=_NO_TIME)
         else:
             link = _measure_one(pair, addresses, server, rank=rank, window_s=window_s)
         if rank == pair[0]:
             found.append(link)
-            store.post(_key(pair), "done")
+            store.post(f"measured/{pair}", "done")
     return found
 
 
@@ -120,8 +120,8 @@ def _measure_one(
         if rank == b:
             server.answer(a, limit_s=_CALL_S)
             return Link(a=a, b=b)
-        token = bytes.fromhex(other.token)
-        return measure_pair(a, b, at=(other.ip, other.port), token=token, window_s=window_s, limit_s=_CALL_S)
+        at, token = (other.ip, other.port), bytes.fromhex(other.token)
+        return measure_pair(a, b, at=at, token=token, window_s=window_s, limit_s=_CALL_S)
     except OSError as error:
         reason = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
         return Link(a=a, b=b, error=f"{other.ip}:{other.port}: {reason}")
@@ -207,7 +207,3 @@ def _worse(link: Link) -> float:
 
 def _ends(link: Link, hosts: Mapping[int, str]) -> str:
     return f"rank {link.a} ({hosts[link.a]}) to rank {link.b} ({hosts[link.b]})"
-
-
-def _key(pair: Pair) -> str:
-    return f"measured/{pair[0]}-{pair[1]}"

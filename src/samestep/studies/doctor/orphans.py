@@ -67,7 +67,15 @@ def check(context: Context) -> Result:
 
 def orphans(every: Iterable[Process], *, own: Collection[int]) -> list[Process]:
     """Return the workers whose launcher has ended, without the processes of this job."""
-    return [one for one in every if one.pid not in own and _is_worker(one) and _is_adopted(one)]
+    found = []
+    for one in every:
+        # Agents and editors in a Slurm step have a rank, too.
+        by_slurm_alone = all(text.startswith("SLURM_") for text in one.variables)
+        is_worker = not by_slurm_alone or (one.variables and "python" in one.command.partition(" ")[0])
+        by_first = one.parent <= 1 and not _STARTS_RANKS.match(one.parent_command)
+        if one.pid not in own and is_worker and (by_first or one.parent_name in _ADOPTS_ORPHANS):
+            found.append(one)
+    return found
 
 
 def judge(
@@ -119,9 +127,7 @@ def processes_here() -> list[Process]:
     for process in psutil.process_iter(["uids"]):
         with suppress(psutil.Error, OSError):
             uids = process.info["uids"]
-            if uids is None or uids.real != me:
-                continue
-            if ranks := _ranks_of(process):
+            if uids is not None and uids.real == me and (ranks := _ranks_of(process)):
                 found.append(_process(process, ranks))
     return found
 
@@ -134,8 +140,7 @@ def own_processes() -> set[int]:
     around = {me.pid}
     with suppress(psutil.Error):
         around |= {one.pid for one in me.children(recursive=True)}
-        above = [one.pid for one in me.parents()]
-        around |= set(above)
+        around |= {one.pid for one in me.parents()}
         parent = me.parent()
         # Process 1 adopts any process; only if it started this rank, its children are the other ranks.
         if parent is not None and (parent.pid != 1 or _ranks_of(me)):
@@ -164,9 +169,8 @@ def orphaned_segments(
     """
     matches = [match for path in sorted(folder.glob("torch_*")) if (match := _SEGMENT.match(path.name))]
     living = numbers_of_the_living(proc) if matches else None
-    dead = [match.string for match in matches if living is not None and match[1] not in living]
     found = []
-    for name in dead:
+    for name in [match.string for match in matches if living is not None and match[1] not in living]:
         with suppress(OSError):
             found.append(Segment(name=name, bytes=(folder / name).stat().st_size))
     return found
@@ -196,19 +200,6 @@ def _process(process: "psutil.Process", ranks: tuple[str, ...]) -> Process:
         ports=tuple(sorted(ports)),
         variables=ranks,
     )
-
-
-def _is_worker(one: Process) -> bool:
-    """Return whether a process is a worker; agents and editors in a Slurm step have a rank, too."""
-    by_slurm_alone = all(text.startswith("SLURM_") for text in one.variables)
-    return bool(one.variables) and (not by_slurm_alone or "python" in one.command.partition(" ")[0])
-
-
-def _is_adopted(one: Process) -> bool:
-    """Return whether the parent of a process adopts orphans."""
-    if one.parent_name in _ADOPTS_ORPHANS:
-        return True
-    return one.parent <= 1 and not _STARTS_RANKS.match(one.parent_command)
 
 
 def _described(one: Process) -> str:
