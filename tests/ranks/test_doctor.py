@@ -7,7 +7,7 @@ import pytest
 
 from samestep.studies.doctor import gather as gathering
 from samestep.studies.doctor import links, pair_measurement
-from samestep.studies.doctor.gather import gather, settle
+from samestep.studies.doctor.gather import agree_on_exit_code, gather
 from samestep.studies.doctor.links import Address, measure
 from samestep.studies.doctor.pair_measurement import LinkServer, measure_pair
 from samestep.studies.doctor.report import lines, record
@@ -57,7 +57,7 @@ def gathered(size, *, absent=(), joint=Result, wait_s=20.0, hosts=None, measure_
     def rank_main(rank, door):
         own = examined(rank, size, host=hosts[rank])
         report = gather(board, own, door, joint=joint, wait_s=wait_s, measure_s=measure_s)
-        return report, settle(board, rank, report)
+        return report, agree_on_exit_code(board, rank, report)
 
     outcomes = on_ranks(rank_main, [rank for rank in range(size) if rank not in absent])
     assert [report for report, _ in outcomes[1:]] == [None] * (len(outcomes) - 1)

@@ -137,7 +137,7 @@ def test_devices_that_cannot_be_looked_for_are_a_finding(error, says, monkeypatc
     told = run_checks({}, Options(), checks=())
     ((_, finding),) = told.report.findings
     assert says in finding.text
-    assert told.settle() == 1
+    assert told.agree_on_exit_code() == 1
 
 
 def environment_of(rank, home):
@@ -169,7 +169,7 @@ def test_a_ticket_masks_what_ranks_find_together(tmp_path, monkeypatch):
     def rank_main(rank):
         wishes = Options(run_folder=folders[rank], devices=False, ticket=True)
         told[rank] = run_checks(environment_of(rank, tmp_path / "ada"), wishes, checks=[SHARED])
-        told[rank].settle()
+        told[rank].agree_on_exit_code()
 
     threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(2)]
     for thread in threads:

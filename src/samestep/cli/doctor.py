@@ -68,7 +68,7 @@ def doctor(
     chosen = Options(run_folder=run_folder, devices=devices, ticket=ticket, wait_s=wait)
     outcome = run_checks(environment, chosen)
     _print(outcome, as_json=as_json, mask=Mask.of(environment) if ticket else None)
-    code = outcome.settle()
+    code = outcome.agree_on_exit_code()
     if any_stuck():  # the interpreter would wait for the stuck thread
         sys.stdout.flush()
         sys.stderr.flush()

@@ -59,7 +59,7 @@ def gather(
     return _report(store, addresses, silent or [], result) if own.rank == 0 else None
 
 
-def settle(store: ResultStore, rank: int, report: Report | None) -> int:
+def agree_on_exit_code(store: ResultStore, rank: int, report: Report | None) -> int:
     """Return the exit code of all ranks; rank 0 posts it, and waits until the others have read it."""
     deadline = time.monotonic() + _GRACE_S
     if report is None:

@@ -98,8 +98,8 @@ def read(root: Path = Path("/"), copies: Sequence[Copy] = ()) -> Accelerators:
     cards = read_cards(root)
     if not any(card.vendor == "NVIDIA" for card in cards) and not any((root / "dev").glob("nvidia[0-9]*")):
         return Accelerators(cards=cards, copies=copies)
-    gpus = parsed_gpus(nvidia_smi(f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"))
-    links = parsed_links(nvidia_smi("topo", "-m")) if len(gpus) > 1 else {}
+    gpus = parse_gpus(nvidia_smi(f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"))
+    links = parse_links(nvidia_smi("topo", "-m")) if len(gpus) > 1 else {}
     return Accelerators(cards=cards, gpus=gpus, links=links, copies=copies)
 
 
@@ -124,7 +124,7 @@ def read_cards(root: Path = Path("/")) -> list[Card]:
     return found
 
 
-def parsed_gpus(text: str) -> list[Gpu]:
+def parse_gpus(text: str) -> list[Gpu]:
     """Read ``nvidia-smi --query-gpu=... --format=csv,noheader,nounits``; its memory is in MiB."""
     found = []
     for line in text.splitlines():
@@ -137,7 +137,7 @@ def parsed_gpus(text: str) -> list[Gpu]:
     return found
 
 
-def parsed_links(text: str) -> dict[tuple[int, int], str]:
+def parse_links(text: str) -> dict[tuple[int, int], str]:
     """Return the link of each pair of GPUs from the matrix of ``nvidia-smi topo -m``."""
     links: dict[tuple[int, int], str] = {}
     columns: list[str] = []
@@ -170,17 +170,17 @@ def nvidia_smi(*arguments: str) -> str:
         return ""
 
 
-def copied(
+def copy_all_pairs(
     count: int, copy: Callable[[int, int], tuple[int, int, float]], direct: Callable[[int, int], bool]
 ) -> list[Copy]:
-    """Copy between each pair of `count` devices in both directions, with `copy` as `compared` does.
+    """Copy between each pair of `count` devices in both directions, with `copy` as `copy_and_compare` does.
 
     `direct` returns whether a pair can copy without host memory.
     """
     return [Copy(a, b, direct(a, b), *copy(a, b)) for a, b in permutations(range(count), 2)]
 
 
-def compared(source: "torch.device", target: "torch.device", values: int) -> tuple[int, int, float]:
+def copy_and_compare(source: "torch.device", target: "torch.device", values: int) -> tuple[int, int, float]:
     """Copy distinct numbers; return the number of wrong values, the number of values, and bytes/s."""
     import torch
 
@@ -209,9 +209,9 @@ def _copies_here() -> list[Copy]:
     import torch
 
     def copy(source: int, target: int) -> tuple[int, int, float]:
-        return compared(torch.device("cuda", source), torch.device("cuda", target), _VALUES)
+        return copy_and_compare(torch.device("cuda", source), torch.device("cuda", target), _VALUES)
 
-    return copied(torch.cuda.device_count(), copy, torch.cuda.can_device_access_peer)
+    return copy_all_pairs(torch.cuda.device_count(), copy, torch.cuda.can_device_access_peer)
 
 
 def judge(found: Accelerators, *, visible: int, uuid: str, allowed: Collection[int]) -> Result:

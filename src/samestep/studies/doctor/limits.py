@@ -41,7 +41,7 @@ def check(context: Context) -> Result:
 
 def read(root: Path = Path("/")) -> Limits:
     """Return this process's limits, according to the folders of /proc and /dev in `root`."""
-    table = parsed(text_of(root / "proc/self/limits"))
+    table = parse_limits(text_of(root / "proc/self/limits"))
     user = table.get("Max processes", (None, None))[0]
     group = process_limit(root / "proc")
     both = [(user, "ulimit -u")] if user is not None else []
@@ -62,10 +62,10 @@ def read(root: Path = Path("/")) -> Limits:
     )
 
 
-def parsed(text: str) -> Mapping[str, tuple[int | None, int | None]]:
+def parse_limits(text: str) -> Mapping[str, tuple[int | None, int | None]]:
     """Return the soft and the hard limit of each name from the text of /proc/self/limits.
 
-    >>> parsed("Max open files            1024                 unlimited            files")
+    >>> parse_limits("Max open files            1024                 unlimited            files")
     {'Max open files': (1024, None)}
     """
     found = re.findall(r"^(Max [\w ]+?)\s{2,}(\w+)\s+(\w+)", text, re.MULTILINE)

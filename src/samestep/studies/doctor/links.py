@@ -24,7 +24,7 @@ from samestep.studies.doctor.results import Finding, ResultStore, matrix, note, 
 Pair: TypeAlias = tuple[int, int]
 """Two ranks, the lower one first."""
 
-MOST = 8
+MOST_RANKS = 8
 """Up to this number of ranks, every pair is measured; beyond it, only pairs of one rank of each host."""
 
 _BUDGET_S = 6.0
@@ -48,10 +48,10 @@ class Address:
     token: str
 
 
-def measured(hosts: Sequence[str]) -> list[int]:
+def measuring_ranks(hosts: Sequence[str]) -> list[int]:
     """Return the ranks that measure; the host of a missing rank is empty."""
     present = [rank for rank, host in enumerate(hosts) if host]
-    if len(present) <= MOST:
+    if len(present) <= MOST_RANKS:
         return present
     firsts = {hosts[rank]: rank for rank in reversed(present)}
     return sorted(firsts.values())
@@ -74,7 +74,7 @@ def rounds(hosts: Sequence[str], ranks: Sequence[int]) -> list[list[Pair]]:
     return made
 
 
-def before(pair: Pair, every: Sequence[Sequence[Pair]], hosts: Sequence[str]) -> list[Pair]:
+def predecessors(pair: Pair, every: Sequence[Sequence[Pair]], hosts: Sequence[str]) -> list[Pair]:
     """Return the pairs of the last earlier round of each host of `pair`, which must end before it."""
     number = next(i for i, pairs in enumerate(every) if pair in pairs)
     needed = set()
@@ -94,11 +94,11 @@ def measure(
     The address of a missing rank is None; the measurements end at `deadline` (of `time.monotonic`).
     """
     hosts = ["" if one is None else one.host for one in addresses]
-    every = rounds(hosts, measured(hosts))
+    every = rounds(hosts, measuring_ranks(hosts))
     window_s = min(_LONGEST_S, max(_SHORTEST_S, _BUDGET_S / (2 * max(1, len(every)))))
     found = []
     for pair in (pair for pairs in every for pair in pairs if rank in pair):
-        for earlier in before(pair, every, hosts):
+        for earlier in predecessors(pair, every, hosts):
             store.read(f"measured/{earlier}", deadline=min(deadline, time.monotonic() + 2 * _CALL_S))
         if time.monotonic() > deadline:
             link = Link(a=pair[0], b=pair[1], error=_NO_TIME)

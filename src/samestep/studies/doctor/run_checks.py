@@ -15,7 +15,7 @@ from samestep.ranks.world.banner import describe
 from samestep.ranks.world.device import DeviceFacts, available_here, facts_here
 from samestep.studies.doctor.checks import CHECKS, Check, run_check, with_timeout
 from samestep.studies.doctor.context import Context, predict
-from samestep.studies.doctor.gather import gather, settle
+from samestep.studies.doctor.gather import agree_on_exit_code, gather
 from samestep.studies.doctor.masking import Mask, environment_rows, masked
 from samestep.studies.doctor.pair_measurement import LinkServer
 from samestep.studies.doctor.report import Report
@@ -43,11 +43,11 @@ class Outcome:
     rank: int = 0  # this rank
     unreached: bool = False  # whether the other ranks could not be reached
 
-    def settle(self) -> int:
+    def agree_on_exit_code(self) -> int:
         """Return the exit code; the same on all ranks that reached each other."""
         code = 0 if self.report is None else self.report.exit_code
         try:
-            return code if self.store is None else settle(self.store, self.rank, self.report)
+            return code if self.store is None else agree_on_exit_code(self.store, self.rank, self.report)
         except ConnectionError:  # rank 0 has reported, and exited
             return code
 

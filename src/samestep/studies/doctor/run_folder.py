@@ -52,16 +52,16 @@ class FolderTest:
 
 def check(context: Context) -> Result:
     """Check the run folder."""
-    return judge(probe_folder(nearest(context.run_folder), root=context.root))
+    return judge(probe_folder(existing_folder(context.run_folder), root=context.root))
 
 
-def nearest(folder: Path) -> Path:
+def existing_folder(folder: Path) -> Path:
     """Return `folder`, or the nearest existing one above it."""
     whole = folder.absolute()
     return next((one for one in (whole, *whole.parents) if one.is_dir()), Path("/"))
 
 
-def kind_of(folder: Path, mountinfo: str) -> str:
+def file_system_type(folder: Path, mountinfo: str) -> str:
     """Return the type of the file system of an absolute path, from /proc/self/mountinfo; see proc(5)."""
     best, kind = -1, ""
     for line in mountinfo.splitlines():
@@ -82,7 +82,7 @@ def probe_folder(folder: Path, *, root: Path = Path("/")) -> FolderTest:
         free = space.f_frsize * space.f_bavail
     except OSError:
         free = None
-    kind = kind_of(folder.resolve(), text_of(root / "proc/self/mountinfo"))
+    kind = file_system_type(folder.resolve(), text_of(root / "proc/self/mountinfo"))
     test = FolderTest(folder=str(folder), kind=kind, free=free)
     with suppress(OSError):
         _run_steps(test, folder)
@@ -166,7 +166,7 @@ def _about_file_system(test: FolderTest) -> Iterator[Finding]:
 def check_shared(context: Context) -> Result:
     """Check that all ranks see one run folder, and that a lock of rank 0 excludes the others."""
     assert context.store is not None
-    folder, place = nearest(context.run_folder), context.place
+    folder, place = existing_folder(context.run_folder), context.place
     return compare_folders(context.store, folder, rank=place.rank, size=place.size)
 
 

@@ -3,8 +3,10 @@
 import pytest
 
 from samestep.launchers.detect import detect
+from samestep.studies.doctor.checks import Check
 from samestep.studies.doctor.masking import Mask, environment_rows, is_secret, masked
 from samestep.studies.doctor.results import Finding, Result
+from samestep.studies.doctor.run_checks import Options, run_checks
 from support.recordings import recording
 
 ENVIRONMENT = {
@@ -112,6 +114,22 @@ def test_a_result_is_masked_everywhere():
     assert "0123456789abcdef" not in str(hidden)
     assert hidden.facts["ports"] == [1, None, "***"]
     assert hidden.rows == [("run folder", "~/runs")]
+
+
+def test_the_result_of_a_rank_is_masked_everywhere_but_in_its_host(monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: "ada@node0")
+    environment = {name: ENVIRONMENT[name] for name in ("HOME", "USER", "WANDB_API_KEY", "TORCH_HOME")}
+    found = Result(
+        rows=[("run folder", "/home/ada/runs")],
+        findings=[Finding(text="4242 (python --key 0123456789abcdef) still runs")],
+    )
+    check = Check("a folder", lambda _: found, 5.0)
+    (rank,) = run_checks(environment, Options(devices=False, ticket=True), [check]).report.ranks
+    assert rank.host == "ada@node0"
+    assert rank.rows[0] == ("run folder", "~/runs")
+    assert ("", "WANDB_API_KEY=***") in rank.rows
+    assert "/home/ada" not in str(rank)
+    assert "0123456789abcdef" not in str(rank)
 
 
 def test_short_values_are_not_hunted_for():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from samestep.studies.doctor import run_folder
-from samestep.studies.doctor.run_folder import FolderTest, kind_of, nearest, probe_folder
+from samestep.studies.doctor.run_folder import FolderTest, existing_folder, file_system_type, probe_folder
 
 MOUNTS = """\
 22 1 0:21 / / rw,relatime - ext4 /dev/vda rw
@@ -30,10 +30,10 @@ def test_a_file_system_that_works_is_well_and_left_as_it_was(tmp_path):
 
 
 def test_the_nearest_folder_that_there_is_is_tried(tmp_path):
-    assert nearest(tmp_path / "runs" / "one") == tmp_path
+    assert existing_folder(tmp_path / "runs" / "one") == tmp_path
     (tmp_path / "file").write_text("")
-    assert nearest(tmp_path / "file") == tmp_path
-    assert nearest(Path("runs-that-are-not-there")) == Path.cwd()
+    assert existing_folder(tmp_path / "file") == tmp_path
+    assert existing_folder(Path("runs-that-are-not-there")) == Path.cwd()
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_the_nearest_folder_that_there_is_is_tried(tmp_path):
     ],
 )
 def test_the_kind_is_that_of_the_innermost_mount(place, kind):
-    assert kind_of(Path(place), MOUNTS) == kind
+    assert file_system_type(Path(place), MOUNTS) == kind
 
 
 @pytest.mark.parametrize(
