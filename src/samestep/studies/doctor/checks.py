@@ -21,22 +21,13 @@ _stuck: list[threading.Thread] = []
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check.
+    """One check."""
 
-    Args:
-        subject: what it checks, for messages.
-        run: returns its result.
-        timeout_s: time limit in seconds.
-        joint: whether all ranks run it at the same time, with a store, after the other checks.
-        needs_devices: whether it is left out with ``--no-devices``.
-        on_timeout: text of the finding if it takes longer.
-    """
-
-    subject: str
-    run: Callable[[Context], Result]
-    timeout_s: float
-    joint: bool = False
-    needs_devices: bool = False
+    subject: str  # for messages
+    run: Callable[[Context], Result]  # the function
+    timeout_s: float  # time limit in seconds
+    joint: bool = False  # whether all ranks run it together, after the other checks
+    needs_devices: bool = False  # whether ``--no-devices`` leaves it out
     on_timeout: str = "The check of {subject} failed: {error}. Something there hangs."
 
 

@@ -12,9 +12,8 @@
 No process group is created before the joint checks, because the doctor is for ranks that cannot join one.
 """
 
-import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -50,12 +49,12 @@ def gather(
     addresses = _roll(store, own, server, time.monotonic() + wait_s)
     end = time.monotonic() + measure_s
     measured = links.measure(store, addresses, server, rank=own.rank, deadline=end)
-    _post(store, f"links/{own.rank}", [asdict(one) for one in measured])
+    store.post(f"links/{own.rank}", [asdict(one) for one in measured])
     silent = _silent(store, own, addresses, end)
     # The joint checks need all ranks, and would only wait for a missing one.
     result = joint() if silent == [] and None not in addresses else None
     if result is not None:
-        _post(store, f"found/{own.rank}", [asdict(one) for one in result.findings])
+        store.post(f"found/{own.rank}", [asdict(one) for one in result.findings])
     return _report(store, addresses, silent or [], result) if own.rank == 0 else None
 
 
@@ -66,7 +65,7 @@ def agree_on_exit_code(store: ResultStore, rank: int, report: Report | None) -> 
         decided = store.read("code", deadline=deadline + _MEASURE_S)
         store.post(f"received/{rank}", "yes")
         return int(decided) if decided is not None else 1
-    store.post("code", str(report.exit_code))
+    store.post("code", report.exit_code)
     for other in report.ranks[1:]:
         store.read(f"received/{other.rank}", deadline=deadline)
     return report.exit_code
@@ -75,14 +74,14 @@ def agree_on_exit_code(store: ResultStore, rank: int, report: Report | None) -> 
 def _roll(store: ResultStore, own: RankResult, server: LinkServer, deadline: float) -> list[Address | None]:
     """Return the addresses of the ranks that joined the checks; None for a missing rank."""
     address = Address(host=own.host, ip=server.address, port=server.port, token=server.token.hex())
-    _post(store, f"rank/{own.rank}", {"result": asdict(own), "address": asdict(address)})
+    store.post(f"rank/{own.rank}", {"result": asdict(own), "address": asdict(address)})
     if own.rank == 0:
-        records = _read_all(store, "rank", range(own.size), deadline).values()
-        _post(store, "roll", [one and one["address"] for one in records])
+        records = store.read_all("rank", range(own.size), deadline=deadline).values()
+        store.post("roll", [one and one["address"] for one in records])
     roll = store.read("roll", deadline=deadline + _GRACE_S)
     if roll is None:
         raise TimeoutError("rank 0 did not post which ranks joined the checks")
-    addresses = [one and Address(**one) for one in json.loads(roll)]
+    addresses = [one and Address(**one) for one in roll]
     if len(addresses) != own.size or addresses[own.rank] is None:
         raise TimeoutError("rank 0 stopped waiting for this rank, or has another number of ranks")
     return addresses
@@ -93,10 +92,10 @@ def _silent(
 ) -> list[int] | None:
     """Return the ranks that stopped responding, according to rank 0; None if rank 0 did."""
     if own.rank == 0:
-        answers = _read_all(store, "links", _present(addresses), deadline + _GRACE_S)
-        _post(store, "silent", [rank for rank, answer in answers.items() if answer is None])
-    text = store.read("silent", deadline=deadline + 2 * _GRACE_S)
-    return None if text is None else json.loads(text)
+        answers = store.read_all("links", _present(addresses), deadline=deadline + _GRACE_S)
+        store.post("silent", [rank for rank, answer in answers.items() if answer is None])
+    silent: list[int] | None = store.read("silent", deadline=deadline + 2 * _GRACE_S)
+    return silent
 
 
 def _report(
@@ -104,13 +103,13 @@ def _report(
 ) -> Report:
     """Return the report of all ranks from what they posted."""
     present = _present(addresses)
-    records = _read_all(store, "rank", present, 0.0)
+    records = store.read_all("rank", present, deadline=0.0)
     ranks = [RankResult.from_record(one["result"]) for one in records.values()]
-    posted = _read_all(store, "links", present, 0.0)
+    posted = store.read_all("links", present, deadline=0.0)
     measured = [Link(**one) for every in posted.values() for one in every or ()]
     found: dict[int, Any] = {}
     if result is not None:
-        found = _read_all(store, "found", present, time.monotonic() + _GRACE_S)
+        found = store.read_all("found", present, deadline=time.monotonic() + _GRACE_S)
         silent = [rank for rank, findings in found.items() if findings is None]
     return Report(
         ranks=ranks,
@@ -145,13 +144,3 @@ def _about_all(
 
 def _present(addresses: Sequence[Address | None]) -> list[int]:
     return [rank for rank, address in enumerate(addresses) if address is not None]
-
-
-def _post(store: ResultStore, key: str, value: Any) -> None:
-    store.post(key, json.dumps(value))
-
-
-def _read_all(store: ResultStore, key: str, ranks: Iterable[int], deadline: float) -> dict[int, Any]:
-    """Return what each rank has posted under `key`; None for a rank that has not by `deadline`."""
-    texts = {rank: store.read(f"{key}/{rank}", deadline=deadline) for rank in ranks}
-    return {rank: None if text is None else json.loads(text) for rank, text in texts.items()}

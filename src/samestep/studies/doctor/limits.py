@@ -69,7 +69,11 @@ def parse_limits(text: str) -> Mapping[str, tuple[int | None, int | None]]:
     {'Max open files': (1024, None)}
     """
     found = re.findall(r"^(Max [\w ]+?)\s{2,}(\w+)\s+(\w+)", text, re.MULTILINE)
-    return {name: (_number(soft), _number(hard)) for name, soft, hard in found}
+    table = {}
+    for name, *both in found:
+        soft, hard = (int(word) if word.isdecimal() else None for word in both)
+        table[name] = soft, hard
+    return table
 
 
 def judge(limits: Limits, *, local_size: int, infiniband: bool) -> Result:
@@ -134,7 +138,3 @@ def _about_counts(limits: Limits, local_size: int, *, infiniband: bool) -> Itera
             f"{bytes_text(limits.locked)} of memory may be locked, too little for InfiniBand: NCCL "
             "fails or falls back to TCP. `ulimit -l unlimited` (--ulimit memlock=-1 of the container)."
         )
-
-
-def _number(word: str) -> int | None:
-    return int(word) if word.isdecimal() else None

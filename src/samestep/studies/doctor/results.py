@@ -1,5 +1,6 @@
 """Defines the result of a check and that of a rank, and the store through which ranks exchange them."""
 
+import json
 import threading
 import time
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -16,15 +17,10 @@ Row: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Problem or note for the user.
+    """Problem or note for the user."""
 
-    Args:
-        text: description, and what to do.
-        hurts: whether it makes a run fail, compute something wrong, or slow.
-    """
-
-    text: str
-    hurts: bool = True
+    text: str  # description, and what to do
+    hurts: bool = True  # whether it makes a run fail, compute something wrong, or slow
 
 
 def problem(text: str) -> Finding:
@@ -39,34 +35,21 @@ def note(text: str) -> Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Result of one check.
+    """Result of one check."""
 
-    Args:
-        rows: for readers, in the order in which they are printed.
-        findings: problems and notes.
-        facts: for programs, and for the comparison of ranks; plain JSON.
-    """
-
-    rows: Sequence[Row] = ()
-    findings: Sequence[Finding] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    rows: Sequence[Row] = ()  # for readers, in the order in which they are printed
+    findings: Sequence[Finding] = ()  # problems and notes
+    facts: Mapping[str, Any] = field(default_factory=dict)  # JSON data, which the ranks compare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult(Result):
-    """Results of all checks of one rank.
+    """Results of all checks of one rank."""
 
-    Args:
-        rank: number of the rank.
-        size: number of ranks of the job, according to its launcher.
-        host: the name of its host.
-        summary: the line that sums up launcher, device, back end and threads.
-    """
-
-    rank: int
-    size: int
-    host: str
-    summary: str
+    rank: int  # number of the rank
+    size: int  # number of ranks of the job, according to its launcher
+    host: str  # the name of its host
+    summary: str  # the line that sums up launcher, device, back end and threads
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "RankResult":
@@ -129,7 +112,7 @@ def numbers_text(numbers: Sequence[int]) -> str:
 
 
 class ResultStore:
-    """Texts by key that all ranks can read, in torch's key-value store; it ends when rank 0 exits.
+    """JSON data by key that all ranks can read, in torch's key-value store; it ends when rank 0 exits.
 
     Args:
         store: the store of the job's ranks.
@@ -138,18 +121,18 @@ class ResultStore:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def post(self, key: str, value: str) -> None:
-        """Store a value under a key.
+    def post(self, key: str, value: object) -> None:
+        """Store JSON data under a key.
 
         Raises:
             ConnectionError: rank 0 left.
         """
         try:
-            self._store.set(f"doctor/{key}", value)
+            self._store.set(f"doctor/{key}", json.dumps(value))
         except RuntimeError as error:  # torch raises it if the store is gone
             raise ConnectionError(f"rank 0 left: {error}") from error
 
-    def read(self, key: str, *, deadline: float) -> str | None:
+    def read(self, key: str, *, deadline: float) -> Any:
         """Return the value once it is stored; None if it is not by `deadline` (of `time.monotonic`).
 
         Raises:
@@ -161,6 +144,10 @@ class ResultStore:
                 if (now := time.monotonic()) >= deadline:
                     return None
                 pause.wait(min(max(0.001, (now - begin) / 10), 0.1))
-            return self._store.get(f"doctor/{key}").decode()
+            return json.loads(self._store.get(f"doctor/{key}"))
         except RuntimeError as error:
             raise ConnectionError(f"rank 0 left: {error}") from error
+
+    def read_all(self, key: str, ranks: Iterable[int], *, deadline: float) -> dict[int, Any]:
+        """Return what each rank has posted under `key`; None for a rank that has not by `deadline`."""
+        return {rank: self.read(f"{key}/{rank}", deadline=deadline) for rank in ranks}
