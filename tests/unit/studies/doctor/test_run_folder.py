@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from samestep.studies.doctor import file_system
-from samestep.studies.doctor.file_system import Tried, kind_of, nearest, try_in
+from samestep.studies.doctor import run_folder
+from samestep.studies.doctor.run_folder import FolderTest, existing_folder, file_system_type, probe_folder
 
 MOUNTS = """\
 22 1 0:21 / / rw,relatime - ext4 /dev/vda rw
@@ -19,21 +19,21 @@ MOUNTS = """\
 
 
 def texts(tried):
-    return [(finding.text, finding.hurts) for finding in file_system.judge(tried).findings]
+    return [(finding.text, finding.hurts) for finding in run_folder.judge(tried).findings]
 
 
 def test_a_file_system_that_works_is_well_and_left_as_it_was(tmp_path):
-    tried = try_in(tmp_path)
+    tried = probe_folder(tmp_path)
     assert tried.failed == {}
     assert set(tried.seconds) == {"write", "fsync", "rename", "lock"}
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_nearest_folder_that_there_is_is_tried(tmp_path):
-    assert nearest(tmp_path / "runs" / "one") == tmp_path
+    assert existing_folder(tmp_path / "runs" / "one") == tmp_path
     (tmp_path / "file").write_text("")
-    assert nearest(tmp_path / "file") == tmp_path
-    assert nearest(Path("runs-that-are-not-there")) == Path.cwd()
+    assert existing_folder(tmp_path / "file") == tmp_path
+    assert existing_folder(Path("runs-that-are-not-there")) == Path.cwd()
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_the_nearest_folder_that_there_is_is_tried(tmp_path):
     ],
 )
 def test_the_kind_is_that_of_the_innermost_mount(place, kind):
-    assert kind_of(Path(place), MOUNTS) == kind
+    assert file_system_type(Path(place), MOUNTS) == kind
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_step_that_the_system_refuses_hurts(name, module, says, tmp_path, monk
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(module, name, refuse)
-    ((text, hurts),) = [one for one in texts(try_in(tmp_path)) if one[1]]
+    ((text, hurts),) = [one for one in texts(probe_folder(tmp_path)) if one[1]]
     assert hurts
     assert says in text
     assert "No locks available" in text
@@ -74,7 +74,7 @@ def test_a_rename_that_the_system_refuses_hurts(tmp_path, monkeypatch):
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
     monkeypatch.setattr(Path, "replace", refuse)
-    ((text, hurts),) = [one for one in texts(try_in(tmp_path)) if one[1]]
+    ((text, hurts),) = [one for one in texts(probe_folder(tmp_path)) if one[1]]
     assert hurts
     assert "rename does not work in" in text
     assert list(tmp_path.iterdir()) == []
@@ -82,7 +82,7 @@ def test_a_rename_that_the_system_refuses_hurts(tmp_path, monkeypatch):
 
 def test_a_lock_that_everybody_gets_hurts(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
-    ((text, _),) = [one for one in texts(try_in(tmp_path)) if one[1]]
+    ((text, _),) = [one for one in texts(probe_folder(tmp_path)) if one[1]]
     assert "lock" in text
 
 
@@ -91,19 +91,19 @@ def test_a_folder_that_takes_no_files_hurts(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr("tempfile.mkstemp", refuse)
-    ((text, hurts),) = [one for one in texts(try_in(tmp_path)) if one[1]]
+    ((text, hurts),) = [one for one in texts(probe_folder(tmp_path)) if one[1]]
     assert hurts
     assert "Nothing can be written" in text
     assert "Permission denied" in text
 
 
 def test_a_slow_a_full_and_a_fleeting_file_system_are_told():
-    (slow, full, fleeting) = texts(Tried(folder="/w", kind="tmpfs", free=2**20, seconds={"fsync": 4.2}))
+    (slow, full, fleeting) = texts(FolderTest(folder="/w", kind="tmpfs", free=2**20, seconds={"fsync": 4.2}))
     assert "fsync 4.2 s" in slow[0]
     assert "1 MiB left" in full[0]
     assert fleeting[1] is False
 
 
 def test_a_folder_that_takes_no_files_is_not_called_full_as_well():
-    ((text, _),) = texts(Tried(folder="/proc", kind="proc", free=0, failed={"write": "No such file"}))
+    ((text, _),) = texts(FolderTest(folder="/proc", kind="proc", free=0, failed={"write": "No such file"}))
     assert "Nothing can be written" in text

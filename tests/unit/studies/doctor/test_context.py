@@ -7,8 +7,9 @@ import pytest
 
 from samestep.base.errors import DetectionError
 from samestep.base.machine.description import CpuShare, machine
+from samestep.launchers.detect import detect
 from samestep.ranks.world.device import DeviceFacts
-from samestep.studies.doctor.diagnosis import diagnose
+from samestep.studies.doctor.context import predict
 from support.recordings import RECORDINGS, recording
 
 CPU_ONLY = DeviceFacts()
@@ -27,8 +28,13 @@ def examined(name, *, cores=8, mask=None, facts=CPU_ONLY, address_of=known, **va
     cpu = CpuShare(allowed=mask, cores=len(mask), machine=cores)
     environment = {k: v for k, v in {**recording(name).environment, **variables}.items() if v}
     here = replace(machine(), cpu=cpu)
-    return diagnose(
-        environment, here, facts=facts, available={"gloo", "nccl"}.__contains__, address_of=address_of
+    return predict(
+        environment,
+        detect(environment),
+        here,
+        devices=facts,
+        available={"gloo", "nccl"}.__contains__,
+        address_of=address_of,
     )
 
 
@@ -44,7 +50,7 @@ def test_every_recorded_situation_can_be_examined(case):
 
 
 def test_a_sound_step_has_no_findings():
-    assert examined("slurm_step_2x2_rank3").findings == ()
+    assert examined("slurm_step_2x2_rank3").findings == []
 
 
 def test_a_batch_script_that_would_train_alone_hurts():
@@ -98,7 +104,7 @@ def test_a_host_name_on_loopback_is_noted_between_nodes_and_does_not_hurt():
     (finding,) = on_loopback().findings
     assert not finding.hurts
     assert "GLOO_SOCKET_IFNAME" in finding.text
-    assert on_loopback(GLOO_SOCKET_IFNAME="eth0").findings == ()
+    assert on_loopback(GLOO_SOCKET_IFNAME="eth0").findings == []
 
 
 def test_an_inferred_layout_is_noted_but_does_not_hurt():

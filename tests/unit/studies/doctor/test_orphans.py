@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from samestep.base.machine.process_ids import numbers_of_the_living
-from samestep.studies.doctor import orphaned_processes
-from samestep.studies.doctor.orphaned_processes import Process, Segment, orphans
+from samestep.studies.doctor import orphans as orphan_checks
+from samestep.studies.doctor.orphans import Process, Segment, orphans
 
 WORKER = Process(
     pid=4242,
@@ -24,7 +24,7 @@ WORKER = Process(
 
 
 def judged(left=(), segments=(), holder=None, port=None):
-    part = orphaned_processes.judge(left, segments, holder, port)
+    part = orphan_checks.judge(left, segments, holder, port)
     return [(finding.text, finding.hurts) for finding in part.findings]
 
 
@@ -120,7 +120,7 @@ def test_memory_of_the_dead_is_found_by_its_name(tmp_path):
     for name in ("torch_77_1_0", "torch_12_1_0", "torch_8_1_0", "other"):
         (tmp_path / name).write_bytes(b"12345")
     proc = written_proc(tmp_path / "proc", living={"1": "1", "8": "8", "4711": "4711\t12"})
-    assert orphaned_processes.segments_of_the_dead(tmp_path, proc) == [Segment(name="torch_77_1_0", bytes=5)]
+    assert orphan_checks.orphaned_segments(tmp_path, proc) == [Segment(name="torch_77_1_0", bytes=5)]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_memory_of_the_dead_is_found_by_its_name(tmp_path):
 )
 def test_nobodys_memory_is_called_that_of_the_dead_where_not_all_processes_are_seen(tmp_path, told):
     (tmp_path / "torch_77_1_0").write_bytes(b"12345")
-    assert orphaned_processes.segments_of_the_dead(tmp_path, written_proc(tmp_path / "proc", **told)) == []
+    assert orphan_checks.orphaned_segments(tmp_path, written_proc(tmp_path / "proc", **told)) == []
 
 
 def test_this_process_is_among_the_living():
@@ -149,12 +149,12 @@ def test_a_real_worker_and_its_port_are_seen():
     )
     try:
         port = int(worker.stdout.readline())
-        (seen,) = [one for one in orphaned_processes.processes_here() if one.pid == worker.pid]
+        (seen,) = [one for one in orphan_checks.processes_here() if one.pid == worker.pid]
         assert (seen.parent, seen.ports, seen.variables) == (os.getpid(), (port,), ("RANK=3",))
         assert seen.command.endswith("--api-key ***")
-        assert orphans([seen], own=orphaned_processes.around_here()) == []
-        assert orphaned_processes.listener_at(port, own={os.getpid()}).pid == worker.pid
-        assert orphaned_processes.listener_at(port, own=orphaned_processes.around_here()) is None
+        assert orphans([seen], own=orphan_checks.own_processes()) == []
+        assert orphan_checks.listener_at(port, own={os.getpid()}).pid == worker.pid
+        assert orphan_checks.listener_at(port, own=orphan_checks.own_processes()) is None
     finally:
         worker.send_signal(signal.SIGKILL)
         worker.wait()
@@ -163,4 +163,4 @@ def test_a_real_worker_and_its_port_are_seen():
 
 def test_a_port_of_ones_own_is_nobody_elses():
     with socket.create_server(("127.0.0.1", 0)) as server:
-        assert orphaned_processes.listener_at(server.getsockname()[1], own={os.getpid()}) is None
+        assert orphan_checks.listener_at(server.getsockname()[1], own={os.getpid()}) is None

@@ -1,7 +1,7 @@
 """The report's lines: what is alike once, what differs by name."""
 
-from samestep.studies.doctor.check_result import Finding
-from samestep.studies.doctor.text import finding_lines, folded, ranks_text, row_lines
+from samestep.studies.doctor.report import finding_lines, folded, row_lines
+from samestep.studies.doctor.results import Finding, ranks_text
 
 HOSTS = {0: "a", 1: "a", 2: "b"}
 
