@@ -1,6 +1,6 @@
 """A clock does not change what it measures: ranks communicate as often with it as without it."""
 
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 from samestep.autopilot.replicated_script import replicated_script
 from samestep.autopilot.script.options import DEFAULTS
 from samestep.autopilot.split_calls import own_samples
-from samestep.hooks.training_events import wrapped
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached_all, wrapping
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions
 from samestep.observe.clock.step_clock import ScriptClock
-from samestep.ranks.collectives.shared_memory import SharedMemory
 
 STEPS = 4
 
@@ -44,10 +44,7 @@ class Counted:
         self._in_memory = 0
 
     def attached(self):
-        stack = ExitStack()
-        for name in ("agree", "all_gather", "all_reduce", "average", "barrier", "broadcast", "fold"):
-            stack.enter_context(wrapped(SharedMemory, name, self._count))
-        return stack
+        return attached_all(dict.fromkeys(declarations.SHARED_MEMORY, wrapping(self._count)))
 
     def _count(self, original, *args, **kwargs):
         self._in_memory += 1
