@@ -8,8 +8,8 @@ import typer
 
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
-from samestep.cli import options
-from samestep.cli.options import option, switch
+from samestep.cli.options import results
+from samestep.cli.options.declare import RESULTS_PANEL, option, switch
 from samestep.studies.report import run_comparison, run_page
 from samestep.studies.report.read_run import names, read_run
 from samestep.studies.report.run_page import NAME
@@ -34,16 +34,16 @@ def report(
     scaling: Annotated[
         bool, switch("Compare numbers of workers: speedup and efficiency.", "", "--scaling")
     ] = False,
-    worth: options.Worth = None,
+    worth: results.Worth = None,
     out: Annotated[
         Path | None,
         option(
             "FILE",
             f"The page. Default: {NAME} beside the run, or in this folder for several runs.",
-            options.RESULTS_PANEL,
+            RESULTS_PANEL,
         ),
     ] = None,
-    as_json: options.AsJson = False,
+    as_json: results.AsJson = False,
 ) -> None:
     """Write a page about a run, a comparison of runs, or a scaling study.
 

@@ -15,13 +15,11 @@ from samestep.base.console import log
 from samestep.base.errors import Error, PutOff, UsageError
 from samestep.base.machine.accelerators import accelerator_count
 from samestep.base.record import json_line
-from samestep.cli import options
-from samestep.cli.job_flags import Rendezvous, refuse_unused
-from samestep.cli.job_flags import clocking as clocking_of
-from samestep.cli.options import option, switch
-from samestep.cli.secret_flag import with_secret_file
-from samestep.cli.serial_flags import refuse_unmeasured
-from samestep.cli.setting_flags import as_arguments, given, with_flags_of
+from samestep.cli.options import launch, results
+from samestep.cli.options.declare import DATA_PANEL, RESULTS_PANEL, TRAINING_PANEL, grouped, option, switch
+from samestep.cli.options.nodes import Rendezvous, refuse_unused
+from samestep.cli.options.serial import refuse_unmeasured
+from samestep.cli.options.settings import as_arguments, given, with_flags_of
 from samestep.launch.job import Job
 from samestep.launch.plan import Spawn
 from samestep.launchers.compute_threads import asked_threads
@@ -45,7 +43,7 @@ FINISH_S = 300.0
 """Seconds that workers have for their step and a checkpoint when they are asked to stop."""
 
 
-@with_secret_file
+@grouped
 @with_flags_of(Settings, RunOptions)
 def train(
     recipe: Annotated[
@@ -55,60 +53,52 @@ def train(
         ),
     ] = None,
     *,
-    workers: options.Workers = None,
-    threads: options.Threads = None,
-    bind: options.Bind = "none",
-    max_restarts: options.MaxRestarts = 0,
-    hang_timeout: options.HangTimeout = 60.0,
+    start: launch.WatchedWorkers,
     fast: Annotated[
         bool | None,
-        option("", "Train for the same task in a fraction of the time.", options.TRAINING_PANEL, "--fast"),
+        option("", "Train for the same task in a fraction of the time.", TRAINING_PANEL, "--fast"),
     ] = None,
     config: Annotated[
-        Path | None, option("FILE", "Settings from a TOML file; flags override them.", options.TRAINING_PANEL)
+        Path | None, option("FILE", "Settings from a TOML file; flags override them.", TRAINING_PANEL)
     ] = None,
-    model: Annotated[str | None, options.MODEL] = None,
+    model: Annotated[str | None, results.MODEL] = None,
     resume: Annotated[
         Path | None,
         option(
             "DIR",
             "Continue the run in this folder, on any -n. With a RECIPE, start it if there is none.",
-            options.TRAINING_PANEL,
+            TRAINING_PANEL,
         ),
     ] = None,
     eval_only: Annotated[
         bool,
-        switch("Evaluate the weights of --from, without training.", options.TRAINING_PANEL, "--eval-only"),
+        switch("Evaluate the weights of --from, without training.", TRAINING_PANEL, "--eval-only"),
     ] = False,
     weights: Annotated[
         Path | None,
         option(
             "CHECKPOINT",
             "For --eval-only: a checkpoint, of samestep or of another program.",
-            options.TRAINING_PANEL,
+            TRAINING_PANEL,
             "--from",
         ),
     ] = None,
-    batch_per_worker: Annotated[int | None, options.BATCH_PER_WORKER] = None,
+    batch_per_worker: Annotated[int | None, results.BATCH_PER_WORKER] = None,
     lr_scale: Annotated[
         str | None,
-        option(
-            "", "Learning rate with --batch-per-worker: none, linear or sqrt scaling.", options.TRAINING_PANEL
-        ),
+        option("", "Learning rate with --batch-per-worker: none, linear or sqrt scaling.", TRAINING_PANEL),
     ] = None,
     data: Annotated[
         str | None,
-        option("NAME", "Another data set; samestep data list prints the names.", options.DATA_PANEL),
+        option("NAME", "Another data set; samestep data list prints the names.", DATA_PANEL),
     ] = None,
-    data_dir: options.DataDir = None,
-    subset: Annotated[int | None, option("K", "Train on the first K samples.", options.DATA_PANEL)] = None,
+    data_dir: results.DataDir = None,
+    subset: Annotated[int | None, option("K", "Train on the first K samples.", DATA_PANEL)] = None,
     out: Annotated[
-        Path | None, option("DIR", "Run folder. Default: runs/RECIPE-TIME.", options.RESULTS_PANEL)
+        Path | None, option("DIR", "Run folder. Default: runs/RECIPE-TIME.", RESULTS_PANEL)
     ] = None,
-    as_json: options.AsJson = False,
-    clock: options.Clock = None,
-    clock_steps: options.ClockSteps = None,
-    clock_warm_up: options.ClockWarmUp = 5,
+    as_json: results.AsJson = False,
+    recording: launch.Clock,
     **settings: Any,
 ) -> None:
     """Train a built-in recipe on N workers, with the result of one.
@@ -123,7 +113,7 @@ def train(
 
     if eval_only != (weights is not None):
         raise UsageError("--eval-only and --from CHECKPOINT need each other; give both or none.")
-    clocking = clocking_of(clock, steps=clock_steps, warm_up=clock_warm_up)
+    clocking = recording.checked()
     if clocking is not None and eval_only:
         raise UsageError(
             "--clock records the steps of a training, and --eval-only does not train; leave out one of them."
@@ -146,10 +136,13 @@ def train(
     environment = env.snapshot()
     if env.integer(environment, "TORCHELASTIC_RESTART_COUNT"):
         request = after_failure(request)
+    threads = start.threads
     if threads is None and configuration(request)[0].get("exact") and asked_threads(environment) is None:
         threads = 1  # the same number everywhere gives the same bits
-    job = Job(program=OWN_PROGRAM, workers=workers, max_restarts=max_restarts, patience_s=FINISH_S)
-    decision = with_checks(decide_own(job, threads=threads, bind=bind), hang_timeout=hang_timeout)
+    job = Job(
+        program=OWN_PROGRAM, workers=start.workers, max_restarts=start.max_restarts, patience_s=FINISH_S
+    )
+    decision = with_checks(decide_own(job, threads=threads, bind=start.bind), hang_timeout=start.hang_timeout)
     refuse_unused(job, decision.plan, Rendezvous(), launcher=decision.detected.launcher)
     _exit_if_finished(request, decision, as_json=as_json)
     resolved = resolve(request, workers=decision.size)
@@ -157,7 +150,7 @@ def train(
         check_compiler(resolved)
     if clocking is not None and decision.starts_all:
         clocking.refuse_used()
-    if isinstance(decision.plan, Spawn) and (decision.size > 1 or max_restarts):
+    if isinstance(decision.plan, Spawn) and (decision.size > 1 or start.max_restarts):
         raise typer.Exit(_start(decision, request, resolved, clocking, as_json=as_json))
     work = partial(_work, decision, resolved, clocking, threads=threads, as_json=as_json)
     if decision.detected.launcher == SAMESTEP.name:  # it runs its workers under the watchdog already

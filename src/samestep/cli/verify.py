@@ -17,9 +17,9 @@ from samestep.base.machine.description import cpu_share
 from samestep.base.owned_folders import owned_folder
 from samestep.base.record import json_line
 from samestep.base.units import MOST_WORKERS, check_hang_timeout
-from samestep.cli import job_flags, options
-from samestep.cli.options import option
-from samestep.cli.serial_flags import checked
+from samestep.cli.options import launch, results
+from samestep.cli.options.declare import grouped, option
+from samestep.cli.options.serial import Serial, checked, checked_mode
 from samestep.launch.job import Program
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads
 from samestep.launch.local.programs import Watch, unwatched
@@ -44,6 +44,7 @@ _WORDS = {
 }
 
 
+@grouped
 def verify(
     target: Annotated[
         str, typer.Argument(metavar="SCRIPT", help="A training script, serial or not; with -m a module.")
@@ -52,20 +53,15 @@ def verify(
         list[str] | None, typer.Argument(metavar="[-- ARGS]...", help="Arguments of the script.")
     ] = None,
     *,
-    workers: options.WorkerCounts = "1,2",
+    workers: launch.WorkerCounts = "1,2",
     steps: Annotated[int, option("K", "Number of optimizer steps of each run.")] = 20,
     against: Annotated[
         Path | None, option("OTHER.py", "Compare with this script on one worker, not with SCRIPT on one.")
     ] = None,
-    module: options.Module = False,
-    mode: options.Mode = "auto",
-    batch_norm: options.BatchNorm = "global",
-    load: options.Load = "auto",
-    split: options.Split = "call",
-    random: options.Random = "global",
-    device: options.Device = "auto",
-    hang_timeout: options.HangTimeout = 60.0,
-    as_json: options.AsJson = False,
+    module: launch.Module = False,
+    serial: Serial,
+    hang_timeout: Annotated[float, launch.HANG_TIMEOUT] = 60.0,
+    as_json: results.AsJson = False,
 ) -> int:
     """Check that a script takes the same steps on several workers as on one.
 
@@ -84,8 +80,8 @@ def verify(
     from samestep.studies.verify.verification import Script, Verification
 
     def script(path: str, *, module: bool) -> Script:
-        program = job_flags.program(path, arguments or [], module=module, no_python=False)
-        return Script(program=program, kind=_kind(program, mode))
+        program = launch.program(path, arguments or (), module=module)
+        return Script(program=program, kind=_kind(program, serial.mode))
 
     with owned_folder() as scratch:
         report = Verification(
@@ -94,7 +90,7 @@ def verify(
             workers=[size for size in sizes if size > 1 or against],
             steps=steps,
             scratch=scratch,
-            options=checked(batch_norm=batch_norm, load=load, split=split, random=random, device=device),
+            options=checked(**serial.options()),
             watch=partial(_watch, limit_s=hang_timeout),
             tell=log,
         ).run()
@@ -124,14 +120,14 @@ def _watch(size: int, kind: str, *, limit_s: float) -> Watch:
 
 
 def _sizes(text: str, *, least: int) -> list[int]:
-    sizes = sorted(set(options.worker_counts(text)))
+    sizes = sorted(set(launch.worker_counts(text)))
     if not least <= sizes[-1] <= MOST_WORKERS:
         raise UsageError(f"-n {text} has the maximum {sizes[-1]}; give {least} to {MOST_WORKERS:,} workers.")
     return sizes
 
 
 def _kind(program: Program, mode: str | None) -> Any:
-    if options.checked_mode(mode) != "auto":
+    if checked_mode(mode) != "auto":
         return "serial" if mode == "autopilot" else "native"
     script = recognize_script(program)
     refuse_own_workers(program, script, verb="verify")

@@ -37,6 +37,7 @@ class FollowedJob(Protocol):
     """A job whose state can be polled."""
 
     name: str
+    number: str
     stop: str
     """The command that ends it."""
 

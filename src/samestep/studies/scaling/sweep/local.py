@@ -30,7 +30,7 @@ class Local:
     """
 
     def __init__(self, command: Callable[[Trial], list[str]] = command) -> None:
-        self._command = command
+        self.command = command
 
     def background_load(self) -> Load | None:
         """Return the load of other programs on the machine of the runs; None if unknown."""
@@ -44,7 +44,7 @@ class Local:
         Raises:
             UsageError: a run had wrong arguments or could not be started, and there is no result yet.
         """
-        commands = [self._command(trial) for trial in trials]
+        commands = [self.command(trial) for trial in trials]
         failed: set[object] = set()
         measured = False
         for trial, words in zip(trials, commands, strict=True):

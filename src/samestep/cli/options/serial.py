@@ -1,17 +1,19 @@
-"""Reads the flags of ``samestep run`` that control how a serial script is split across workers."""
+"""Declares the options that control how a serial script is split across workers, and checks them."""
 
-from dataclasses import fields, replace
-from typing import Any, get_args
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Annotated, Any, get_args
 
 from samestep.autopilot.script.options import DEFAULTS, BatchNormOver, Device, Load, Options, RandomOf, Split
 from samestep.base.errors import UsageError
 from samestep.base.machine.accelerators import accelerator_count
+from samestep.cli.options.declare import SERIAL_PANEL, WORKERS_PANEL, option
 from samestep.launch.job import Std
 from samestep.launch.plan import Spawn
-from samestep.ranks.collectives.algorithm_choice import AUTO, Measured, check_algorithm
+from samestep.ranks.collectives.algorithm_choice import ALGORITHMS, AUTO, Measured, check_algorithm
 from samestep.run.decision import Decision
 from samestep.training.settings.fields import flag
 
+_MODES = ("auto", "autopilot", "native")
 _CHOICES = {
     "batch_norm": get_args(BatchNormOver),
     "load": get_args(Load),
@@ -19,6 +21,86 @@ _CHOICES = {
     "random": get_args(RandomOf),
     "split": get_args(Split),
 }
+
+Algorithm = Annotated[
+    str | None,
+    option(
+        "NAME",
+        f"The all-reduce of gradients: {', '.join(ALGORITHMS)}; by size, such as tree,ring:64K; or "
+        "auto, the fastest that samestep bench all-reduce --save has measured.",
+        SERIAL_PANEL,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serial:
+    """The options of a verb that runs scripts; None stands for one that was not given."""
+
+    mode: Annotated[
+        str | None,
+        option(
+            "",
+            "auto: detect the kind of script; autopilot: it is serial; native: start it as it is.",
+            WORKERS_PANEL,
+        ),
+    ] = "auto"
+    batch_norm: Annotated[
+        str | None,
+        option("", "global: batch norm over the whole batch; local: over each worker's shard.", SERIAL_PANEL),
+    ] = "global"
+    split: Annotated[
+        str | None,
+        option(
+            "",
+            "call: shard the batch in each call of a model; loader: shard it as it is loaded.",
+            SERIAL_PANEL,
+        ),
+    ] = "call"
+    load: Annotated[
+        str | None,
+        option(
+            "",
+            "shared: each worker loads its shard of a batch; replicated: the whole batch; auto: shared"
+            " where that gives the same batch and is faster.",
+            SERIAL_PANEL,
+        ),
+    ] = "auto"
+    random: Annotated[
+        str | None,
+        option(
+            "",
+            "global: the same random numbers as on one worker; per-worker: separate ones on each.",
+            SERIAL_PANEL,
+        ),
+    ] = "global"
+    device: Annotated[
+        str | None,
+        option(
+            "",
+            "auto: the device that the script names; cpu: the CPU, also for a script that names cuda.",
+            SERIAL_PANEL,
+        ),
+    ] = "auto"
+
+    def options(self, **more: Any) -> dict[str, Any]:
+        """Return the values by name, without the mode; with those in `more`."""
+        return {name: value for name, value in asdict(self).items() if name != "mode"} | more
+
+
+NOT_GIVEN = Serial(mode=None, batch_norm=None, split=None, load=None, random=None, device=None)
+"""The group for a verb that passes on what is given."""
+
+
+def checked_mode(mode: str | None) -> str:
+    """Return the value of ``--mode``, which is ``auto`` if it was not given.
+
+    Raises:
+        UsageError: there is no such mode.
+    """
+    if mode not in (None, *_MODES):
+        raise UsageError(f"--mode {mode!r} is not one of {', '.join(_MODES)}.")
+    return mode or "auto"
 
 
 def with_options(decision: Decision, **flags: Any) -> Decision:
