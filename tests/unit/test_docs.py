@@ -14,6 +14,7 @@ from samestep.base import errors
 from samestep.base.machine.description import Machine
 from samestep.base.place import Place
 from samestep.base.record import provenance
+from samestep.base.setting_fields import flag
 from samestep.cli.main import VERBS, application
 from samestep.launch.local.worker_variables import Round, worker_variables
 from samestep.launchers.registry import LAUNCHERS
@@ -33,7 +34,6 @@ from samestep.training.output.result import Result
 from samestep.training.output.step_journal import Journal
 from samestep.training.recipes.config import RECIPE_KEYS
 from samestep.training.recipes.registry import FAST, RECIPES
-from samestep.training.settings.fields import flag
 from samestep.training.settings.run_options import RunOptions
 from samestep.training.settings.training_settings import SMALL_SHARE, Settings
 from support.studies import point

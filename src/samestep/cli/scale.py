@@ -14,9 +14,15 @@ from samestep.base.units import check_hang_timeout
 from samestep.cli.options import jobs, launch, results
 from samestep.cli.options.declare import RESULTS_PANEL, grouped, option, switch
 from samestep.cli.options.serial import NOT_GIVEN, Algorithm, Serial
-from samestep.cli.options.settings import as_arguments
+from samestep.cli.options.settings import as_arguments, with_flags_of
 from samestep.cli.scale_target import Target, refuse_wrong_flags
-from samestep.launch.submit.site_defaults import SlurmSite
+from samestep.launch.submit.site_defaults import (
+    SITE_PANEL,
+    SIZE_PANEL,
+    SOFTWARE_PANEL,
+    SlurmSite,
+    site_of,
+)
 from samestep.studies.scaling.analysis.log_paths import seen_from_here
 from samestep.studies.scaling.analysis.study import Study
 from samestep.studies.scaling.analysis.study_file import as_json as as_json_of
@@ -36,7 +42,7 @@ SETTINGS: Mapping[str, Any] = {
 }
 
 _SWEEP, _MEASUREMENT, _JOBS = "Sweep", "Measurement", "Slurm jobs"
-_JOB_PANELS = (_JOBS, jobs.SIZE_PANEL, jobs.SITE_PANEL, jobs.SOFTWARE_PANEL)
+_JOB_PANELS = (_JOBS, SIZE_PANEL, SITE_PANEL, SOFTWARE_PANEL)
 _WITH_COLLECT = ("--collect", "--worth", "--json")
 """Options that do not change how a study is measured."""
 
@@ -77,6 +83,7 @@ class StudyJobs:
 
 
 @grouped
+@with_flags_of(SlurmSite, modules="--load-module")
 def scale(
     context: typer.Context,
     target: Annotated[
@@ -126,8 +133,7 @@ def scale(
     as_json: results.AsJson = False,
     dry_run: launch.DryRun = False,
     submission: StudyJobs,
-    slurm: jobs.Slurm,
-    software: jobs.StudySoftware,
+    **settings: Any,
 ) -> int:
     """Measure a training on several numbers of workers: speedup, efficiency, and the causes of its loss.
 
@@ -153,7 +159,7 @@ def scale(
     if submission.submit is None:
         runs = local_runs(numbers, threads=threads, compared=each, on_cpu=serial.device == "cpu")
     else:
-        runs = submission.runs(slurm.site(software), numbers[-1], threads)
+        runs = submission.runs(site_of(SlurmSite, settings), numbers[-1], threads)
     if not oversubscribe:
         refuse_too_many(numbers, places=runs.places, what=runs.what)
     request = Request(

@@ -4,7 +4,7 @@ import os
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -15,15 +15,18 @@ from samestep.base.signals import held
 from samestep.base.units import counted
 from samestep.cli import main
 from samestep.cli.options import jobs, launch
-from samestep.cli.options.declare import WORKERS_PANEL, grouped, option, switch
+from samestep.cli.options.declare import WORKERS_PANEL, option, switch
+from samestep.cli.options.settings import with_flags_of
 from samestep.cli.run import SETTINGS
 from samestep.launch.submit.detached import DetachedJob
 from samestep.launch.submit.follow import FollowedJob, follow
 from samestep.launch.submit.job_command import VERBS, Work, work
 from samestep.launch.submit.mpi import MpiJob, check_hosts, forwarded, mpirun_of
 from samestep.launch.submit.mpi import script as mpi_script
+from samestep.launch.submit.mpi_hosts import hosts_in, hosts_of
 from samestep.launch.submit.quoting import slug
 from samestep.launch.submit.resources import Launch
+from samestep.launch.submit.site_defaults import HOSTS_PANEL, SIZE_PANEL, MpiSite, SlurmSite, site_of
 from samestep.launch.submit.slurm import SlurmJob, per_node
 from samestep.launch.submit.slurm import script as slurm_script
 from samestep.launch.submit.slurm_commands import FollowedSlurmJob, refuse_without_sbatch
@@ -35,15 +38,18 @@ FOLDER = Path("jobs")
 WARNING_S = 120
 """Seconds before the time limit; Slurm checks limits every half minute or so."""
 
+JobName = Annotated[
+    str | None, option("NAME", "Name of the job. Default: that of the program.", "", "--job-name", "-J")
+]
 _MISPLACED = {"--nodes", "--gpus-per-node", "--hosts", "--hostfile", "--dry-run"}
 
 
-@grouped
+@with_flags_of(SlurmSite)
 def slurm(
     target: jobs.Target,
     arguments: launch.Arguments = None,
     *,
-    nodes: Annotated[int, option("N", "Number of nodes.", jobs.SIZE_PANEL)] = 1,
+    nodes: Annotated[int, option("N", "Number of nodes.", SIZE_PANEL)] = 1,
     gpus_per_node: jobs.GpusPerNode = 0,
     workers: launch.WorkerCount = None,
     nproc_per_node: Annotated[
@@ -52,13 +58,11 @@ def slurm(
     ] = None,
     requeue: Annotated[
         bool,
-        switch(
-            "Before the time limit, write a checkpoint and requeue the job.", jobs.SIZE_PANEL, "--requeue"
-        ),
+        switch("Before the time limit, write a checkpoint and requeue the job.", SIZE_PANEL, "--requeue"),
     ] = False,
     warning: Annotated[
         int | None,
-        option("S", f"With --requeue: seconds before the time limit. Default: {WARNING_S}.", jobs.SIZE_PANEL),
+        option("S", f"With --requeue: seconds before the time limit. Default: {WARNING_S}.", SIZE_PANEL),
     ] = None,
     launcher: Annotated[
         str,
@@ -69,14 +73,13 @@ def slurm(
             "--launch",
         ),
     ] = "tasks",
-    requests: jobs.Slurm,
-    software: jobs.Software,
-    job_name: jobs.JobName = None,
+    job_name: JobName = None,
     output: Annotated[
         str | None, option("FILE", "The log; %j is the number of the job.", "", "--output", "-o")
     ] = None,
     dry_run: launch.DryRun = False,
     detach: jobs.Detach = False,
+    **settings: Any,
 ) -> int:
     """Write a Slurm job, submit it, and follow its state and its log to the end.
 
@@ -86,7 +89,7 @@ def slurm(
     """
     if warning is not None and not requeue:
         raise UsageError(f"--warning {warning} has an effect only with --requeue; give that too.")
-    site = requests.site(software)
+    site = site_of(SlurmSite, settings)
     command = _work(target, arguments or [])
     name = job_name or command.name
     job = SlurmJob(
@@ -121,17 +124,17 @@ def slurm(
     return _follow(submitted, detach=detach)
 
 
-@grouped
+@with_flags_of(MpiSite)
 def mpi(
     target: jobs.Target,
     arguments: launch.Arguments = None,
     *,
-    connection: jobs.Mpi,
+    hosts: Annotated[str | None, option("a:2,b:2", "Hosts, and the workers on each.", HOSTS_PANEL)] = None,
     workers: launch.WorkerCount = None,
-    software: jobs.Software,
-    job_name: jobs.JobName = None,
+    job_name: JobName = None,
     dry_run: launch.DryRun = False,
     detach: jobs.Detach = False,
+    **settings: Any,
 ) -> int:
     """Write a job for Open MPI or MPICH, start it over ssh, and follow its log to the end.
 
@@ -139,16 +142,23 @@ def mpi(
     in jobs/. The job continues when the terminal is closed, and after Ctrl-C. The exit code is that of the
     job. Defaults are read from the mpi table of ~/.config/samestep/config.toml; flags override them.
     """
-    site = connection.site(software)
+    file = settings["hostfile"]
+    if hosts is not None and file is not None:
+        raise UsageError(
+            f"--hosts {hosts} and --hostfile {file} contradict each other; give only one of them."
+        )
+    site = site_of(MpiSite, settings)
     command = _work(target, arguments or [])
-    hosts = connection.places(site)
+    if hosts is None and not site.hostfile:
+        raise UsageError("no hosts are given; give --hosts a:2,b:2, or --hostfile FILE.")
+    places = hosts_in(Path(site.hostfile).expanduser()) if hosts is None else hosts_of(hosts)
     flavour, mpirun = mpirun_of(site, here=not dry_run)
     total = workers if workers is not None else command.workers
     job = MpiJob(
         work=command,
         name=job_name or command.name,
-        hosts=hosts,
-        workers=sum(host.slots for host in hosts) if total is None else total,
+        hosts=places,
+        workers=sum(host.slots for host in places) if total is None else total,
         flavour=flavour,
         mpirun=mpirun,
         site=site,
@@ -162,11 +172,11 @@ def mpi(
         _print(_encoded(text))
         return 0
     check_hosts(job, target)
-    file = _store(job.name, text, suffix=".sh")
-    started = DetachedJob(file, file.with_suffix(".log"))
+    stored = _store(job.name, text, suffix=".sh")
+    started = DetachedJob(stored, stored.with_suffix(".log"))
     log(
-        f"{started.name} is started: {counted(job.workers, 'worker')} on {counted(len(hosts), 'host')}. "
-        f"Its script is {file}, its log {file.with_suffix('.log')}."
+        f"{started.name} is started: {counted(job.workers, 'worker')} on {counted(len(places), 'host')}. "
+        f"Its script is {stored}, its log {stored.with_suffix('.log')}."
     )
     return _follow(started, detach=detach)
 

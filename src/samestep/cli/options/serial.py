@@ -6,12 +6,12 @@ from typing import Annotated, Any, get_args
 from samestep.autopilot.script.options import DEFAULTS, BatchNormOver, Device, Load, Options, RandomOf, Split
 from samestep.base.errors import UsageError
 from samestep.base.machine.accelerators import accelerator_count
+from samestep.base.setting_fields import flag
 from samestep.cli.options.declare import SERIAL_PANEL, WORKERS_PANEL, option
 from samestep.launch.job import Std
 from samestep.launch.plan import Spawn
 from samestep.ranks.collectives.algorithm_choice import ALGORITHMS, AUTO, Measured, check_algorithm
 from samestep.run.decision import Decision
-from samestep.training.settings.fields import flag
 
 _MODES = ("auto", "autopilot", "native")
 _CHOICES = {

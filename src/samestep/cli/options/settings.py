@@ -7,24 +7,31 @@ from dataclasses import Field, fields
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import typer
-
 from samestep.base.errors import UsageError
-from samestep.training.settings.fields import flag
+from samestep.base.setting_fields import flag
+from samestep.cli.options.declare import option
 
-Verb = TypeVar("Verb", bound=Callable[..., None])
+Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
-def with_flags_of(*kinds: type) -> Callable[[Verb], Verb]:
+def with_flags_of(*kinds: type, **spelled: str) -> Callable[[Verb], Verb]:
     """Give a verb a flag for each setting of the dataclasses `kinds`; it receives them as ``**settings``.
 
-    A flag that is not given is None, so that the recipe's value holds.
+    A flag that is not given is None, so that the value of the recipe or of the site holds.
+
+    Args:
+        kinds: the dataclasses.
+        spelled: other spellings of flags, by the names of their settings.
     """
 
     def decorate(verb: Verb) -> Verb:
         own = inspect.signature(verb, eval_str=True)
         named = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-        made = [_parameter(one, get_type_hints(kind)[one.name]) for kind in kinds for one in fields(kind)]
+        made = [
+            _parameter(one, get_type_hints(kind)[one.name], spelled.get(one.name))
+            for kind in kinds
+            for one in fields(kind)
+        ]
         verb.__signature__ = own.replace(parameters=[*named, *made])  # type: ignore[attr-defined]
         return verb
 
@@ -60,17 +67,18 @@ def as_arguments(settings: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _parameter(one: Field[Any], kind: Any) -> inspect.Parameter:
+def _parameter(one: Field[Any], kind: Any, spelled: str | None) -> inspect.Parameter:
     about, panel, choices = (one.metadata[key] for key in ("about", "panel", "choices"))
     if not set(choices) <= set(re.findall(r"[\w-]+", about)):  # unless the text names them all
         about = f"{about} One of {', '.join(choices)}."
     name = flag(one.name)
     kind = _kind(kind)
-    spelled = f"{name}/--no-{name[2:]}" if kind is bool else name
-    option = typer.Option(spelled, help=about, rich_help_panel=panel, show_default=False)
+    names = [spelled] if spelled else one.metadata["names"] or [name]
+    names = [f"{name}/--no-{name[2:]}"] if kind is bool else names
+    made = option(one.metadata["metavar"], about, panel, *names, show_default=False)
     asked = list[str] if kind is list else kind
     return inspect.Parameter(
-        one.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[asked | None, option]
+        one.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[asked | None, made]
     )
 
 
