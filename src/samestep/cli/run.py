@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from samestep.autopilot.script.options import Options
 from samestep.base import env
 from samestep.base.console import log
 from samestep.base.machine.accelerators import workers_per_node
@@ -13,7 +14,8 @@ from samestep.base.machine.description import cpu_share
 from samestep.cli.options import launch
 from samestep.cli.options.declare import CLOCK_PANEL, SERIAL_PANEL, WORKERS_PANEL, grouped, option, switch
 from samestep.cli.options.nodes import Rendezvous, refuse_unused
-from samestep.cli.options.serial import Algorithm, Serial, checked_mode, with_options
+from samestep.cli.options.serial import Algorithm, Mode, checked_mode, with_options
+from samestep.cli.options.settings import with_flags_of
 from samestep.launch.job import Job, Logs, Std
 from samestep.launch.local.hosting import leave
 from samestep.launch.local.output import check_writable
@@ -36,6 +38,7 @@ _OUTPUT = "Output"
 
 
 @grouped
+@with_flags_of(Options, defaults=True)
 def run(
     target: Annotated[
         str,
@@ -64,6 +67,7 @@ def run(
         ),
     ] = False,
     recording: launch.Clock,
+    mode: Mode = "auto",
     module: launch.Module = False,
     no_python: Annotated[
         bool, switch("The program is an executable of any kind.", "", "--no-python")
@@ -77,7 +81,6 @@ def run(
             "--explain",
         ),
     ] = False,
-    serial: Serial,
     algorithm: Algorithm = None,
     check_every: Annotated[
         int | None,
@@ -122,6 +125,7 @@ def run(
         ),
     ] = "0",
     rendezvous: Rendezvous,
+    **settings: Any,
 ) -> None:
     """Run a program on N workers.
 
@@ -146,7 +150,7 @@ def run(
     check_writable(logs)
     if rerun_in_allocation(job, dry_run=dry_run):
         return
-    mode = checked_mode(serial.mode)
+    mode = checked_mode(mode)
     if not dry_run:
         fix_hash_seed(job, mode)
     decision = decide(
@@ -154,9 +158,11 @@ def run(
     )
     decision = with_options(
         with_binding(decision, start.bind),
-        **serial.options(
-            explain=explain, algorithm=algorithm, check_every=check_every, all_output=all_output
-        ),
+        **settings,
+        explain=explain,
+        algorithm=algorithm,
+        check_every=check_every,
+        all_output=all_output,
     )
     decision = with_checks(
         decision,

@@ -8,13 +8,14 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from samestep.autopilot.script.options import Options
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.base.units import check_hang_timeout
 from samestep.cli.options import jobs, launch, results
 from samestep.cli.options.declare import RESULTS_PANEL, grouped, option, switch
-from samestep.cli.options.serial import NOT_GIVEN, Algorithm, Serial
-from samestep.cli.options.settings import as_arguments, with_flags_of
+from samestep.cli.options.serial import Algorithm, Mode
+from samestep.cli.options.settings import as_arguments, given, with_flags_of
 from samestep.cli.scale_target import Target, refuse_wrong_flags
 from samestep.launch.submit.site_defaults import (
     SITE_PANEL,
@@ -83,7 +84,7 @@ class StudyJobs:
 
 
 @grouped
-@with_flags_of(SlurmSite, modules="--load-module")
+@with_flags_of(Options, SlurmSite, modules="--load-module")
 def scale(
     context: typer.Context,
     target: Annotated[
@@ -124,7 +125,7 @@ def scale(
     threads: launch.Threads = None,
     bind: Annotated[str | None, launch.BIND] = None,
     hang_timeout: Annotated[float | None, launch.HANG_TIMEOUT] = None,
-    serial: Serial = NOT_GIVEN,
+    mode: Mode = None,
     algorithm: Algorithm = None,
     worth: results.Worth = None,
     out: Annotated[
@@ -147,19 +148,20 @@ def scale(
         return _print_study(collect(submission.collect, bar=worth), submission.collect, as_json=as_json)
     if target is None:
         raise UsageError("no target is given; give a script or a recipe.")
-    found = Target.of(target, arguments or (), module=module, mode=serial.mode)
+    found = Target.of(target, arguments or (), module=module, mode=mode)
     found.refuse_ambiguous(sys.argv, {name for one in context.command.params for name in one.opts})
     numbers = _numbers(workers)
     check_hang_timeout(hang_timeout or 0.0)
-    flags = asdict(serial) | {"algorithm": algorithm, "bind": bind, "hang_timeout": hang_timeout}
+    flags = {"mode": mode, **given(settings, Options)}
+    flags |= {"algorithm": algorithm, "bind": bind, "hang_timeout": hang_timeout}
     found.refuse_misplaced(flags, compare or ())
     variants = found.compared(compare or ())
     each = compared_threads(variants)
     runs: LocalRuns | SlurmRuns
     if submission.submit is None:
-        runs = local_runs(numbers, threads=threads, compared=each, on_cpu=serial.device == "cpu")
+        runs = local_runs(numbers, threads=threads, compared=each, on_cpu=settings["device"] == "cpu")
     else:
-        runs = submission.runs(site_of(SlurmSite, settings), numbers[-1], threads)
+        runs = submission.runs(site_of(SlurmSite, given(settings, SlurmSite)), numbers[-1], threads)
     if not oversubscribe:
         refuse_too_many(numbers, places=runs.places, what=runs.what)
     request = Request(

@@ -18,8 +18,7 @@ from samestep.cli.options import jobs, launch
 from samestep.cli.options.declare import WORKERS_PANEL, option, switch
 from samestep.cli.options.settings import with_flags_of
 from samestep.cli.run import SETTINGS
-from samestep.launch.submit.detached import DetachedJob
-from samestep.launch.submit.follow import FollowedJob, follow
+from samestep.launch.submit.follow import DetachedJob, FollowedJob, follow
 from samestep.launch.submit.job_command import VERBS, Work, work
 from samestep.launch.submit.mpi import MpiJob, check_hosts, forwarded, mpirun_of
 from samestep.launch.submit.mpi import script as mpi_script

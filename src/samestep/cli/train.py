@@ -2,7 +2,7 @@
 
 import os
 import sys
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from signal import SIGINT
@@ -151,7 +151,7 @@ def train(
     if clocking is not None and decision.starts_all:
         clocking.refuse_used()
     if isinstance(decision.plan, Spawn) and (decision.size > 1 or start.max_restarts):
-        raise typer.Exit(_start(decision, request, resolved, clocking, as_json=as_json))
+        raise typer.Exit(_start(decision, request, resolved, recording, as_json=as_json))
     work = partial(_work, decision, resolved, clocking, threads=threads, as_json=as_json)
     if decision.detected.launcher == SAMESTEP.name:  # it runs its workers under the watchdog already
         work()
@@ -177,7 +177,7 @@ def _start(
     decision: Decision,
     request: "Request",
     resolved: "ResolvedConfig",
-    clocking: ClockOptions | None,
+    recording: launch.Clock,
     *,
     as_json: bool,
 ) -> int:
@@ -193,7 +193,7 @@ def _start(
     if decision.is_main:
         _log_settings(decision, resolved)
     try:
-        code, why = start_own(decision, _arguments(request, clocking, as_json=as_json)), ""
+        code, why = start_own(decision, _arguments(request, recording, as_json=as_json)), ""
     except Error as error:
         if not _has_finished(resolved):
             raise
@@ -302,7 +302,7 @@ def _line(error: BaseException) -> str:
     return text if isinstance(error, Error) else f"{type(error).__name__}: {text}"
 
 
-def _arguments(request: "Request", clocking: ClockOptions | None, *, as_json: bool) -> tuple[str, ...]:
+def _arguments(request: "Request", recording: launch.Clock, *, as_json: bool) -> tuple[str, ...]:
     """Return the command-line arguments of `request`."""
     flags = {
         one.name: getattr(request, one.name)
@@ -312,7 +312,6 @@ def _arguments(request: "Request", clocking: ClockOptions | None, *, as_json: bo
     words = as_arguments({**flags, **request.changes})
     if request.weights is not None:
         words += ["--eval-only", f"--from={request.weights}"]
-    if clocking is not None:
-        steps, warm_up = clocking.steps, clocking.warm_up
-        words += as_arguments({"clock": clocking.folder, "clock_steps": steps, "clock_warm_up": warm_up})
+    if recording.clock is not None:
+        words += as_arguments(asdict(recording))
     return ("train", *([request.recipe] if request.recipe else []), *words, *(["--json"] if as_json else []))

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from samestep.autopilot.script.options import Options
 from samestep.base import env
 from samestep.base.console import log
 from samestep.base.errors import UsageError
@@ -18,8 +19,9 @@ from samestep.base.owned_folders import owned_folder
 from samestep.base.record import json_line
 from samestep.base.units import MOST_WORKERS, check_hang_timeout
 from samestep.cli.options import launch, results
-from samestep.cli.options.declare import grouped, option
-from samestep.cli.options.serial import Serial, checked, checked_mode
+from samestep.cli.options.declare import option
+from samestep.cli.options.serial import Mode, checked_mode
+from samestep.cli.options.settings import with_flags_of
 from samestep.launch.job import Program
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads
 from samestep.launch.local.programs import Watch, unwatched
@@ -44,7 +46,7 @@ _WORDS = {
 }
 
 
-@grouped
+@with_flags_of(Options, defaults=True)
 def verify(
     target: Annotated[
         str, typer.Argument(metavar="SCRIPT", help="A training script, serial or not; with -m a module.")
@@ -59,9 +61,10 @@ def verify(
         Path | None, option("OTHER.py", "Compare with this script on one worker, not with SCRIPT on one.")
     ] = None,
     module: launch.Module = False,
-    serial: Serial,
+    mode: Mode = "auto",
     hang_timeout: Annotated[float, launch.HANG_TIMEOUT] = 60.0,
     as_json: results.AsJson = False,
+    **settings: Any,
 ) -> int:
     """Check that a script takes the same steps on several workers as on one.
 
@@ -81,7 +84,7 @@ def verify(
 
     def script(path: str, *, module: bool) -> Script:
         program = launch.program(path, arguments or (), module=module)
-        return Script(program=program, kind=_kind(program, serial.mode))
+        return Script(program=program, kind=_kind(program, mode))
 
     with owned_folder() as scratch:
         report = Verification(
@@ -90,7 +93,7 @@ def verify(
             workers=[size for size in sizes if size > 1 or against],
             steps=steps,
             scratch=scratch,
-            options=checked(**serial.options()),
+            options=Options(**settings),
             watch=partial(_watch, limit_s=hang_timeout),
             tell=log,
         ).run()

@@ -1,9 +1,9 @@
-"""Declares the options that control how a serial script is split across workers, and checks them."""
+"""Declares options of verbs that run scripts, and checks those that are for serial scripts."""
 
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Annotated, Any, get_args
+from dataclasses import fields, replace
+from typing import Annotated, Any
 
-from samestep.autopilot.script.options import DEFAULTS, BatchNormOver, Device, Load, Options, RandomOf, Split
+from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.base.errors import UsageError
 from samestep.base.machine.accelerators import accelerator_count
 from samestep.base.setting_fields import flag
@@ -14,14 +14,15 @@ from samestep.ranks.collectives.algorithm_choice import ALGORITHMS, AUTO, Measur
 from samestep.run.decision import Decision
 
 _MODES = ("auto", "autopilot", "native")
-_CHOICES = {
-    "batch_norm": get_args(BatchNormOver),
-    "load": get_args(Load),
-    "device": get_args(Device),
-    "random": get_args(RandomOf),
-    "split": get_args(Split),
-}
 
+Mode = Annotated[
+    str | None,
+    option(
+        "",
+        "auto: detect the kind of script; autopilot: it is serial; native: start it as it is.",
+        WORKERS_PANEL,
+    ),
+]
 Algorithm = Annotated[
     str | None,
     option(
@@ -31,65 +32,6 @@ Algorithm = Annotated[
         SERIAL_PANEL,
     ),
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Serial:
-    """The options of a verb that runs scripts; None stands for one that was not given."""
-
-    mode: Annotated[
-        str | None,
-        option(
-            "",
-            "auto: detect the kind of script; autopilot: it is serial; native: start it as it is.",
-            WORKERS_PANEL,
-        ),
-    ] = "auto"
-    batch_norm: Annotated[
-        str | None,
-        option("", "global: batch norm over the whole batch; local: over each worker's shard.", SERIAL_PANEL),
-    ] = "global"
-    split: Annotated[
-        str | None,
-        option(
-            "",
-            "call: shard the batch in each call of a model; loader: shard it as it is loaded.",
-            SERIAL_PANEL,
-        ),
-    ] = "call"
-    load: Annotated[
-        str | None,
-        option(
-            "",
-            "shared: each worker loads its shard of a batch; replicated: the whole batch; auto: shared"
-            " where that gives the same batch and is faster.",
-            SERIAL_PANEL,
-        ),
-    ] = "auto"
-    random: Annotated[
-        str | None,
-        option(
-            "",
-            "global: the same random numbers as on one worker; per-worker: separate ones on each.",
-            SERIAL_PANEL,
-        ),
-    ] = "global"
-    device: Annotated[
-        str | None,
-        option(
-            "",
-            "auto: the device that the script names; cpu: the CPU, also for a script that names cuda.",
-            SERIAL_PANEL,
-        ),
-    ] = "auto"
-
-    def options(self, **more: Any) -> dict[str, Any]:
-        """Return the values by name, without the mode; with those in `more`."""
-        return {name: value for name, value in asdict(self).items() if name != "mode"} | more
-
-
-NOT_GIVEN = Serial(mode=None, batch_norm=None, split=None, load=None, random=None, device=None)
-"""The group for a verb that passes on what is given."""
 
 
 def checked_mode(mode: str | None) -> str:
@@ -137,9 +79,6 @@ def checked(**flags: Any) -> Options:
         UsageError: an option has a value that it does not allow.
     """
     options = Options(**flags)
-    for name, choices in _CHOICES.items():
-        if (value := getattr(options, name)) not in choices:
-            raise UsageError(f"{flag(name)} {value!r} is not one of {', '.join(choices)}.")
     if options.check_every is not None and options.check_every < 0:
         raise UsageError(
             f"--check-every is {options.check_every}; give a number of calls (0 disables the check)."

@@ -14,13 +14,13 @@ from samestep.cli.options.declare import option
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
-def with_flags_of(*kinds: type, **spelled: str) -> Callable[[Verb], Verb]:
+def with_flags_of(*kinds: type, defaults: bool = False, **spelled: str) -> Callable[[Verb], Verb]:
     """Give a verb a flag for each setting of the dataclasses `kinds`; it receives them as ``**settings``.
 
-    A flag that is not given is None, so that the value of the recipe or of the site holds.
-
     Args:
-        kinds: the dataclasses.
+        kinds: the dataclasses; fields without help have no flag.
+        defaults: whether a flag that is not given has the default of its setting; otherwise it is None, so
+            that the value of the recipe or of the site holds.
         spelled: other spellings of flags, by the names of their settings.
     """
 
@@ -28,9 +28,10 @@ def with_flags_of(*kinds: type, **spelled: str) -> Callable[[Verb], Verb]:
         own = inspect.signature(verb, eval_str=True)
         named = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
         made = [
-            _parameter(one, get_type_hints(kind)[one.name], spelled.get(one.name))
+            _parameter(one, get_type_hints(kind)[one.name], spelled.get(one.name), defaults=defaults)
             for kind in kinds
             for one in fields(kind)
+            if one.metadata
         ]
         verb.__signature__ = own.replace(parameters=[*named, *made])  # type: ignore[attr-defined]
         return verb
@@ -46,9 +47,9 @@ def given(settings: Mapping[str, Any], *kinds: type) -> dict[str, Any]:
     """
     types = {one.name: get_type_hints(kind)[one.name] for kind in kinds for one in fields(kind)}
     return {
-        name: _numbers(name, value) if types[name] == tuple[float, ...] else _frozen(value)
-        for name, value in settings.items()
-        if value not in (None, [])
+        name: _numbers(name, settings[name]) if kind == tuple[float, ...] else _frozen(settings[name])
+        for name, kind in types.items()
+        if settings.get(name) not in (None, [])
     }
 
 
@@ -67,7 +68,7 @@ def as_arguments(settings: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _parameter(one: Field[Any], kind: Any, spelled: str | None) -> inspect.Parameter:
+def _parameter(one: Field[Any], kind: Any, spelled: str | None, *, defaults: bool) -> inspect.Parameter:
     about, panel, choices = (one.metadata[key] for key in ("about", "panel", "choices"))
     if not set(choices) <= set(re.findall(r"[\w-]+", about)):  # unless the text names them all
         about = f"{about} One of {', '.join(choices)}."
@@ -75,10 +76,13 @@ def _parameter(one: Field[Any], kind: Any, spelled: str | None) -> inspect.Param
     kind = _kind(kind)
     names = [spelled] if spelled else one.metadata["names"] or [name]
     names = [f"{name}/--no-{name[2:]}"] if kind is bool else names
-    made = option(one.metadata["metavar"], about, panel, *names, show_default=False)
+    made = option(one.metadata["metavar"], about, panel, *names, show_default=defaults)
     asked = list[str] if kind is list else kind
     return inspect.Parameter(
-        one.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[asked | None, made]
+        one.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=one.default if defaults else None,
+        annotation=Annotated[asked | None, made],
     )
 
 

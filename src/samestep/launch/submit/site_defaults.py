@@ -19,35 +19,29 @@ SIZE_PANEL, SOFTWARE_PANEL, HOSTS_PANEL = "Resources of a Slurm job", "Software"
 SITE_PANEL = "Slurm site"
 
 
+def _text(about: str, panel: str, metavar: str, *names: str, default: Any = "") -> Any:
+    return option(default=default, about=about, panel=panel, metavar=metavar, names=names)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
     """The software of a job."""
 
-    modules: tuple[str, ...] = option(
-        default=(),
-        about="Environment module to load; repeatable.",
-        panel=SOFTWARE_PANEL,
-        metavar="NAME",
-        names=["--module"],
+    modules: tuple[str, ...] = _text(
+        "Environment module to load; repeatable.", SOFTWARE_PANEL, "NAME", "--module", default=()
     )
-    venv: str = option(
-        default="", about="Virtual environment to activate.", panel=SOFTWARE_PANEL, metavar="DIR"
-    )
-    container: str = option(
-        default="", about="Container image of the workers.", panel=SOFTWARE_PANEL, metavar="IMAGE"
-    )
+    venv: str = _text("Virtual environment to activate.", SOFTWARE_PANEL, "DIR")
+    container: str = _text("Container image of the workers.", SOFTWARE_PANEL, "IMAGE")
     container_runtime: str = option(
         default="apptainer",
         about="Container runtime: apptainer, singularity or, with Slurm, pyxis.",
         panel=SOFTWARE_PANEL,
         choices=("apptainer", "singularity", "pyxis"),
     )
-    lines: tuple[str, ...] = option(
+    lines: tuple[str, ...] = _text(
+        "Line of shell to run before the workers start; repeatable.",
+        *(SOFTWARE_PANEL, "SHELL", "--line"),
         default=(),
-        about="Line of shell to run before the workers start; repeatable.",
-        panel=SOFTWARE_PANEL,
-        metavar="SHELL",
-        names=["--line"],
     )
 
     def __post_init__(self) -> None:
@@ -89,39 +83,17 @@ class SlurmSite(Software):
     cpus_per_task: int | None = option(
         default=None, about="Cores of each worker.", panel=SIZE_PANEL, metavar="C", least=1
     )
-    mem: str = option(default="", about="Memory of each node, such as 64G.", panel=SIZE_PANEL, metavar="SIZE")
-    time: str = option(
-        default="",
-        about="Time limit: minutes, or 1:30:00.",
-        panel=SIZE_PANEL,
-        metavar="TIME",
-        names=["--time", "-t"],
-    )
-    partition: str = option(
-        default="",
-        about="Partition to run in.",
-        panel=SITE_PANEL,
-        metavar="NAME",
-        names=["--partition", "-p"],
-    )
-    account: str = option(
-        default="", about="Account to charge.", panel=SITE_PANEL, metavar="NAME", names=["--account", "-A"]
-    )
-    reservation: str = option(default="", about="Reservation to run in.", panel=SITE_PANEL, metavar="NAME")
-    qos: str = option(default="", about="Quality of service.", panel=SITE_PANEL, metavar="NAME")
-    constraint: str = option(
-        default="",
-        about="Features of the nodes.",
-        panel=SITE_PANEL,
-        metavar="FEATURES",
-        names=["--constraint", "-C"],
-    )
-    directives: tuple[str, ...] = option(
+    mem: str = _text("Memory of each node, such as 64G.", SIZE_PANEL, "SIZE")
+    time: str = _text("Time limit: minutes, or 1:30:00.", SIZE_PANEL, "TIME", "--time", "-t")
+    partition: str = _text("Partition to run in.", SITE_PANEL, "NAME", "--partition", "-p")
+    account: str = _text("Account to charge.", SITE_PANEL, "NAME", "--account", "-A")
+    reservation: str = _text("Reservation to run in.", SITE_PANEL, "NAME")
+    qos: str = _text("Quality of service.", SITE_PANEL, "NAME")
+    constraint: str = _text("Features of the nodes.", SITE_PANEL, "FEATURES", "--constraint", "-C")
+    directives: tuple[str, ...] = _text(
+        "Another option of sbatch, such as --directive=--exclusive; repeatable.",
+        *(SITE_PANEL, "FLAG", "--directive"),
         default=(),
-        about="Another option of sbatch, such as --directive=--exclusive; repeatable.",
-        panel=SITE_PANEL,
-        metavar="FLAG",
-        names=["--directive"],
     )
 
 
@@ -129,22 +101,10 @@ class SlurmSite(Software):
 class MpiSite(Software):
     """The ``[mpi]`` table: the hosts of a site, and the connection to them."""
 
-    hostfile: str = option(
-        default="", about="File with a host per line: a slots=2, or a:2.", panel=HOSTS_PANEL, metavar="FILE"
-    )
-    flavour: str = option(default="", about="openmpi or mpich. Default: that of mpirun.", panel=HOSTS_PANEL)
-    interface: str = option(
-        default="",
-        about="Network interface between the hosts, such as eth0.",
-        panel=HOSTS_PANEL,
-        metavar="NAME",
-    )
-    ssh: str = option(
-        default="ssh",
-        about="Command that connects to a host. Default: ssh.",
-        panel=HOSTS_PANEL,
-        metavar="COMMAND",
-    )
+    hostfile: str = _text("File with a host per line: a slots=2, or a:2.", HOSTS_PANEL, "FILE")
+    flavour: str = _text("openmpi or mpich. Default: that of mpirun.", HOSTS_PANEL, "")
+    interface: str = _text("Network interface between the hosts, such as eth0.", HOSTS_PANEL, "NAME")
+    ssh: str = _text("Command that connects to a host. Default: ssh.", HOSTS_PANEL, "COMMAND", default="ssh")
 
     def __post_init__(self) -> None:
         super(MpiSite, self).__post_init__()

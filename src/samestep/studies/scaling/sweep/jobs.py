@@ -18,25 +18,6 @@ FOLDER = "jobs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobOptions:
-    """The options of all jobs of a study.
-
-    Args:
-        name: of the study.
-        folder: of the study.
-        gpus: whether each worker has a GPU.
-        site: the options of the cluster.
-        python: the interpreter that submits.
-    """
-
-    name: str
-    folder: Path
-    gpus: bool = False
-    site: SlurmSite
-    python: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StudyJob:
     """One job of a study.
 
@@ -53,8 +34,18 @@ class StudyJob:
         return script(self.request, [_kept(trial) for trial in self.trials], by="samestep scale")
 
 
-def jobs(trials: Sequence[Trial], options: JobOptions) -> list[StudyJob]:
+def jobs(
+    trials: Sequence[Trial], *, name: str, folder: Path, gpus: bool = False, site: SlurmSite, python: str
+) -> list[StudyJob]:
     """Return the jobs that execute `trials`, the smallest first.
+
+    Args:
+        trials: the runs.
+        name: of the study.
+        folder: of the study.
+        gpus: whether each worker has a GPU.
+        site: the options of the cluster.
+        python: the interpreter that submits.
 
     Raises:
         UsageError: a run has a launcher other than Slurm.
@@ -65,26 +56,21 @@ def jobs(trials: Sequence[Trial], options: JobOptions) -> list[StudyJob]:
             f"--compare launcher={others[0]} does not work with --submit, since the workers are tasks of "
             "Slurm. Compare launchers in an allocation: salloc, or a job script that calls samestep scale."
         )
-    sizes = sorted({(trial.workers, trial.nodes) for trial in trials})
     return [
         StudyJob(
-            request=_request(workers, nodes, options),
+            request=SlurmRequest(
+                name=f"{name}-{workers}",
+                nodes=nodes,
+                per_node=workers // nodes,
+                gpus_per_node=workers // nodes if gpus else 0,
+                site=site,
+                output=str(folder.absolute() / FOLDER / f"{workers}-%j.log"),
+                python=python,
+            ),
             trials=tuple(trial for trial in trials if trial.workers == workers),
         )
-        for workers, nodes in sizes
+        for workers, nodes in sorted({(trial.workers, trial.nodes) for trial in trials})
     ]
-
-
-def _request(workers: int, nodes: int, options: JobOptions) -> SlurmRequest:
-    return SlurmRequest(
-        name=f"{options.name}-{workers}",
-        nodes=nodes,
-        per_node=workers // nodes,
-        gpus_per_node=workers // nodes if options.gpus else 0,
-        site=options.site,
-        output=str(options.folder.absolute() / FOLDER / f"{workers}-%j.log"),
-        python=options.python,
-    )
 
 
 def _kept(trial: Trial) -> RecordedCommand:

@@ -14,7 +14,7 @@ from samestep.launch.submit.slurm_commands import refuse_without_sbatch
 from samestep.studies.scaling.analysis.study import Study
 from samestep.studies.scaling.sweep.collect import Frame
 from samestep.studies.scaling.sweep.execution import finish, new_folder
-from samestep.studies.scaling.sweep.jobs import JobOptions, StudyJob, jobs
+from samestep.studies.scaling.sweep.jobs import StudyJob, jobs
 from samestep.studies.scaling.sweep.queue import Queue, SubmittedJob
 from samestep.studies.scaling.sweep.submitted import read_jobs, submit_all, write_jobs
 from samestep.studies.scaling.sweep.trial import Trial
@@ -84,14 +84,14 @@ class SlurmRuns:
 
     def _jobs(self, frame: Frame, trials: Sequence[Trial]) -> list[StudyJob]:
         name = slug(Path(frame.request.target).name.removesuffix(".py"))
-        options = JobOptions(
+        return jobs(
+            trials,
             name=f"scale-{name}",
             folder=frame.request.folder,
             gpus=self.gpus > 0,
             site=self.site,
             python=sys.executable,
         )
-        return jobs(trials, options)
 
 
 def collect(folder: Path, *, bar: float | None) -> tuple[Study, int]:
