@@ -12,9 +12,9 @@ from samestep.base.console import log
 from samestep.base.machine.accelerators import workers_per_node
 from samestep.base.machine.description import cpu_share
 from samestep.cli.options import launch
-from samestep.cli.options.declare import CLOCK_PANEL, SERIAL_PANEL, WORKERS_PANEL, grouped, option, switch
+from samestep.cli.options.declare import CLOCK_PANEL, WORKERS_PANEL, grouped, option, switch
 from samestep.cli.options.nodes import Rendezvous, refuse_unused
-from samestep.cli.options.serial import Algorithm, Mode, checked_mode, with_options
+from samestep.cli.options.serial import Mode, checked_mode, with_options
 from samestep.cli.options.settings import with_flags_of
 from samestep.launch.job import Job, Logs, Std
 from samestep.launch.local.hosting import leave
@@ -73,32 +73,6 @@ def run(
         bool, switch("The program is an executable of any kind.", "", "--no-python")
     ] = False,
     dry_run: launch.DryRun = False,
-    explain: Annotated[
-        bool,
-        switch(
-            "Run the first steps, print what is split, and discard what the script writes.",
-            SERIAL_PANEL,
-            "--explain",
-        ),
-    ] = False,
-    algorithm: Algorithm = None,
-    check_every: Annotated[
-        int | None,
-        option(
-            "K",
-            "Compute every K-th split call unsplit too, and compare; 0 disables the check. "
-            "Default: ever less often, in about 1 % of the time.",
-            SERIAL_PANEL,
-        ),
-    ] = None,
-    all_output: Annotated[
-        bool,
-        switch(
-            "Print the output of all workers of a serial script, each line prefixed with the rank.",
-            _OUTPUT,
-            "--all-output",
-        ),
-    ] = False,
     scratch: Annotated[
         Path | None,
         option("DIR", "Redirect the files that Python, torch and numpy write to this folder.", _OUTPUT),
@@ -156,14 +130,7 @@ def run(
     decision = decide(
         job, mode=mode, threads=start.threads, master=rendezvous.master(), environment=env.snapshot()
     )
-    decision = with_options(
-        with_binding(decision, start.bind),
-        **settings,
-        explain=explain,
-        algorithm=algorithm,
-        check_every=check_every,
-        all_output=all_output,
-    )
+    decision = with_options(with_binding(decision, start.bind), **settings)
     decision = with_checks(
         decision,
         hang_timeout=start.hang_timeout,

@@ -14,9 +14,9 @@ from samestep.base.record import json_line
 from samestep.base.units import check_hang_timeout
 from samestep.cli.options import jobs, launch, results
 from samestep.cli.options.declare import RESULTS_PANEL, grouped, option, switch
-from samestep.cli.options.serial import Algorithm, Mode
+from samestep.cli.options.serial import Mode
 from samestep.cli.options.settings import as_arguments, given, with_flags_of
-from samestep.cli.scale_target import Target, refuse_wrong_flags
+from samestep.cli.scale_target import OF_SERIAL, Target, refuse_wrong_flags
 from samestep.launch.submit.site_defaults import (
     SITE_PANEL,
     SIZE_PANEL,
@@ -84,7 +84,8 @@ class StudyJobs:
 
 
 @grouped
-@with_flags_of(Options, SlurmSite, modules="--load-module")
+@with_flags_of(Options, only=OF_SERIAL)
+@with_flags_of(SlurmSite, modules="--load-module")
 def scale(
     context: typer.Context,
     target: Annotated[
@@ -126,7 +127,6 @@ def scale(
     bind: Annotated[str | None, launch.BIND] = None,
     hang_timeout: Annotated[float | None, launch.HANG_TIMEOUT] = None,
     mode: Mode = None,
-    algorithm: Algorithm = None,
     worth: results.Worth = None,
     out: Annotated[
         Path | None, option("DIR", "Folder of the study. Default: studies/NAME-TIME.", RESULTS_PANEL)
@@ -152,8 +152,7 @@ def scale(
     found.refuse_ambiguous(sys.argv, {name for one in context.command.params for name in one.opts})
     numbers = _numbers(workers)
     check_hang_timeout(hang_timeout or 0.0)
-    flags = {"mode": mode, **given(settings, Options)}
-    flags |= {"algorithm": algorithm, "bind": bind, "hang_timeout": hang_timeout}
+    flags = {"mode": mode, **given(settings, Options), "bind": bind, "hang_timeout": hang_timeout}
     found.refuse_misplaced(flags, compare or ())
     variants = found.compared(compare or ())
     each = compared_threads(variants)

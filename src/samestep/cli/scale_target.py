@@ -11,7 +11,7 @@ from samestep.autopilot.script.options import Options
 from samestep.base.errors import UsageError
 from samestep.cli.main import application
 from samestep.cli.options import launch
-from samestep.cli.options.serial import checked, not_serial
+from samestep.cli.options.serial import SPLIT, not_serial
 from samestep.cli.options.settings import given
 from samestep.launch.job import Program
 from samestep.launch.source.flags import flags_of
@@ -25,7 +25,7 @@ _LAUNCHERS = ("torchrun", "srun", "mpirun", "mpiexec", "accelerate", "deepspeed"
 _NOT_COMPARED = ("explain", "all_output", "scratch", "seed")
 _OF_JOB = ("bind", "threads")
 _OF_SCRIPTS = ("mode", "split", "load", "random", "device")
-_OF_SERIAL = ("batch_norm", "split", "load", "random", "device", "algorithm")
+OF_SERIAL = (*SPLIT, "algorithm")
 _OF_TRAIN = ("--seed",)
 """Options with another meaning in train; the other ones that train and scale share mean the same."""
 
@@ -109,7 +109,7 @@ class Target:
                 f"samestep scale -n 1,2 {module}-- {self.name} {name} ..."
             )
 
-    def refuse_misplaced(self, flags: Mapping[str, object], compares: Sequence[str]) -> None:
+    def refuse_misplaced(self, flags: Mapping[str, Any], compares: Sequence[str]) -> None:
         """Refuse options that have no effect on the target, and wrong values.
 
         Args:
@@ -125,9 +125,9 @@ class Target:
             raise UsageError(f"--{of_scripts[0]} is for scripts, and {self.name} is a recipe; leave it out.")
         if flags["bind"] is not None:
             checked_binding(str(flags["bind"]))
-        checked(**{name: flags[name] for name in found if name in _OF_SERIAL})
+        Options(**{name: flags[name] for name in found if name in OF_SERIAL})
         names = [*found, *(text.partition("=")[0].replace("-", "_") for text in compares)]
-        of_serial = [name for name in names if name in _OF_SERIAL]
+        of_serial = [name for name in names if name in OF_SERIAL]
         if self.kind != "recipe" and of_serial and not self._is_serial():
             raise UsageError(not_serial(of_serial[0], self.name))
 

@@ -20,7 +20,7 @@ from samestep.base.record import json_line
 from samestep.base.units import MOST_WORKERS, check_hang_timeout
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import option
-from samestep.cli.options.serial import Mode, checked_mode
+from samestep.cli.options.serial import SPLIT, Mode, checked_mode
 from samestep.cli.options.settings import with_flags_of
 from samestep.launch.job import Program
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads
@@ -46,7 +46,7 @@ _WORDS = {
 }
 
 
-@with_flags_of(Options, defaults=True)
+@with_flags_of(Options, only=SPLIT, defaults=True)
 def verify(
     target: Annotated[
         str, typer.Argument(metavar="SCRIPT", help="A training script, serial or not; with -m a module.")

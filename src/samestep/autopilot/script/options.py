@@ -5,30 +5,35 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from samestep.base.setting_fields import check, option
+from samestep.ranks.collectives.algorithm_choice import ALGORITHMS, check_algorithm
+
+_PANEL = "Serial scripts"
 
 Load: TypeAlias = Literal["auto", "shared", "replicated"]
 
 
 def _choice(about: str, *choices: str) -> Any:
     """Return a field whose default is the first of its choices."""
-    return option(default=choices[0], about=about, panel="Serial scripts", choices=choices)
+    return option(default=choices[0], about=about, panel=_PANEL, choices=choices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """The user's choices for one run; with the defaults, the results are those of one worker.
 
+    Fields with help are flags of the command line.
+
     Args:
-        explain: whether to only report what would be split and written, and end after a few steps.
-        all_output: whether every worker prints, instead of only the first.
-        algorithm: the all-reduce of gradients, as `by_algorithm` takes it; None for the default.
         scratch: a folder for all written files instead of their paths; None to write to their paths.
         seed: the seed of generators that the script does not seed; None draws one.
-        check_every: the number of split calls between sample checks; 0 for none, None for exponentially rarer
-            ones.
     """
 
-    explain: bool = False
+    explain: bool = option(
+        default=False,
+        about="Run the first steps, print what is split, and discard what the script writes.",
+        panel=_PANEL,
+        names=["--explain"],
+    )
     batch_norm: Literal["global", "local"] = _choice(
         "global: batch norm over the whole batch; local: over each worker's shard.", "global", "local"
     )
@@ -48,14 +53,34 @@ class Options:
         "auto: the device that the script names; cpu: the CPU, also for a script that names cuda.",
         *("auto", "cpu"),
     )
-    algorithm: str | None = None
-    all_output: bool = False
+    algorithm: str | None = option(
+        default=None,
+        about=f"The all-reduce of gradients: {', '.join(ALGORITHMS)}; by size, such as tree,ring:64K; or "
+        "auto, the fastest that samestep bench all-reduce --save has measured.",
+        panel=_PANEL,
+        metavar="NAME",
+    )
+    check_every: int | None = option(
+        default=None,
+        about="Compute every K-th split call unsplit too, and compare; 0 disables the check. "
+        "Default: ever less often, in about 1 % of the time.",
+        panel=_PANEL,
+        metavar="K",
+        least=0,
+    )
+    all_output: bool = option(
+        default=False,
+        about="Print the output of all workers of a serial script, each line prefixed with the rank.",
+        panel="Output",
+        names=["--all-output"],
+    )
     scratch: Path | None = None
     seed: int | None = None
-    check_every: int | None = None
 
     def __post_init__(self) -> None:
         check(self)
+        if self.algorithm is not None:
+            check_algorithm(self.algorithm)
 
     @property
     def are_serial(self) -> bool:

@@ -7,11 +7,14 @@ from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.base.errors import UsageError
 from samestep.base.machine.accelerators import accelerator_count
 from samestep.base.setting_fields import flag
-from samestep.cli.options.declare import SERIAL_PANEL, WORKERS_PANEL, option
+from samestep.cli.options.declare import WORKERS_PANEL, option
 from samestep.launch.job import Std
 from samestep.launch.plan import Spawn
-from samestep.ranks.collectives.algorithm_choice import ALGORITHMS, AUTO, Measured, check_algorithm
+from samestep.ranks.collectives.algorithm_choice import AUTO, Measured
 from samestep.run.decision import Decision
+
+SPLIT = ("batch_norm", "split", "load", "random", "device")
+"""The options that control how a serial script is split."""
 
 _MODES = ("auto", "autopilot", "native")
 
@@ -21,15 +24,6 @@ Mode = Annotated[
         "",
         "auto: detect the kind of script; autopilot: it is serial; native: start it as it is.",
         WORKERS_PANEL,
-    ),
-]
-Algorithm = Annotated[
-    str | None,
-    option(
-        "NAME",
-        f"The all-reduce of gradients: {', '.join(ALGORITHMS)}; by size, such as tree,ring:64K; or "
-        "auto, the fastest that samestep bench all-reduce --save has measured.",
-        SERIAL_PANEL,
     ),
 ]
 
@@ -49,9 +43,9 @@ def with_options(decision: Decision, **flags: Any) -> Decision:
     """Return the decision with the flags of a serial script, by their names in `Options`.
 
     Raises:
-        UsageError: a value is wrong (see `checked`), or a flag has no effect on this program.
+        UsageError: a value is wrong, or a flag has no effect on this program.
     """
-    options = checked(**flags)
+    options = Options(**flags)
     if options.explain and not decision.is_replicated:
         raise UsageError("--explain is for serial scripts on several workers; give one, and -n 2 or more.")
     given = [one.name for one in fields(Options) if getattr(options, one.name) != getattr(DEFAULTS, one.name)]
@@ -70,22 +64,6 @@ def not_serial(name: str, target: str) -> str:
         f"{flag(name)} is for serial scripts, and {target} was not detected as one. Leave it out, or give "
         "--mode autopilot."
     )
-
-
-def checked(**flags: Any) -> Options:
-    """Return the options with these values, by their names in `Options`.
-
-    Raises:
-        UsageError: an option has a value that it does not allow.
-    """
-    options = Options(**flags)
-    if options.check_every is not None and options.check_every < 0:
-        raise UsageError(
-            f"--check-every is {options.check_every}; give a number of calls (0 disables the check)."
-        )
-    if options.algorithm is not None:
-        check_algorithm(options.algorithm)
-    return options
 
 
 def refuse_unmeasured(decision: Decision, algorithm: str | None) -> None:

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, fields
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -14,11 +14,14 @@ from samestep.cli.options.declare import option
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
-def with_flags_of(*kinds: type, defaults: bool = False, **spelled: str) -> Callable[[Verb], Verb]:
+def with_flags_of(
+    *kinds: type, only: Collection[str] = (), defaults: bool = False, **spelled: str
+) -> Callable[[Verb], Verb]:
     """Give a verb a flag for each setting of the dataclasses `kinds`; it receives them as ``**settings``.
 
     Args:
         kinds: the dataclasses; fields without help have no flag.
+        only: the names of the settings that have a flag; by default all.
         defaults: whether a flag that is not given has the default of its setting; otherwise it is None, so
             that the value of the recipe or of the site holds.
         spelled: other spellings of flags, by the names of their settings.
@@ -31,7 +34,7 @@ def with_flags_of(*kinds: type, defaults: bool = False, **spelled: str) -> Calla
             _parameter(one, get_type_hints(kind)[one.name], spelled.get(one.name), defaults=defaults)
             for kind in kinds
             for one in fields(kind)
-            if one.metadata
+            if one.metadata and (not only or one.name in only)
         ]
         verb.__signature__ = own.replace(parameters=[*named, *made])  # type: ignore[attr-defined]
         return verb
@@ -74,8 +77,8 @@ def _parameter(one: Field[Any], kind: Any, spelled: str | None, *, defaults: boo
         about = f"{about} One of {', '.join(choices)}."
     name = flag(one.name)
     kind = _kind(kind)
-    names = [spelled] if spelled else one.metadata["names"] or [name]
-    names = [f"{name}/--no-{name[2:]}"] if kind is bool else names
+    usual = f"{name}/--no-{name[2:]}" if kind is bool else name
+    names = [spelled] if spelled else one.metadata["names"] or [usual]
     made = option(one.metadata["metavar"], about, panel, *names, show_default=defaults)
     asked = list[str] if kind is list else kind
     return inspect.Parameter(
