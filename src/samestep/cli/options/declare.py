@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_type_hints
 
 import typer
 
-WORKERS_PANEL, SERIAL_PANEL, CLOCK_PANEL = "Workers", "Serial scripts", "Step clock"
+WORKERS_PANEL, CLOCK_PANEL = "Workers", "Step clock"
 TRAINING_PANEL, DATA_PANEL, RESULTS_PANEL = "Training", "Data", "Results"
 
 Result = TypeVar("Result")

@@ -77,12 +77,9 @@ class Workers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatchedWorkers:
+class WatchedWorkers(Workers):
     """The options of a verb whose workers are watched, and restarted after a failure."""
 
-    workers: WorkerCount = None
-    threads: Threads = None
-    bind: Annotated[str, BIND] = "none"
     max_restarts: Annotated[
         int,
         option(
@@ -92,7 +89,6 @@ class WatchedWorkers:
         ),
     ] = 0
     hang_timeout: Annotated[float, HANG_TIMEOUT] = 60.0
-    secret_file: SecretFile = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

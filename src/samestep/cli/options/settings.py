@@ -49,11 +49,13 @@ def given(settings: Mapping[str, Any], *kinds: type) -> dict[str, Any]:
         UsageError: a list of numbers contains something else.
     """
     types = {one.name: get_type_hints(kind)[one.name] for kind in kinds for one in fields(kind)}
-    return {
-        name: _numbers(name, settings[name]) if kind == tuple[float, ...] else _frozen(settings[name])
-        for name, kind in types.items()
-        if settings.get(name) not in (None, [])
-    }
+    found = {name: settings[name] for name in types if settings.get(name) not in (None, [])}
+    for name, value in found.items():
+        if types[name] == tuple[float, ...]:
+            found[name] = _numbers(name, value)
+        elif isinstance(value, list):
+            found[name] = tuple(value)
+    return found
 
 
 def as_arguments(settings: Mapping[str, Any]) -> list[str]:
@@ -106,7 +108,3 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
         return tuple(float(item) for item in text.split(","))
     except ValueError:
         raise UsageError(f"{flag(name)} {text!r} is not a list of numbers such as 30,45.") from None
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
