@@ -12,7 +12,7 @@ from samestep.autopilot.script.options import Options
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.base.units import check_hang_timeout
-from samestep.cli.options import jobs, launch, results
+from samestep.cli.options import launch, results
 from samestep.cli.options.declare import RESULTS_PANEL, grouped, option, switch
 from samestep.cli.options.serial import Mode
 from samestep.cli.options.settings import as_arguments, given, with_flags_of
@@ -63,12 +63,12 @@ class StudyJobs:
     """The options of a study whose runs are Slurm jobs."""
 
     submit: Annotated[str | None, option("slurm", "Submit one job per number of workers.", _JOBS)] = None
-    detach: jobs.Detach = False
+    detach: launch.Detach = False
     collect: Annotated[Path | None, option("DIR", "Collect the runs of a submitted study.", _JOBS)] = None
     nproc_per_node: Annotated[int | None, option("K", "Maximum workers per node. Default: all.", _JOBS)] = (
         None
     )
-    gpus_per_node: jobs.GpusPerNode = 0
+    gpus_per_node: launch.GpusPerNode = 0
 
     def runs(self, site: SlurmSite, largest: int, threads: int | None) -> SlurmRuns:
         """Return Slurm jobs for runs of up to `largest` workers."""

@@ -14,7 +14,7 @@ from samestep.base.errors import INTERRUPTED, UsageError
 from samestep.base.signals import held
 from samestep.base.units import counted
 from samestep.cli import main
-from samestep.cli.options import jobs, launch
+from samestep.cli.options import launch
 from samestep.cli.options.declare import WORKERS_PANEL, option, switch
 from samestep.cli.options.settings import with_flags_of
 from samestep.cli.run import SETTINGS
@@ -37,6 +37,9 @@ FOLDER = Path("jobs")
 WARNING_S = 120
 """Seconds before the time limit; Slurm checks limits every half minute or so."""
 
+Target = Annotated[
+    str, typer.Argument(metavar="PROGRAM", help="A script, or a verb: run, train, bench or doctor.")
+]
 JobName = Annotated[
     str | None, option("NAME", "Name of the job. Default: that of the program.", "", "--job-name", "-J")
 ]
@@ -45,11 +48,11 @@ _MISPLACED = {"--nodes", "--gpus-per-node", "--hosts", "--hostfile", "--dry-run"
 
 @with_flags_of(SlurmSite)
 def slurm(
-    target: jobs.Target,
+    target: Target,
     arguments: launch.Arguments = None,
     *,
     nodes: Annotated[int, option("N", "Number of nodes.", SIZE_PANEL)] = 1,
-    gpus_per_node: jobs.GpusPerNode = 0,
+    gpus_per_node: launch.GpusPerNode = 0,
     workers: launch.WorkerCount = None,
     nproc_per_node: Annotated[
         int | None,
@@ -77,7 +80,7 @@ def slurm(
         str | None, option("FILE", "The log; %j is the number of the job.", "", "--output", "-o")
     ] = None,
     dry_run: launch.DryRun = False,
-    detach: jobs.Detach = False,
+    detach: launch.Detach = False,
     **settings: Any,
 ) -> int:
     """Write a Slurm job, submit it, and follow its state and its log to the end.
@@ -125,14 +128,14 @@ def slurm(
 
 @with_flags_of(MpiSite)
 def mpi(
-    target: jobs.Target,
+    target: Target,
     arguments: launch.Arguments = None,
     *,
     hosts: Annotated[str | None, option("a:2,b:2", "Hosts, and the workers on each.", HOSTS_PANEL)] = None,
     workers: launch.WorkerCount = None,
     job_name: JobName = None,
     dry_run: launch.DryRun = False,
-    detach: jobs.Detach = False,
+    detach: launch.Detach = False,
     **settings: Any,
 ) -> int:
     """Write a job for Open MPI or MPICH, start it over ssh, and follow its log to the end.

@@ -12,11 +12,14 @@ from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.cli.options.declare import CLOCK_PANEL, WORKERS_PANEL, option, switch
 from samestep.launch.job import Kind, Program
+from samestep.launch.submit.site_defaults import SIZE_PANEL
 from samestep.observe.clock.clock_file import ClockOptions
 from samestep.ranks.rendezvous.job_secret import SECRET_FILE
 
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the program.")]
 Module = Annotated[bool, switch("The program is a Python module.", "", "-m", "--module")]
+GpusPerNode = Annotated[int, option("G", "GPUs of each node, one for each worker.", SIZE_PANEL)]
+Detach = Annotated[bool, switch("Print the job's number, and do not follow the job.", "", "--detach")]
 DryRun = Annotated[bool, switch("Print what would be started, and start nothing.", "", "--dry-run")]
 
 WorkerCount = Annotated[int | None, option("N", "Number of workers, on all nodes.", WORKERS_PANEL, "-n")]
