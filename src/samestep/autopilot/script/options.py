@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from samestep.base.errors import UsageError
 from samestep.base.setting_fields import check, option
 from samestep.ranks.collectives.algorithm_choice import ALGORITHMS, check_algorithm
 
@@ -66,7 +67,6 @@ class Options:
         "Default: ever less often, in about 1 % of the time.",
         panel=_PANEL,
         metavar="K",
-        least=0,
     )
     all_output: bool = option(
         default=False,
@@ -79,6 +79,10 @@ class Options:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.check_every is not None and self.check_every < 0:
+            raise UsageError(
+                f"--check-every is {self.check_every}; give a number of calls (0 disables the check)."
+            )
         if self.algorithm is not None:
             check_algorithm(self.algorithm)
 
