@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "samestep"
 PICTURE = Path(__file__).parent / "images" / "rooms.svg"
 ROOMS = (
-    *("cli", "studies", "run", "training", "autopilot", "observe", "parallel", "hooks"),
-    *("testing", "launch", "ranks", "launchers", "base"),
+    *("cli", "studies", "run", "training", "autopilot", "observe", "parallel"),
+    *("testing", "launch", "ranks", "hooks", "launchers", "base"),
 )
 _ROW, _CELL, _NAME, _PARTS, _TOP = 30, 26, 92, 372, 74
 

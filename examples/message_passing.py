@@ -14,11 +14,11 @@ def down_the_line(world: samestep.World) -> torch.Tensor:
     rank, last = world.place.rank, world.place.size - 1
     total = torch.zeros(1, device=world.device)
     if rank > 0:
-        world.receive(total, source=rank - 1)
+        world.recv(total, src=rank - 1)
     total += rank + 1
     if rank < last:
-        world.send(total, to=rank + 1)
-    world.broadcast(total, source=last)
+        world.send(total, dst=rank + 1)
+    world.broadcast(total, src=last)
     return total
 
 
@@ -28,7 +28,7 @@ def round_the_ring(world: samestep.World) -> torch.Tensor:
     passing = torch.full((1,), rank + 1.0, device=world.device)
     total, coming = passing.clone(), torch.empty_like(passing)
     for _ in range(size - 1):
-        pending = world.exchange(passing, coming, to=(rank + 1) % size, source=(rank - 1) % size)
+        pending = world.exchange(passing, coming, dst=(rank + 1) % size, src=(rank - 1) % size)
         pending.wait()  # only now may both tensors be touched
         passing, coming = coming, passing
         total += passing

@@ -1,10 +1,13 @@
 """The promises of the code base itself."""
 
 import ast
+import builtins
+import inspect
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -14,6 +17,21 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "samestep"
 MODULES = sorted(SOURCE.rglob("*.py"))
 LONGEST = 400
+CAUGHT = {
+    "AuthenticationError": "a connection without the secret; the store retries or raises WorldError",
+    "Damaged": "a download; becomes DataError",
+    "Interrupted": "an evaluation; the training saves a checkpoint and raises Preempted",
+    "NoSharedMemory": "the world uses its back end",
+    "OtherRankFailedError": "the rank that failed raises its error",
+    "StepLimitReached": "ends a recipe that is measured",
+    "TooLarge": "a download; becomes DataError",
+    "UnmatchedParametersError": "parameters are compared without their names",
+    "WritesFileError": "the call is not split",
+    "_NotExtrapolated": "becomes UsageError",
+    "_RankFailed": "ends a thread whose error is in its outcome",
+    "FormatError": "becomes UsageError",
+}
+"""Exceptions that samestep raises and catches itself, and what follows."""
 
 
 def python(code: str) -> str:
@@ -22,7 +40,7 @@ def python(code: str) -> str:
 
 
 def test_importing_samestep_or_its_command_line_does_not_import_torch():
-    modules = "sys, samestep, samestep.cli.main, samestep.parallel.sharding.sample_plan"
+    modules = "sys, samestep, samestep.errors, samestep.cli.main, samestep.parallel.sharding.sample_plan"
     code = f"import {modules}; print('torch' in sys.modules)"
 
     assert python(code) == "False"
@@ -33,10 +51,18 @@ def test_public_names_are_these_and_all_load():
     assert samestep.__all__ == [
         "Error",
         "Exact",
+        "LogicalShard",
+        "Pending",
         "Place",
+        "Position",
+        "Replicas",
+        "ShardedLoader",
+        "TimedRegion",
         "UnpaddedSampler",
         "World",
         "accumulate",
+        "batch_dim",
+        "errors",
         "join",
         "load",
         "load_state",
@@ -44,11 +70,75 @@ def test_public_names_are_these_and_all_load():
         "save",
         "shard",
         "spawn",
-        "split",
+        "testing",
         "timed",
     ]
     for name in samestep.__all__:
-        assert getattr(samestep, name).__name__ == name
+        assert getattr(samestep, name).__name__.removeprefix("samestep.") == name
+
+
+def returned_types(fn):
+    """Return the classes of samestep in the annotation of what `fn` returns or yields."""
+    waiting, found = [get_type_hints(fn).get("return")], set()
+    while waiting:
+        one = waiting.pop()
+        waiting += get_args(one)
+        if isinstance(one, type) and one.__module__.startswith("samestep."):
+            found.add(one)
+    return found
+
+
+def test_what_public_functions_and_methods_return_is_public():
+    public = {getattr(samestep, name) for name in samestep.__all__ if name not in ("errors", "testing")}
+    functions = {one for one in public if inspect.isfunction(one)}
+    for kind in public - functions:
+        for name, member in vars(kind).items():
+            function = member.fget if isinstance(member, property) else member
+            if inspect.isfunction(function) and not name.startswith("_"):
+                functions.add(function)
+
+    returned = set().union(*map(returned_types, functions))
+    assert {samestep.Pending, samestep.Position, samestep.Replicas, samestep.World} < returned
+    assert returned <= public
+
+
+def exceptions_by_file():
+    """Return the names of the exception classes that each module of samestep defines."""
+    kinds = {
+        name
+        for name, one in vars(builtins).items()
+        if inspect.isclass(one) and issubclass(one, BaseException)
+    }
+    trees = {path: ast.parse(path.read_text()) for path in MODULES}
+    defined = {
+        path: {
+            node.name: {base.id for base in node.bases if isinstance(base, ast.Name)}
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ClassDef)
+        }
+        for path, tree in trees.items()
+    }
+    while (
+        new := {name for classes in defined.values() for name, bases in classes.items() if bases & kinds}
+        - kinds
+    ):
+        kinds |= new
+    return {
+        path: {name for name, bases in classes.items() if bases & kinds} for path, classes in defined.items()
+    }
+
+
+def test_every_exception_that_reaches_a_user_has_a_public_name():
+    found = exceptions_by_file()
+    public = found.pop(SOURCE / "base" / "errors.py")
+
+    assert sorted(public) == samestep.errors.__all__
+    assert set().union(*found.values()) == set(CAUGHT)
+    for name in public:
+        kind = getattr(samestep.errors, name)
+        assert f"{kind.__module__}.{kind.__qualname__}" == f"samestep.errors.{name}"
+    assert samestep.Error is samestep.errors.Error
+    assert samestep.testing.Nonconforming is samestep.errors.Nonconforming
 
 
 def test_type_checkers_see_the_same_public_names():
@@ -104,3 +194,70 @@ def test_the_pages_about_the_code_name_files_that_exist(page):
 
     assert names
     assert [name for name in names if not exists(name)] == []
+
+
+def test_the_table_of_hooks_is_up_to_date():
+    subprocess.run([sys.executable, ROOT / "docs" / "list_hooks.py", "--check"], check=True)
+
+
+SETTERS = {"setattr", "delattr", "object.__setattr__", "type.__setattr__"}
+
+
+def foreign_names(tree: ast.Module) -> set[str]:
+    """Return the names that a module imports from other packages."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("samestep"):
+            found |= {alias.asname or alias.name for alias in node.names}
+    return found - {"samestep"}
+
+
+def root_of(node: ast.AST) -> str | None:
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def patches_of(tree: ast.Module):
+    """Yield the statements that change an attribute of another library."""
+    foreign = foreign_names(tree)
+    for node in ast.walk(tree):
+        targets: list[ast.AST] = []
+        if isinstance(node, ast.Assign | ast.Delete):
+            targets = [one for one in node.targets if isinstance(one, ast.Attribute)]
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign) and isinstance(node.target, ast.Attribute):
+            targets = [node.target]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in SETTERS:
+            targets = node.args[:1]
+        if any(root_of(one) in foreign for one in targets):
+            yield ast.unparse(node)
+        if isinstance(node, ast.ImportFrom | ast.Import) and "mock" in ast.unparse(node):
+            yield ast.unparse(node)
+
+
+def test_only_hooks_change_attributes_of_other_libraries():
+    found = {
+        f"{module.relative_to(SOURCE)}: {patch}"
+        for module in MODULES
+        if module.parent != SOURCE / "hooks"
+        for patch in patches_of(ast.parse(module.read_text()))
+        if not patch.startswith("sys.argv")  # the interpreter's state, as a fresh one would have it
+    }
+
+    assert found == set()
+
+
+def test_the_search_for_patches_finds_them():
+    patches = """
+import torch, os
+from torch import nn
+from unittest.mock import patch
+torch.autograd.backward = None
+nn.Module.__call__ += 1
+setattr(os, "stat", None)
+object.__setattr__(nn.Module, "x", 1)
+del torch.compile
+"""
+    assert len(list(patches_of(ast.parse(patches)))) == 6

@@ -10,27 +10,37 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from samestep.autopilot.split.declared_dimensions import split
+    from samestep import errors, testing
+    from samestep.autopilot.split.declared_dimensions import batch_dim
     from samestep.base.errors import Error
     from samestep.base.place import Place
     from samestep.launch.local.spawn import spawn
-    from samestep.parallel.exact.logical_shards import Exact
-    from samestep.parallel.gradients.replicate import accumulate, replicate
+    from samestep.parallel.exact.logical_shards import Exact, LogicalShard
+    from samestep.parallel.gradients.replicate import Replicas, accumulate, replicate
+    from samestep.parallel.sharding.position import Position
     from samestep.ranks.world.join import join
-    from samestep.ranks.world.protocol import World
-    from samestep.ranks.world.timed_region import timed
+    from samestep.ranks.world.protocol import Pending, World
+    from samestep.ranks.world.timed_region import TimedRegion, timed
     from samestep.training.checkpoint.scripts import load, save
     from samestep.training.checkpoint.third_party import load_state
     from samestep.training.data.sampler import UnpaddedSampler
     from samestep.training.data.shard import shard
+    from samestep.training.data.sharded_loader import ShardedLoader
 
 _HOMES = {
     "Error": "samestep.base.errors",
     "Exact": "samestep.parallel.exact.logical_shards",
+    "LogicalShard": "samestep.parallel.exact.logical_shards",
+    "Pending": "samestep.ranks.world.protocol",
     "Place": "samestep.base.place",
+    "Position": "samestep.parallel.sharding.position",
+    "Replicas": "samestep.parallel.gradients.replicate",
+    "ShardedLoader": "samestep.training.data.sharded_loader",
+    "TimedRegion": "samestep.ranks.world.timed_region",
     "UnpaddedSampler": "samestep.training.data.sampler",
     "World": "samestep.ranks.world.protocol",
     "accumulate": "samestep.parallel.gradients.replicate",
+    "batch_dim": "samestep.autopilot.split.declared_dimensions",
     "join": "samestep.ranks.world.join",
     "load": "samestep.training.checkpoint.scripts",
     "load_state": "samestep.training.checkpoint.third_party",
@@ -38,17 +48,26 @@ _HOMES = {
     "save": "samestep.training.checkpoint.scripts",
     "shard": "samestep.training.data.shard",
     "spawn": "samestep.launch.local.spawn",
-    "split": "samestep.autopilot.split.declared_dimensions",
+    "split": "samestep.autopilot.split.declared_dimensions",  # deprecated, hence not in __all__
     "timed": "samestep.ranks.world.timed_region",
 }
+_MODULES = ("errors", "testing")
 
 __all__ = [
     "Error",
     "Exact",
+    "LogicalShard",
+    "Pending",
     "Place",
+    "Position",
+    "Replicas",
+    "ShardedLoader",
+    "TimedRegion",
     "UnpaddedSampler",
     "World",
     "accumulate",
+    "batch_dim",
+    "errors",
     "join",
     "load",
     "load_state",
@@ -56,13 +75,15 @@ __all__ = [
     "save",
     "shard",
     "spawn",
-    "split",
+    "testing",
     "timed",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Load a public name from its home on first use (PEP 562)."""
+    if name in _MODULES:
+        return import_module(f"samestep.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'samestep' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)

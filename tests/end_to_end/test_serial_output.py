@@ -45,3 +45,16 @@ def test_all_output_is_that_of_every_worker_with_its_rank(prog):
     for rank in (0, 1):
         assert re.search(rf"\[rank{rank}\]: step 3/3", ended.err)
         assert re.search(rf"\[rank{rank}\]: .*UserWarning: beware", ended.err)
+
+
+def test_a_former_name_of_samestep_works_and_warns_once(tmp_path):
+    path = tmp_path / "prog.py"
+    declared = "model = samestep.split(torch.nn.Linear(4, 1), dim=0)"
+    path.write_text(SCRIPT.replace("model = torch.nn.Linear(4, 1)", f"import samestep\n{declared}"))
+
+    ended = samestep("run", "-n", 2, path)
+
+    assert (ended.code, ended.out) == (0, "begin\nend\n")
+    assert "prog.py:4: DeprecationWarning: samestep.split is now samestep.batch_dim" in ended.err
+    assert ended.err.count("DeprecationWarning") == 1
+    assert "3 calls split" in ended.err

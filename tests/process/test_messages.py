@@ -9,17 +9,17 @@ from samestep.base.errors import OutOfStep
 def exchange(world):
     me, size = world.place.rank, world.place.size
     got = torch.empty(2, 3)
-    pending = world.exchange(torch.full((2, 3), float(me)), got, to=(me + 1) % size, source=(me - 1) % size)
+    pending = world.exchange(torch.full((2, 3), float(me)), got, dst=(me + 1) % size, src=(me - 1) % size)
     pending.wait()
     pending.wait()
     flag = torch.tensor([me == 1])
-    world.exchange(flag, None, to=0).wait() if me == 1 else None
-    world.exchange(None, flag, source=1).wait() if me == 0 else None
+    world.exchange(flag, None, dst=0).wait() if me == 1 else None
+    world.exchange(None, flag, src=1).wait() if me == 0 else None
     world.exchange(None, None).wait()
     if me == 0:
-        world.send(flag, to=1)
+        world.send(flag, dst=1)
     elif me == 1:
-        world.receive(flag, source=0)
+        world.recv(flag, src=0)
     return got.unique().tolist(), flag.tolist(), world.under_way
 
 
@@ -33,7 +33,7 @@ def test_ranks_exchange_and_send(processes):
 
 def against_each_other(world):
     me, size = world.place.rank, world.place.size
-    world.send(torch.ones(1), to=(me + 1) % size)
+    world.send(torch.ones(1), dst=(me + 1) % size)
 
 
 def test_sends_against_each_other_are_named(processes):
@@ -52,9 +52,9 @@ def strided(world):
         return matrix, matrix[:, ::2]
 
     def one_way(part):
-        world.send(part, to=1) if me == 0 else world.receive(part, source=0)
+        world.send(part, dst=1) if me == 0 else world.recv(part, src=0)
 
-    for call in (world.all_reduce, lambda part: world.broadcast(part, source=1), one_way):
+    for call in (world.all_reduce, lambda part: world.broadcast(part, src=1), one_way):
         matrix, part = columns()
         call(part)
         untouched = torch.equal(matrix[:, 1::2], columns()[0][:, 1::2])
@@ -84,7 +84,7 @@ def exchanged(world):
         learns = dtype.is_floating_point or dtype.is_complex
         mine = torch.full((3,), rank, dtype=dtype).requires_grad_(learns)
         theirs = torch.zeros(3, dtype=dtype).requires_grad_(learns)
-        world.exchange(mine, theirs, to=(rank + 1) % size, source=(rank - 1) % size).wait()
+        world.exchange(mine, theirs, dst=(rank + 1) % size, src=(rank - 1) % size).wait()
         came.append(theirs.detach())
     return came
 

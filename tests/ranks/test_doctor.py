@@ -7,12 +7,11 @@ import pytest
 
 from samestep.studies.doctor import gather as gathering
 from samestep.studies.doctor import links, pair_measurement
-from samestep.studies.doctor.check_result import Finding, Part
-from samestep.studies.doctor.gather import StoreBoard, gather, settle
+from samestep.studies.doctor.gather import agree_on_exit_code, gather
 from samestep.studies.doctor.links import Address, measure
-from samestep.studies.doctor.pair_measurement import Door, call
-from samestep.studies.doctor.rank_results import Examination
-from samestep.studies.doctor.report import lines, of_all, record
+from samestep.studies.doctor.pair_measurement import LinkServer, measure_pair
+from samestep.studies.doctor.report import lines, record
+from samestep.studies.doctor.results import Finding, RankResult, Result, ResultStore
 from support.stores import Memory
 
 
@@ -21,7 +20,7 @@ def on_ranks(fn, ranks):
     results, errors = {}, []
 
     def run(rank):
-        door = Door("127.0.0.1")
+        door = LinkServer("127.0.0.1")
         try:
             results[rank] = fn(rank, door)
         except Exception as error:
@@ -40,7 +39,7 @@ def on_ranks(fn, ranks):
 
 
 def examined(rank, size, *, host="node0", findings=(), **facts):
-    return Examination(
+    return RankResult(
         rank=rank,
         size=size,
         host=host,
@@ -51,17 +50,14 @@ def examined(rank, size, *, host="node0", findings=(), **facts):
     )
 
 
-def gathered(size, *, absent=(), trials=(), wait_s=20.0, hosts=None, measure_s=20.0):
-    board = StoreBoard(Memory())
+def gathered(size, *, absent=(), joint=Result, wait_s=20.0, hosts=None, measure_s=20.0):
+    board = ResultStore(Memory())
     hosts = hosts or ["node0"] * size
 
     def rank_main(rank, door):
         own = examined(rank, size, host=hosts[rank])
-        found = gather(board, own, door, trials=trials, wait_s=wait_s, measure_s=measure_s)
-        report = None if found is None else of_all(found)
-        others = [] if report is None else [one.rank for one in report.examinations[1:]]
-        code = None if report is None else int(report.hurts)
-        return report, settle(board, rank=rank, others=others, code=code)
+        report = gather(board, own, door, joint=joint, wait_s=wait_s, measure_s=measure_s)
+        return report, agree_on_exit_code(board, rank, report)
 
     outcomes = on_ranks(rank_main, [rank for rank in range(size) if rank not in absent])
     assert [report for report, _ in outcomes[1:]] == [None] * (len(outcomes) - 1)
@@ -80,7 +76,7 @@ def quick(monkeypatch):
 def test_rank_0_is_told_of_all_ranks_and_all_their_links(size, quick):
     report, code = gathered(size)
     assert code == 0
-    assert [one.rank for one in report.examinations] == list(range(size))
+    assert [one.rank for one in report.ranks] == list(range(size))
     assert [(link.a, link.b) for link in report.links] == [
         (a, b) for a in range(size) for b in range(a + 1, size)
     ]
@@ -114,7 +110,7 @@ def test_a_clock_that_is_ahead_is_measured(quick, monkeypatch):
         if rank == 1:
             return door.answer(0, limit_s=10.0)
         at = (doors[1].address, doors[1].port)
-        return call(0, 1, at=at, token=doors[1].token, window_s=0.01, limit_s=10.0)
+        return measure_pair(0, 1, at=at, token=doors[1].token, window_s=0.01, limit_s=10.0)
 
     doors, both = {}, threading.Barrier(2)
     link, _ = on_ranks(rank_main, [0, 1])
@@ -132,14 +128,14 @@ def test_a_rank_that_does_not_come_is_named_and_the_others_are_measured(quick):
 def test_what_all_try_together_is_told_with_who_found_it(quick):
     barrier = threading.Barrier(3)
 
-    def try_it(_):
+    def try_it():
         return (
-            Part(findings=(Finding(text="not here"),))
+            Result(findings=(Finding(text="not here"),))
             if barrier.wait()
-            else Part(rows=(("together", "well"),))
+            else Result(rows=(("together", "well"),))
         )
 
-    report, code = gathered(3, trials=[try_it])
+    report, code = gathered(3, joint=try_it)
     assert code == 1
     (finding,) = record(report)["findings"]
     assert finding["text"] == "not here"
@@ -147,13 +143,13 @@ def test_what_all_try_together_is_told_with_who_found_it(quick):
 
 
 def test_nothing_is_tried_together_where_a_rank_is_missing(quick):
-    def never(_):
+    def never():
         raise AssertionError
 
-    gathered(2, absent=(1,), wait_s=0.1, trials=[never])
+    gathered(2, absent=(1,), wait_s=0.1, joint=never)
 
 
-class Interrupted(StoreBoard):
+class Interrupted(ResultStore):
     """The board of a rank that comes, answers, and is gone before it has told more."""
 
     said = "links"
@@ -173,12 +169,11 @@ def test_a_rank_that_breaks_off_is_named(board, quick, monkeypatch):
     memory = Memory()
 
     def rank_main(rank, door):
-        mine = (StoreBoard, board)[rank](memory)
-        return gather(mine, examined(rank, 2), door, wait_s=5.0, measure_s=0.5, trials=[lambda _: Part()])
+        mine = (ResultStore, board)[rank](memory)
+        return gather(mine, examined(rank, 2), door, wait_s=5.0, measure_s=0.5, joint=Result)
 
     found, _ = on_ranks(rank_main, [0, 1])
-    assert found.broken == [1]
-    (finding,) = record(of_all(found))["findings"]
+    (finding,) = record(found)["findings"]
     assert finding["ranks"] == [1]
     assert "hung" in finding["text"]
 
@@ -191,7 +186,7 @@ def test_links_for_which_no_time_was_left_are_noted_and_not_taken_for_broken(qui
 
 
 def test_a_rank_that_cannot_be_called_is_an_error_of_its_links(quick):
-    board = StoreBoard(Memory())
+    board = ResultStore(Memory())
 
     def rank_main(rank, door):
         told = [Address(host="a", ip="127.0.0.1", port=door.port, token=door.token.hex()) for _ in range(2)]
@@ -209,7 +204,7 @@ class socket_that_refuses:
     """A port at which nobody listens."""
 
     def __enter__(self):
-        door = Door("127.0.0.1")
+        door = LinkServer("127.0.0.1")
         door.close()
         return door.port
 
@@ -227,8 +222,8 @@ def test_a_stranger_is_turned_away():
         ready.wait()
         at = ("127.0.0.1", doors[0].port)
         with pytest.raises(ConnectionError):
-            call(1, 0, at=at, token=b"guessed.........", window_s=0.01, limit_s=5.0)
-        return call(1, 0, at=at, token=doors[0].token, window_s=0.01, limit_s=5.0)
+            measure_pair(1, 0, at=at, token=b"guessed.........", window_s=0.01, limit_s=5.0)
+        return measure_pair(1, 0, at=at, token=doors[0].token, window_s=0.01, limit_s=5.0)
 
     doors, ready = [], threading.Event()
     answered, link = on_ranks(rank_main, [0, 1])
@@ -239,7 +234,7 @@ def test_a_stranger_is_turned_away():
 def test_a_rank_waits_for_rank_0_only_so_long(monkeypatch):
     monkeypatch.setattr(gathering, "_GRACE_S", 0.0)
     with pytest.raises(TimeoutError, match="rank 0"):
-        on_ranks(lambda rank, door: gather(StoreBoard(Memory()), examined(1, 2), door, wait_s=0.05), [1])
+        on_ranks(lambda rank, door: gather(ResultStore(Memory()), examined(1, 2), door, wait_s=0.05), [1])
 
 
 def test_a_store_that_is_gone_is_rank_0_that_left():
@@ -248,4 +243,4 @@ def test_a_store_that_is_gone_is_rank_0_that_left():
             raise RuntimeError("Broken pipe")
 
     with pytest.raises(ConnectionError, match="rank 0 left: Broken pipe"):
-        StoreBoard(Gone()).post("a", "b")
+        ResultStore(Gone()).post("a", "b")

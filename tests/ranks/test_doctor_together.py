@@ -5,27 +5,30 @@ import fcntl
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
 
 from samestep.base.errors import WorldError
 from samestep.ranks.world.solo import SoloWorld
-from samestep.studies.doctor import joint_checks, links
-from samestep.studies.doctor.gather import StoreBoard
-from samestep.studies.doctor.pair_measurement import Door, call
-from samestep.studies.doctor.rank_checks import Wishes, consult
+from samestep.studies.doctor import joining, links, run_folder
+from samestep.studies.doctor.checks import CHECKS, any_stuck, run_check
+from samestep.studies.doctor.pair_measurement import LinkServer, measure_pair
 from samestep.studies.doctor.report import lines
-from samestep.studies.doctor.time_limit import any_stuck
+from samestep.studies.doctor.results import ResultStore
+from samestep.studies.doctor.run_checks import Options, run_checks
 from support.stores import Memory
+
+SHARED, JOINING = (check for check in CHECKS if check.joint)
 
 
 def looked(*folders):
     """Return what each rank says of the run folder it sees."""
-    board, parts = StoreBoard(Memory()), {}
+    board, parts = ResultStore(Memory()), {}
 
     def rank_main(rank):
-        parts[rank] = joint_checks.one_folder(board, folders[rank], rank=rank, size=len(folders))
+        parts[rank] = run_folder.compare_folders(board, folders[rank], rank=rank, size=len(folders))
 
     threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(len(folders))]
     for thread in threads:
@@ -41,7 +44,7 @@ def test_one_folder_for_all_is_well_and_left_as_it_was(tmp_path):
 
 
 def test_a_rank_that_sees_another_folder_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(joint_checks, "_SHOW_S", 0.05)
+    monkeypatch.setattr(run_folder, "_SHOW_S", 0.05)
     (tmp_path / "own").mkdir()
     first, second, (text,) = looked(tmp_path, tmp_path, tmp_path / "own")
     assert first == second == []
@@ -63,7 +66,7 @@ def test_a_folder_in_which_rank_0_cannot_write_keeps_nobody_waiting(tmp_path, mo
 
 
 @pytest.fixture
-def joining(monkeypatch):
+def joined(monkeypatch):
     """Let `join` give a certain world, or raise a certain error."""
 
     def give(world=None, error=None):
@@ -73,43 +76,42 @@ def joining(monkeypatch):
                 raise error
             yield world
 
-        monkeypatch.setattr(joint_checks, "join", join)
+        monkeypatch.setattr("samestep.ranks.world.join.join", join)
 
     return give
 
 
-def test_a_sum_that_is_right_is_told_with_its_time(joining):
-    joining(SoloWorld())
-    part = joint_checks.one_sum()
+def test_a_sum_that_is_right_is_told_with_its_time(joined):
+    joined(SoloWorld())
+    part = joining.check(None)
     assert part.findings == ()
     assert "a sum of 1 MiB over all takes" in part.rows[0][1]
 
 
-def test_a_sum_that_is_wrong_hurts(joining):
+def test_a_sum_that_is_wrong_hurts(joined):
     class Lossy(SoloWorld):
         def all_reduce(self, tensor, *, op="sum"):
             tensor[7] = torch.nan
 
-    joining(Lossy())
-    (finding,) = joint_checks.one_sum().findings
+    joined(Lossy())
+    (finding,) = joining.check(None).findings
     assert finding.hurts
     assert "wrong in 1 of" in finding.text
 
 
-def test_ranks_that_cannot_join_say_why_without_their_rank(joining):
+def test_ranks_that_cannot_join_say_why_without_their_rank(joined):
     error = WorldError("rank 3 of 4 could not connect to the others: no such interface\nat 0x0")
     error.__cause__ = RuntimeError("no such interface\nat 0x0")
-    joining(error=error)
-    (finding,) = joint_checks.one_sum().findings
+    joined(error=error)
+    (finding,) = joining.check(None).findings
     assert finding.text == "The ranks cannot join each other as a training does: no such interface"
 
 
 def test_joining_that_hangs_is_told(monkeypatch):
     release = threading.Event()
-    monkeypatch.setattr(joint_checks, "_SUM_S", 0.01)
-    monkeypatch.setattr(joint_checks, "_sum", lambda _: release.wait())
+    monkeypatch.setattr(joining, "_sum", lambda _: release.wait())
     try:
-        (finding,) = joint_checks.one_sum().findings
+        (finding,) = run_check(replace(JOINING, timeout_s=0.01), None).findings
         assert "did not end within 0.01 s" in finding.text
     finally:
         release.set()
@@ -131,11 +133,11 @@ def test_devices_that_cannot_be_looked_for_are_a_finding(error, says, monkeypatc
     def fail():
         raise error
 
-    monkeypatch.setattr("samestep.studies.doctor.rank_checks.facts_here", fail)
-    told = consult({}, Wishes(), looks=())
+    monkeypatch.setattr("samestep.studies.doctor.run_checks.facts_here", fail)
+    told = run_checks({}, Options(), checks=())
     ((_, finding),) = told.report.findings
     assert says in finding.text
-    assert told.settle() == 1
+    assert told.agree_on_exit_code() == 1
 
 
 def environment_of(rank, home):
@@ -153,19 +155,21 @@ def environment_of(rank, home):
 
 def test_a_ticket_masks_what_ranks_find_together(tmp_path, monkeypatch):
     """Rank 1 sees another run folder, which lies in its user's home folder."""
-    board, told = StoreBoard(Memory()), {}
-    monkeypatch.setattr(joint_checks, "_SHOW_S", 0.05)
+    board, told = ResultStore(Memory()), {}
+    monkeypatch.setattr(run_folder, "_SHOW_S", 0.05)
     monkeypatch.setattr(links, "_LONGEST_S", 0.01)
     monkeypatch.setattr(links, "_SHORTEST_S", 0.01)
-    monkeypatch.setattr("samestep.studies.doctor.rank_checks._meeting", lambda *_: (board, Door("127.0.0.1")))
+    monkeypatch.setattr(
+        "samestep.studies.doctor.run_checks._connect", lambda *_: (board, LinkServer("127.0.0.1"))
+    )
     folders = [tmp_path / "runs", tmp_path / "ada" / "runs"]
     for folder in folders:
         folder.mkdir(parents=True)
 
     def rank_main(rank):
-        wishes = Wishes(runs=folders[rank], devices=False, ticket=True)
-        told[rank] = consult(environment_of(rank, tmp_path / "ada"), wishes, looks=())
-        told[rank].settle()
+        wishes = Options(run_folder=folders[rank], devices=False, ticket=True)
+        told[rank] = run_checks(environment_of(rank, tmp_path / "ada"), wishes, checks=[SHARED])
+        told[rank].agree_on_exit_code()
 
     threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(2)]
     for thread in threads:
@@ -181,8 +185,8 @@ def test_a_ticket_masks_why_the_others_could_not_be_asked(tmp_path, monkeypatch)
     def fail(*_):
         raise FileNotFoundError(f"No such file or directory: '{tmp_path / 'store'}'")
 
-    monkeypatch.setattr("samestep.studies.doctor.rank_checks._meeting", fail)
-    told = consult(environment_of(1, tmp_path), Wishes(devices=False, ticket=True), looks=())
+    monkeypatch.setattr("samestep.studies.doctor.run_checks._connect", fail)
+    told = run_checks(environment_of(1, tmp_path), Options(devices=False, ticket=True), checks=[SHARED])
     ((_, finding),) = told.report.findings
     assert "'~/store'" in finding.text
     assert str(tmp_path) not in finding.text
@@ -190,12 +194,12 @@ def test_a_ticket_masks_why_the_others_could_not_be_asked(tmp_path, monkeypatch)
 
 def test_ranks_call_each_other_by_ipv6_too():
     try:
-        door = Door("::1")
+        door = LinkServer("::1")
     except OSError:
         pytest.skip("this machine has no IPv6")
     thread = threading.Thread(target=door.answer, args=(0,), kwargs={"limit_s": 10.0})
     thread.start()
-    link = call(0, 1, at=(door.address, door.port), token=door.token, window_s=0.01, limit_s=10.0)
+    link = measure_pair(0, 1, at=(door.address, door.port), token=door.token, window_s=0.01, limit_s=10.0)
     thread.join()
     door.close()
     assert link.there > 0

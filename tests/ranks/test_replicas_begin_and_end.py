@@ -222,6 +222,7 @@ def test_a_copy_and_a_pickle_are_plain_models():
     run_ranks(on_rank, 2)
 
 
+@pytest.mark.filterwarnings("ignore:.*has replaced torch.autograd.backward:RuntimeWarning")
 def test_another_librarys_patch_of_backward_survives():
     original, calls = torch.autograd.backward, []
 

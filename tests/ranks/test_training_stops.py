@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from samestep.base.errors import PutOff
+from samestep.base.errors import Preempted
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
@@ -81,7 +81,7 @@ def run(world, folder, *, after=None, within=None, resume=None):
     checkpoints = CheckpointManager(world, made.options, folder=folder)
     try:
         made.run(replace(callbacks, checkpoints=checkpoints, profiler=profiler))
-    except PutOff:
+    except Preempted:
         return memory.evaluations, True
     finally:
         checkpoints.close()

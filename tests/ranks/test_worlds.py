@@ -10,6 +10,7 @@ from samestep.ranks.world.current import current
 from samestep.ranks.world.operation import OPS
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks, thread_places
+from samestep.testing.counting import CountingWorld
 
 SIZES = (1, 2, 3, 5)
 
@@ -73,11 +74,11 @@ def test_objects_and_tensors_travel_in_rank_order(size):
     def fn(world):
         rank = world.place.rank
         tensor = torch.full((2,), float(rank))
-        world.broadcast(tensor, source=world.place.size - 1)
+        world.broadcast(tensor, src=world.place.size - 1)
         return (
             world.sum(rank + 0.5),
             world.all_gather_objects(f"r{rank}"),
-            world.broadcast_object(rank, source=world.place.size - 1),
+            world.broadcast_object(rank, src=world.place.size - 1),
             tensor.tolist(),
             [t.item() for t in world.all_gather(torch.tensor(rank))],
         )
@@ -97,24 +98,58 @@ def test_send_and_receive_keep_their_order():
     def fn(world):
         if world.place.rank == 0:
             for value in (1.0, 2.0):
-                world.send(torch.tensor([value]), to=1)
+                world.send(torch.tensor([value]), dst=1)
             return []
         got = torch.empty(1)
         received = []
         for _ in range(2):
-            world.receive(got, source=0)
+            world.recv(got, src=0)
             received.append(got.item())
         return received
 
     assert run_ranks(fn, 2) == [[], [1.0, 2.0]]
 
 
+@pytest.mark.parametrize("wrap", [lambda world: world, CountingWorld])
+def test_former_names_of_methods_and_arguments_work_with_a_warning(wrap):
+    def former(world):
+        world, rank, got = wrap(world), world.place.rank, torch.full((1,), -1.0)
+        own = torch.full((1,), 5.0 + rank)
+        world.send(own, to=1) if rank == 0 else world.receive(got, source=0)
+        pending = world.exchange(own, got, to=0) if rank else world.exchange(None, got, source=1)
+        pending.wait()
+        world.broadcast(own, source=1)
+        return own.item(), got.item(), world.broadcast_object(rank, source=1)
+
+    def present(world):
+        world, rank, got = wrap(world), world.place.rank, torch.full((1,), -1.0)
+        own = torch.full((1,), 5.0 + rank)
+        world.send(own, 1) if rank == 0 else world.recv(got, 0)
+        pending = world.exchange(own, got, dst=0) if rank else world.exchange(None, got, src=1)
+        pending.wait()
+        world.broadcast(own, 1)
+        return own.item(), got.item(), world.broadcast_object(rank, 1)
+
+    with pytest.warns(DeprecationWarning, match="is now") as caught:
+        assert run_ranks(former, 2) == run_ranks(present, 2) == [(6.0, 6.0, 1), (6.0, 5.0, 1)]
+    texts = [str(one.message) for one in caught]
+    assert len(texts) == 8  # a wrapper calls by the present names
+    for old, new in (
+        ("send(to=)", "send(dst=)"),
+        ("World.receive(source=)", "World.recv(src=)"),
+        ("exchange(source=)", "exchange(src=)"),
+        ("broadcast(source=)", "broadcast(src=)"),
+        ("broadcast_object(source=)", "broadcast_object(src=)"),
+    ):
+        assert any(f"{old} is now " in text and new in text for text in texts)
+
+
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_sends_against_each_other_are_named(size):
     def fn(world):
         me, got = world.place.rank, torch.empty(1)
-        world.send(torch.ones(1), to=(me + 1) % size)
-        world.receive(got, source=(me - 1) % size)
+        world.send(torch.ones(1), dst=(me + 1) % size)
+        world.recv(got, src=(me - 1) % size)
 
     with pytest.raises(OutOfStep, match="wait for each other") as told:
         run_ranks(fn, size)
@@ -124,7 +159,7 @@ def test_sends_against_each_other_are_named(size):
 
 def test_receives_against_each_other_are_named_though_a_third_rank_waits_as_well():
     def fn(world):
-        world.receive(torch.empty(1), source=(1, 0, 0)[world.place.rank])
+        world.recv(torch.empty(1), src=(1, 0, 0)[world.place.rank])
 
     with pytest.raises(OutOfStep, match="rank 0 receives from rank 1") as told:
         run_ranks(fn, 3)
@@ -136,9 +171,9 @@ def test_ranks_that_exchange_do_not_wait_for_each_other():
         me, size = world.place.rank, world.place.size
         got = torch.empty(2)
         mine = torch.tensor([me, -me], dtype=torch.float32)
-        pending = world.exchange(mine, got, to=(me + 1) % size, source=(me - 1) % size)
+        pending = world.exchange(mine, got, dst=(me + 1) % size, src=(me - 1) % size)
         pending.wait()
-        only_sent = world.exchange(mine, None, to=0) if me else world.exchange(None, mine, source=size - 1)
+        only_sent = world.exchange(mine, None, dst=0) if me else world.exchange(None, mine, src=size - 1)
         only_sent.wait()
         return got.tolist()
 
@@ -214,7 +249,7 @@ def test_a_silent_rank_is_named_within_the_deadline():
         if world.place.rank == 1:
             return silent.wait()
         try:
-            world.receive(torch.empty(1), source=1)
+            world.recv(torch.empty(1), src=1)
         finally:
             silent.set()
 
@@ -226,7 +261,7 @@ def test_a_silent_rank_is_named_within_the_deadline():
 def test_who_waits_for_a_rank_that_has_ended_is_told_so(call):
     def fn(world):
         if world.place.rank == 0:
-            world.send(torch.ones(1), to=1) if call == "send" else world.receive(torch.ones(1), source=1)
+            world.send(torch.ones(1), dst=1) if call == "send" else world.recv(torch.ones(1), src=1)
 
     with pytest.raises(PeerLost, match=r"rank 1 .*it has ended"):
         run_ranks(fn, 2)
@@ -255,9 +290,9 @@ def test_a_process_one_of_many_that_never_joined_is_refused(monkeypatch):
 
 def test_solo_world_refuses_messages_and_other_sizes():
     with pytest.raises(WorldError, match="world of one"):
-        SoloWorld().send(torch.zeros(1), to=1)
+        SoloWorld().send(torch.zeros(1), dst=1)
     with pytest.raises(WorldError, match="world of one"):
-        SoloWorld().exchange(None, torch.zeros(1), source=1)
+        SoloWorld().exchange(None, torch.zeros(1), src=1)
     SoloWorld().exchange(None, None).wait()
     with pytest.raises(WorldError, match="rank 1 of 3"):
         SoloWorld(place=thread_places(3)[1])

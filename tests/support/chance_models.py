@@ -12,7 +12,7 @@ from samestep.autopilot.script.call_account import Account
 from samestep.autopilot.script.options import Options
 from samestep.autopilot.split.activation_checkpoints import checkpoints_of_slices
 from samestep.autopilot.split.batch_norms import batch_norm_of_slices
-from samestep.autopilot.split.declared_dimensions import split
+from samestep.autopilot.split.declared_dimensions import batch_dim
 from samestep.autopilot.split.gradients import Gradients, averaging_grad
 from samestep.autopilot.split.packed_sequences import sequences_of_slices
 from samestep.autopilot.split_calls import CallSplitter, current_gradients, intercepted_calls, splitting_calls
@@ -312,7 +312,7 @@ def calls_until_refused(world):
 
 def kept_unsplit():
     torch.manual_seed(0)
-    return split(Net(), dim=None)(*batch(0)).item()
+    return batch_dim(Net(), dim=None)(*batch(0)).item()
 
 
 def of_batch_norm():

@@ -8,7 +8,7 @@ from samestep.studies.scaling.analysis.points_from_runs import measured
 from samestep.studies.scaling.analysis.points_from_times import from_times
 from samestep.studies.scaling.analysis.rank_files import RankFile, Run
 from samestep.studies.scaling.analysis.study import Study
-from samestep.studies.scaling.analysis.study_from_points import conclude
+from samestep.studies.scaling.analysis.verdict import conclude
 
 PHASES = ("data", "to_device", "forward", "backward", "optimizer", "other")
 OWN = {

@@ -287,7 +287,7 @@ def begin_flags():
         ):
             if hasattr(module, name):
                 setattr(module, name, lambda *_, **__: 0)
-    doctor.consult = _Nothing
+    doctor.run_checks = _Nothing
     samestep.studies.verify.verification.Verification = _Nothing
     verify._prepare = lambda size: None
     verify._print = lambda report: None
@@ -297,7 +297,7 @@ def begin_flags():
 class _Nothing:
     """Stands for what would start processes."""
 
-    report, verdict, all_findings, alone, rank = None, "same", (), True, 0
+    report, verdict, all_findings, unreached, rank = None, "same", (), True, 0
 
     def __init__(self, *_, **__):
         pass
@@ -305,7 +305,7 @@ class _Nothing:
     def run(self):
         return self
 
-    def settle(self):
+    def agree_on_exit_code(self):
         return 0
 
     def as_json(self):

@@ -1,7 +1,7 @@
 """Scaling studies made up for tests: a step whose parts follow a simple model of N workers."""
 
 from samestep.studies.scaling.analysis.study import PHASES, Point, Rank, Span, Study
-from samestep.studies.scaling.analysis.study_from_points import conclude
+from samestep.studies.scaling.analysis.verdict import conclude
 
 BATCH = 256
 STEP_S = {

@@ -8,10 +8,8 @@ that has exited early never arrives, and another one may be in another collectiv
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import NoReturn
-from unittest.mock import patch
 
 from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import _get_default_store
@@ -19,6 +17,8 @@ from torch.distributed.distributed_c10d import _get_default_store
 from samestep.autopilot.script.call_account import Account
 from samestep.autopilot.split.gradients import Gradients
 from samestep.base.errors import Error, OutOfStep, PeerLost
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached, wrapping
 from samestep.observe.hang.watchdog import waiting_at_end
 from samestep.ranks.world.protocol import World
 
@@ -108,9 +108,9 @@ class EndCheck:
 @contextmanager
 def checked_exits(check: EndCheck) -> Iterator[None]:
     """Let `os._exit` in the script's main thread compare the ranks first, as its normal end does."""
-    process, leave = os.getpid(), os._exit
+    process = os.getpid()
 
-    def leave_checked(code: int) -> NoReturn:
+    def leave_checked(leave: Callable[[int], None], code: int) -> None:
         if os.getpid() == process and threading.current_thread() is threading.main_thread():
             try:
                 check.run(code)
@@ -120,7 +120,7 @@ def checked_exits(check: EndCheck) -> Iterator[None]:
                 code = error.exit_code
         leave(code)
 
-    with patch.object(os, "_exit", leave_checked):
+    with attached(declarations.EXIT, wrapping(leave_checked)):
         yield
 
 

@@ -1,7 +1,6 @@
 """Runs a serial script on all ranks, as a replicated script: same steps, same results, one set of outputs."""
 
 import atexit
-import functools
 import os
 import sys
 import time
@@ -9,9 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
-from unittest.mock import patch
 
-import torch
 from torch.distributed.distributed_c10d import _get_default_store
 
 from samestep.autopilot.end_check import EndCheck, checked_exits
@@ -45,6 +42,8 @@ from samestep.autopilot.split.packed_sequences import sequences_of_slices
 from samestep.autopilot.split_calls import CallSplitter, current_gradients, intercepted_calls, splitting_calls
 from samestep.base.owned_folders import owned_folder
 from samestep.base.standard_streams import write_stderr
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached, wrapping
 from samestep.observe.hang.watchdog import is_waiting
 from samestep.ranks.collectives.chosen_algorithms import ByAlgorithm, by_algorithm
 from samestep.ranks.collectives.shared_memory_world import on_one_host
@@ -219,10 +218,8 @@ def _gradient_world(world: World, options: Options) -> World:
 @contextmanager
 def _after_some_steps(account: Account, then: Stop) -> Iterator[None]:
     """Count the backward passes of a script, and call `then` after the first `BACKWARDS_UNTIL_CHECK`."""
-    original = torch.autograd.backward
 
-    @functools.wraps(original)
-    def backward(*args: Any, **kwargs: Any) -> None:
+    def backward(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         if not account.backwards and not account.split:
             account.plain_weights = plain_weights(args[0] if args else kwargs["tensors"])
         with out_of_memory_is_final("backward"):
@@ -231,7 +228,7 @@ def _after_some_steps(account: Account, then: Stop) -> Iterator[None]:
         if account.backwards == BACKWARDS_UNTIL_CHECK:
             then(account)
 
-    with patch.object(torch.autograd, "backward", backward):
+    with attached(declarations.COUNTED_BACKWARD, wrapping(backward)):
         yield
 
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
-from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,7 +22,7 @@ from samestep.autopilot.split import bypassed_modules, module_outputs
 from samestep.autopilot.split.activation_checkpoints import is_within_slice
 from samestep.autopilot.split.batch_norms import uses_batch_norm
 from samestep.autopilot.split.call_plans import CallArguments, SplitPlan
-from samestep.autopilot.split.call_signatures import CallSignatures, Signature
+from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSizes, Signature
 from samestep.autopilot.split.forward_reductions import watching_reductions
 from samestep.autopilot.split.gradients import Gradients, leaves_of
 from samestep.autopilot.split.guards import observer, plain_attributes
@@ -32,7 +31,9 @@ from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.slice_call import Forward, call_slice
 from samestep.autopilot.state.sample_reads import GuardedReads
 from samestep.base.errors import OutOfStep, UsageError
+from samestep.hooks import declarations
 from samestep.hooks.random_draws import RngState
+from samestep.hooks.registry import attached_all, wrapping
 from samestep.hooks.tensor_tree import leaves
 from samestep.parallel.sharding.share import share
 from samestep.ranks.world.protocol import World
@@ -45,10 +46,6 @@ NO_TENSORS = "it is called without dense tensors that have dimensions"
 LAZY = "its parameters have no shapes before its first call"
 SMALL_SLICE = "batch norm over a slice of one sample"
 OTHER_STATE = "it goes on from the state of a batch of another size"
-MOST_FAILED_SIZES = 3
-"""Sizes of calls of one signature that are checked before the signature stays unsplit permanently."""
-MOST_SPLIT_SIZES = 4
-"""Sizes of split calls of one signature that are all checked; then one whenever their number doubles."""
 
 
 class CallSplitter:
@@ -78,7 +75,7 @@ class CallSplitter:
         self._plans: WeakKeyDictionary[nn.Module, dict[Signature, SplitPlan | None]] = WeakKeyDictionary()
         self._reasons: WeakKeyDictionary[nn.Module, dict[Signature, str]] = WeakKeyDictionary()
         self._followed_at: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
-        self._checked_sizes: WeakKeyDictionary[nn.Module, dict[Signature, set[Any]]] = WeakKeyDictionary()
+        self._sizes: WeakKeyDictionary[nn.Module, dict[Signature, CheckedSizes]] = WeakKeyDictionary()
         self._signatures = CallSignatures(world.device)
         self._schedule = CheckSchedule(world.place.size, options.check_every)
 
@@ -125,15 +122,21 @@ class CallSplitter:
             return forward(module, *given.args, **given.kwargs)
         with torch.inference_mode(mode=False):  # gradient buffers are also used outside of it
             self._follow(module, given)
-        if self._is_checked(module, signature, given, plans.get(signature)):
+        known = plans.get(signature)
+        total = None if known is None else given.total(known.dims) or 0
+        sizes = self._sizes.setdefault(module, {}).setdefault(signature, CheckedSizes())
+        if sizes.are_checked(given, total, self._world.place.size):
             bypassed_modules.note_direct_forward(self._account, module)
             check = EquivalenceCheck(forward, module, given, self._world)
             verdict = check.run()
             signature = self._signatures.without_own_changes(module, plain, signature)
-            plans[signature] = verdict.plan
             if verdict.plan is None:
+                sizes.fail(given)
+                self._sizes[module].setdefault(signature, CheckedSizes()).fail(given)
                 self._reasons.setdefault(module, {})[signature] = verdict.why
+                plans.setdefault(signature, None)
             else:
+                plans[signature] = verdict.plan
                 if verdict.printed:
                     self._account.note_prints(what, main=self._world.place.is_main)
                 if self._options.are_serial:
@@ -143,7 +146,7 @@ class CallSplitter:
                 check.restore()
                 return self._followed(self._by_plan(forward, module, given, verdict.plan, what), given)
         plan = plans.get(signature)
-        if plan is None:
+        if plan is None or not self._sizes[module][signature].may_be_split(given):
             self._account.note_unsplit(what, self._reasons.get(module, {}).get(signature, FAILED))
             return forward(module, *given.args, **given.kwargs)
         return self._by_plan(forward, module, given, plan, what)
@@ -201,13 +204,13 @@ class CallSplitter:
             if before is not None and not before.same(RngState.now(self._world.device)):
                 raise OutOfStep(
                     f"{name} drew random numbers, and drew none in its equivalence check: the workers' "
-                    "random streams now differ. Keep its calls unsplit: samestep.split(model, dim=None)."
+                    "random streams now differ. Keep its calls unsplit: samestep.batch_dim(model, dim=None)."
                 )
             if draws is not None and draws.unknown:
                 raise OutOfStep(
                     f"{name} drew random numbers in another way than in its equivalence check "
                     f"({'; '.join(sorted(draws.unknown))}). Keep its calls unsplit: "
-                    "samestep.split(model, dim=None)."
+                    "samestep.batch_dim(model, dim=None)."
                 )
             value = module_outputs.outcome(module, outputs, plan.sides)
             result, left = module_outputs.gather_outcome(value, plan.joints, split, what=name)
@@ -234,25 +237,6 @@ class CallSplitter:
         if self._slicing is not None and self._slicing.split is not None:
             return total  # the script has only its slice
         return len(share(total, place.rank, place.size))
-
-    def _is_checked(
-        self, module: nn.Module, signature: Signature, given: CallArguments, plan: SplitPlan | None
-    ) -> bool:
-        """Return whether a call is checked: one of a new size.
-
-        A model may branch on a size; and dimensions of equal size in earlier calls may have been confused.
-        """
-        sizes = tuple(tensor.shape for _, tensor in given.tensors())
-        checked = self._checked_sizes.setdefault(module, {}).setdefault(signature, set())
-        if sizes in checked:
-            return False
-        if plan is None:
-            if len(checked) >= MOST_FAILED_SIZES:
-                return False
-        elif (given.total(plan.dims) or 0) < self._world.place.size:
-            return False
-        checked.add(sizes)
-        return plan is None or len(checked) <= MOST_SPLIT_SIZES or len(checked).bit_count() == 1
 
     def _followed(self, outputs: Any, given: CallArguments) -> Any:
         """Follow other tensors that get gradients in a call, such as those of the script."""
@@ -282,31 +266,35 @@ def splitting_calls(calls: CallSplitter) -> Iterator[None]:
 @contextmanager
 def intercepted_calls() -> Iterator[None]:
     """Replace `nn.Module.__call__` and tensor hooks, so that `splitting_calls` can split calls."""
-    original: Callable[..., Any] = nn.Module.__call__
     counting = register_module_parameter_registration_hook(_count_registration)
 
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling():  # it traces a compiled module
-            return original(module, *args, **kwargs)
-        calls = _calls.get()
-        return original(module, *args, **kwargs) if calls is None else calls(original, module, args, kwargs)
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_dynamo_compiling():  # it traces a compiled module
+                return original(module, *args, **kwargs)
+            calls = _calls.get()
+            if calls is None:
+                return original(module, *args, **kwargs)
+            return calls(original, module, args, kwargs)
 
-    register_original: Callable[..., Any] = Tensor.register_hook
-    retain_original: Callable[..., Any] = Tensor.retain_grad
+        return call
 
-    def register_hook(tensor: Tensor, hook: Callable[..., Any]) -> Any:
+    def register_hook(original: Callable[..., Any], tensor: Tensor, hook: Callable[..., Any]) -> Any:
         _refuse_within_slice("a hook on a tensor")
-        return register_original(tensor, hook)
+        return original(tensor, hook)
 
-    def retain_grad(tensor: Tensor) -> None:
+    def retain_grad(original: Callable[..., None], tensor: Tensor) -> None:
         _refuse_within_slice("retain_grad")
-        retain_original(tensor)
+        original(tensor)
 
+    hooks = {
+        declarations.SPLIT_CALL: make,
+        declarations.TENSOR_HOOK: wrapping(register_hook),
+        declarations.RETAINED_GRAD: wrapping(retain_grad),
+    }
     with ExitStack() as stack:
         stack.callback(counting.remove)
-        stack.enter_context(patch.object(nn.Module, "__call__", call))
-        stack.enter_context(patch.object(Tensor, "register_hook", register_hook))
-        stack.enter_context(patch.object(Tensor, "retain_grad", retain_grad))
+        stack.enter_context(attached_all(hooks))
         stack.enter_context(bypassed_modules.functional_calls())
         yield
 
@@ -315,7 +303,7 @@ def _refuse_within_slice(what: str) -> None:
     if is_within_slice():
         raise UsageError(
             f"{what} within a split call gets a slice. Keep the model's calls unsplit: "
-            "samestep.split(model, dim=None)."
+            "samestep.batch_dim(model, dim=None)."
         )
 
 

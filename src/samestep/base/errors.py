@@ -1,4 +1,4 @@
-"""Defines every exception of samestep.
+"""Defines the exceptions of samestep; scripts import them from `samestep.errors`.
 
 The hierarchy, each subclass indented under its base::
 
@@ -11,12 +11,16 @@ The hierarchy, each subclass indented under its base::
           PeerLost           a rank died or did not answer in time
           OutOfStep          replicas differ, or ranks disagree about the next step
         CheckpointError      there is no usable checkpoint
-        PutOff               a rank was preempted and saved a checkpoint; the run can resume
+        Preempted            a rank was preempted and saved a checkpoint; the run can resume
         WorkerFailed         a worker ended with an error; carries the exit code of the run
+      AssertionError
+        Nonconforming        a function is not the collective that `samestep.testing` checked it as
 
 Every message states what was found, with the values, and what to do next. The command line prints it
 without a traceback and exits with `exit_code`.
 """
+
+from collections.abc import Sequence
 
 _LONGEST = 900
 """Characters of the longest message that is printed in full; it can quote a value of any length."""
@@ -32,6 +36,7 @@ class Error(Exception):
     """An error that samestep reports; the base class of all its exceptions."""
 
     exit_code = 2
+    """Exit code of a command that ends with this error."""
 
 
 class UsageError(Error, ValueError):
@@ -64,7 +69,7 @@ class CheckpointError(Error):
     """There is no usable checkpoint at the given path."""
 
 
-class PutOff(Error):  # noqa: N818 - reads as the event it is
+class Preempted(Error):  # noqa: N818 - reads as the event it is
     """A rank was preempted: it finished the step and saved a checkpoint, and the run can be resumed."""
 
     exit_code = PUT_OFF
@@ -81,6 +86,23 @@ class WorkerFailed(Error):  # noqa: N818 - reads as the event it is
     def __init__(self, message: str, *, exit_code: int = 1) -> None:
         super().__init__(message)
         self.exit_code = exit_code or 1
+
+
+class Nonconforming(AssertionError):  # noqa: N818 - names what the function is
+    """A function is not the collective it was checked as; the message lists tensors and problems.
+
+    Args:
+        message: for people.
+        codes: of all problems, as `samestep.testing.judge.CODES` has them, in the order of the calls.
+    """
+
+    def __init__(self, message: str, codes: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.codes = tuple(codes)
+
+
+for _kind in [one for one in globals().values() if isinstance(one, type) and issubclass(one, Exception)]:
+    _kind.__module__ = "samestep.errors"  # a traceback shows the name under which a script imports it
 
 
 def one_line(message: str) -> str:

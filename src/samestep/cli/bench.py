@@ -25,7 +25,7 @@ from samestep.run.execution import OWN_PROGRAM, decide_own, start_own
 from samestep.run.worker_binding import bind_worker
 from samestep.studies.bench.request import COLLECTIVES, DTYPES, SYNCS, Request, chosen, names_of, sizes_of
 from samestep.studies.bench.time_limit import Limit, exit_on_timeout
-from samestep.studies.report.write import write_text
+from samestep.studies.report.write import write_figures, write_text
 
 if TYPE_CHECKING:
     from samestep.ranks.world.protocol import World
@@ -42,7 +42,7 @@ class Duration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class Output(results.Output):
     """The options of the results of a collective."""
 
     save: Annotated[
@@ -50,9 +50,8 @@ class Output:
         switch("Store the fastest all-reduce for each size, for --algorithm auto.", RESULTS_PANEL, "--save"),
     ] = False
     plot: Annotated[Path | None, option("FILE.svg", "Plot times over sizes.", RESULTS_PANEL)] = None
-    as_json: results.AsJson = False
 
-    def check(self, request: Request) -> None:
+    def check_for(self, request: Request) -> None:
         """Raise an error if the results of `request` cannot be stored like this."""
         if self.save and request.collective != "all_reduce":
             raise UsageError("--save is for all-reduce, the only collective with a choice of algorithm.")
@@ -100,7 +99,7 @@ def command_for(collective: str) -> Callable[..., None]:
             seconds=duration.seconds,
             timeout_s=duration.timeout,
         )
-        output.check(request)
+        output.check_for(request)
         flags = {
             "sizes": ",".join(map(str, request.sizes)),
             "algorithm": ",".join(request.algorithms) or None,
@@ -108,10 +107,13 @@ def command_for(collective: str) -> Callable[..., None]:
             "rounds": rounds,
             **asdict(duration),
             "plot": output.plot,
+            "figures": output.figures,
             "save": output.save or None,
             "json": output.as_json or None,
         }
         decision = _decide(start)
+        if decision.is_main:
+            output.check()
         if isinstance(decision.plan, Spawn):
             _refuse_unknown(request)
         _start_or_bind(decision, ["bench", spelled, *as_arguments(flags)])
@@ -220,7 +222,7 @@ def _work(request: Request, output: Output, *, threads: int | None) -> None:
 
 def _output(report: "Report", request: Request, world: "World", output: Output) -> None:
     from samestep.studies.bench.cost_fit import crossovers
-    from samestep.studies.bench.text import picture, report_text, times_of
+    from samestep.studies.bench.text import chart, report_text, times_of
 
     if report.rows and output.as_json:
         print("".join(json_line(row.as_dict()) for row in report.rows).rstrip(), flush=True)
@@ -229,7 +231,9 @@ def _output(report: "Report", request: Request, world: "World", output: Output) 
     for one in report.wrong:
         log(f"{one.algorithm} is wrong at {bytes_text(one.bytes)}, and was not timed: {one.problem}")
     if output.plot is not None and report.rows:
-        log(f"plot: {write_text(output.plot, picture(report, request, world.place.size))}")
+        log(f"plot: {write_text(output.plot, chart(report, request, world.place.size).svg())}")
+    if output.figures is not None and report.rows:
+        log(write_figures([chart(report, request, world.place.size)], output.figures))
     if output.save and report.rows:
         measured = Measured(ranks=world.place.size, hosts=world.place.nodes, device=world.device.type)
         log(f"stored for --algorithm auto: {measured.save(crossovers(times_of(report.rows)))}")

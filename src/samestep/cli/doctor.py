@@ -17,11 +17,11 @@ from samestep.cli.options.settings import as_arguments
 from samestep.launch.job import Job
 from samestep.launchers.detect import detect
 from samestep.run.execution import OWN_PROGRAM, decide_own, execute
-from samestep.studies.doctor.clean import clean as clean_up
+from samestep.studies.doctor.checks import any_stuck
 from samestep.studies.doctor.masking import Mask
-from samestep.studies.doctor.rank_checks import Told, Wishes, consult
+from samestep.studies.doctor.orphans import clean as clean_up
 from samestep.studies.doctor.report import Report, lines, record
-from samestep.studies.doctor.time_limit import any_stuck
+from samestep.studies.doctor.run_checks import Options, Outcome, run_checks
 
 
 @grouped
@@ -64,9 +64,10 @@ def doctor(
         arguments = ("doctor", *as_arguments({**flags, "wait": wait}))
         decision = decide_own(Job(program=replace(OWN_PROGRAM, args=arguments), workers=start.workers))
         return execute(replace(decision, explains_exit_1=True))
-    consulted = consult(environment, Wishes(runs=run_folder, devices=devices, ticket=ticket, wait_s=wait))
-    _print(consulted, as_json=as_json, mask=Mask.of(environment) if ticket else None)
-    code = consulted.settle()
+    chosen = Options(run_folder=run_folder, devices=devices, ticket=ticket, wait_s=wait)
+    outcome = run_checks(environment, chosen)
+    _print(outcome, as_json=as_json, mask=Mask.of(environment) if ticket else None)
+    code = outcome.agree_on_exit_code()
     if any_stuck():  # the interpreter would wait for the stuck thread
         sys.stdout.flush()
         sys.stderr.flush()
@@ -74,11 +75,11 @@ def doctor(
     return code
 
 
-def _print(consulted: Told, *, as_json: bool, mask: Mask | None) -> None:
-    report = consulted.report
+def _print(outcome: Outcome, *, as_json: bool, mask: Mask | None) -> None:
+    report = outcome.report
     if report is None:
         return
-    if consulted.alone and consulted.rank:
+    if outcome.unreached and outcome.rank:
         _log_problems(report)
     elif as_json:
         print(json.dumps(record(report)), flush=True)
@@ -91,6 +92,6 @@ def _print(consulted: Told, *, as_json: bool, mask: Mask | None) -> None:
 
 def _log_problems(report: Report) -> None:
     """Print the problems of this rank on stderr, because it could not send them to rank 0."""
-    (one,) = report.examinations
+    (one,) = report.ranks
     found = [finding.text for _, finding in report.findings if finding.hurts]
     sys.stderr.write("".join(f"rank {one.rank} on {one.host}: problem: {text}\n" for text in found))

@@ -6,22 +6,26 @@ from typing import Annotated
 
 import typer
 
+from samestep.base.console import log
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.cli.options import results
-from samestep.cli.options.declare import RESULTS_PANEL, option, switch
+from samestep.cli.options.declare import RESULTS_PANEL, grouped, option, switch
 from samestep.studies.report import run_comparison, run_page
+from samestep.studies.report.figures import charts
 from samestep.studies.report.read_run import names, read_run
 from samestep.studies.report.run_page import NAME
 from samestep.studies.report.run_summary import headline, hints
-from samestep.studies.report.write import write_text
-from samestep.studies.scaling.analysis.log_paths import seen_from_here
+from samestep.studies.report.write import write_figures, write_text
 from samestep.studies.scaling.analysis.study_file import as_json as study_as_json
+from samestep.studies.scaling.analysis.study_file import seen_from_here
+from samestep.studies.scaling.report.figures import charts as study_charts
 from samestep.studies.scaling.report.page import write_study_page
 from samestep.studies.scaling.report.sources import is_about_scaling, is_study, study_of
 from samestep.studies.scaling.report.text import study_text, terminal_width
 
 
+@grouped
 def report(
     paths: Annotated[
         list[Path],
@@ -43,15 +47,16 @@ def report(
             RESULTS_PANEL,
         ),
     ] = None,
-    as_json: results.AsJson = False,
+    output: results.Output,
 ) -> None:
     """Write a page about a run, a comparison of runs, or a scaling study.
 
     The page is one HTML file that needs no network. It shows curves, times, settings and the machine. --json
     prints its path with a summary of each run, or with the study.
     """
+    output.check()
     if scaling or is_about_scaling(paths):
-        _report_study(paths, worth=worth, out=out, as_json=as_json)
+        _report_study(paths, output, worth=worth, out=out)
         return
     if worth is not None:
         raise UsageError("--worth needs a comparison of numbers of workers; add --scaling.")
@@ -60,8 +65,10 @@ def report(
         page = write_text(out or paths[0] / NAME, run_page.render(runs[0]))
     else:
         page = write_text(out or Path(NAME), run_comparison.render(runs))
+    if output.figures is not None:
+        log(write_figures(charts(runs), output.figures))
     headlines = dict(zip(names(runs), map(headline, runs), strict=True))
-    if as_json:
+    if output.as_json:
         found = {
             name: [asdict(hint) for hint in hints(run)] for name, run in zip(headlines, runs, strict=True)
         }
@@ -72,10 +79,14 @@ def report(
     print(f"page: {page}")
 
 
-def _report_study(paths: list[Path], *, worth: float | None, out: Path | None, as_json: bool) -> None:
+def _report_study(
+    paths: list[Path], output: results.Output, *, worth: float | None, out: Path | None
+) -> None:
     study = study_of(paths, bar=worth)
     page = write_study_page(study, out or _beside(paths))
-    if as_json:
+    if output.figures is not None:
+        log(write_figures(study_charts(study), output.figures))
+    if output.as_json:
         print(json_line({"page": str(page), "study": study_as_json(study)}).rstrip())
         return
     if is_study(paths[0]):

@@ -9,6 +9,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from samestep.autopilot.script.options import Options
+from samestep.base.console import log
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.base.units import check_hang_timeout
@@ -24,15 +25,16 @@ from samestep.launch.submit.site_defaults import (
     SlurmSite,
     site_of,
 )
-from samestep.studies.scaling.analysis.log_paths import seen_from_here
+from samestep.studies.report.write import write_figures
 from samestep.studies.scaling.analysis.study import Study
 from samestep.studies.scaling.analysis.study_file import as_json as as_json_of
+from samestep.studies.scaling.analysis.study_file import seen_from_here
+from samestep.studies.scaling.report.figures import charts
 from samestep.studies.scaling.report.text import study_text, terminal_width
-from samestep.studies.scaling.sweep.collect import Frame
+from samestep.studies.scaling.sweep.collect import Frame, source_of
 from samestep.studies.scaling.sweep.execution import default_folder, refuse_taken
-from samestep.studies.scaling.sweep.local_runs import LocalRuns, local_runs, refuse_too_many
-from samestep.studies.scaling.sweep.plan import Request, Scaling, plan
-from samestep.studies.scaling.sweep.script_source import source_of
+from samestep.studies.scaling.sweep.local_runs import LocalRuns, local_runs
+from samestep.studies.scaling.sweep.plan import Request, Scaling, plan, refuse_too_many
 from samestep.studies.scaling.sweep.slurm_runs import SlurmRuns, collect
 from samestep.studies.scaling.sweep.variants import compared_threads
 
@@ -44,7 +46,7 @@ SETTINGS: Mapping[str, Any] = {
 
 _SWEEP, _MEASUREMENT, _JOBS = "Sweep", "Measurement", "Slurm jobs"
 _JOB_PANELS = (_JOBS, SIZE_PANEL, SITE_PANEL, SOFTWARE_PANEL)
-_WITH_COLLECT = ("--collect", "--worth", "--json")
+_WITH_COLLECT = ("--collect", "--worth", "--figures", "--json")
 """Options that do not change how a study is measured."""
 
 
@@ -131,7 +133,7 @@ def scale(
     out: Annotated[
         Path | None, option("DIR", "Folder of the study. Default: studies/NAME-TIME.", RESULTS_PANEL)
     ] = None,
-    as_json: results.AsJson = False,
+    output: results.Output,
     dry_run: launch.DryRun = False,
     submission: StudyJobs,
     **settings: Any,
@@ -141,11 +143,12 @@ def scale(
     Each run is a separate command that is stopped after some steps; files that it writes are discarded. The
     exit code is 0 if every number of workers was measured, and 1 if a run failed and the others are reported.
     """
-    _refuse_unused(context, submission)
+    output.check()
+    _refuse_unused(context, submission, output)
     if submission.collect is not None:
         if target is not None:
             raise UsageError(f"--collect {submission.collect} has its own target; leave {target} out.")
-        return _print_study(collect(submission.collect, bar=worth), submission.collect, as_json=as_json)
+        return _print_study(collect(submission.collect, bar=worth), submission.collect, output)
     if target is None:
         raise UsageError("no target is given; give a script or a recipe.")
     found = Target.of(target, arguments or (), module=module, mode=mode)
@@ -186,7 +189,7 @@ def scale(
         return 0
     if found.kind == "script":
         frame = replace(frame, source=source_of(Path(target)))
-    return _print_study(runs.execute(frame, trials), request.folder, as_json=as_json)
+    return _print_study(runs.execute(frame, trials), request.folder, output)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -199,8 +202,10 @@ def _numbers(text: str) -> tuple[int, ...]:
     return numbers
 
 
-def _refuse_unused(context: typer.Context, submission: StudyJobs) -> None:
-    """Refuse options of jobs without ``--submit``, and those of a new study with ``--collect``."""
+def _refuse_unused(context: typer.Context, submission: StudyJobs, output: results.Output) -> None:
+    """Refuse options of jobs without ``--submit``, of a new study with ``--collect``, and of no result."""
+    if submission.detach and output.figures is not None:
+        raise UsageError("--figures needs the results, and --detach does not wait; give it with --collect.")
     if submission.submit not in (None, "slurm"):
         raise UsageError(f"--submit {submission.submit!r} is not supported; give slurm.")
     for one in context.command.params:
@@ -211,7 +216,7 @@ def _refuse_unused(context: typer.Context, submission: StudyJobs) -> None:
         if submission.collect is not None and flag not in _WITH_COLLECT:
             raise UsageError(
                 f"{flag} has no effect with --collect, which collects a study as it was submitted. Leave it "
-                "out; only --worth and --json go with --collect."
+                "out; only --worth, --figures and --json go with --collect."
             )
         is_of_job = flag == "--detach" or getattr(one, "rich_help_panel", "") in _JOB_PANELS
         if is_of_job and submission.submit is None and flag != "--collect" and context.params[one.name or ""]:
@@ -220,14 +225,16 @@ def _refuse_unused(context: typer.Context, submission: StudyJobs) -> None:
             )
 
 
-def _print_study(result: tuple[Study, int] | str, folder: Path, *, as_json: bool) -> int:
-    """Print the study in `folder`, or the numbers of its jobs, and return the exit code."""
+def _print_study(result: tuple[Study, int] | str, folder: Path, output: results.Output) -> int:
+    """Print a study and save its charts, or print the numbers of its jobs; return the exit code."""
     if isinstance(result, str):
         print(result)
         return 0
     study, code = result
-    if as_json:
+    if output.as_json:
         print(json_line(as_json_of(study)).rstrip())
     else:
         print(study_text(seen_from_here(study, folder), terminal_width()))
+    if output.figures is not None:
+        log(write_figures(charts(study), output.figures))
     return code

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 
 from samestep.base import env
 from samestep.base.console import log
-from samestep.base.errors import Error, PutOff, UsageError
+from samestep.base.errors import Error, Preempted, UsageError
 from samestep.base.machine.accelerators import accelerator_count
 from samestep.base.record import json_line
 from samestep.cli.options import launch, results
@@ -28,7 +29,10 @@ from samestep.observe.clock.clock_file import ClockOptions
 from samestep.run.decision import Decision, with_checks
 from samestep.run.execution import OWN_PROGRAM, decide_own, run_monitored, start_own
 from samestep.run.worker_binding import bind_worker
+from samestep.studies.report.figures import charts
+from samestep.studies.report.read_run import read_run
 from samestep.studies.report.run_page import write_report
+from samestep.studies.report.write import write_figures
 from samestep.training.output.run_folder import RunFolder
 from samestep.training.settings.run_options import RunOptions
 from samestep.training.settings.training_settings import Settings
@@ -97,7 +101,7 @@ def train(
     out: Annotated[
         Path | None, option("DIR", "Run folder. Default: runs/RECIPE-TIME.", RESULTS_PANEL)
     ] = None,
-    as_json: results.AsJson = False,
+    output: results.Output,
     recording: launch.Clock,
     **settings: Any,
 ) -> None:
@@ -114,10 +118,9 @@ def train(
     if eval_only != (weights is not None):
         raise UsageError("--eval-only and --from CHECKPOINT need each other; give both or none.")
     clocking = recording.checked()
-    if clocking is not None and eval_only:
-        raise UsageError(
-            "--clock records the steps of a training, and --eval-only does not train; leave out one of them."
-        )
+    if eval_only:
+        given_flags = {"--clock records the steps": clocking, "--figures saves the charts": output.figures}
+        _refuse_with_eval_only(given_flags)
     request = Request(
         recipe=recipe,
         fast=fast,
@@ -144,19 +147,28 @@ def train(
     )
     decision = with_checks(decide_own(job, threads=threads, bind=start.bind), hang_timeout=start.hang_timeout)
     refuse_unused(job, decision.plan, Rendezvous(), launcher=decision.detected.launcher)
-    _exit_if_finished(request, decision, as_json=as_json)
+    if decision.is_main:
+        output.check()
+    _exit_if_finished(request, decision, as_json=output.as_json)
     resolved = resolve(request, workers=decision.size)
     if resolved.settings.compile and not accelerator_count():  # only workers may open accelerators
         check_compiler(resolved)
     if clocking is not None and decision.starts_all:
         clocking.refuse_used()
     if isinstance(decision.plan, Spawn) and (decision.size > 1 or start.max_restarts):
-        raise typer.Exit(_start(decision, request, resolved, recording, as_json=as_json))
-    work = partial(_work, decision, resolved, clocking, threads=threads, as_json=as_json)
+        raise typer.Exit(_start(decision, request, resolved, recording, output))
+    work = partial(_work, decision, resolved, clocking, output, threads=threads)
     if decision.detected.launcher == SAMESTEP.name:  # it runs its workers under the watchdog already
         work()
     else:
         run_monitored(decision, work)
+
+
+def _refuse_with_eval_only(flags: Mapping[str, object]) -> None:
+    """Refuse flags of a training, given by what they do, if they were given."""
+    for what, value in flags.items():
+        if value is not None:
+            raise UsageError(f"{what} of a training, and --eval-only does not train; leave out one of them.")
 
 
 def _exit_if_finished(request: "Request", decision: Decision, *, as_json: bool) -> None:
@@ -178,8 +190,7 @@ def _start(
     request: "Request",
     resolved: "ResolvedConfig",
     recording: launch.Clock,
-    *,
-    as_json: bool,
+    output: results.Output,
 ) -> int:
     """Start the workers with the same request and a fixed run folder, and return the exit code."""
     if resolved.weights is None:
@@ -193,7 +204,7 @@ def _start(
     if decision.is_main:
         _log_settings(decision, resolved)
     try:
-        code, why = start_own(decision, _arguments(request, recording, as_json=as_json)), ""
+        code, why = start_own(decision, _arguments(request, recording, output)), ""
     except Error as error:
         if not _has_finished(resolved):
             raise
@@ -219,9 +230,9 @@ def _work(
     decision: Decision,
     resolved: "ResolvedConfig",
     clocking: ClockOptions | None,
+    output: results.Output,
     *,
     threads: int | None,
-    as_json: bool,
 ) -> None:
     """Train or evaluate, as one of the workers."""
     from samestep.ranks.world.join import join
@@ -238,17 +249,17 @@ def _work(
                 world.on_main(lambda: _log_settings(decision, resolved))
             if resolved.weights is not None:
                 found = score(world, resolved)
-                world.print(json_line(found.as_dict()).rstrip() if as_json else found.summary())
+                world.print(json_line(found.as_dict()).rstrip() if output.as_json else found.summary())
                 return
             result = _train(world, resolved, clocking)
             finished = result is not None
             if result is not None and world.place.is_main:
-                _report(result, resolved.out, as_json=as_json)
+                _report(result, resolved.out, output)
     except KeyboardInterrupt:
         if decision.size == 1:  # with several workers the launcher logs it
             log(f"ended by signal {SIGINT:d}.")
         raise
-    except PutOff as stopped:
+    except Preempted as stopped:
         if world.place.is_main:
             log(f"{stopped}. To continue: samestep train --resume {resolved.out}")
         raise typer.Exit(stopped.exit_code) from None
@@ -274,15 +285,17 @@ def _train(world: "World", resolved: "ResolvedConfig", clocking: ClockOptions | 
     return result
 
 
-def _report(result: "Result", folder: Path, *, as_json: bool) -> None:
-    """Print the result of a training, and write its page; an error there does not fail the training."""
+def _report(result: "Result", folder: Path, output: results.Output) -> None:
+    """Print the result of a training, and write page and figures; an error there does not fail it."""
     where = f"run folder: {folder}"
     try:
         where += f", page: {write_report(folder)}"
+        if output.figures is not None:
+            log(write_figures(charts([read_run(folder)]), output.figures))
     except Exception as error:  # noqa: BLE001 - the result is on disk already
-        log(f"the training has finished, but its page cannot be written: {_line(error)}")
+        log(f"the training has finished, but not all of its page and figures can be written: {_line(error)}")
     try:
-        text = json_line(result.as_dict()).rstrip() if as_json else f"{result.summary()}\n{where}"
+        text = json_line(result.as_dict()).rstrip() if output.as_json else f"{result.summary()}\n{where}"
         print(text, flush=True)
     except OSError as error:
         log(f"the training has finished, but its result cannot be printed: {_line(error)}")
@@ -302,16 +315,17 @@ def _line(error: BaseException) -> str:
     return text if isinstance(error, Error) else f"{type(error).__name__}: {text}"
 
 
-def _arguments(request: "Request", recording: launch.Clock, *, as_json: bool) -> tuple[str, ...]:
+def _arguments(request: "Request", recording: launch.Clock, output: results.Output) -> tuple[str, ...]:
     """Return the command-line arguments of `request`."""
     flags = {
         one.name: getattr(request, one.name)
         for one in fields(request)
         if one.name not in ("recipe", "changes", "weights")
     }
-    words = as_arguments({**flags, **request.changes})
+    words = as_arguments({**flags, **request.changes, "figures": output.figures})
     if request.weights is not None:
         words += ["--eval-only", f"--from={request.weights}"]
     if recording.clock is not None:
         words += as_arguments(asdict(recording))
-    return ("train", *([request.recipe] if request.recipe else []), *words, *(["--json"] if as_json else []))
+    words += ["--json"] * output.as_json
+    return ("train", *([request.recipe] if request.recipe else []), *words)

@@ -20,6 +20,8 @@ from typing import Any, Protocol
 import torch
 
 from samestep.base.errors import UsageError
+from samestep.hooks import declarations
+from samestep.hooks.registry import attach
 
 _KEY = "samestep.backward"
 
@@ -77,29 +79,26 @@ def current_backward() -> TopLevelBackward:
 
 _lock = threading.RLock()  # reentrant: the garbage collector may call `uninstall` inside `install`
 _users = 0
-_replaced: Callable[..., None] | None = None
-_replacement: Callable[..., None] | None = None
+_detach: Callable[[], None] | None = None
 
 
 def install() -> None:
     """Replace ``torch.autograd.backward``, until `uninstall` was called as often as `install`."""
-    global _users, _replaced, _replacement  # noqa: PLW0603 - one patch per process
+    global _users, _detach  # noqa: PLW0603 - one hook per process
     with _lock:
         _users += 1
         if _users == 1:
-            _replaced = torch.autograd.backward
-            _replacement = torch.autograd.backward = _ending(_replaced)
+            _detach = attach(declarations.SYNCHRONIZED_BACKWARD, _ending)
 
 
 def uninstall() -> None:
     """Undo one `install`; the last one puts ``torch.autograd.backward`` back."""
-    global _users, _replaced, _replacement  # noqa: PLW0603 - one patch per process
+    global _users, _detach  # noqa: PLW0603 - one hook per process
     with _lock:
         _users -= 1
-        # If another library has replaced it since, ours stays below theirs, and does nothing.
-        if _users == 0 and torch.autograd.backward is _replacement and _replaced is not None:
-            torch.autograd.backward = _replaced
-            _replaced = _replacement = None
+        if _users == 0 and _detach is not None:
+            _detach()
+            _detach = None
 
 
 def _ending(original: Callable[..., None]) -> Callable[..., None]:

@@ -1,12 +1,10 @@
 """Reports the events of a training loop to a listener: module calls, backwards, optimizer steps, batches."""
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from os import getpid
 from threading import get_ident
 from typing import Any
-from unittest.mock import patch
 from weakref import ref
 
 import torch
@@ -16,7 +14,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
+
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached_all, named
 
 
 class Listener:
@@ -73,40 +73,20 @@ def subscribed(listener: Listener) -> Iterator[None]:
     """Report the events of this process to `listener` for the duration of a block."""
     source = _EventSource(listener)
     with ExitStack() as stack:
-        for owner, name, make in (
-            (nn.Module, "__call__", source.wrap_call),
+        hooks = {
+            declarations.MODULE_CALL: named(source.wrap_call),
             # Outside of the gradient all-reduce, which ends torch.autograd.backward.
-            (Tensor, "backward", source.wrap_backward),
-            (torch.autograd, "backward", source.wrap_backward),
-            (LoaderIterator, "__next__", source.wrap_next),
-        ):
-            stack.enter_context(replaced(owner, name, make))
+            declarations.TENSOR_BACKWARD: named(source.wrap_backward),
+            declarations.AUTOGRAD_BACKWARD: named(source.wrap_backward),
+            declarations.NEXT_BATCH: named(source.wrap_next),
+        }
+        stack.enter_context(attached_all(hooks))
         for hook in (
             register_optimizer_step_pre_hook(source.before_step),
             register_optimizer_step_post_hook(source.after_step),
         ):
             stack.callback(hook.remove)
         yield
-
-
-def replaced(
-    owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> AbstractContextManager[Any]:
-    """Return a context manager that replaces `owner.name` with `make(original)`."""
-    original: Callable[..., Any] = getattr(owner, name)
-    return patch.object(owner, name, functools.wraps(original)(make(original)))
-
-
-def wrapped(owner: Any, name: str, wrap: Callable[..., Any]) -> AbstractContextManager[Any]:
-    """Return a context manager in which `owner.name` calls `wrap(original, ...)`.
-
-    Each call costs one more Python function than with `replaced`.
-    """
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: wrap(original, *args, **kwargs)
-
-    return replaced(owner, name, make)
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:

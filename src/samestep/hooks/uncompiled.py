@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
-import torch
-
-from samestep.hooks.training_events import replaced
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached, named
 
 
 @contextmanager
@@ -29,7 +28,7 @@ def uncompiled(owner: type) -> Iterator[None]:
 
     if "torch._dynamo" in sys.modules:  # importing it takes more than a second
         _mark(methods)
-    with replaced(torch, "compile", marking):
+    with attached(declarations.COMPILE, named(marking)):
         yield
 
 

@@ -1,7 +1,8 @@
 """Conformance checks for user-defined collectives."""
 
+from samestep.base.errors import Nonconforming
 from samestep.testing.checks import (
-    Nonconforming,
+    Check,
     check_all_gather,
     check_all_reduce,
     check_broadcast,
@@ -12,6 +13,7 @@ from samestep.testing.checks import (
 )
 
 __all__ = [
+    "Check",
     "Nonconforming",
     "check_all_gather",
     "check_all_reduce",

@@ -18,7 +18,7 @@ from functools import partial
 
 import torch
 
-from samestep.base.errors import UsageError
+from samestep.base.errors import Nonconforming, UsageError
 from samestep.ranks.world.operation import OPS, Op
 from samestep.ranks.world.protocol import World
 from samestep.testing import judge
@@ -37,19 +37,6 @@ _MOST_LISTED = 5
 """Maximum number of problems in a message."""
 _NO_MEAN = "Cannot use ReduceOp.AVG with Gloo"
 """Error of Gloo in older versions of torch, on every rank and before any byte moves."""
-
-
-class Nonconforming(AssertionError):  # noqa: N818 - names what the function is
-    """A function is not the collective it was checked as; the message lists tensors and problems.
-
-    Args:
-        message: for people.
-        codes: of all problems, as `samestep.testing.judge.CODES` has them, in the order of the calls.
-    """
-
-    def __init__(self, message: str, codes: Sequence[str] = ()) -> None:
-        super().__init__(message)
-        self.codes = tuple(codes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

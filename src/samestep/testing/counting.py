@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached, wrapping
 from samestep.ranks.world.forwarding import RelayedWorld
 from samestep.ranks.world.protocol import Pending, World
 
@@ -24,18 +25,18 @@ class CountingWorld(RelayedWorld):
         """Bytes."""
         self.messages = 0
 
-    def send(self, tensor: Tensor, *, to: int) -> None:
+    def send(self, tensor: Tensor, dst: int) -> None:
         """See `World.send`."""
         self._count(tensor)
-        super().send(tensor, to=to)
+        super().send(tensor, dst)
 
     def exchange(
-        self, send: Tensor | None, receive: Tensor | None, *, to: int | None = None, source: int | None = None
+        self, send: Tensor | None, receive: Tensor | None, *, dst: int | None = None, src: int | None = None
     ) -> Pending:
         """See `World.exchange`."""
         if send is not None:
             self._count(send)
-        return super().exchange(send, receive, to=to, source=source)
+        return super().exchange(send, receive, dst=dst, src=src)
 
     def _count(self, tensor: Tensor) -> None:
         self.sent += tensor.nbytes
@@ -46,14 +47,10 @@ class CountingWorld(RelayedWorld):
 def counted_sends() -> Iterator[list[int]]:
     """Return a context manager that collects the bytes of every ``torch.distributed`` point-to-point send."""
     sent: list[int] = []
-    original = dist.ProcessGroup.__dict__["send"]
 
-    def send(group: Any, tensors: list[Tensor], *args: Any) -> Any:
+    def send(original: Any, group: Any, tensors: list[Tensor], *args: Any) -> Any:
         sent.append(sum(tensor.nbytes for tensor in tensors))
         return original(group, tensors, *args)
 
-    dist.ProcessGroup.send = send  # type: ignore[method-assign, assignment]
-    try:
+    with attached(declarations.COUNTED_SEND, wrapping(send)):
         yield sent
-    finally:
-        dist.ProcessGroup.send = original  # type: ignore[method-assign]

@@ -25,7 +25,7 @@ def stuck_from(nbytes):
         if tensor.nbytes < nbytes:
             ALL_REDUCE["native"](world, tensor, op)
         elif world.place.is_main:
-            world.receive(torch.empty(1), source=1)
+            world.recv(torch.empty(1), src=1)
 
     return all_reduce
 
@@ -59,7 +59,7 @@ def stuck(_, world):
 
     def step():
         if world.place.is_main:
-            world.receive(torch.empty(1), source=1)
+            world.recv(torch.empty(1), src=1)
 
     yield step
 

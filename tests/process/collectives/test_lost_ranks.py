@@ -49,10 +49,10 @@ class Doomed(CountingWorld):
         super().__init__(inner)
         self.number = number
 
-    def exchange(self, send, receive, *, to=None, source=None):
+    def exchange(self, send, receive, *, dst=None, src=None):
         if max(one.nbytes for one in (send, receive) if one is not None) > ELEMENTS // 10:
             os.kill(os.getpid(), self.number)
-        return super().exchange(send, receive, to=to, source=source)
+        return super().exchange(send, receive, dst=dst, src=src)
 
 
 def doomed(world, name, number):
@@ -131,7 +131,7 @@ def test_a_rank_that_only_waits_itself_is_not_the_one_that_is_missing():
         if rank == 1:
             time.sleep(1.0)  # so that rank 0 has waited for longer, and gives up first
         with pytest.raises(PeerLost) as told:
-            world.receive(tensor, source=rank + 1)
+            world.recv(tensor, src=rank + 1)
         _get_default_store().set(f"told/{rank}", "")
         return str(told.value)
 

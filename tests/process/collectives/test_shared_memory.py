@@ -66,7 +66,7 @@ def everything(world):
                 assert torch.equal(reduced, of(torch.stack(every), 0)), (dtype, count, op)
             for source in range(size):
                 copy = every[rank].clone()
-                fast.broadcast(copy, source=source)
+                fast.broadcast(copy, src=source)
                 assert torch.equal(copy, every[source])
     return digest
 
@@ -91,7 +91,7 @@ def strided(world):
     fast.all_reduce(conjugate)
     assert conjugate.tolist() == [2 - 4j, 6]
     with pytest.raises(UsageError, match="there is no rank -1 among 2"):
-        fast.broadcast(matrix, source=-1)
+        fast.broadcast(matrix, src=-1)
     fast.barrier()
     return matrix, parameter.data
 
@@ -163,7 +163,7 @@ CALLS = {
     "collective": lambda world, _: world.barrier(),
     "truth": lambda world, ones: world.all_reduce(ones.bool(), op="max"),
     "layout": lambda world, ones: world.all_reduce_later(ones.to_sparse()),
-    "source": lambda world, ones: world.broadcast(ones.bool(), source=1),
+    "source": lambda world, ones: world.broadcast(ones.bool(), src=1),
 }
 SAID = {
     "shape": r"all_reduce\(sum\) of float32 \[40000\]",

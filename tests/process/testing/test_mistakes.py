@@ -55,7 +55,7 @@ def ring_of_whole_tensors_in_threads(tensor, world):
     rank, size = world.place.rank, world.place.size
     passed, heard = tensor.clone(), tensor.new_empty(tensor.shape)
     for _ in range(size - 1):
-        world.exchange(passed, heard, to=(rank + 1) % size, source=(rank - 1) % size).wait()
+        world.exchange(passed, heard, dst=(rank + 1) % size, src=(rank - 1) % size).wait()
         tensor += heard
         passed = heard.clone()
 
@@ -122,7 +122,7 @@ def test_a_deadlock_is_reported_with_its_lines():
 
 def test_a_deadlock_of_threads():
     def sends_first(tensor, world):
-        world.send(tensor, to=1 - world.place.rank)
+        world.send(tensor, dst=1 - world.place.rank)
 
     message, codes = refused(check_all_reduce, sends_first, 2)
     assert set(codes) == {"error"}
@@ -133,7 +133,7 @@ def test_a_deadlock_of_threads():
 def test_a_rank_that_leaves():
     def leaves(tensor, world):
         if world.place.rank == 0:
-            world.receive(tensor, source=1)
+            world.recv(tensor, src=1)
 
     message, codes = refused(check_all_reduce, leaves, 2)
     assert set(codes) == {"error"}

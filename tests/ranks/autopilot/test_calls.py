@@ -439,6 +439,45 @@ def test_a_later_call_of_another_size_is_checked_again():
     assert set(reasons_of(ranks[0][2])) == {FEWER}
 
 
+class FailsForFew(Net):
+    """A slice of two samples fails before its flattened dropout, one of three after it."""
+
+    def forward(self, x):
+        h = self.one(x)
+        if len(h) == 2:
+            h = h.view(3, -1, 8)
+        h = F.dropout(h[:, None].expand(-1, 3, -1).flatten(0, 1), 0.5).unflatten(0, (len(x), 3)).mean(1)
+        return self.two(h - h.mean(0))
+
+
+def test_a_slice_that_fails_before_its_flattened_draws_fails_on_all_ranks():
+    def on_each_rank(world):
+        model = weighted(FailsForFew())
+        with shared(world) as account:
+            model(drawn(5, 5))
+        return account
+
+    for account in run_ranks(on_each_rank, 2):
+        assert not account.split
+        assert account.unsplit
+
+
+class ComparesNine(Net):
+    """Compares the samples in batches of nine."""
+
+    def forward(self, x):
+        h = self.two(torch.relu(self.one(x)))
+        return h - h.mean(0) if len(x) == 9 else h
+
+
+def test_a_size_whose_check_failed_stays_unsplit_after_another_has_passed():
+    def steps(model, number):
+        return model(drawn((9, 8, 9, 8)[number % 4], 5, seed=number)).square().mean()
+
+    ranks = run_ranks(train, 2, ComparesNine, steps)
+    assert_serial(ComparesNine, steps, ranks)
+
+
 def test_autograd_grad_returns_averages():
     def on_each_rank(world):
         model = weighted(Plain())

@@ -103,7 +103,7 @@ def test_a_declared_dimension_lets_calls_be_split(size, call, dim):
     for own, account in found(size, call, lambda model: model):
         assert own == pytest.approx(losses, rel=0, abs=1e-12)
         assert not account.split
-    for own, account in found(size, call, lambda model: samestep.split(model, dim=dim)):
+    for own, account in found(size, call, lambda model: samestep.batch_dim(model, dim=dim)):
         assert own == pytest.approx(losses, rel=0, abs=1e-12)
         assert account.split.total() == 3
 
@@ -112,14 +112,14 @@ def test_a_declared_dimension_lets_calls_be_split(size, call, dim):
 def test_a_wrong_declaration_keeps_calls_unsplit(call, dim):
     losses = trained(made(), call)
 
-    for own, account in found(2, call, lambda model: samestep.split(model, dim=dim)):
+    for own, account in found(2, call, lambda model: samestep.batch_dim(model, dim=dim)):
         assert own == pytest.approx(losses, rel=0, abs=1e-12)
         assert not account.split
 
 
 def test_a_declaration_holds_for_a_wrapper():
     def wrapped(model):
-        return nn.DataParallel(samestep.split(model, dim=1))
+        return nn.DataParallel(samestep.batch_dim(model, dim=1))
 
     for _, account in found(2, as_many_times_as_samples, wrapped):
         assert account.split.total() == 3
@@ -127,10 +127,18 @@ def test_a_declaration_holds_for_a_wrapper():
 
 def test_an_unknown_argument_is_refused_with_its_name():
     with pytest.raises(UsageError, match=r"Tagger.*'y'.* x, targets, mask"):
-        samestep.split(made(), dim={"y": 0})
+        samestep.batch_dim(made(), dim={"y": 0})
 
 
 def test_on_one_worker_it_has_no_effect():
-    assert trained(samestep.split(made(), dim=1), as_many_times_as_samples) == trained(
+    assert trained(samestep.batch_dim(made(), dim=1), as_many_times_as_samples) == trained(
         made(), as_many_times_as_samples
     )
+
+
+def test_the_former_name_works_with_a_warning():
+    with pytest.warns(DeprecationWarning, match=r"samestep\.split is now samestep\.batch_dim"):
+        declared = found(2, as_many_times_as_samples, lambda model: samestep.split(model, dim=1))
+    for _, account in declared:
+        assert account.split.total() == 3
+    assert "split" not in dir(samestep)

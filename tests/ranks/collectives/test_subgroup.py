@@ -22,7 +22,7 @@ def test_two_groups_run_different_collectives_at_once():
         if me % 2:
             group.barrier()
         last = torch.tensor(me)
-        group.broadcast(last, source=1)
+        group.broadcast(last, src=1)
         group.all_reduce_later(last).wait()
         return (
             group.place.rank,
@@ -47,7 +47,7 @@ def all_reduce(tensor, world, op):
 
 
 def broadcast(tensor, world, src):
-    reversed_group(world).broadcast(tensor, source=world.place.size - 1 - src)
+    reversed_group(world).broadcast(tensor, src=world.place.size - 1 - src)
 
 
 def all_gather(tensor, world):

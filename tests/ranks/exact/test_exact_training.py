@@ -13,7 +13,7 @@ from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
 from samestep.training.checkpoint.read import read
-from samestep.training.loop import loop
+from samestep.training.loop import training_loop
 from samestep.training.loop.callbacks import Callbacks
 from samestep.training.models.registry import build
 from samestep.training.recipes.resolve import Request, resolve
@@ -101,7 +101,7 @@ def test_properties_that_an_older_checkpoint_lacks_are_printed(tmp_path, monkeyp
     changes = {"exact": 2, "epochs": 1, "batch_size": 50}
     begun = resolve(Request(subset=100, changes=changes, out=tmp_path), workers=1)
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "identity", lambda _: {name: known[name] for name in stored})
+        patch.setattr(training_loop, "identity", lambda _: {name: known[name] for name in stored})
         run_recipe(SoloWorld(), begun)
     (tmp_path / "result.json").unlink()
     capsys.readouterr()

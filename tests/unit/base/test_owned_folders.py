@@ -18,7 +18,7 @@ from samestep.base.owned_folders import (
     use_folder,
 )
 from samestep.base.process_identity import Owner
-from samestep.studies.doctor.clean import clean
+from samestep.studies.doctor.orphans import clean
 
 
 def names(folder):

@@ -29,6 +29,10 @@ from samestep.studies.bench.request import COLLECTIVES, Request
             ["all-reduce", "-n", "2", "--algorithm", "tre"],
             ["--algorithm tre", "all_reduce", "ring"],
         ),
+        (
+            ["all-reduce", "-n", "2", "--figures", "/dev/null/x"],
+            ["--figures /dev/null/x", "/dev/null is a file"],
+        ),
         (["broadcast", "-n", "2", "--save"], ["--save", "all-reduce"]),
         (["all-reduce", "-n", "2", "--save", "--dtype", "int64"], ["--save", "float32", "int64"]),
         (["all-reduce", "-n", "2", "--timeout", "-1"], ["--timeout", "-1"]),
@@ -78,7 +82,7 @@ def work(monkeypatch):
 
     def work(report, **how):
         request = Request(collective="broadcast", sizes=(4,))
-        output = bench.Output(**{"plot": None, "as_json": False, "save": False} | how)
+        output = bench.Output(**{"plot": None, "figures": None, "as_json": False, "save": False} | how)
         monkeypatch.setattr(env, "snapshot", dict)
         monkeypatch.setattr(measurement, "perform", lambda world, request, *, done, give_up: report)
         bench._work(request, output, threads=torch.get_num_threads())
@@ -107,7 +111,7 @@ def test_an_algorithm_that_is_wrong_is_named_and_the_command_fails(work, capsys)
 
 
 def test_a_table_ends_with_the_fastest_algorithm_and_a_plot_is_written(work, capsys, tmp_path):
-    work(report_of(), plot=tmp_path / "x.svg")
+    work(report_of(), plot=tmp_path / "x.svg", figures=tmp_path / "figures")
 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("broadcast of float32 among 1 ranks, 3 rounds")
@@ -115,6 +119,7 @@ def test_a_table_ends_with_the_fastest_algorithm_and_a_plot_is_written(work, cap
     assert "ring from 64 KiB" in lines[-2]
     assert "100 us at 64 KiB" in lines[-1]
     assert (tmp_path / "x.svg").read_text().startswith("<svg ")
+    assert (tmp_path / "figures" / "broadcast.svg").read_text() == (tmp_path / "x.svg").read_text()
 
 
 def test_measurements_are_stored_for_algorithm_auto(work, capsys, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """`samestep scale`: the kinds of its targets, wrong input before anything runs, and the stored study."""
 
+import json
 import re
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from samestep.studies.scaling.sweep import local_runs
 from samestep.studies.scaling.sweep.host_load import Load
 from samestep.studies.scaling.sweep.trial import Outcome
 from samestep.training.recipes.registry import find
+from support.studies import study
 
 SERIAL = "import torch\n"
 NATIVE = "import torch.distributed as dist\ndist.init_process_group()\n"
@@ -94,7 +96,7 @@ def test_an_option_that_the_target_has_too_is_refused_after_it(script, capsys, m
 def test_the_options_that_train_and_scale_share_are_these():
     shared = {
         *("--algorithm", "--batch-norm", "--bind", "--hang-timeout", "--threads"),  # passed on
-        *("--json", "--out"),  # of the study; those of a run are discarded
+        *("--figures", "--json", "--out"),  # of the study; those of a run are discarded
     }
     flags = [
         {flag for one in command.params for flag in one.opts if flag.startswith("--")}
@@ -252,6 +254,16 @@ def test_the_tasks_of_a_launcher_do_not_scale(script, capsys, monkeypatch):
         monkeypatch.setenv(name, value)
 
     assert "launcher" in refused(capsys, "train.py")
+
+
+def test_the_charts_of_a_study_are_saved(script, capsys, monkeypatch):
+    monkeypatch.setattr(local_runs.LocalRuns, "execute", lambda *_: (study(), 0))
+
+    assert run_command(["scale", "train.py", "-n", "1,2", "--figures", "paper/figures", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["target"] == study().target
+    assert "figures: paper/figures, 5 charts" in err
+    assert Path("paper/figures/speedup.svg").exists()
 
 
 class Failing:

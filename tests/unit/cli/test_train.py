@@ -1,18 +1,25 @@
 """What ``samestep train`` makes of what was asked for: an order, or one line that says what to do."""
 
 import errno
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tomli_w
 
+from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.cli import train as verb
+from samestep.cli.main import run_command
+from samestep.cli.options.launch import Clock
+from samestep.cli.options.results import Output
 from samestep.ranks.world.solo import SoloWorld
 from samestep.training.output.result import Result
 from samestep.training.recipes.request import Request, after_failure
 from samestep.training.recipes.resolve import broadcast_resolved, resolve
+from support.run_folders import run_folder
 
 
 def order(workers=1, **asked):
@@ -184,7 +191,7 @@ class Heard(SoloWorld):
         super().__init__()
         self.first = first
 
-    def broadcast_object(self, value, *, source=0):
+    def broadcast_object(self, value, src=0):
         return {name: getattr(self.first, name) for name in value}
 
 
@@ -231,11 +238,44 @@ RESULT = Result(
 
 
 def test_a_page_that_cannot_be_made_is_a_warning_beside_the_result(tmp_path, capsys):
-    verb._report(RESULT, tmp_path / "no run folder", as_json=False)
+    verb._report(RESULT, tmp_path / "no run folder", Output(figures=tmp_path, as_json=False))
 
     told = capsys.readouterr()
     assert RESULT.summary() in told.out
     assert len(told.err.splitlines()) == 1
+
+
+def test_the_figures_of_a_training_are_saved_at_its_end(tmp_path, capsys):
+    folder = run_folder(tmp_path / "run")
+    verb._report(RESULT, folder, Output(figures=tmp_path / "figures", as_json=True))
+
+    assert (tmp_path / "figures" / "training-loss.svg").exists()
+    assert (folder / "report.html").exists()
+    assert json.loads(capsys.readouterr().out)["accuracy"] == 0.5
+
+
+def test_a_worker_gets_the_folder_of_figures(tmp_path):
+    output = Output(figures=tmp_path, as_json=False)
+    request = Request(recipe="digits", changes={})
+
+    assert f"--figures={tmp_path}" in verb._arguments(request, Clock(), output)
+    assert verb._arguments(request, Clock(), replace(output, figures=None)) == ("train", "digits")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["digits", "--figures", "/dev/null/x"], ["--figures /dev/null/x", "is a file"]),
+        (["digits", "--eval-only", "--from", "x", "--figures", "x"], ["--figures", "--eval-only"]),
+        (["digits", "--eval-only", "--from", "x", "--clock", "x"], ["--clock", "--eval-only"]),
+    ],
+)
+def test_a_folder_of_figures_is_checked_before_a_worker_starts(arguments, named, capsys, monkeypatch):
+    monkeypatch.setattr(env, "snapshot", dict)
+
+    assert run_command(["train", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert all(part in line for part in named)
 
 
 def test_a_result_that_cannot_be_printed_is_a_warning(tmp_path, capsys, monkeypatch):
@@ -245,7 +285,7 @@ def test_a_result_that_cannot_be_printed_is_a_warning(tmp_path, capsys, monkeypa
     monkeypatch.setattr(verb, "json_line", full)
     monkeypatch.setattr(verb, "_discard_output", lambda: None)
 
-    verb._report(RESULT, tmp_path, as_json=True)
+    verb._report(RESULT, tmp_path, Output(figures=None, as_json=True))
 
     assert "No space left" in capsys.readouterr().err
 

@@ -8,7 +8,7 @@ from samestep.launch.task_plan import found_here
 from samestep.launchers.detect import detect
 from samestep.launchers.torchrun_env import refuse_pods
 from samestep.ranks.world import join as joining
-from samestep.studies.doctor.rank_checks import Wishes, consult
+from samestep.studies.doctor.run_checks import Options, run_checks
 from support.recordings import recording
 
 TRAIN_JOB = {
@@ -81,6 +81,6 @@ def test_every_way_in_refuses(monkeypatch, tmp_path, capsys):
     pod = ["--nnodes", "2", "--node-rank", "1", "--nproc-per-node", "2", "--master-addr", "job-0"]
     assert run_command(["run", *pod, "--dry-run", str(script)]) == 0
     with pytest.raises(DetectionError):
-        consult(TRAIN_JOB, Wishes(devices=False), looks=())
+        run_checks(TRAIN_JOB, Options(devices=False), checks=())
     with pytest.raises(DetectionError), joining.join():
         pass

@@ -164,7 +164,7 @@ class EquivalenceCheck:
     def _refusal(self) -> str | None:
         """Return the reason why no call of this module is split, if there is one before any is computed."""
         if stays_unsplit(self._module):
-            return "samestep.split(..., dim=None) keeps it unsplit"
+            return "samestep.batch_dim(..., dim=None) keeps it unsplit"
         if any(isinstance(one, torch.jit.ScriptModule) for one in self._module.modules()):
             return "TorchScript has compiled it, and its reads cannot be observed"
         if any(isinstance(value, IteratorType) for _, value in reached(self._module)):

@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from samestep.autopilot.split.call_plans import CallArguments, Dims
 from samestep.autopilot.state.reachable_state import Key, globals_of, modules_of
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached, instead
 from samestep.hooks.tensor_tree import Path, mapped
 
 aten = torch.ops.aten
@@ -172,12 +173,8 @@ def parametrizations_computed() -> Iterator[None]:
 
     The cache would keep disturbed weights, and those of calls without gradients.
     """
-    count = parametrize._cache_enabled  # noqa: SLF001 - there is no public spelling
-    parametrize._cache_enabled = 0  # noqa: SLF001
-    try:
+    with attached(declarations.PARAMETRIZATION_CACHE, instead(0)):
         yield
-    finally:
-        parametrize._cache_enabled = count  # noqa: SLF001
 
 
 def emptying(given: CallArguments, dims: Dims) -> Iterator[tuple[Path, float]]:

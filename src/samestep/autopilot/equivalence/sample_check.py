@@ -85,7 +85,7 @@ class SampleCheck:
             raise OutOfStep(
                 f"{type(self._module).__name__} gives another result when its batch of {split.total} is "
                 f"split: {found}. It did not in its equivalence check, so it depends on something that has "
-                "changed since. Keep its calls unsplit: samestep.split(model, dim=None)."
+                "changed since. Keep its calls unsplit: samestep.batch_dim(model, dim=None)."
             )
 
     def _difference(self, result: Any, plan: SplitPlan) -> str:

@@ -8,29 +8,25 @@ import builtins
 import functools
 import io
 import os
-import pathlib
 import shutil
 import sqlite3
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeAlias, cast
-from unittest.mock import patch
+from typing import Any, TypeAlias
 
-import numpy as np
 import safetensors.torch
 import torch
 
 from samestep.autopilot.files.suppressed_writes import refuse_change
+from samestep.hooks import declarations
+from samestep.hooks.references import references_replaced
+from samestep.hooks.registry import attached_to, instead
 
 Call: TypeAlias = Callable[..., Any]
 
 _inside = threading.local()
-_PLAIN = ("posix", "_io", "importlib", "samestep", "_frozen_importlib", "_frozen_importlib_external")
-"""Packages in which the functions are not redirected: Python's import system, and samestep."""
-
 _FIRST = ("file", "path", "filename", "src", "database")
 """The keywords by which functions take a path that is their first argument."""
 
@@ -98,14 +94,12 @@ def redirected(handler: Any) -> Iterator[None]:
                 continue
             call = _call(original, handler, method)
             if isinstance(owner, type):
-                stack.enter_context(
-                    patch.object(owner, name, staticmethod(call) if method == "mapped" else call)
-                )
+                hook = declarations.file_function(f"{owner.__module__}:{owner.__qualname__}", name)
+                value = staticmethod(call) if method == "mapped" else call
+                stack.enter_context(attached_to(owner, hook, instead(value)))
             else:
                 changed[id(original)] = original, call
-        _replace_all(changed)
-        after = {id(call): (call, original) for original, call in changed.values()}
-        stack.callback(_replace_all, after)
+        stack.enter_context(references_replaced(list(changed.values())))
         yield
 
 
@@ -184,33 +178,6 @@ def _file_io(original: type, handler: Any) -> type:
                 _inside.busy = False
 
     return FileIO
-
-
-def _replace_all(calls: dict[int, tuple[Any, Any]]) -> None:
-    """Replace functions in every module that refers to them."""
-    for name, module in [*sys.modules.items()]:
-        if name.partition(".")[0] not in _PLAIN and isinstance(getattr(module, "__dict__", None), dict):
-            _replace(module.__dict__, calls)
-    openers = np.lib._datasource._file_openers._file_openers  # type: ignore[attr-defined]  # noqa: SLF001
-    _replace(openers, calls)
-    accessor = getattr(pathlib, "_NormalAccessor", None)  # of Python 3.10
-    if accessor is not None:
-        for name, value in [*vars(accessor).items()]:
-            plain = value.__func__ if isinstance(value, staticmethod) else value
-            if id(plain) in calls and calls[id(plain)][0] is plain:
-                setattr(accessor, name, staticmethod(calls[id(plain)][1]))
-    for group in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
-        for old, new in calls.values():
-            if old in group:
-                cast("set[Any]", group).discard(old)
-                cast("set[Any]", group).add(new)
-
-
-def _replace(names: dict[Any, Any], calls: dict[int, tuple[Any, Any]]) -> None:
-    for name, value in [*names.items()]:
-        found = calls.get(id(value))
-        if found is not None and found[0] is value:
-            names[name] = found[1]
 
 
 @contextmanager

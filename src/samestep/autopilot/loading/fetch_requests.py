@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeAlias
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -20,7 +19,9 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher as Fetcher
 
 from samestep.autopilot.loading.dataset_state import state_of
 from samestep.autopilot.loading.row_gather import Row, rows_of, same_rows
+from samestep.hooks import declarations
 from samestep.hooks.random_draws import RngState
+from samestep.hooks.registry import attached, wrapping
 
 DRAWS = "loading a sample draws random numbers"
 CHANGES = "loading a sample changes the data set"
@@ -71,9 +72,8 @@ class FetchResult(NamedTuple):
 @contextmanager
 def extended_fetchers() -> Iterator[None]:
     """Let the fetchers of this process and its forked processes accept requests as well as indices."""
-    original: Fetch = Fetcher.fetch
 
-    def fetch(fetcher: Fetcher, request: Any) -> Any:
+    def fetch(original: Fetch, fetcher: Fetcher, request: Any) -> Any:
         if not isinstance(request, FetchRequest):
             return original(fetcher, request)
         if request.what == "check":
@@ -85,7 +85,7 @@ def extended_fetchers() -> Iterator[None]:
             data = original(fetcher, [request.indices[place] for place in places])
         return FetchResult(data, DRAWS if generators.drew else "")
 
-    with patch.object(Fetcher, "fetch", fetch):
+    with attached(declarations.FETCH_REQUEST, wrapping(fetch)):
         yield
 
 
@@ -120,8 +120,12 @@ class _ShareCheck:
         fetcher.samestep_loaded = True  # type: ignore[attr-defined]
         state = state_of(fetcher.dataset, fetcher.collate_fn)
         before = RngState.now(_CPU)
-        with patch.object(fetcher, "collate_fn", self._recording(fetcher.collate_fn)):
+        collate = fetcher.collate_fn
+        fetcher.collate_fn = self._recording(collate)
+        try:
             whole_s, data = _timed(lambda: self._fetch(fetcher, request.indices))
+        finally:
+            fetcher.collate_fn = collate
         drawn = RngState.now(_CPU)
         if state_of(fetcher.dataset, fetcher.collate_fn) != state:
             # The first batch of a process may open files, which then stay open.

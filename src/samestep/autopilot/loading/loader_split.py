@@ -10,11 +10,9 @@ gradient is weighted; both follow from the reduction of the loss (`reduction`)::
 A pass that begins without gradients, or with all models in ``eval()``, reads whole batches.
 """
 
-import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -27,6 +25,8 @@ from samestep.autopilot.split.random_draws import GlobalDraws
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.slice_call import Forward, as_slice
 from samestep.base.errors import UsageError
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached_all, wrapping
 from samestep.ranks.world.protocol import World
 
 _INSTEAD = "Run it with --split call, which supports this."
@@ -166,11 +166,11 @@ def _weighed(value: float, one: Reduction) -> float:
 @contextmanager
 def losses_of_slices(slicing: Slicing) -> Iterator[None]:
     """Let each backward weight the losses of a slice, and then set them to those of the whole batch."""
-    backward, grad = torch.autograd.backward, torch.autograd.grad
     inside = False
 
-    @functools.wraps(backward)
-    def weighed(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+    def weighed(
+        backward: Callable[..., None], tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
         nonlocal inside
         if slicing.split is None or inside:
             return backward(tensors, grad_tensors, *args, **kwargs)
@@ -185,11 +185,11 @@ def losses_of_slices(slicing: Slicing) -> Iterator[None]:
             root.data = loss  # a new tensor, because a second backward may use the graph
         return None
 
-    @functools.wraps(grad)
-    def refused(*args: Any, **kwargs: Any) -> Any:
+    def refused(grad: Any, *args: Any, **kwargs: Any) -> Any:
         if slicing.split is not None:
             raise UsageError(f"torch.autograd.grad at {calling_site()} is for a slice. {_INSTEAD}")
         return grad(*args, **kwargs)
 
-    with patch.object(torch.autograd, "backward", weighed), patch.object(torch.autograd, "grad", refused):
+    hooks = {declarations.WEIGHTED_BACKWARD: wrapping(weighed), declarations.REFUSED_GRAD: wrapping(refused)}
+    with attached_all(hooks):
         yield

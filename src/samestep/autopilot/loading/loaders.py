@@ -12,10 +12,9 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
-from unittest.mock import patch
 
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
@@ -36,6 +35,8 @@ from samestep.autopilot.loading.row_gather import (
 )
 from samestep.autopilot.script.call_account import calling_site
 from samestep.base.errors import UsageError
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached_all, wrapping
 from samestep.hooks.tensor_tree import leaves
 from samestep.parallel.sharding.share import share
 
@@ -239,13 +240,8 @@ def sharded_loading(loading: ScriptLoaders, slicing: Slicing | None = None) -> I
 @contextmanager
 def intercepted_loaders() -> Iterator[None]:
     """Replace methods of torch's loaders, so that `sharded_loading` can shard them."""
-    get_iterator: Callable[[Any], Any] = DataLoader._get_iterator  # noqa: SLF001 - no public spelling
-    begin: Callable[..., None] = LoaderIterator.__init__
-    begin_again: Callable[..., None] = LoaderIterator._reset  # noqa: SLF001
-    next_index: Callable[[Any], Any] = LoaderIterator._next_index  # noqa: SLF001
-    next_batch: Callable[[Any], Any] = LoaderIterator.__next__
 
-    def capped(loader: Any) -> Any:
+    def capped(get_iterator: Callable[[Any], Any], loader: Any) -> Any:
         current = _loading.get()
         requested = loader.num_workers
         if current is not None:
@@ -255,33 +251,34 @@ def intercepted_loaders() -> Iterator[None]:
         finally:
             loader.num_workers = requested
 
-    def begun(iterator: Any, loader: Any) -> None:
+    def begun(begin: Callable[..., None], iterator: Any, loader: Any) -> None:
         begin(iterator, loader)
         current = _loading.get()
         iterator.samestep_pass = (
             None if current is None else LoaderPass(current[0], loader, iterator, current[1])
         )
 
-    def begun_again(iterator: Any, *args: Any, **kwargs: Any) -> None:
+    def begun_again(begin_again: Callable[..., None], iterator: Any, *args: Any, **kwargs: Any) -> None:
         begin_again(iterator, *args, **kwargs)
         reading: LoaderPass | None = getattr(iterator, "samestep_pass", None)
         if reading is not None:
             reading.begin()
 
-    def ordered(iterator: Any) -> Any:
+    def ordered(next_index: Callable[[Any], Any], iterator: Any) -> Any:
         indices = next_index(iterator)
         reading: LoaderPass | None = getattr(iterator, "samestep_pass", None)
         return indices if reading is None else reading.request(indices)
 
-    def gathered(iterator: Any) -> Any:
+    def gathered(next_batch: Callable[[Any], Any], iterator: Any) -> Any:
         reading: LoaderPass | None = getattr(iterator, "samestep_pass", None)
         return next_batch(iterator) if reading is None else reading.next(lambda: next_batch(iterator))
 
-    with ExitStack() as stack:
-        stack.enter_context(extended_fetchers())
-        stack.enter_context(patch.object(DataLoader, "_get_iterator", capped))
-        stack.enter_context(patch.object(LoaderIterator, "__init__", begun))
-        stack.enter_context(patch.object(LoaderIterator, "_reset", begun_again))
-        stack.enter_context(patch.object(LoaderIterator, "_next_index", ordered))
-        stack.enter_context(patch.object(LoaderIterator, "__next__", gathered))
+    hooks = {
+        declarations.LOADER_ITERATOR: wrapping(capped),
+        declarations.ITERATOR_INIT: wrapping(begun),
+        declarations.ITERATOR_RESET: wrapping(begun_again),
+        declarations.ITERATOR_INDEX: wrapping(ordered),
+        declarations.ITERATOR_NEXT: wrapping(gathered),
+    }
+    with extended_fetchers(), attached_all(hooks):
         yield

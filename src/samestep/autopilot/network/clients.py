@@ -7,17 +7,19 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from http.client import HTTPResponse, parse_headers
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import IO, Any
-from unittest.mock import patch
 from urllib.error import HTTPError
 from urllib.request import OpenerDirector, Request
 
 from samestep.autopilot.network.shared_requests import SharedResponses
 from samestep.autopilot.script.shared_folder import CommonFolder
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached, attached_to
 from samestep.ranks.world.protocol import World
 
 _SCHEMES = ("http:", "https:")
@@ -37,10 +39,10 @@ def shared_network(world: World, folder: CommonFolder) -> Iterator[None]:
     with ExitStack() as stack:
 
         def adapt(adapters: Any) -> None:
-            send = _sending(adapters.HTTPAdapter.send, responses)
-            stack.enter_context(patch.object(adapters.HTTPAdapter, "send", send))
+            make = partial(_sending, responses=responses)
+            stack.enter_context(attached_to(adapters.HTTPAdapter, declarations.REQUEST_SENT, make))
 
-        stack.enter_context(patch.object(OpenerDirector, "open", _opening(OpenerDirector.open, responses)))
+        stack.enter_context(attached(declarations.URL_OPENED, partial(_opening, responses=responses)))
         if "requests.adapters" in sys.modules:
             adapt(sys.modules["requests.adapters"])
         else:  # its import takes 0.2 s, and few scripts need it

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any, TypeAlias
-from unittest.mock import patch
 
 import torch
 
 from samestep.base.signals import WARNINGS
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached_all, instead
 from samestep.ranks.world.protocol import World
 
 Handler: TypeAlias = Callable[[int, FrameType | None], Any]
@@ -106,8 +107,11 @@ def synchronized_signals(world: World) -> Iterator[SignalHandlers]:
     handlers = SignalHandlers(world)
     with ExitStack() as stack:
         stack.callback(handlers.restore)
-        stack.enter_context(patch.object(signal, "signal", handlers.set))
-        stack.enter_context(patch.object(signal, "getsignal", handlers.get))
-        stack.enter_context(patch.object(signal, "raise_signal", handlers.raise_signal))
-        stack.enter_context(patch.object(os, "kill", handlers.send))
+        hooks = {
+            declarations.SET_SIGNAL: instead(handlers.set),
+            declarations.GET_SIGNAL: instead(handlers.get),
+            declarations.RAISE_SIGNAL: instead(handlers.raise_signal),
+            declarations.KILL: instead(handlers.send),
+        }
+        stack.enter_context(attached_all(hooks))
         yield handlers

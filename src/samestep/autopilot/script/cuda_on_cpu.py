@@ -10,17 +10,19 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from samestep.autopilot.script.call_account import is_internal_code
-from samestep.autopilot.script.cuda_stand_ins import DEVICE_ANSWERS, STAND_INS, TENSOR_TYPES
+from samestep.autopilot.script.cuda_stand_ins import DEVICE_ANSWERS, STAND_INS
+from samestep.hooks import declarations
+from samestep.hooks.registry import Hook, Make, attached_all, instead
 
 _NAME = re.compile(r"cuda(:\d+)?")
 _CPU = torch.device("cpu")
@@ -49,18 +51,18 @@ class OntoCpu(TorchFunctionMode):
 def onto_cpu() -> Iterator[None]:
     """Let the calling thread compute on the CPU, whatever device it names."""
     import_module("torch._dynamo")  # collects torch's functions, before they are replaced
-    replaced: list[tuple[Any, str, Any]] = [
-        (torch, "load", _loading(torch.load)),
-        (torch, "Generator", _Generator),
-        (torch, "set_default_tensor_type", _typing(torch.set_default_tensor_type)),
-        *((torch.cuda, name, getattr(torch, name)) for name in TENSOR_TYPES),
-        *((torch.cuda, name, value) for name, value in STAND_INS.items()),
-        *((owner, name, _answering(getattr(owner, name), value)) for owner, name, value in DEVICE_ANSWERS),
-    ]
-    with ExitStack() as stack:
-        for owner, name, value in replaced:
-            stack.enter_context(patch.object(owner, name, value))
-        stack.enter_context(OntoCpu())
+    hooks: dict[Hook, Make] = {
+        declarations.LOADED: _loading,
+        declarations.GENERATOR: instead(_Generator),
+        declarations.DEFAULT_TENSOR_TYPE: _typing,
+        **{hook: instead(getattr(torch, hook.attribute)) for hook in declarations.CUDA_TYPES},
+        **{declarations.cuda(name): instead(value) for name, value in STAND_INS.items()},
+        **{
+            hook: partial(_answering, value=value)
+            for hook, value in zip(declarations.DEVICE_ANSWERS, DEVICE_ANSWERS, strict=True)
+        },
+    }
+    with attached_all(hooks), OntoCpu():
         yield
 
 

@@ -9,19 +9,6 @@ from typing import Any
 import psutil
 import torch
 
-TENSOR_TYPES = (
-    "BFloat16Tensor",
-    "BoolTensor",
-    "ByteTensor",
-    "CharTensor",
-    "DoubleTensor",
-    "FloatTensor",
-    "HalfTensor",
-    "IntTensor",
-    "LongTensor",
-    "ShortTensor",
-)
-
 
 def _nothing(*_: Any, **__: Any) -> None:
     """Do nothing."""
@@ -110,11 +97,5 @@ STAND_INS: Mapping[str, Any] = {
     "manual_seed_all": _nothing,
 }
 """Replacements by their names in `torch.cuda`."""
-DEVICE_ANSWERS: tuple[tuple[Any, str, Any], ...] = (
-    (torch.cuda, "is_available", True),
-    (torch.cuda, "device_count", 1),
-    (torch.accelerator, "is_available", True),
-    (torch.accelerator, "device_count", 1),
-    (torch.accelerator, "current_accelerator", torch.device("cpu")),
-)
-"""Functions that report one GPU to a script: owner, name, and return value."""
+DEVICE_ANSWERS: tuple[Any, ...] = (True, 1, True, 1, torch.device("cpu"))
+"""The return values of the functions in `declarations.DEVICE_ANSWERS`, which report one GPU to a script."""

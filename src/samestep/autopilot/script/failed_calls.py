@@ -41,7 +41,7 @@ class FailedCalls:
         """
         self._text = (
             f"{name} raised {type(error).__name__} for this worker's slice of a batch but not for all "
-            "slices, and the script went on. Keep its calls unsplit: samestep.split(model, dim=None)."
+            "slices, and the script went on. Keep its calls unsplit: samestep.batch_dim(model, dim=None)."
         )
         self._key = "" if isinstance(error, Error) else f"samestep/raised/{number}"
         if self._key:

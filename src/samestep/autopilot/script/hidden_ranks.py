@@ -3,11 +3,10 @@
 import builtins
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from unittest.mock import patch
-
-import torch.distributed as dist
 
 from samestep.base import env
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached, instead
 from samestep.ranks.world.protocol import World
 
 _LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "TORCHELASTIC_", "SAMESTEP_RUN_ID")
@@ -23,7 +22,7 @@ def single_process_view(world: World) -> Iterator[None]:
         return world.on_main(lambda: original(prompt))
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(dist, "is_initialized", lambda: False))
+        stack.enter_context(attached(declarations.GROUP_EXISTS, instead(lambda: False)))
         stack.enter_context(env.hidden(_LAUNCH_VARIABLES))
-        stack.enter_context(patch.object(builtins, "input", once))
+        stack.enter_context(attached(declarations.INPUT, instead(once)))
         yield

@@ -5,11 +5,12 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
 
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached_all, instead, wrapping
 from samestep.ranks.world.protocol import World
 
 
@@ -45,32 +46,31 @@ def seed_all(draw: Callable[[], int]) -> None:
 @contextmanager
 def _system_seeds_replaced(draw: Callable[[], int]) -> Iterator[None]:
     """Replace the functions that get a seed from the system."""
-    seed_one, seed_python, seed_numpy = random.Random.seed, random.seed, np.random.seed
-    make_numpy, seed_torch = np.random.default_rng, torch.manual_seed
 
-    def seed_of(generator: random.Random, a: Any = None, version: int = 2) -> None:
-        seed_one(generator, draw() if a is None else a, version)
+    def seed_of(original: Any, generator: random.Random, a: Any = None, version: int = 2) -> None:
+        original(generator, draw() if a is None else a, version)
 
-    def of_python(a: Any = None, version: int = 2) -> None:
-        seed_python(draw() if a is None else a, version)
+    def of_python(original: Any, a: Any = None, version: int = 2) -> None:
+        original(draw() if a is None else a, version)
 
-    def of_numpy(seed: Any = None) -> None:
-        seed_numpy(draw() % 2**32 if seed is None else seed)
+    def of_numpy(original: Any, seed: Any = None) -> None:
+        original(draw() % 2**32 if seed is None else seed)
 
-    def numpys(seed: Any = None) -> np.random.Generator:
-        return make_numpy(draw() if seed is None else seed)
+    def numpys(original: Any, seed: Any = None) -> Any:
+        return original(draw() if seed is None else seed)
 
     def of_torch() -> int:
         seed = draw()
-        seed_torch(seed)
+        torch.manual_seed(seed)
         return seed
 
-    with (
-        patch.object(random.Random, "seed", seed_of),
-        patch.object(random, "seed", of_python),
-        patch.object(np.random, "seed", of_numpy),
-        patch.object(np.random, "default_rng", numpys),
-        patch.object(torch, "seed", of_torch),
-        patch.object(torch.random, "seed", of_torch),
-    ):
+    hooks = {
+        declarations.RANDOM_OBJECT_SEED: wrapping(seed_of),
+        declarations.RANDOM_SEED: wrapping(of_python),
+        declarations.NUMPY_SEED: wrapping(of_numpy),
+        declarations.NUMPY_GENERATOR: wrapping(numpys),
+        declarations.TORCH_SEED: instead(of_torch),
+        declarations.TORCH_RANDOM_SEED: instead(of_torch),
+    }
+    with attached_all(hooks):
         yield

@@ -5,11 +5,10 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
-from unittest.mock import patch
-
-import torch.utils.checkpoint
 
 from samestep.autopilot.split.sharded_autograd import BatchSplit
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached, wrapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +53,10 @@ def within_slice(context: SliceContext) -> Iterator[None]:
 @contextmanager
 def checkpoints_of_slices() -> Iterator[None]:
     """Let activation checkpoints recompute the slice that they were made in."""
-    original: Callable[..., Any] = torch.utils.checkpoint.checkpoint
 
-    def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def checkpoint(
+        original: Callable[..., Any], function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
         context = _slice.get()
         if context is None:
             return original(function, *args, **kwargs)
@@ -70,5 +70,5 @@ def checkpoints_of_slices() -> Iterator[None]:
 
         return original(of_slice, *args, **kwargs)
 
-    with patch.object(torch.utils.checkpoint, "checkpoint", checkpoint):
+    with attached(declarations.ACTIVATION_CHECKPOINT, wrapping(checkpoint)):
         yield

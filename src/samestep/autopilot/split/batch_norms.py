@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +11,8 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from samestep.autopilot.split.joint_failure import before_collective
 from samestep.autopilot.split.sharded_autograd import BatchSplit
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached
 from samestep.parallel.gradients.batch_norm import global_forward, uses_batch_statistics
 from samestep.ranks.world.protocol import World
 
@@ -72,18 +73,20 @@ def batch_norm_of_slices() -> Iterator[None]:
 
     `torch.compile` does not compile it, because a compiled graph cannot contain communication.
     """
-    original: Callable[[Any, Tensor], Tensor] = BatchNorm.forward
 
-    def forward(module: Any, batch: Tensor) -> Tensor:
-        world, seen = _world.get(), _seen.get()
-        if not uses_batch_statistics(module):
+    def make(original: Callable[[Any, Tensor], Tensor]) -> Any:
+        def forward(module: Any, batch: Tensor) -> Tensor:
+            world, seen = _world.get(), _seen.get()
+            if not uses_batch_statistics(module):
+                return original(module, batch)
+            if world is not None:
+                before_collective()
+                return global_forward(module, batch, world=world)
+            if seen is not None:
+                seen[id(module)] = module
             return original(module, batch)
-        if world is not None:
-            before_collective()
-            return global_forward(module, batch, world=world)
-        if seen is not None:
-            seen[id(module)] = module
-        return original(module, batch)
 
-    with patch.object(BatchNorm, "forward", torch.compiler.disable(forward)):  # type: ignore[no-untyped-call]
+        return torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
+
+    with attached(declarations.BATCH_NORM, make):
         yield

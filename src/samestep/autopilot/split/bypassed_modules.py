@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import stateless
 
 from samestep.autopilot.script.call_account import NO_CALLS, Account, Site, is_user_code
 from samestep.autopilot.split.gradients import leaves_of
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached, wrapping
 
 _FILES = 100
 """The largest number of user-defined source files that are read."""
@@ -33,16 +33,15 @@ FUNCTIONAL = "functional_call passes its weights; load them into the module and 
 @contextmanager
 def functional_calls() -> Iterator[None]:
     """Count the running calls of `torch.func.functional_call`, for `is_functional`."""
-    original: Callable[..., Any] = stateless._functional_call  # noqa: SLF001 - behind both public functions
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         _functional[0] += 1
         try:
             return original(*args, **kwargs)
         finally:
             _functional[0] -= 1
 
-    with patch.object(stateless, "_functional_call", call):
+    with attached(declarations.FUNCTIONAL_CALL, wrapping(call)):  # behind both public functions
         yield
 
 

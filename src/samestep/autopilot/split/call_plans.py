@@ -78,7 +78,7 @@ class ReducedOutput:
             raise UsageError(
                 "a model computes its loss in another way than in its first call, so the weight of a "
                 "slice's loss is unknown. Return scores from forward and compute the loss outside, or keep "
-                "the model's calls unsplit: samestep.split(model, dim=None)."
+                "the model's calls unsplit: samestep.batch_dim(model, dim=None)."
             )
         if found.kind == "sum":
             return split.summed(part)
@@ -90,7 +90,7 @@ class ReducedOutput:
             raise UsageError(
                 "a model adds losses that are means over different numbers of elements, in different "
                 "proportions on each worker. Return them one by one, or keep the model's calls unsplit: "
-                "samestep.split(model, dim=None)."
+                "samestep.batch_dim(model, dim=None)."
             )
         if total and not found.weight:
             without_gradient(part)

@@ -16,6 +16,10 @@ Signature: TypeAlias = tuple[Any, ...]
 
 MOST_STATES = 8
 """Values of the guards of one signature that are all checked; then one whenever their number doubles."""
+MOST_FAILED_SIZES = 3
+"""Sizes of calls of one signature that are checked before the signature stays unsplit permanently."""
+MOST_SPLIT_SIZES = 4
+"""Sizes of split calls of one signature that are all checked; then one whenever their number doubles."""
 
 
 class CallSignatures:
@@ -82,3 +86,57 @@ class CallSignatures:
         if state not in known:
             known.append(state)
         return form, state
+
+
+class CheckedSizes:
+    """Records which sizes of the calls of one signature are checked, and which have failed.
+
+    A model may branch on a size, dimensions of equal size may be confused, and a slice of one sample has
+    dimensions that others do not have. So each size is checked, and a failed one stays unsplit.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Any, bool] = {}
+        """For each size of a call, whether it has been checked and has not failed."""
+        self._has_failed = False
+        self._has_single = False
+        """Whether a size with a slice of one sample has been checked."""
+
+    def are_checked(self, given: CallArguments, total: int | None, ranks: int) -> bool:
+        """Return whether a call is checked: one of a new size.
+
+        Args:
+            given: its arguments.
+            total: its number of samples by the plan of the signature; None without a plan.
+            ranks: the number of ranks.
+        """
+        sizes = _sizes_of(given)
+        if sizes in self._known:
+            return False
+        if total is None:
+            if len(self._known) >= MOST_FAILED_SIZES:
+                return False
+        elif total < ranks:
+            return False
+        is_first_single = total is not None and total < 2 * ranks and not self._has_single
+        self._has_single |= is_first_single
+        count = len(self._known) + 1
+        checked = total is None or is_first_single or count <= MOST_SPLIT_SIZES or count.bit_count() == 1
+        self._known[sizes] = checked
+        return checked
+
+    def fail(self, given: CallArguments) -> None:
+        """Record that a call of this size has failed its check."""
+        self._known[_sizes_of(given)] = False
+        self._has_failed = True
+
+    def may_be_split(self, given: CallArguments) -> bool:
+        """Return whether a call may be split by the plan of its signature.
+
+        Once a size has failed, only sizes that have passed their own check are split.
+        """
+        return not self._has_failed or self._known.get(_sizes_of(given), False)
+
+
+def _sizes_of(given: CallArguments) -> tuple[torch.Size, ...]:
+    return tuple(tensor.shape for _, tensor in given.tensors())

@@ -9,6 +9,7 @@ from torch import nn
 
 from samestep.autopilot.split.call_plans import CallArguments, Dims
 from samestep.base.errors import UsageError
+from samestep.base.renamed import warn_renamed
 from samestep.hooks.tensor_tree import Path
 
 M = TypeVar("M", bound=nn.Module)
@@ -16,7 +17,7 @@ Declared: TypeAlias = int | Mapping[str, int] | None
 _declared: WeakKeyDictionary[nn.Module, Declared] = WeakKeyDictionary()
 
 
-def split(model: M, *, dim: int | Mapping[str, int] | None) -> M:
+def batch_dim(model: M, *, dim: int | Mapping[str, int] | None) -> M:
     """Declare the sample dimension of a model's inputs.
 
     This is for a serial script under ``samestep run -n N``, if samestep cannot infer the dimension. The
@@ -35,17 +36,23 @@ def split(model: M, *, dim: int | Mapping[str, int] | None) -> M:
         UsageError: `forward` has no such argument.
 
     Example:
-        >>> model = split(nn.LSTM(3, 4), dim={"input": 1, "hx": 1})
+        >>> model = batch_dim(nn.LSTM(3, 4), dim={"input": 1, "hx": 1})
     """
     names = list(inspect.signature(model.forward).parameters)
     unknown = [] if dim is None or isinstance(dim, int) else [name for name in dim if name not in names]
     if unknown:
         raise UsageError(
-            f"samestep.split: {type(model).__name__}.forward has no argument {unknown[0]!r}. "
+            f"samestep.batch_dim: {type(model).__name__}.forward has no argument {unknown[0]!r}. "
             f"Name some of {', '.join(names)}."
         )
     _declared[model] = dim
     return model
+
+
+def split(model: M, *, dim: int | Mapping[str, int] | None) -> M:
+    """Call `batch_dim`, under the name that it had before 0.2."""
+    warn_renamed("samestep.split", "samestep.batch_dim")
+    return batch_dim(model, dim=dim)
 
 
 def stays_unsplit(module: nn.Module) -> bool:

@@ -41,6 +41,8 @@ class ForwardReductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._found: dict[int, tuple[Tensor, _Readings]] = {}
         """The readings by the id of the tensor, which stays unique because the tensor is kept here."""
+        self._partial: set[int] = set()
+        """The tensors computed from a mean or a sum over some dimensions: maybe over features only."""
         self._computed: dict[int, Tensor] = {}
         """The scalars computed here whose reading is unknown."""
 
@@ -69,9 +71,22 @@ class ForwardReductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
             readings = {one: read(self, func, args, kwargs, result, one) for one in READINGS}
             if any(term is not None for term in readings.values()):
                 self._found[id(value)] = value, readings
+                if self._is_computed_from_part(func, args, value):
+                    self._partial.add(id(value))
                 return
         if value.numel() == 1:
             self._computed[id(value)] = value
+
+    def is_partial(self, value: Any) -> bool:
+        """Return whether a reduced tensor may still have its samples."""
+        return id(value) in self._partial
+
+    def _is_computed_from_part(self, func: Any, args: Sequence[Any], value: Tensor) -> bool:
+        if not value.dim():
+            return False
+        is_first = func.overloadpacket in (aten.mean, aten.sum) and id(args[0]) not in self._found
+        operands = args[0] if isinstance(args[0], list | tuple) else args[:2]
+        return is_first or any(map(self.is_partial, operands))
 
     def term(self, value: Any, reading: Reading) -> Term:
         """Return the reading of an operand."""
@@ -128,11 +143,11 @@ def _elements(_: ForwardReductions, func: Any, args: Any, kwargs: Any, __: Any, 
 
 def _reduced(mode: ForwardReductions, func: Any, args: Any, _: Any, __: Any, reading: Reading) -> Term:
     inside = mode.term(args[0], reading)
+    kind = "sum" if func.overloadpacket is aten.sum else "mean"
     if isinstance(inside, Reduction):
-        return inside
-    if func.overloadpacket is aten.sum:
-        return Reduction("sum")
-    return Reduction("mean", float(args[0].numel()))
+        # Which of a sum and a mean is over samples is unknown, unless the operand is made of scalars.
+        return inside if inside.kind == kind or not mode.is_partial(args[0]) else None
+    return Reduction("sum") if kind == "sum" else Reduction("mean", float(args[0].numel()))
 
 
 def _linear(mode: ForwardReductions, _: Any, args: Any, __: Any, ___: Any, reading: Reading) -> Term:
@@ -146,6 +161,9 @@ def _sum_of_two(mode: ForwardReductions, _: Any, args: Any, __: Any, ___: Any, r
 
 def _product(mode: ForwardReductions, func: Any, args: Any, _: Any, __: Any, reading: Reading) -> Term:
     one, other = (mode.term(operand, reading) for operand in args[:2])
+    pairs = ((args[0], args[1]), (args[1], args[0]))
+    if any(mode.is_partial(term) and isinstance(by, Tensor) and by.dim() for term, by in pairs):
+        return None  # a number for each sample, of which a slice of one sample has one
     if func.overloadpacket is aten.div:
         return _by_number(one, args[1], other, reading, divides=True)
     if isinstance(one, Reduction) == isinstance(other, Reduction):

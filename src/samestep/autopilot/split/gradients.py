@@ -1,17 +1,17 @@
 """Averages the gradients of all tensors that split calls use, at the end of each top-level backward."""
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any
-from unittest.mock import patch
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
 from samestep.base.errors import OutOfStep, UsageError
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached, wrapping
 from samestep.parallel.gradients.bucketed import Bucketed
 from samestep.parallel.gradients.bucketing import MEBIBYTE
 from samestep.parallel.gradients.synchronizer import GradientSynchronizer, SyncConfig
@@ -180,10 +180,8 @@ def averaging_grad(of: Callable[[], Gradients | None]) -> Iterator[None]:
     Args:
         of: returns the gradient synchronizer of the calling thread; None if there is none.
     """
-    original = torch.autograd.grad
 
-    @functools.wraps(original)
-    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def grad(original: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         tensors = [inputs] if isinstance(inputs, Tensor) else list(inputs)  # it may be a generator
         found = original(outputs, tensors, *args, **kwargs)
         gradients = of()
@@ -198,5 +196,5 @@ def averaging_grad(of: Callable[[], Gradients | None]) -> Iterator[None]:
         gradients.average(own)
         return found
 
-    with patch.object(torch.autograd, "grad", grad):
+    with attached(declarations.AVERAGED_GRAD, wrapping(grad)):
         yield

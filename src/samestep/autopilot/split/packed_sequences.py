@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import torch
-from torch.nn.utils import rnn
 
 from samestep.autopilot.split.activation_checkpoints import current_split
 from samestep.autopilot.split.joint_failure import before_collective
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached, wrapping
 
 
 @contextmanager
@@ -18,9 +18,9 @@ def sequences_of_slices() -> Iterator[None]:
 
     Otherwise a mean over time, or an output with a time dimension, would depend on the samples of the slice.
     """
-    original: Callable[..., Any] = rnn.pad_packed_sequence
 
     def pad_packed_sequence(
+        original: Callable[..., Any],
         sequence: Any,
         batch_first: bool = False,  # noqa: FBT001, FBT002 - as torch has it
         padding_value: float = 0.0,
@@ -34,5 +34,5 @@ def sequences_of_slices() -> Iterator[None]:
             total_length = int(longest)
         return original(sequence, batch_first, padding_value, total_length)
 
-    with patch.object(rnn, "pad_packed_sequence", pad_packed_sequence):
+    with attached(declarations.PADDED_SEQUENCE, wrapping(pad_packed_sequence)):
         yield

@@ -79,7 +79,7 @@ def call_slice(
     if versions_of(own) != versions:
         raise UsageError(
             f"{type(module).__name__} {WRITES_INPUT}, and a split call would do so in a slice. "
-            "Keep its calls unsplit: samestep.split(model, dim=None)."
+            "Keep its calls unsplit: samestep.batch_dim(model, dim=None)."
         )
     return outputs
 

@@ -149,7 +149,8 @@ class GuardedReads(TorchFunctionMode):
             if site is not None and site in self._guards and self._guards[site] != result:
                 raise OutOfStep(
                     f"{self._name} branches on its samples ({place_of(site)}), and takes a branch here that "
-                    "no equivalence check has taken. Keep its calls unsplit: samestep.split(model, dim=None)."
+                    "no equivalence check has taken. Keep its calls unsplit: "
+                    "samestep.batch_dim(model, dim=None)."
                 )
         return result
 

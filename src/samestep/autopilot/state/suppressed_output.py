@@ -3,15 +3,18 @@
 import logging
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
 from typing import Any
 
-_call_handlers = logging.Logger.callHandlers
+from samestep.hooks import declarations
+from samestep.hooks.registry import attach, wrapping
+
 _lock = threading.Lock()
 _entered = [0]
 """The number of threads within `quiet`: ranks may be threads of one process, which leave it in any order."""
+_detach: list[Callable[[], None]] = []
 
 
 class Printed:
@@ -51,13 +54,15 @@ def quiet() -> Iterator[Printed]:
 def _count(change: int) -> None:
     with _lock:
         _entered[0] += change
-        call: Any = _log if _entered[0] else _call_handlers
-        logging.Logger.callHandlers = call  # type: ignore[method-assign]
+        if _entered[0] == 1 and change == 1:
+            _detach.append(attach(declarations.LOGGED, wrapping(_log)))
+        elif not _entered[0]:
+            _detach.pop()()
 
 
-def _log(logger: logging.Logger, record: logging.LogRecord) -> None:
+def _log(original: Callable[..., None], logger: logging.Logger, record: logging.LogRecord) -> None:
     printed = _current.get()
     if printed is None:
-        _call_handlers(logger, record)
+        original(logger, record)
     else:
         printed.any = True

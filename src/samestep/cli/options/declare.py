@@ -48,15 +48,20 @@ def grouped(verb: Callable[..., Result]) -> Callable[..., Result]:
         elif one.kind is not one.VAR_KEYWORD:
             parameters.append(one)
 
+    signature = own.replace(parameters=parameters)
+
     @wraps(verb)
-    def command(**values: Any) -> Result:
+    def command(*arguments: Any, **flags: Any) -> Result:
+        bound = signature.bind(*arguments, **flags)
+        bound.apply_defaults()
+        values = bound.arguments
         made = {
             name: kind(**{option.name: values.pop(option.name) for option in fields(kind)})
             for name, kind in groups.items()
         }
         return verb(**values, **made)
 
-    command.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    command.__signature__ = signature  # type: ignore[attr-defined]
     return command
 
 

@@ -1,10 +1,12 @@
 """Declares the options of trainings and of results."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from samestep.base.errors import UsageError
 from samestep.cli.options.declare import DATA_PANEL, RESULTS_PANEL, TRAINING_PANEL, option, switch
+from samestep.studies.report.write import refuse_unwritable
 
 AsJson = Annotated[bool, switch("Print JSON instead of text.", RESULTS_PANEL, "--json")]
 DataDir = Annotated[Path | None, option("DIR", "Folder of the data set.", DATA_PANEL)]
@@ -14,6 +16,21 @@ BATCH_PER_WORKER = option(
     "Samples per worker in each step. The global batch is N * B, so the training depends on N.",
     TRAINING_PANEL,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """The options of the forms in which results are saved and printed."""
+
+    figures: Annotated[
+        Path | None,
+        option("DIR", "Save each chart there as SVG, PDF and PNG, for a paper or slides.", RESULTS_PANEL),
+    ] = None
+    as_json: AsJson = False
+
+    def check(self) -> None:
+        """Refuse a folder for figures that cannot be written to."""
+        refuse_unwritable("--figures", self.figures)
 
 
 def _efficiency(text: str) -> float:

@@ -8,6 +8,9 @@ import sys
 import threading
 from pathlib import Path
 
+from samestep.hooks import declarations
+from samestep.hooks.registry import put
+
 _PAUSE_HARD = 2
 """OpenMP's `omp_pause_hard`: release all resources, including the threads."""
 
@@ -60,7 +63,7 @@ def forget_parent() -> None:
     `multiprocessing.Process` does the same for its own children.
     """
     atexit._clear()  # noqa: SLF001 - no public spelling for these three
-    multiprocessing.process._children = set()  # type: ignore[attr-defined]  # noqa: SLF001
+    put(declarations.PARENTS_CHILDREN, set())
     multiprocessing.util._finalizer_registry.clear()  # type: ignore[attr-defined]  # noqa: SLF001
     multiprocessing.util._run_after_forkers()  # type: ignore[attr-defined]  # noqa: SLF001
     atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]  # noqa: SLF001

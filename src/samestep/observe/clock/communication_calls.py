@@ -1,17 +1,13 @@
 """Wraps all communication of this process: collectives, messages and gradient synchronization."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
-import torch
-import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
-
-from samestep.hooks.training_events import replaced
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached_all, named
 from samestep.parallel.gradients.synchronizer import GradientSynchronizer
-from samestep.ranks.collectives.shared_memory import SharedMemory
 
 COLLECTIVES = "collectives"
 """Communication by torch.distributed."""
@@ -31,37 +27,6 @@ class CommunicationWrapper(Protocol):
             args: its arguments.
             kwargs: its keyword arguments.
         """
-
-
-_FUNCTIONS = (
-    "all_gather",
-    "all_gather_coalesced",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_gather_single",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "batch_isend_irecv",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "gather_object",
-    "monitored_barrier",
-    "recv",
-    "recv_object_list",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
-    "scatter",
-    "scatter_object_list",
-    "send",
-    "send_object_list",
-)
-_SHARED_MEMORY_METHODS = ("agree", "all_gather", "all_reduce", "average", "barrier", "broadcast", "fold")
 
 
 @contextmanager
@@ -86,15 +51,11 @@ def communication_through(
         return call
 
     collective, in_memory = partial(by_kind, COLLECTIVES), partial(by_kind, IN_MEMORY)
-    with ExitStack() as stack:
-        for name in _FUNCTIONS:
-            if hasattr(dist, name):
-                stack.enter_context(replaced(dist, name, collective))
-        # DistributedDataParallel broadcasts its buffers by this function.
-        stack.enter_context(replaced(dist, "_broadcast_coalesced", collective))
-        stack.enter_context(replaced(c10d.Work, "wait", collective))
-        stack.enter_context(replaced(torch.futures.Future, "wait", collective))
-        for name in _SHARED_MEMORY_METHODS:
-            stack.enter_context(replaced(SharedMemory, name, in_memory))
-        stack.enter_context(replaced(GradientSynchronizer, "finish", of_gradients))
+    waits = (declarations.BROADCAST_BUFFERS, declarations.WORK_WAIT, declarations.FUTURE_WAIT)
+    hooks = {
+        **dict.fromkeys((*declarations.COLLECTIVES, *waits), named(collective)),
+        **dict.fromkeys(declarations.SHARED_MEMORY, named(in_memory)),
+        declarations.SYNCHRONIZER_FINISH: named(of_gradients),
+    }
+    with attached_all(hooks):
         yield

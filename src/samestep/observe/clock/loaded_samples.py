@@ -6,18 +6,18 @@ dimension may be time, or all nodes of several graphs.
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch.utils.data import BatchSampler, DataLoader
-from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 from torch.utils.data.dataloader import _DatasetKind
 
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached_all, named, wrapping
 from samestep.hooks.tensor_tree import leaves
-from samestep.hooks.training_events import replaced, wrapped
 
 MAX_BATCHES = 1 << 14
 """Maximum batches tracked per step; beyond it the sample count is unknown. Graph replays never end a step."""
@@ -108,10 +108,12 @@ class LoaderHook:
     @contextmanager
     def attached(self) -> Iterator[None]:
         """Report batches for the duration of a block."""
-        with ExitStack() as stack:
-            stack.enter_context(replaced(LoaderIterator, "_next_index", self._wrap_next_index))
-            stack.enter_context(wrapped(LoaderIterator, "_reset", self._reset))
-            stack.enter_context(replaced(LoaderIterator, "__next__", self._wrap_next))
+        hooks = {
+            declarations.LOADED_INDEX: named(self._wrap_next_index),
+            declarations.LOADED_RESET: wrapping(self._reset),
+            declarations.LOADED_BATCH: named(self._wrap_next),
+        }
+        with attached_all(hooks):
             yield
 
     def follow(self) -> None:

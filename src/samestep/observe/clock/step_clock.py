@@ -21,8 +21,10 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 
 from samestep.base.step_phases import OPTIMIZER, OTHER
+from samestep.hooks import declarations
 from samestep.hooks.graph_end import GraphEnd
-from samestep.hooks.training_events import Listener, subscribed, wrapped
+from samestep.hooks.registry import attached, wrapping
+from samestep.hooks.training_events import Listener, subscribed
 from samestep.hooks.uncompiled import uncompiled
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions
 from samestep.observe.clock.communication_calls import COLLECTIVES, IN_MEMORY, communication_through
@@ -114,12 +116,12 @@ class ScriptClock(Listener):
             stack.enter_context(uncompiled(ScriptClock))
             stack.enter_context(subscribed(self))
             stack.enter_context(self._loader_hook.attached())
-            stack.enter_context(wrapped(Optimizer, "__init__", self._note_optimizer))
-            stack.enter_context(wrapped(DataLoader, "__iter__", self._note_loader))
+            stack.enter_context(attached(declarations.NEW_OPTIMIZER, wrapping(self._note_optimizer)))
+            stack.enter_context(attached(declarations.NEW_PASS, wrapping(self._note_loader)))
             stack.enter_context(communication_through(self._communicate, self._note_gradients))
             if torch.accelerator.is_available():
-                stack.enter_context(wrapped(Tensor, "to", self._note_move))
-                stack.enter_context(wrapped(Tensor, "cuda", self._note_move))
+                stack.enter_context(attached(declarations.MOVED, wrapping(self._note_move)))
+                stack.enter_context(attached(declarations.MOVED_TO_CUDA, wrapping(self._note_move)))
             yield
 
     def end(self, ended: str, message: str = "") -> None:

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import wraps
 from typing import Any, TypeVar
-from unittest.mock import patch
 
-import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached_all, wrapping
 
 T = TypeVar("T")
 NAME = "samestep --sanitize"
@@ -58,21 +58,14 @@ def opened_with_default(side: SideGroup) -> Iterator[None]:
     """Open `side` when the default group is created inside the block, and close it at the end."""
     if c10d.is_initialized():
         side.open()
-    began = c10d.init_process_group
 
-    @wraps(began)
-    def begin(*args: Any, **kwargs: Any) -> None:
+    def begin(began: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         began(*args, **kwargs)
         side.open()
 
-    with _replaced(begin):
+    hooks = {declarations.SIDE_GROUP: wrapping(begin), declarations.SIDE_GROUP_PUBLIC: wrapping(begin)}
+    with attached_all(hooks):
         try:
             yield
         finally:
             side.close()
-
-
-@contextmanager
-def _replaced(begin: Callable[..., None]) -> Iterator[None]:
-    with patch.object(c10d, "init_process_group", begin), patch.object(dist, "init_process_group", begin):
-        yield

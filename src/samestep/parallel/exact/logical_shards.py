@@ -38,10 +38,11 @@ from samestep.ranks.world.protocol import World
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class LogicalShard:
     """One logical shard of a step."""
 
     index: int
+    """Number of this shard, from 0."""
     count: int
     """Number of shards of the step."""
 
@@ -110,7 +111,7 @@ class Exact:
         """Seconds that the last reduction took."""
         self._reduction = ShardReduction(self._world, shards)
 
-    def shards(self, step: int) -> Generator[Shard, None, None]:
+    def shards(self, step: int) -> Generator[LogicalShard, None, None]:
         """Yield this rank's shards of a step; after the last, every ``p.grad`` is that of the global batch.
 
         A shard may run several backwards, such as those of micro-batches, or none, if it has no samples.
@@ -129,7 +130,7 @@ class Exact:
             for index in self.own:
                 gradients.begin()
                 seed_all(_seed(self.seed, step, index))
-                yield Shard(index, self.num_shards)
+                yield LogicalShard(index, self.num_shards)
                 with torch.no_grad():
                     tree.add((index, index + 1), self._leaf(gradients, buffers))
         with torch.no_grad():

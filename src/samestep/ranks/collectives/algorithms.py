@@ -68,8 +68,8 @@ BROADCAST: Mapping[str, FromOne] = {
     "naive": _NAIVE_BROADCAST,
     "tree": broadcast.TREE,
     "scatter_all_gather": broadcast.SCATTER_ALL_GATHER,
-    "native": lambda world, tensor, source: native(world).broadcast(tensor, source=source),
-    "shared_memory": lambda world, tensor, source: shared_memory(world).broadcast(tensor, source=source),
+    "native": lambda world, tensor, src: native(world).broadcast(tensor, src),
+    "shared_memory": lambda world, tensor, src: shared_memory(world).broadcast(tensor, src),
 }
 """Each takes a world, the tensor to change, and the source rank."""
 

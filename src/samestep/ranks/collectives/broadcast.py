@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from samestep.base.renamed import renamed_arguments
 from samestep.ranks.collectives import all_gather, reduce, scatter
 from samestep.ranks.collectives.consistency_check import agree
 from samestep.ranks.collectives.cost_model import Cost, CostModel, doublings
@@ -47,25 +48,26 @@ class Broadcast:
     schedule: Callable[[int, int], Schedule]
     cost: CostModel
 
-    def __call__(self, world: World, tensor: Tensor, source: int = 0) -> None:
-        """Overwrite `tensor` on every rank with that of rank `source`.
+    @renamed_arguments(source="src")
+    def __call__(self, world: World, tensor: Tensor, src: int = 0) -> None:
+        """Overwrite `tensor` on every rank with that of rank `src`.
 
         Args:
             world: the ranks; all of them call this.
             tensor: of equal shape and type on all ranks.
-            source: the rank whose tensor all get.
+            src: the rank whose tensor all get.
 
         Raises:
             OutOfStep: the ranks call with different arguments.
-            UsageError: there is no rank `source`.
+            UsageError: there is no rank `src`.
         """
         rank, size = world.place.rank, world.place.size
-        refuse_root(source, size)
-        agree(world, f"broadcast from rank {source} by {self.name}", tensor)
+        refuse_root(src, size)
+        agree(world, f"broadcast from rank {src} by {self.name}", tensor)
         flat = flattened(tensor)
-        hops = rerooted(source, size, self.schedule((rank - source) % size, size))
+        hops = rerooted(src, size, self.schedule((rank - src) % size, size))
         copy_along(world, hops, flat, chunks=self.chunks(size))
-        if rank != source:
+        if rank != src:
             put_back(flat, tensor)
 
 

@@ -52,15 +52,15 @@ def agree(world: World, call: str, tensor: Tensor) -> None:
         for number, distance in enumerate(_distances(size))
     ]
     early = may_post_receives_early(received)
-    receives = [world.exchange(None, buffer, source=source) for _, source, buffer in rounds if early]
+    receives = [world.exchange(None, buffer, src=src) for _, src, buffer in rounds if early]
     sends = []
-    for number, (to, source, buffer) in enumerate(rounds):
+    for number, (dst, src, buffer) in enumerate(rounds):
         message = _message(state, world.device)
         if early:
-            sends.append(world.exchange(message, None, to=to))
+            sends.append(world.exchange(message, None, dst=dst))
             receives[number].wait()
         else:
-            world.exchange(message, buffer, to=to, source=source).wait()
+            world.exchange(message, buffer, dst=dst, src=src).wait()
         state = _merged(state, buffer.cpu().numpy().tobytes())
     for pending in sends:
         pending.wait()

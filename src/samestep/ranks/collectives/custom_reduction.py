@@ -73,8 +73,8 @@ def _send_and_receive_all(world: World, sends: Sequence[Tensor], receives: Seque
     rank, size = world.place.rank, world.place.size
     pending = []
     for distance in range(1, size):
-        to, source = (rank + distance) % size, (rank - distance) % size
-        send, receive = (one if one.numel() else None for one in (sends[to], receives[source]))
-        pending.append(world.exchange(send, receive, to=to, source=source))
+        dst, src = (rank + distance) % size, (rank - distance) % size
+        send, receive = (one if one.numel() else None for one in (sends[dst], receives[src]))
+        pending.append(world.exchange(send, receive, dst=dst, src=src))
     for one in pending:
         one.wait()

@@ -107,7 +107,7 @@ class Walk:
             if theirs is not None and not self._early:
                 self._receive(theirs, hop.source, combines=combines, sent=sent, to=hop.to)
             elif sent is not None:
-                self._sending.append(self._world.exchange(sent, None, to=hop.to))
+                self._sending.append(self._world.exchange(sent, None, dst=hop.to))
 
     def _post_receives(self) -> None:
         """Begin to receive as far ahead as there are buffers."""
@@ -130,7 +130,7 @@ class Walk:
         """Begin to receive into a free buffer, or into the place where elements are copied to."""
         buffer = self._buffers.popleft() if combines else self._flat[theirs]
         part = buffer[: theirs.stop - theirs.start]
-        self._receiving.append((self._world.exchange(sent, part, to=to, source=source), buffer))
+        self._receiving.append((self._world.exchange(sent, part, dst=to, src=source), buffer))
 
     def _received(self) -> Tensor:
         """Return the buffer of the next receive, once it is complete."""

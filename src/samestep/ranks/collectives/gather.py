@@ -15,6 +15,7 @@ Source: R. Thakur, R. Rabenseifner, W. Gropp: Optimization of collective communi
 
 from torch import Tensor
 
+from samestep.base.renamed import renamed_arguments
 from samestep.ranks.collectives.consistency_check import agree
 from samestep.ranks.collectives.cost_model import Cost, doublings
 from samestep.ranks.collectives.executor import copy_along
@@ -43,23 +44,24 @@ def cost(size: int) -> Cost:
     return Cost(steps=steps, path=(size - 1) / size, sent=max(size - half, half // 2) / size if steps else 0)
 
 
-def gather(world: World, tensor: Tensor, to: int = 0) -> list[Tensor] | None:
-    """Return the tensors of all ranks, in rank order, on rank `to`; None on the others.
+@renamed_arguments(to="dst")
+def gather(world: World, tensor: Tensor, dst: int = 0) -> list[Tensor] | None:
+    """Return the tensors of all ranks, in rank order, on rank `dst`; None on the others.
 
     Args:
         world: the ranks; all of them call this.
         tensor: this rank's tensor, of equal shape and type on all ranks.
-        to: the rank that gets them.
+        dst: the rank that gets them.
 
     Raises:
         OutOfStep: the ranks call with different arguments.
-        UsageError: there is no rank `to`.
+        UsageError: there is no rank `dst`.
     """
     rank, size = world.place.rank, world.place.size
-    refuse_root(to, size)
-    agree(world, f"gather to rank {to}", tensor)
+    refuse_root(dst, size)
+    agree(world, f"gather to rank {dst}", tensor)
     rows = tensor.new_empty((size, *tensor.shape))
     rows[rank] = tensor.detach()
-    hops = rerooted(to, size, schedule((rank - to) % size, size), chunks_too=True)
+    hops = rerooted(dst, size, schedule((rank - dst) % size, size), chunks_too=True)
     copy_along(world, hops, rows.view(-1), chunks=size)
-    return list(rows) if rank == to else None
+    return list(rows) if rank == dst else None

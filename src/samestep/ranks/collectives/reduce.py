@@ -14,6 +14,7 @@ Source: R. Thakur, R. Rabenseifner, W. Gropp: Optimization of collective communi
 
 from torch import Tensor
 
+from samestep.base.renamed import renamed_arguments
 from samestep.ranks.collectives.arithmetic import accumulator, finish
 from samestep.ranks.collectives.consistency_check import agree
 from samestep.ranks.collectives.cost_model import Cost, doublings
@@ -41,8 +42,9 @@ def cost(size: int) -> Cost:
     return Cost(steps=steps, path=steps, sent=min(1, size - 1))
 
 
-def reduce(world: World, tensor: Tensor, op: Op = "sum", to: int = 0) -> None:
-    """Reduce `tensor` over all ranks into that of rank `to`; the other ranks' tensors are unchanged.
+@renamed_arguments(to="dst")
+def reduce(world: World, tensor: Tensor, op: Op = "sum", dst: int = 0) -> None:
+    """Reduce `tensor` over all ranks into that of rank `dst`; the other ranks' tensors are unchanged.
 
     Half precisions are summed in single precision on each rank.
 
@@ -50,23 +52,23 @@ def reduce(world: World, tensor: Tensor, op: Op = "sum", to: int = 0) -> None:
         world: the ranks; all of them call this.
         tensor: of equal shape and type on all ranks.
         op: the operation.
-        to: the rank that gets the result.
+        dst: the rank that gets the result.
 
     Raises:
         OutOfStep: the ranks call with different arguments.
-        UsageError: the operation is not defined for the type, or there is no rank `to`.
+        UsageError: the operation is not defined for the type, or there is no rank `dst`.
     """
     rank, size = world.place.rank, world.place.size
-    refuse_root(to, size)
-    agree(world, f"reduce {op} to rank {to}", tensor)
+    refuse_root(dst, size)
+    agree(world, f"reduce {op} to rank {dst}", tensor)
     refuse(op, tensor.dtype)
-    hops = rerooted(to, size, schedule((rank - to) % size, size))
+    hops = rerooted(dst, size, schedule((rank - dst) % size, size))
     flat, divisor = flattened(tensor), headroom(op, tensor.dtype, size)
     total = accumulator(flat, divisor)
-    if rank != to and total is flat:
+    if rank != dst and total is flat:
         total = flat.clone()
     combine_along(world, hops, total, flat, op, chunks=1)
-    if rank == to:
+    if rank == dst:
         finish(total, op, size, divisor)
         flat.copy_(total)
         put_back(flat, tensor)

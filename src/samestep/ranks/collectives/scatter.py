@@ -15,6 +15,7 @@ Source: R. Thakur, R. Rabenseifner, W. Gropp: Optimization of collective communi
 from torch import Tensor
 
 from samestep.base.errors import UsageError
+from samestep.base.renamed import renamed_arguments
 from samestep.ranks.collectives import gather
 from samestep.ranks.collectives.consistency_check import agree
 from samestep.ranks.collectives.cost_model import Cost, doublings
@@ -34,24 +35,25 @@ def cost(size: int) -> Cost:
     return Cost(steps=doublings(size), path=(size - 1) / size, sent=(size - 1) / size)
 
 
-def scatter(world: World, rows: Tensor, source: int = 0) -> Tensor:
-    """Return this rank's row of the tensor of rank `source`.
+@renamed_arguments(source="src")
+def scatter(world: World, rows: Tensor, src: int = 0) -> Tensor:
+    """Return this rank's row of the tensor of rank `src`.
 
     Args:
         world: the ranks; all of them call this.
-        rows: of equal shape and type on all ranks, with one row per rank; only those of `source` are read.
-        source: the rank whose rows are sent.
+        rows: of equal shape and type on all ranks, with one row per rank; only those of `src` are read.
+        src: the rank whose rows are sent.
 
     Raises:
         OutOfStep: the ranks call with different arguments.
-        UsageError: there is not one row per rank, or no rank `source`.
+        UsageError: there is not one row per rank, or no rank `src`.
     """
     rank, size = world.place.rank, world.place.size
-    refuse_root(source, size)
-    agree(world, f"scatter from rank {source}", rows)
+    refuse_root(src, size)
+    agree(world, f"scatter from rank {src}", rows)
     one_row_each(rows, size)
-    flat = flattened(rows) if rank == source else rows.new_empty(rows.numel())
-    hops = rerooted(source, size, schedule((rank - source) % size, size), chunks_too=True)
+    flat = flattened(rows) if rank == src else rows.new_empty(rows.numel())
+    hops = rerooted(src, size, schedule((rank - src) % size, size), chunks_too=True)
     copy_along(world, hops, flat, chunks=size)
     return flat.view(rows.shape)[rank].clone()
 

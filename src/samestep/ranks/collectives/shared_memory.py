@@ -118,17 +118,17 @@ class SharedMemory:
                     one[part] = half
         return gathered
 
-    def broadcast(self, tensor: Tensor, *, source: int) -> None:
-        """Overwrite `tensor` on every rank with that of rank `source`."""
-        with self._begin("broadcast", tensor, f"broadcast from {source}"):
+    def broadcast(self, tensor: Tensor, src: int) -> None:
+        """Overwrite `tensor` on every rank with that of rank `src`."""
+        with self._begin("broadcast", tensor, f"broadcast from {src}"):
             flat = flattened(tensor)
             for part in _pieces(flat):
                 halves = self._halves(flat[part])
-                if self._rank == source:
-                    halves[source].copy_(flat[part])
+                if self._rank == src:
+                    halves[src].copy_(flat[part])
                 self._handover()
-                if self._rank != source:
-                    flat[part] = halves[source]
+                if self._rank != src:
+                    flat[part] = halves[src]
             put_back(flat, tensor)
 
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:

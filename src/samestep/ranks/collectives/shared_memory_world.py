@@ -101,13 +101,13 @@ class OneHostWorld(RelayedWorld):
         self._memory.average(tensor)
         return NothingPending()
 
-    def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
+    def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         """See `World.broadcast`."""
-        refuse_root(source, self.place.size)
+        refuse_root(src, self.place.size)
         if _is_plain(tensor):
-            self._memory.broadcast(tensor, source=source)
+            self._memory.broadcast(tensor, src)
         else:
-            self._by_back_end(f"broadcast from {source}", tensor).broadcast(tensor, source=source)
+            self._by_back_end(f"broadcast from {src}", tensor).broadcast(tensor, src)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """See `World.all_gather`."""

@@ -55,23 +55,23 @@ class Subgroup(DerivedWorld):
         """See `World.timeout_s`."""
         return self._world.timeout_s
 
-    def send(self, tensor: Tensor, *, to: int) -> None:
+    def send(self, tensor: Tensor, dst: int) -> None:
         """See `World.send`."""
-        self._world.send(tensor, to=self._ranks[to])
+        self._world.send(tensor, self._ranks[dst])
 
-    def receive(self, tensor: Tensor, *, source: int) -> None:
-        """See `World.receive`."""
-        self._world.receive(tensor, source=self._ranks[source])
+    def recv(self, tensor: Tensor, src: int) -> None:
+        """See `World.recv`."""
+        self._world.recv(tensor, self._ranks[src])
 
     def exchange(
-        self, send: Tensor | None, receive: Tensor | None, *, to: int | None = None, source: int | None = None
+        self, send: Tensor | None, receive: Tensor | None, *, dst: int | None = None, src: int | None = None
     ) -> Pending:
         """See `World.exchange`."""
         return self._world.exchange(
             send,
             receive,
-            to=None if to is None else self._ranks[to],
-            source=None if source is None else self._ranks[source],
+            dst=None if dst is None else self._ranks[dst],
+            src=None if src is None else self._ranks[src],
         )
 
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
@@ -84,9 +84,9 @@ class Subgroup(DerivedWorld):
         self.all_reduce(tensor)
         return NothingPending()
 
-    def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
+    def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         """See `World.broadcast`."""
-        BROADCAST(self, tensor, source)
+        BROADCAST(self, tensor, src)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """See `World.all_gather`."""
@@ -96,21 +96,21 @@ class Subgroup(DerivedWorld):
         """See `World.barrier`."""
         self.all_reduce(torch.zeros(1, device=self.device))
 
-    def broadcast_object(self, value: T, *, source: int = 0) -> T:
+    def broadcast_object(self, value: T, src: int = 0) -> T:
         """See `World.broadcast_object`; the value is pickled."""
-        data = sealed(pickle.dumps(value)) if self.place.rank == source else b""
+        data = sealed(pickle.dumps(value)) if self.place.rank == src else b""
         length = torch.tensor([len(data)], device=self.device)
-        self.broadcast(length, source=source)
+        self.broadcast(length, src)
         packed = torch.empty(int(length), dtype=torch.uint8, device=self.device)
         if data:
             packed.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        self.broadcast(packed, source=source)
+        self.broadcast(packed, src)
         found: T = pickle.loads(opened(bytes(packed.tolist())))  # noqa: S301 - from a rank of this job
         return found
 
     def all_gather_objects(self, value: T) -> list[T]:
         """See `World.all_gather_objects`; the values are pickled."""
-        return [self.broadcast_object(value, source=rank) for rank in range(self.place.size)]
+        return [self.broadcast_object(value, rank) for rank in range(self.place.size)]
 
     def close(self) -> None:
         """Do nothing; the world keeps its connections."""

@@ -26,19 +26,19 @@ class RelayedWorld(DerivedWorld):
         """See `World.timeout_s`."""
         return self.inner.timeout_s
 
-    def send(self, tensor: Tensor, *, to: int) -> None:
+    def send(self, tensor: Tensor, dst: int) -> None:
         """See `World.send`."""
-        self.inner.send(tensor, to=to)
+        self.inner.send(tensor, dst)
 
-    def receive(self, tensor: Tensor, *, source: int) -> None:
-        """See `World.receive`."""
-        self.inner.receive(tensor, source=source)
+    def recv(self, tensor: Tensor, src: int) -> None:
+        """See `World.recv`."""
+        self.inner.recv(tensor, src)
 
     def exchange(
-        self, send: Tensor | None, receive: Tensor | None, *, to: int | None = None, source: int | None = None
+        self, send: Tensor | None, receive: Tensor | None, *, dst: int | None = None, src: int | None = None
     ) -> Pending:
         """See `World.exchange`."""
-        return self.inner.exchange(send, receive, to=to, source=source)
+        return self.inner.exchange(send, receive, dst=dst, src=src)
 
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """See `World.all_reduce`."""
@@ -48,9 +48,9 @@ class RelayedWorld(DerivedWorld):
         """See `World.all_reduce_later`."""
         return self.inner.all_reduce_later(tensor)
 
-    def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
+    def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         """See `World.broadcast`."""
-        self.inner.broadcast(tensor, source=source)
+        self.inner.broadcast(tensor, src)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """See `World.all_gather`."""
@@ -60,9 +60,9 @@ class RelayedWorld(DerivedWorld):
         """See `World.barrier`."""
         self.inner.barrier()
 
-    def broadcast_object(self, value: T, *, source: int = 0) -> T:
+    def broadcast_object(self, value: T, src: int = 0) -> T:
         """See `World.broadcast_object`."""
-        return self.inner.broadcast_object(value, source=source)
+        return self.inner.broadcast_object(value, src)
 
     def all_gather_objects(self, value: T) -> list[T]:
         """See `World.all_gather_objects`."""

@@ -31,6 +31,8 @@ import torch
 from torch.distributed import DistNetworkError, PrefixStore, Store  # type: ignore[attr-defined]
 
 from samestep.base import env
+from samestep.hooks import declarations
+from samestep.hooks.registry import put
 from samestep.ranks.rendezvous.authentication import derived
 from samestep.ranks.rendezvous.gloo_interface import IFNAME
 from samestep.ranks.rendezvous.network_store import NetworkStore, base_of
@@ -51,9 +53,8 @@ def protect_groups() -> None:
     """Make torch create Gloo's groups with `connected`, if their store is the job's."""
     c10d: Any = import_module("torch.distributed.distributed_c10d")
     if not isinstance(c10d.ProcessGroupGloo, _Protected):
-        c10d.ProcessGroupGloo = _Protected(
-            "ProcessGroupGloo", (), {"torchs": staticmethod(c10d.ProcessGroupGloo)}
-        )
+        protected = _Protected("ProcessGroupGloo", (), {"torchs": staticmethod(c10d.ProcessGroupGloo)})
+        put(declarations.GLOO_GROUP, protected)
 
 
 class _Protected(type):

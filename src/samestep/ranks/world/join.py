@@ -63,7 +63,7 @@ class _Wishes:
     cpu_tensors: bool
 
 
-class Joining(AbstractContextManager[World]):
+class _Joining(AbstractContextManager[World]):
     """Context manager of a job to join: ``with`` enters the job and returns the World.
 
     Args:
@@ -97,7 +97,7 @@ def join(
     place: Place | None = None,
     master: tuple[str, int] | None = None,
     cpu_tensors: bool = False,
-) -> Joining:
+) -> AbstractContextManager[World]:
     """Join the other ranks of this job for the duration of a block.
 
     The launcher is detected from its variables; device and threads are bound before the ranks
@@ -125,7 +125,7 @@ def join(
         ...     world.place.describe()
         'rank 0 of 1 (local rank 0 of 1 on node 0 of 1)'
     """
-    return Joining(
+    return _Joining(
         _Wishes(
             backend=backend,
             device=device,

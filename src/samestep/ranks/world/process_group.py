@@ -84,46 +84,46 @@ class ProcessGroupWorld(DerivedWorld):
         options = group._get_backend(self.device).options  # noqa: SLF001 - no public spelling
         return float(options._timeout.total_seconds())  # noqa: SLF001
 
-    def send(self, tensor: Tensor, *, to: int) -> None:
+    def send(self, tensor: Tensor, dst: int) -> None:
         """See `World.send`."""
-        self._message(dist.isend, tensor.detach().contiguous(), op="send", peer=to)
+        self._message(dist.isend, tensor.detach().contiguous(), op="send", peer=dst)
 
-    def receive(self, tensor: Tensor, *, source: int) -> None:
-        """See `World.receive`."""
+    def recv(self, tensor: Tensor, src: int) -> None:
+        """See `World.recv`."""
         with _as_contiguous(tensor) as own:
-            self._message(dist.irecv, own, op="recv", peer=source)
+            self._message(dist.irecv, own, op="recv", peer=src)
 
     def exchange(
-        self, send: Tensor | None, receive: Tensor | None, *, to: int | None = None, source: int | None = None
+        self, send: Tensor | None, receive: Tensor | None, *, dst: int | None = None, src: int | None = None
     ) -> Pending:
         """See `World.exchange`."""
         if send is None and receive is None:
             return NothingPending()
         if self._blocked is None:
-            return self._exchange_together(send, receive, to, source)
+            return self._exchange_together(send, receive, dst, src)
         # torch's isend and irecv make many checks before they call these functions, at every message.
-        group, works, peer = dist.group.WORLD, [], source
+        group, works, peer = dist.group.WORLD, [], src
         assert group is not None
         try:
-            if receive is not None and source is not None:
-                works.append((group.recv([_plain(receive)], source, 0), source))
-            if send is not None and to is not None:
-                peer = to
-                works.append((group.send([_plain(send)], to, 0), to))
+            if receive is not None and src is not None:
+                works.append((group.recv([_plain(receive)], src, 0), src))
+            if send is not None and dst is not None:
+                peer = dst
+                works.append((group.send([_plain(send)], dst, 0), dst))
         except RuntimeError as error:
             self._blocked.explain(("exchange", peer, 0, False), error)
             raise
         return _AllOf(self, works)
 
     def _exchange_together(
-        self, send: Tensor | None, receive: Tensor | None, to: int | None, source: int | None
+        self, send: Tensor | None, receive: Tensor | None, dst: int | None, src: int | None
     ) -> Pending:
         """Begin both halves at once: NCCL would wait for the first before it began the second."""
         halves: list[tuple[Any, Tensor, int | None]] = []
         if receive is not None:
-            halves.append((dist.irecv, _bytes(receive), source))
+            halves.append((dist.irecv, _bytes(receive), src))
         if send is not None:
-            halves.append((dist.isend, _bytes(send), to))
+            halves.append((dist.isend, _bytes(send), dst))
         begun = dist.batch_isend_irecv([dist.P2POp(*half) for half in halves])
         return _AllOf(self, [(work, halves[0][2]) for work in begun])
 
@@ -147,10 +147,10 @@ class ProcessGroupWorld(DerivedWorld):
         with self.waiting("all_reduce"):
             return _Reducing(self, dist.all_reduce(tensor, async_op=True))
 
-    def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
+    def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         """See `World.broadcast`."""
         with _as_contiguous(tensor) as own, self.waiting("broadcast"):
-            dist.broadcast(own, src=source)
+            dist.broadcast(own, src=src)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """See `World.all_gather`."""
@@ -164,11 +164,11 @@ class ProcessGroupWorld(DerivedWorld):
         with self.waiting("barrier"):
             dist.barrier()
 
-    def broadcast_object(self, value: T, *, source: int = 0) -> T:
+    def broadcast_object(self, value: T, src: int = 0) -> T:
         """See `World.broadcast_object`; the value is pickled."""
         box = [value]
         with self.waiting("broadcast_object_list"):
-            dist.broadcast_object_list(box, src=source, device=self._object_device())
+            dist.broadcast_object_list(box, src=src, device=self._object_device())
         return box[0]
 
     def all_gather_objects(self, value: T) -> list[T]:

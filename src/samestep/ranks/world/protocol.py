@@ -9,6 +9,7 @@ from torch import Tensor
 
 from samestep.base.errors import Error, WorldError
 from samestep.base.place import Place
+from samestep.base.renamed import renamed_arguments, warn_renamed
 from samestep.ranks.world.operation import Op
 
 T = TypeVar("T")
@@ -49,16 +50,16 @@ class World(Protocol):
     def timeout_s(self) -> float:
         """Seconds that a rank waits for another in a message or collective."""
 
-    def send(self, tensor: Tensor, *, to: int) -> None:
-        """Send `tensor` to rank `to`; returns when it may be changed again."""
+    def send(self, tensor: Tensor, dst: int) -> None:
+        """Send `tensor` to rank `dst`; returns when it may be changed again."""
 
-    def receive(self, tensor: Tensor, *, source: int) -> None:
-        """Receive a tensor from rank `source` into `tensor`."""
+    def recv(self, tensor: Tensor, src: int) -> None:
+        """Receive a tensor from rank `src` into `tensor`."""
 
     def exchange(
-        self, send: Tensor | None, receive: Tensor | None, *, to: int | None = None, source: int | None = None
+        self, send: Tensor | None, receive: Tensor | None, *, dst: int | None = None, src: int | None = None
     ) -> Pending:
-        """Begin to send `send` to rank `to` and to receive `receive` from rank `source`, both at once.
+        """Begin to send `send` to rank `dst` and to receive `receive` from rank `src`, both at once.
 
         Ranks that send to each other do not wait for each other. Either half may be None. The tensors
         must be contiguous; messages between two ranks arrive in the order in which they were begun.
@@ -79,8 +80,8 @@ class World(Protocol):
         Each rank divides before the sum, so that the sum does not overflow in half precision.
         """
 
-    def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
-        """Overwrite `tensor` on every rank with that of rank `source`."""
+    def broadcast(self, tensor: Tensor, src: int = 0) -> None:
+        """Overwrite `tensor` on every rank with that of rank `src`."""
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, in rank order."""
@@ -88,8 +89,8 @@ class World(Protocol):
     def barrier(self) -> None:
         """Return once every rank has called this."""
 
-    def broadcast_object(self, value: T, *, source: int = 0) -> T:
-        """Return rank `source`'s `value` on every rank."""
+    def broadcast_object(self, value: T, src: int = 0) -> T:
+        """Return rank `src`'s `value` on every rank."""
 
     def all_gather_objects(self, value: T) -> list[T]:
         """Return the values of all ranks, in rank order."""
@@ -114,7 +115,21 @@ class World(Protocol):
 
 
 class DerivedWorld:
-    """Mixin with the methods of a World that follow from the collectives."""
+    """Mixin with the methods of a World that follow from the collectives.
+
+    It also accepts the names that methods and arguments of a World had before 0.2.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name in ("send", "exchange", "broadcast", "broadcast_object"):
+            if name in vars(cls):
+                setattr(cls, name, renamed_arguments(to="dst", source="src")(vars(cls)[name]))
+
+    def receive(self: World, tensor: Tensor, *, source: int) -> None:
+        """Call `World.recv`, under the name that it had before 0.2."""
+        warn_renamed("World.receive(source=)", "World.recv(src=)")
+        self.recv(tensor, src=source)
 
     def average_later(self: World, tensor: Tensor) -> Pending:
         """See `World.average_later`."""

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from samestep.base.env import Environment
 from samestep.base.errors import WorldError
+from samestep.hooks import declarations
+from samestep.hooks.registry import put
 from samestep.ranks.rendezvous.job_secret import job_key
 
 _PROOF = 32
@@ -71,8 +73,8 @@ def protect_objects(environment: Environment) -> None:
     _seals[:] = [Seal(job_key(environment, "objects"))]
     c10d: Any = import_module("torch.distributed.distributed_c10d")
     if getattr(c10d._object_to_tensor, "__module__", "") != __name__:  # noqa: SLF001 - no public spelling
-        c10d._object_to_tensor = _sealing(c10d._object_to_tensor)  # noqa: SLF001
-        c10d._tensor_to_object = _opening(c10d._tensor_to_object)  # noqa: SLF001
+        put(declarations.PACK_OBJECT, _sealing(c10d._object_to_tensor))  # noqa: SLF001
+        put(declarations.UNPACK_OBJECT, _opening(c10d._tensor_to_object))  # noqa: SLF001
 
 
 def sealed(data: bytes) -> bytes:

@@ -32,22 +32,22 @@ class SoloWorld(DerivedWorld):
         """See `World.timeout_s`; there is no other rank to wait for."""
         return 0.0
 
-    def send(self, tensor: Tensor, *, to: int) -> None:  # noqa: ARG002 - the protocol's signature
+    def send(self, tensor: Tensor, dst: int) -> None:  # noqa: ARG002 - the protocol's signature
         """Refuse: there is no rank to send to."""
-        raise WorldError(f"cannot send to rank {to}: this is a world of one")
+        raise WorldError(f"cannot send to rank {dst}: this is a world of one")
 
-    def receive(self, tensor: Tensor, *, source: int) -> None:  # noqa: ARG002 - the protocol's signature
+    def recv(self, tensor: Tensor, src: int) -> None:  # noqa: ARG002 - the protocol's signature
         """Refuse: there is no rank to receive from."""
-        raise WorldError(f"cannot receive from rank {source}: this is a world of one")
+        raise WorldError(f"cannot receive from rank {src}: this is a world of one")
 
     def exchange(
-        self, send: Tensor | None, receive: Tensor | None, *, to: int | None = None, source: int | None = None
+        self, send: Tensor | None, receive: Tensor | None, *, dst: int | None = None, src: int | None = None
     ) -> Pending:
         """Refuse to send or receive: there is no other rank."""
         if send is not None:
-            raise WorldError(f"cannot send to rank {to}: this is a world of one")
+            raise WorldError(f"cannot send to rank {dst}: this is a world of one")
         if receive is not None:
-            raise WorldError(f"cannot receive from rank {source}: this is a world of one")
+            raise WorldError(f"cannot receive from rank {src}: this is a world of one")
         return NothingPending()
 
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
@@ -58,7 +58,7 @@ class SoloWorld(DerivedWorld):
         """Leave `tensor` as it is."""
         return NothingPending()
 
-    def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
+    def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         """Leave `tensor` as it is."""
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
@@ -68,7 +68,7 @@ class SoloWorld(DerivedWorld):
     def barrier(self) -> None:
         """Return at once."""
 
-    def broadcast_object(self, value: T, *, source: int = 0) -> T:  # noqa: ARG002 - the protocol's signature
+    def broadcast_object(self, value: T, src: int = 0) -> T:  # noqa: ARG002 - the protocol's signature
         """Return `value`."""
         return value
 

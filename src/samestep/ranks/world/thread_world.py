@@ -46,25 +46,25 @@ class ThreadWorld(DerivedWorld):
         """See `World.timeout_s`."""
         return self._hub.timeout_s
 
-    def send(self, tensor: Tensor, *, to: int) -> None:
+    def send(self, tensor: Tensor, dst: int) -> None:
         """See `World.send`; waits until it is received, as Gloo does."""
-        self._hub.hand_over(self.place.rank, to, "tensor", tensor.detach().clone())
+        self._hub.hand_over(self.place.rank, dst, "tensor", tensor.detach().clone())
 
-    def receive(self, tensor: Tensor, *, source: int) -> None:
-        """See `World.receive`."""
-        message = self._hub.take(source, self.place.rank, "tensor")
-        self._same_form(tensor, message, source)
+    def recv(self, tensor: Tensor, src: int) -> None:
+        """See `World.recv`."""
+        message = self._hub.take(src, self.place.rank, "tensor")
+        self._same_form(tensor, message, src)
         _overwrite(tensor, message)
 
     def exchange(
-        self, send: Tensor | None, receive: Tensor | None, *, to: int | None = None, source: int | None = None
+        self, send: Tensor | None, receive: Tensor | None, *, dst: int | None = None, src: int | None = None
     ) -> Pending:
         """See `World.exchange`."""
-        if send is not None and to is not None:
-            self._hub.put(self.place.rank, to, "tensor", send.detach().clone())
-        if receive is None or source is None:
+        if send is not None and dst is not None:
+            self._hub.put(self.place.rank, dst, "tensor", send.detach().clone())
+        if receive is None or src is None:
             return NothingPending()
-        return Coming(self, receive, source)
+        return Coming(self, receive, src)
 
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """See `World.all_reduce`."""
@@ -90,11 +90,11 @@ class ThreadWorld(DerivedWorld):
             begun = self._begun.popleft()
             self.all_reduce(begun.tensor)
 
-    def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
+    def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         """See `World.broadcast`."""
-        refuse_root(source, self.place.size)
-        message = self._from(source, tensor.detach().clone())
-        self._same_form(tensor, message, source)
+        refuse_root(src, self.place.size)
+        message = self._from(src, tensor.detach().clone())
+        self._same_form(tensor, message, src)
         _overwrite(tensor, message)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
@@ -108,9 +108,9 @@ class ThreadWorld(DerivedWorld):
         """See `World.barrier`."""
         self._exchange(None)
 
-    def broadcast_object(self, value: T, *, source: int = 0) -> T:
+    def broadcast_object(self, value: T, src: int = 0) -> T:
         """See `World.broadcast_object`; ranks share the object itself."""
-        result: T = self._from(source, value)
+        result: T = self._from(src, value)
         return result
 
     def all_gather_objects(self, value: T) -> list[T]:
@@ -132,11 +132,11 @@ class ThreadWorld(DerivedWorld):
             hub.put(0, rank, "collective", values)
         return values
 
-    def _from(self, source: int, value: Any) -> Any:
-        """Return rank `source`'s value on every rank."""
+    def _from(self, src: int, value: Any) -> Any:
+        """Return rank `src`'s value on every rank."""
         me, hub = self.place.rank, self._hub
-        if me != source:
-            return hub.take(source, me, "collective")
+        if me != src:
+            return hub.take(src, me, "collective")
         for rank in range(hub.size):
             if rank != me:
                 hub.put(me, rank, "collective", value)
@@ -156,12 +156,12 @@ class ThreadWorld(DerivedWorld):
 class Coming:
     """Message that is still in the mailbox; messages of one rank are waited for in order."""
 
-    def __init__(self, world: ThreadWorld, tensor: Tensor, source: int) -> None:
-        self._world, self._tensor, self._source = world, tensor, source
+    def __init__(self, world: ThreadWorld, tensor: Tensor, src: int) -> None:
+        self._world, self._tensor, self._src = world, tensor, src
 
     def wait(self) -> None:
         """See `Pending.wait`."""
-        self._world.receive(self._tensor, source=self._source)
+        self._world.recv(self._tensor, self._src)
 
 
 class Later:

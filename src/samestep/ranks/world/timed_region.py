@@ -12,8 +12,8 @@ from samestep.ranks.world.current import current
 from samestep.ranks.world.protocol import World
 
 
-class Region:
-    """Region that `timed` times."""
+class TimedRegion:
+    """Region of a script that `timed` times."""
 
     def __init__(self) -> None:
         self._seconds: float | None = None
@@ -47,7 +47,7 @@ class Region:
 
 
 @contextmanager
-def timed(label: str | None = None, *, world: World | None = None) -> Iterator[Region]:
+def timed(label: str | None = None, *, world: World | None = None) -> Iterator[TimedRegion]:
     """Time a region of a script on all ranks, with a barrier at both ends.
 
     The queued work of an accelerator is complete before each end is measured. Every rank of the job runs the
@@ -68,7 +68,7 @@ def timed(label: str | None = None, *, world: World | None = None) -> Iterator[R
         True
     """
     world = current() if world is None else world
-    region = Region()
+    region = TimedRegion()
     _finish_device()
     world.barrier()
     begun = time.perf_counter()

@@ -14,6 +14,8 @@ from torch.distributed import DistNetworkError
 
 from samestep.base import env
 from samestep.base.errors import WorldError
+from samestep.hooks import declarations
+from samestep.hooks.registry import put
 from samestep.launchers.detect import detect
 from samestep.ranks.rendezvous.network_store import NetworkStore
 from samestep.ranks.rendezvous.store import ranks_store
@@ -31,7 +33,7 @@ def protect_rendezvous() -> None:
     if env.snapshot().get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return
     torchs: Any = import_module("torch.distributed.rendezvous")  # a function of the package hides its name
-    torchs._create_c10d_store = _created  # noqa: SLF001 - no public spelling
+    put(declarations.ENV_STORE, _created)
     handlers: dict[str, Handler] = torchs._rendezvous_handlers  # noqa: SLF001
     for scheme in ("env", "tcp"):
         handlers[scheme] = _kept_for_group(handlers[scheme])

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 from samestep.base.units import bytes_text, seconds_text
 from samestep.studies.bench.cost_fit import crossovers, fit
 from samestep.studies.bench.figures import Row, bus_factor
-from samestep.studies.bench.plot import render
+from samestep.studies.bench.plot import times_chart
 from samestep.studies.bench.request import Request
+from samestep.studies.report.line_charts import PointChart
 
 if TYPE_CHECKING:
     from samestep.studies.bench.measurement import Report
@@ -35,15 +36,20 @@ def report_text(report: "Report", request: Request, ranks: int) -> str:
     return "\n\n".join("\n".join(lines) for lines in paragraphs if lines)
 
 
-def picture(report: "Report", request: Request, ranks: int) -> str:
-    """Return the SVG plot of a measurement."""
+def chart(report: "Report", request: Request, ranks: int) -> PointChart:
+    """Return the chart of a measurement."""
     factor = bus_factor(request.collective, ranks)
     copying = {nbytes: factor * nbytes / speed for nbytes, speed in report.copying.items()}
-    return render(times_of(report.rows), copying=copying, title=_title(request, ranks))
+    name, title = _name(request), _title(request, ranks)
+    return times_chart(times_of(report.rows), copying=copying, title=title, name=name)
+
+
+def _name(request: Request) -> str:
+    return request.collective.replace("_", "-")
 
 
 def _title(request: Request, ranks: int) -> str:
-    return f"{request.collective.replace('_', '-')} of {request.dtype} among {ranks} ranks"
+    return f"{_name(request)} of {request.dtype} among {ranks} ranks"
 
 
 def times_of(rows: Sequence[Row]) -> dict[str, dict[int, float]]:

@@ -1,220 +1,146 @@
-"""Collects the examinations of all ranks at rank 0, and runs the joint checks of all ranks.
+"""Collects the results of all ranks at rank 0, and runs the joint checks of all ranks.
 
 ::
 
-    every rank   posts its examination, and the address of its server
+    every rank   posts its result, and the address of its server
     rank 0       waits for all ranks, with a timeout; posts the addresses of those that joined the checks
     every rank   measures its links; posts them
     rank 0       posts whether all ranks still respond
-    every rank   if so, checks rank 0's file in the run folder, and joins the others; posts the findings
-    rank 0       reads the findings, prints the report, and posts the exit code
+    every rank   if so, runs the joint checks with the others; posts the findings
+    rank 0       reads the findings, makes the report, and posts the exit code
 
 No process group is created before the joint checks, because the doctor is for ranks that cannot join one.
 """
 
-import json
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
 
-from samestep.ranks.rendezvous.handshake import Store
-from samestep.studies.doctor.check_result import Finding, Part, Row, joined
-from samestep.studies.doctor.links import Address, Board, measure
-from samestep.studies.doctor.pair_measurement import Door, Link
-from samestep.studies.doctor.rank_results import Examination
+from samestep.studies.doctor import links
+from samestep.studies.doctor.links import Address
+from samestep.studies.doctor.pair_measurement import Link, LinkServer
+from samestep.studies.doctor.rank_conflicts import conflicts
+from samestep.studies.doctor.report import Owned, Report
+from samestep.studies.doctor.results import Finding, RankResult, Result, ResultStore, problem, ranks_text
 
 _MEASURE_S = 25.0
 _GRACE_S = 10.0
 
 
-class StoreBoard:
-    """A board in torch's key-value store, which ends when rank 0 exits.
-
-    Args:
-        store: the store of the job's ranks.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def post(self, key: str, value: str) -> None:
-        """See `Board.post`."""
-        try:
-            self._store.set(f"doctor/{key}", value)
-        except RuntimeError as error:  # torch raises it if the store is gone
-            raise ConnectionError(f"rank 0 left: {error}") from error
-
-    def read(self, key: str, *, deadline: float) -> str | None:
-        """See `Board.read`."""
-        pause, begin = threading.Event(), time.monotonic()
-        try:
-            while not self._store.check([f"doctor/{key}"]):
-                now = time.monotonic()
-                if now >= deadline:
-                    return None
-                pause.wait(min(max(0.001, (now - begin) / 10), 0.1))
-            return self._store.get(f"doctor/{key}").decode()
-        except RuntimeError as error:
-            raise ConnectionError(f"rank 0 left: {error}") from error
-
-
-Trial: TypeAlias = Callable[[Board], Part]
-"""A joint check of all ranks; each rank returns its result within a time limit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gathered:
-    """Results of all ranks.
-
-    Args:
-        examinations: those of the ranks that joined the checks, in rank order.
-        absent: the ranks that did not join the checks.
-        links: the links between ranks.
-        rows: rows of rank 0 from the joint checks.
-        tried: findings of each rank from the joint checks.
-        broken: ranks that joined the checks, and then stopped responding.
-    """
-
-    examinations: Sequence[Examination]
-    absent: Sequence[int] = ()
-    links: Sequence[Link] = ()
-    rows: Sequence[Row] = ()
-    tried: Mapping[int, Sequence[Finding]] = field(default_factory=dict)
-    broken: Sequence[int] = ()
-
-
 def gather(
-    board: Board,
-    own: Examination,
-    door: Door,
+    store: ResultStore,
+    own: RankResult,
+    server: LinkServer,
     *,
-    trials: Sequence[Trial] = (),
+    joint: Callable[[], Result] = Result,
     wait_s: float,
     measure_s: float = _MEASURE_S,
-) -> Gathered | None:
-    """Send this rank's examination to rank 0, measure links and run the joint checks; collect all at rank 0.
+) -> Report | None:
+    """Send this rank's result to rank 0, measure links and run the joint checks; all ranks call this.
 
-    Args:
-        board: the store of the ranks.
-        own: this rank's examination.
-        door: the server of this rank.
-        trials: the joint checks; the same on all ranks.
-        wait_s: seconds to wait for ranks.
-        measure_s: time limit of the measurements in seconds.
-
-    Returns:
-        None on all ranks but rank 0.
+    `joint` runs the joint checks within their time limits; `wait_s` is for the other ranks, `measure_s` for
+    the measurements. The report is returned at rank 0, and None on the others.
 
     Raises:
         ConnectionError: rank 0 left.
         TimeoutError: rank 0 did not post which ranks joined the checks.
     """
-    deadline = time.monotonic() + wait_s
-    info = _Card(own, Address(host=own.host, ip=door.address, port=door.port, token=door.token.hex()))
-    if own.rank == 0:
-        return _preside(board, info, door, trials, deadline, measure_s)
-    _take_part(board, info, door, trials, deadline + _GRACE_S, measure_s)
-    return None
-
-
-def settle(board: Board, *, rank: int, others: Iterable[int] = (), code: int | None) -> int:
-    """Return the exit code of all ranks; rank 0 posts it, and waits until the others have read it.
-
-    Args:
-        board: the store of the ranks.
-        rank: this rank.
-        others: the ranks that rank 0 waits for.
-        code: the exit code at rank 0; None on the others.
-    """
-    deadline = time.monotonic() + _GRACE_S
-    if code is None:
-        decided = board.read("code", deadline=deadline + _MEASURE_S)
-        board.post(f"heard/{rank}", "yes")
-        return int(decided) if decided is not None else 1
-    board.post("code", str(code))
-    for other in others:
-        board.read(f"heard/{other}", deadline=deadline)
-    return code
-
-
-@dataclass(frozen=True, slots=True)
-class _Card:
-    examination: Examination
-    address: Address
-
-    def to_json(self) -> str:
-        return json.dumps({"examination": self.examination.to_json(), "address": asdict(self.address)})
-
-    @classmethod
-    def from_json(cls, text: str) -> "_Card":
-        fields = json.loads(text)
-        return cls(Examination.from_json(fields["examination"]), Address(**fields["address"]))
-
-
-def _preside(
-    board: Board, own: _Card, door: Door, trials: Sequence[Trial], deadline: float, measure_s: float
-) -> Gathered:
-    """Collect the results of all ranks at rank 0."""
-    cards = _collected(board, own, deadline)
-    addresses = [None if one is None else one.address for one in cards]
-    board.post("roll", json.dumps([None if one is None else asdict(one) for one in addresses]))
+    addresses = _roll(store, own, server, time.monotonic() + wait_s)
     end = time.monotonic() + measure_s
-    links = measure(board, addresses, door, rank=0, deadline=end)
-    others = [rank for rank, one in enumerate(addresses) if one is not None and rank]
-    measured = _read_all(board, "links", others, end + _GRACE_S)
+    measured = links.measure(store, addresses, server, rank=own.rank, deadline=end)
+    store.post(f"links/{own.rank}", [asdict(one) for one in measured])
+    silent = _silent(store, own, addresses, end)
     # The joint checks need all ranks, and would only wait for a missing one.
-    go = None not in (*addresses, *measured.values())
-    board.post("go", "yes" if go else "no")
-    part = joined(trial(board) for trial in trials if go)
-    found = _read_all(board, "found", others, time.monotonic() + _GRACE_S) if go else measured
-    links += [Link(**one) for every in measured.values() for one in every or ()]
-    return Gathered(
-        examinations=[card.examination for card in cards if card is not None],
-        absent=[rank for rank, card in enumerate(cards) if card is None],
-        links=sorted(links, key=lambda link: (link.a, link.b)),
-        rows=part.rows,
-        tried={0: part.findings, **{r: [Finding(**one) for one in found[r] or ()] for r in others if go}},
-        broken=[rank for rank in others if found[rank] is None],
-    )
+    result = joint() if silent == [] and None not in addresses else None
+    if result is not None:
+        store.post(f"found/{own.rank}", [asdict(one) for one in result.findings])
+    return _report(store, addresses, silent or [], result) if own.rank == 0 else None
 
 
-def _take_part(
-    board: Board, own: _Card, door: Door, trials: Sequence[Trial], deadline: float, measure_s: float
-) -> None:
-    """Post the results of a rank other than 0."""
-    rank = own.examination.rank
-    addresses = _told_who_is_there(board, own, deadline)
-    end = time.monotonic() + measure_s
-    links = measure(board, addresses, door, rank=rank, deadline=end)
-    board.post(f"links/{rank}", json.dumps([asdict(one) for one in links]))
-    if board.read("go", deadline=end + 2 * _GRACE_S) == "yes":
-        part = joined(trial(board) for trial in trials)
-        board.post(f"found/{rank}", json.dumps([asdict(one) for one in part.findings]))
+def agree_on_exit_code(store: ResultStore, rank: int, report: Report | None) -> int:
+    """Return the exit code of all ranks; rank 0 posts it, and waits until the others have read it."""
+    deadline = time.monotonic() + _GRACE_S
+    if report is None:
+        decided = store.read("code", deadline=deadline + _MEASURE_S)
+        store.post(f"received/{rank}", "yes")
+        return int(decided) if decided is not None else 1
+    store.post("code", report.exit_code)
+    for other in report.ranks[1:]:
+        store.read(f"received/{other.rank}", deadline=deadline)
+    return report.exit_code
 
 
-def _collected(board: Board, own: _Card, deadline: float) -> list[_Card | None]:
-    """Return what each rank has posted about itself; None for ranks that posted nothing."""
-    cards: list[_Card | None] = [own]
-    for rank in range(1, own.examination.size):
-        text = board.read(f"card/{rank}", deadline=deadline)
-        cards.append(None if text is None else _Card.from_json(text))
-    return cards
-
-
-def _told_who_is_there(board: Board, own: _Card, deadline: float) -> list[Address | None]:
-    board.post(f"card/{own.examination.rank}", own.to_json())
-    roll = board.read("roll", deadline=deadline)
+def _roll(store: ResultStore, own: RankResult, server: LinkServer, deadline: float) -> list[Address | None]:
+    """Return the addresses of the ranks that joined the checks; None for a missing rank."""
+    address = Address(host=own.host, ip=server.address, port=server.port, token=server.token.hex())
+    store.post(f"rank/{own.rank}", {"result": asdict(own), "address": asdict(address)})
+    if own.rank == 0:
+        records = store.read_all("rank", range(own.size), deadline=deadline).values()
+        store.post("roll", [one and one["address"] for one in records])
+    roll = store.read("roll", deadline=deadline + _GRACE_S)
     if roll is None:
         raise TimeoutError("rank 0 did not post which ranks joined the checks")
-    addresses = [None if one is None else Address(**one) for one in json.loads(roll)]
-    if len(addresses) != own.examination.size or addresses[own.examination.rank] is None:
+    addresses = [one and Address(**one) for one in roll]
+    if len(addresses) != own.size or addresses[own.rank] is None:
         raise TimeoutError("rank 0 stopped waiting for this rank, or has another number of ranks")
     return addresses
 
 
-def _read_all(board: Board, key: str, ranks: Iterable[int], deadline: float) -> dict[int, list[Any] | None]:
-    """Return the list that each rank has posted under `key`; None for a rank that has not by `deadline`."""
-    texts = {rank: board.read(f"{key}/{rank}", deadline=deadline) for rank in ranks}
-    return {rank: None if text is None else json.loads(text) for rank, text in texts.items()}
+def _silent(
+    store: ResultStore, own: RankResult, addresses: Sequence[Address | None], deadline: float
+) -> list[int] | None:
+    """Return the ranks that stopped responding, according to rank 0; None if rank 0 did."""
+    if own.rank == 0:
+        answers = store.read_all("links", _present(addresses), deadline=deadline + _GRACE_S)
+        store.post("silent", [rank for rank, answer in answers.items() if answer is None])
+    silent: list[int] | None = store.read("silent", deadline=deadline + 2 * _GRACE_S)
+    return silent
+
+
+def _report(
+    store: ResultStore, addresses: Sequence[Address | None], silent: Sequence[int], result: Result | None
+) -> Report:
+    """Return the report of all ranks from what they posted."""
+    present = _present(addresses)
+    records = store.read_all("rank", present, deadline=0.0)
+    ranks = [RankResult.from_record(one["result"]) for one in records.values()]
+    posted = store.read_all("links", present, deadline=0.0)
+    measured = [Link(**one) for every in posted.values() for one in every or ()]
+    found: dict[int, Any] = {}
+    if result is not None:
+        found = store.read_all("found", present, deadline=time.monotonic() + _GRACE_S)
+        silent = [rank for rank, findings in found.items() if findings is None]
+    return Report(
+        ranks=ranks,
+        rows=() if result is None else result.rows,
+        links=sorted(measured, key=lambda link: (link.a, link.b)),
+        findings=[
+            *(((one.rank,), finding) for one in ranks for finding in one.findings),
+            *(((rank,), Finding(**one)) for rank, findings in found.items() for one in findings or ()),
+            *_about_all(ranks, measured, silent),
+        ],
+    )
+
+
+def _about_all(
+    results: Sequence[RankResult], measured: Sequence[Link], broken: Sequence[int]
+) -> Iterator[Owned]:
+    size, hosts = results[0].size, {one.rank: one.host for one in results}
+    for rank in broken:
+        yield (rank,), problem("This rank joined the checks, and then stopped or hung. See its output.")
+    whole = [link for link in measured if not {link.a, link.b} & set(broken)]
+    for finding in links.judge(whole, hosts, backend=results[0].facts.get("backend")):
+        yield (), finding
+    for finding in conflicts(results):
+        yield (), finding
+    if absent := [rank for rank in range(size) if rank not in hosts]:
+        text = (
+            f"{ranks_text(absent)} of {size} did not join the checks. Read their output: they must start, "
+            "run samestep doctor, and reach rank 0 within the time of --wait."
+        )
+        yield (), problem(text)
+
+
+def _present(addresses: Sequence[Address | None]) -> list[int]:
+    return [rank for rank, address in enumerate(addresses) if address is not None]

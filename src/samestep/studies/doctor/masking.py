@@ -3,27 +3,27 @@
 Each rank masks its own values, so that no secret is sent.
 """
 
-import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
+from typing import Any
 
 from samestep.base.env import Environment
-from samestep.studies.doctor.check_result import Part
-from samestep.studies.doctor.rank_results import Examination
+from samestep.studies.doctor.results import Result, Row, rows
 
 MASK = "***"
-_TELLING = r"TOKEN|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|JWT"
-_SECRET = re.compile(rf"{_TELLING}|COOKIE|SIGNATURE|(^|_)(AUTH|PAT)(_|$)|_PWD(_|$)", re.IGNORECASE)
+_REVEALING = r"TOKEN|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|JWT"
+_SECRET = re.compile(rf"{_REVEALING}|COOKIE|SIGNATURE|(^|_)(AUTH|PAT)(_|$)|_PWD(_|$)", re.IGNORECASE)
 # A password can contain @ or /: everything before the last @ of a word is masked.
 _SECRET_IN_URL = re.compile(r"(?<=://)[^\s'\"<>]+@")
 # --api-key VALUE, --password=VALUE and API_KEY=VALUE, of any process.
 _SECRET_ARGUMENT = re.compile(
-    rf"((?<![\w-])--?[\w-]*(?:{_TELLING})[\w-]*[= ]|\b\w*(?:{_TELLING})\w*=)\S+", re.IGNORECASE
+    rf"((?<![\w-])--?[\w-]*(?:{_REVEALING})[\w-]*[= ]|\b\w*(?:{_REVEALING})\w*=)\S+", re.IGNORECASE
 )
 # Variables that affect a run; all others are private. Launchers pass keys of the job in some of their
 # variables, so that of those only the listed names are reported.
-_TOLD = re.compile(
+_REPORTED = re.compile(
     r"(MPI_|MPICH_|MPIR_|MV2_|HYDRA_|I_MPI_|PALS_|HOROVOD_|FLUX_|PET_|TORCH|PYTORCH|NCCL|RCCL|GLOO|TP_SOCKET|UCX|FI_|"
     r"CUDA|NVIDIA|HIP|ROCR|ZE_|OMP_|GOMP|KMP|MKL|MASTER_|RANK$|WORLD_SIZE$|LOCAL_|GROUP_|ROLE_|NODE_RANK$|NNODES$|"
     r"SAMESTEP|PYTHONPATH$|LD_LIBRARY_PATH$|LD_PRELOAD$|VIRTUAL_ENV$|CONDA_PREFIX$|XDG_|TMPDIR$|WANDB_|HF_|"
@@ -42,17 +42,11 @@ _SHORTEST = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mask:
-    """Texts to mask.
+    """Texts to mask."""
 
-    Args:
-        secrets: texts that become ``***``.
-        home: the home folder, which becomes ``~``.
-        users: names that become ``USER`` in a path or before an ``@``.
-    """
-
-    secrets: tuple[str, ...] = ()
-    home: str = ""
-    users: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()  # texts that become ``***``
+    home: str = ""  # the home folder, which becomes ``~``
+    users: tuple[str, ...] = ()  # names that become ``USER`` in a path or before an ``@``
 
     @classmethod
     def of(cls, env: Environment) -> "Mask":
@@ -98,35 +92,30 @@ def is_secret(name: str) -> bool:
     return _SECRET.search(name) is not None
 
 
-def environment_rows(env: Environment) -> list[tuple[str, str]]:
+def environment_rows(env: Environment) -> list[Row]:
     """Return the variables that affect a run; the values of secrets are masked."""
     shown = [
-        (name, MASK if is_secret(name) else value) for name, value in sorted(env.items()) if _TOLD.match(name)
+        f"{name}={MASK if is_secret(name) else value}"
+        for name, value in sorted(env.items())
+        if _REPORTED.match(name)
     ]
-    return [("variables" if i == 0 else "", f"{name}={value}") for i, (name, value) in enumerate(shown)]
+    return rows("variables", shown)
 
 
-def masked(examination: Examination, mask: Mask) -> Examination:
-    """Return an examination with all its texts masked, except the host."""
-    hidden = json.dumps(_walk(json.loads(examination.to_json()), mask))
-    # The host names stay: ranks are compared by them, and a ticket needs them.
-    return replace(Examination.from_json(hidden), host=examination.host)
-
-
-def masked_part(part: Part, mask: Mask) -> Part:
-    """Return the result of a check with all its texts masked."""
-    return Part(
-        rows=tuple((name, mask.text(value)) for name, value in part.rows),
-        findings=tuple(replace(finding, text=mask.text(finding.text)) for finding in part.findings),
-        facts={name: _walk(value, mask) for name, value in part.facts.items()},
+def masked(result: Result, mask: Mask) -> Result:
+    """Return a result with all its texts masked."""
+    return Result(
+        rows=[(name, mask.text(value)) for name, value in result.rows],
+        findings=[replace(finding, text=mask.text(finding.text)) for finding in result.findings],
+        facts={name: _masked(value, mask) for name, value in result.facts.items()},
     )
 
 
-def _walk(value: object, mask: Mask) -> object:
+def _masked(value: Any, mask: Mask) -> Any:
     if isinstance(value, str):
         return mask.text(value)
-    if isinstance(value, dict):
-        return {name: _walk(item, mask) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_walk(item, mask) for item in value]
+    if isinstance(value, Mapping):
+        return {name: _masked(item, mask) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_masked(item, mask) for item in value]
     return value

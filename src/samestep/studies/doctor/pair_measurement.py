@@ -15,7 +15,6 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -30,33 +29,19 @@ _LEAST, _MOST = 20, 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """Measurements of one pair of ranks.
+    """Measurements of one pair of ranks."""
 
-    Args:
-        a: the lower rank.
-        b: the higher rank.
-        latency_s: half of the shortest round trip.
-        there: bytes per second from `a` to `b`.
-        back: bytes per second from `b` to `a`.
-        ahead_s: seconds by which the clock of `b` is ahead of that of `a`; accurate to about the latency.
-        error: reason why there are no figures; empty if there are.
-    """
-
-    a: int
-    b: int
-    latency_s: float = 0.0
-    there: float = 0.0
-    back: float = 0.0
-    ahead_s: float = 0.0
-    error: str = ""
+    a: int  # the lower rank
+    b: int  # the higher rank
+    latency_s: float = 0.0  # half of the shortest round trip
+    there: float = 0.0  # bytes per second from `a` to `b`
+    back: float = 0.0  # bytes per second from `b` to `a`
+    ahead_s: float = 0.0  # seconds by which the clock of `b` is ahead; accurate to about the latency
+    error: str = ""  # reason why there are no figures; empty if there are
 
 
-class Door:
-    """A TCP server that the other ranks connect to for measurements.
-
-    Args:
-        address: address of this host at which to listen.
-    """
+class LinkServer:
+    """A TCP server at an address of this host, which the other ranks connect to for measurements."""
 
     def __init__(self, address: str) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -66,7 +51,7 @@ class Door:
         self.token = secrets.token_bytes(_TOKEN)
         """Secret that a client must prove to have; it leaves this host only through the ranks' store."""
         self._callers = Callers()
-        self._server = Server(listener, self.token, self._callers, name="samestep-door")
+        self._server = Server(listener, self.token, self._callers, name="samestep-links")
 
     def close(self) -> None:
         """Stop listening."""
@@ -76,29 +61,24 @@ class Door:
     def answer(self, caller: int, *, limit_s: float) -> None:
         """Wait for a rank to connect, and reply until it has measured.
 
-        Args:
-            caller: the rank to wait for.
-            limit_s: time limit for its connection, and for each of its messages.
+        `limit_s` is for its connection, and for each message.
 
         Raises:
             OSError: it did not connect, or closed the connection.
         """
-        connection = self._callers.taken(struct.pack("!I", caller), limit_s=limit_s)
-        with connection:
-            _prepare(connection, limit_s)
-            _answer(connection)
+        with self._callers.taken(struct.pack("!I", caller), limit_s=limit_s) as connection:
+            _configure(connection, limit_s)
+            while _exactly(connection, 8) != _ENOUGH:
+                connection.sendall(struct.pack("!q", time.time_ns()))
+            (window_s,) = struct.unpack("!d", _exactly(connection, 8))
+            connection.sendall(struct.pack("!d", _receive_chunks(connection)))
+            _send_chunks(connection, window_s)
 
 
-def call(a: int, b: int, *, at: tuple[str, int], token: bytes, window_s: float, limit_s: float) -> Link:
-    """Connect to rank `b` and measure.
-
-    Args:
-        a: this rank.
-        b: the rank to connect to.
-        at: address and port at which it listens.
-        token: secret of both ranks.
-        window_s: seconds for which bytes are sent in each direction.
-        limit_s: time limit for the connection, and for each message.
+def measure_pair(
+    a: int, b: int, *, at: tuple[str, int], token: bytes, window_s: float, limit_s: float
+) -> Link:
+    """Connect from rank `a`, which this is, to rank `b`, and measure for `window_s` in each direction.
 
     Raises:
         OSError: it cannot be reached, or closed the connection.
@@ -107,22 +87,22 @@ def call(a: int, b: int, *, at: tuple[str, int], token: bytes, window_s: float, 
     with closing(authenticated):
         authenticated.ask(struct.pack("!I", a), timeout_s=limit_s)
         connection = authenticated.plain
-        _prepare(connection, limit_s)
-        latency, ahead = _pings(connection, window_s / 4)
+        _configure(connection, limit_s)
+        latency, ahead = _ping(connection, window_s / 4)
         connection.sendall(_ENOUGH)
         connection.sendall(struct.pack("!d", window_s))
-        _pour(connection, window_s)
+        _send_chunks(connection, window_s)
         (there,) = struct.unpack("!d", _exactly(connection, 8))
-        back = _drink(connection)
+        back = _receive_chunks(connection)
     return Link(a=a, b=b, latency_s=latency, there=there, back=back, ahead_s=ahead)
 
 
-def _prepare(connection: socket.socket, limit_s: float) -> None:
+def _configure(connection: socket.socket, limit_s: float) -> None:
     connection.settimeout(limit_s)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def _pings(connection: socket.socket, for_s: float) -> tuple[float, float]:
+def _ping(connection: socket.socket, for_s: float) -> tuple[float, float]:
     """Return the latency, and the seconds by which the other rank's clock is ahead."""
     best, ahead = float("inf"), 0.0
     deadline = time.monotonic() + for_s
@@ -138,15 +118,7 @@ def _pings(connection: socket.socket, for_s: float) -> tuple[float, float]:
     return best / 2, ahead
 
 
-def _answer(connection: socket.socket) -> None:
-    while _exactly(connection, 8) != _ENOUGH:
-        connection.sendall(struct.pack("!q", time.time_ns()))
-    (window_s,) = struct.unpack("!d", _exactly(connection, 8))
-    connection.sendall(struct.pack("!d", _drink(connection)))
-    _pour(connection, window_s)
-
-
-def _pour(connection: socket.socket, window_s: float) -> None:
+def _send_chunks(connection: socket.socket, window_s: float) -> None:
     """Send chunks for a while, each after a byte 1; a byte 0 marks the end."""
     chunk = b"\x01" + bytes(_CHUNK)
     deadline = time.monotonic() + window_s
@@ -155,24 +127,21 @@ def _pour(connection: socket.socket, window_s: float) -> None:
     connection.sendall(b"\x00")
 
 
-def _drink(connection: socket.socket, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Receive the chunks of `_pour`; return bytes per second over the second half of the time.
+def _receive_chunks(connection: socket.socket) -> float:
+    """Receive the chunks of `_send_chunks`; return bytes per second over the second half of the time.
 
     The first bytes fill buffers on the way, so that a limit of the link shows only after them.
     """
     buffer = memoryview(bytearray(_CHUNK))
-    arrived: list[tuple[float, int]] = [(clock(), 0)]
+    arrived: list[tuple[float, int]] = [(time.perf_counter(), 0)]
     while _exactly(connection, 1) == b"\x01":
         _fill(connection, buffer)
-        arrived.append((clock(), arrived[-1][1] + _CHUNK))
+        arrived.append((time.perf_counter(), arrived[-1][1] + _CHUNK))
     return rate(arrived)
 
 
 def rate(arrived: list[tuple[float, int]]) -> float:
-    """Return bytes per second over the second half of the time.
-
-    Args:
-        arrived: instants, and the number of bytes received until then.
+    """Return bytes per second over the second half of the time, from pairs of instant and bytes until then.
 
     >>> rate([(0.0, 0), (1.0, 1000), (2.0, 1100), (3.0, 1200), (4.0, 1300)])
     100.0

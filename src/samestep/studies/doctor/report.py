@@ -1,118 +1,131 @@
-"""Makes one report from the results of all ranks, as text and as JSON."""
+"""Formats the report of all ranks, as text and as JSON.
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+A value that all ranks share is printed once, others with their ranks.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from samestep.studies.doctor import links
-from samestep.studies.doctor.check_result import Finding, Row
-from samestep.studies.doctor.gather import Gathered
 from samestep.studies.doctor.pair_measurement import Link
-from samestep.studies.doctor.rank_conflicts import across
-from samestep.studies.doctor.rank_results import Examination
-from samestep.studies.doctor.text import finding_lines, folded, merged, numbers_text, ranks_text, row_lines
+from samestep.studies.doctor.results import Finding, RankResult, Row, grouped, numbers_text, ranks_text, rows
 
-Owned: TypeAlias = tuple[tuple[int, ...], Finding]
+Owned: TypeAlias = tuple[Sequence[int], Finding]
 """The ranks that a finding is about, and the finding; no ranks if it is about all together."""
+
+# Values that differ between ranks are listed in one line up to this length.
+_LISTED = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Report of all ranks.
+    """Report of all ranks, which rank 0 prints."""
 
-    Args:
-        examinations: those of the ranks that joined the checks, in rank order.
-        rows: rows of the joint checks.
-        links: the links between ranks.
-        findings: the findings, each with its ranks.
-    """
-
-    examinations: Sequence[Examination]
-    rows: Sequence[Row] = ()
+    ranks: Sequence[RankResult]  # those that joined the checks, in their order
+    rows: Sequence[Row] = ()  # of the joint checks
     links: Sequence[Link] = ()
-    findings: Sequence[Owned] = field(default_factory=tuple)
+    findings: Sequence[Owned] = ()
+
+    @classmethod
+    def of_one(cls, rank: RankResult, *more: Finding) -> "Report":
+        """Return the report of a single rank, with further findings."""
+        owned: list[Owned] = [((rank.rank,), finding) for finding in rank.findings]
+        return cls(ranks=[rank], findings=[*owned, *(((), finding) for finding in more)])
 
     @property
-    def hurts(self) -> bool:
-        """Whether a finding is a problem."""
-        return any(finding.hurts for _, finding in self.findings)
-
-
-def of_one(examination: Examination, *more: Finding) -> Report:
-    """Return the report of a single rank.
-
-    Args:
-        examination: that of the rank.
-        more: further findings, such as why the rank could not reach the others.
-    """
-    owned = [((examination.rank,), finding) for finding in examination.findings]
-    return Report(examinations=[examination], findings=[*owned, *(((), finding) for finding in more)])
-
-
-def of_all(gathered: Gathered) -> Report:
-    """Return the report of all ranks."""
-    every = gathered.examinations
-    hosts = {one.rank: one.host for one in every}
-    owned: list[Owned] = [((one.rank,), finding) for one in every for finding in one.findings]
-    owned += [((rank,), finding) for rank, found in gathered.tried.items() for finding in found]
-    backend = every[0].facts.get("backend")
-    broken = Finding(text="This rank joined the checks, and then stopped or hung. See its output.")
-    owned += [((rank,), broken) for rank in gathered.broken]
-    whole = [link for link in gathered.links if not {link.a, link.b} & set(gathered.broken)]
-    owned += [((), finding) for finding in links.judge(whole, hosts, backend=backend)]
-    owned += [((), finding) for finding in across(every)]
-    if gathered.absent:
-        owned.append(((), _absent(gathered.absent, every[0].size)))
-    return Report(examinations=every, rows=gathered.rows, links=gathered.links, findings=owned)
+    def exit_code(self) -> int:
+        """1 if a finding is a problem, otherwise 0."""
+        return int(any(finding.hurts for _, finding in self.findings))
 
 
 def lines(report: Report) -> Iterator[str]:
     """Yield the report as lines of text."""
-    first, several = report.examinations[0], len(report.examinations) > 1
+    first, hosts = report.ranks[0], {one.rank: one.host for one in report.ranks}
     yield first.summary
     yield ""
-    if several:
-        rows = [
-            _places(report.examinations),
-            *folded({one.rank: _but_place(one) for one in report.examinations}),
-        ]
-    else:
-        rows = list(first.rows)
-    yield from row_lines([*rows, *report.rows])
+    shown = first.rows
+    if len(hosts) > 1:
+        places = "; ".join(f"{numbers_text(ranks)} on {host}" for host, ranks in grouped(hosts).items())
+        # The place differs for each rank, so that it has a row of its own.
+        others = {one.rank: [row for row in one.rows if row[0] != "place"] for one in report.ranks}
+        shown = [("ranks", places), *folded(others)]
+    yield from row_lines([*shown, *report.rows])
     if report.links:
         yield ""
         yield from (f"  {line}".rstrip() for line in links.table(report.links))
-    found = list(finding_lines(report.findings, {one.rank: one.host for one in report.examinations}))
-    if found:
+    if report.findings:
         yield ""
-        yield from found
+        yield from finding_lines(report.findings, hosts)
 
 
 def record(report: Report) -> dict[str, Any]:
     """Return the report as JSON data."""
     return {
-        "summary": report.examinations[0].summary,
-        "ranks": [{"rank": one.rank, "host": one.host, **one.facts} for one in report.examinations],
+        "summary": report.ranks[0].summary,
+        "ranks": [{"rank": one.rank, "host": one.host, **one.facts} for one in report.ranks],
         "links": [asdict(link) for link in report.links],
         "findings": [{"ranks": ranks, **asdict(finding)} for ranks, finding in merged(report.findings)],
-        "hurts": report.hurts,
+        "hurts": bool(report.exit_code),
     }
 
 
-def _absent(ranks: Sequence[int], size: int) -> Finding:
-    return Finding(
-        text=f"{ranks_text(ranks)} of {size} did not join the checks. Read their output: they must start, "
-        "run samestep doctor, and reach rank 0 within the time of --wait."
-    )
+def row_lines(found: Sequence[Row]) -> Iterator[str]:
+    """Yield rows as lines."""
+    for name, value in found:
+        yield f"  {name:<12}{value}".rstrip()
 
 
-def _places(every: Sequence[Examination]) -> Row:
-    hosts: dict[str, list[int]] = {}
-    for one in every:
-        hosts.setdefault(one.host, []).append(one.rank)
-    return "ranks", "; ".join(f"{numbers_text(ranks)} on {host}" for host, ranks in hosts.items())
+def finding_lines(findings: Sequence[Owned], hosts: Mapping[int, str]) -> Iterator[str]:
+    """Yield the findings, problems first; equal findings of several ranks are one line."""
+    for ranks, finding in sorted(merged(findings), key=lambda one: not one[1].hurts):
+        where = {hosts[rank] for rank in ranks if rank in hosts}
+        on = f" on {where.pop()}" if len(where) == 1 < len(set(hosts.values())) else ""
+        about = f" ({ranks_text(ranks)}{on})" if ranks and len(hosts) > 1 else ""
+        yield f"{'problem' if finding.hurts else 'note'}{about}: {finding.text}"
 
 
-def _but_place(one: Examination) -> list[Row]:
-    """Return the rows of a rank without its place, which differs for each rank and has its own row."""
-    return [row for row in one.rows if row[0] != "place"]
+def merged(findings: Sequence[Owned]) -> list[tuple[list[int], Finding]]:
+    """Return each finding once, with all its ranks."""
+    ranks: dict[Finding, set[int]] = {}
+    for about, finding in findings:
+        ranks.setdefault(finding, set()).update(about)
+    return [(sorted(about), finding) for finding, about in ranks.items()]
+
+
+def folded(found: Mapping[int, Sequence[Row]]) -> list[Row]:
+    """Return the rows of several ranks as one list."""
+    blocks: dict[str, dict[int, tuple[str, ...]]] = {}  # values by name and rank
+    for rank, own in found.items():
+        name = ""
+        for own_name, value in own:
+            name = own_name or name
+            block = blocks.setdefault(name, dict.fromkeys(found, ()))
+            block[rank] = (*block[rank], value)
+    return [row for name, block in blocks.items() for row in rows(name, _folded(block))]
+
+
+def _folded(values: Mapping[int, Sequence[str]]) -> list[str]:
+    groups = grouped({rank: tuple(value) for rank, value in values.items()})
+    if len(groups) == 1:
+        return list(next(iter(groups)))
+    lines = _folded_variables(values)
+    for value, ranks in () if lines else groups.items():
+        first, *rest = value or ("none",)
+        lines += [f"{ranks_text(ranks)}: {first}", *(f"  {line}" for line in rest)]
+    return lines
+
+
+def _folded_variables(values: Mapping[int, Sequence[str]]) -> list[str]:
+    """Fold lists of NAME=VALUE, variable by variable; return no lines for other lists."""
+    tables = {rank: dict(line.partition("=")[::2] for line in lines) for rank, lines in values.items()}
+    names = list(dict.fromkeys(name for table in tables.values() for name in table))
+    if not all("=" in line for lines in values.values() for line in lines) or " " in "".join(names):
+        return []
+    lines = []
+    for name in names:
+        groups = grouped({rank: table.get(name) for rank, table in tables.items()})
+        text = ", ".join(f"{value} on {ranks_text(ranks)}" for value, ranks in groups.items())
+        text = text if len(text) <= _LISTED else f"{text[:_LISTED]} ..."
+        lines.append(f"{name}={text if len(groups) > 1 else next(iter(groups))}")
+    return lines

@@ -1,47 +1,35 @@
-"""Draws grouped and stacked bar charts, with patterns besides colors and the gap to the ideal."""
+"""Draws grouped and stacked bars with the gap to the ideal, and time lines, in patterns besides colors."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from typing import TypeAlias
 
-from samestep.studies.report.axes import FLOOR, LEFT, RIGHT, TOP, WIDTH, figure, legend, x_labels, y_axis
-from samestep.studies.report.point_charts import ROOM, whisker
-from samestep.studies.report.scales import Scale, label, span, ticks
+from samestep.studies.report import drawing as draw
+from samestep.studies.report.drawing import BOTTOM, FLOOR, LEFT, RIGHT, TOP, WIDTH, Chart, Legend
+from samestep.studies.report.scales import Scale, label
 from samestep.studies.scaling.analysis.point_text import percent
 
 _WIDEST = 76
-_TALL = 15
-"""Least height of a part that shows its share."""
-_LEGIBLE = 30
-"""Least width of a bar that shows numbers."""
-_HATCHES = (
-    "",  # plain
-    "M0,8L8,0M-2,2L2,-2M6,10L10,6",  # rising
-    "M0,0L8,8M-2,6L2,10M6,-2L10,2",  # falling
-    "M0,2H8M0,6H8",  # across
-    "M2,0V8M6,0V8",  # upright
-    "M1,1h2v2h-2ZM5,5h2v2h-2Z",  # dots
-    "M0,8L8,0M0,0L8,8",  # crossed
-    "M0,2h4M4,6h4",  # dashes
-)
+_TALL, _LEGIBLE = 15, 30
+"""Least height of a part that shows its share, and least width of a bar that shows numbers."""
+_TIME_WIDTH, _TIME_TOP = 1240, 8
+_ROW, _BAR = 26, 18
+"""Height of a row of a time line, and of the spans in it."""
+_WIDE = 44
+"""Least width of a span that shows its length."""
 
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A stacked part of a bar."""
-
-    kind: int
-    """Index in the chart's kinds."""
-    value: float
+Kinds: TypeAlias = Sequence[tuple[str, str]]
+"""Color class and name of each kind of part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
     """One bar of a group."""
 
-    name: str
-    """Text below the bar, or empty."""
-    parts: Sequence[Part]
+    name: str = ""
+    """Text below the bar."""
+    parts: Mapping[int, float]
+    """Stacked values by their index in the chart's kinds."""
     ideal: float = 0.0
     """Ideal value, drawn as an empty frame if it exceeds the bar."""
     low: float = 0.0
@@ -53,116 +41,133 @@ class Bar:
     @property
     def value(self) -> float:
         """Sum of the parts."""
-        return sum(part.value for part in self.parts)
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Bars side by side."""
-
-    name: str
-    bars: Sequence[Bar]
+        return sum(self.parts.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BarChart:
+class BarChart(Chart):
     """Groups of bars over the x axis."""
 
-    title: str
     x: str
     """Name of the x axis."""
     y: str
     """Name of the y axis, with its unit."""
-    kinds: Sequence[tuple[str, str]]
-    """Color class and name of each kind of part."""
-    groups: Sequence[Group]
+    kinds: Kinds
+    groups: Mapping[str, Sequence[Bar]]
+    """Bars side by side, by the name of their group."""
     text: Callable[[float], str] = label
     """Formats a value for screen readers."""
     shares: bool = False
     """Whether each part shows its share of the bar."""
-    note: str = ""
-    """Text below the chart."""
 
-    def render(self) -> str:
-        """Return the chart as a figure element."""
-        bars = [bar for group in self.groups for bar in group.bars]
+    def _shapes(self) -> list[str]:
+        bars = self._bars()
         is_named = any(bar.name for bar in bars)
         floor = FLOOR - (13 if is_named else 0)
         most = max(max(bar.value, bar.ideal) for bar in bars)
-        y = Scale(*span([most, *(min(bar.high, ROOM * most) for bar in bars)], zero=True), floor, TOP + 6)
+        tops = [most, *(min(bar.high, draw.ROOM * most) for bar in bars)]
+        y = Scale.over(tops, floor, TOP + 6, zero=True)
         room = (WIDTH - RIGHT - LEFT) / len(self.groups)
-        parts = [y_axis(y, ticks(y.low, y.high), self.y)]
-        for number, group in enumerate(self.groups):
-            parts += self._group(group, LEFT + number * room, room, y)
-        places = ((LEFT + (number + 0.5) * room, group.name) for number, group in enumerate(self.groups))
-        axis = f'<path class="axis" d="M{LEFT},{floor}H{WIDTH - RIGHT}"/>' if is_named else ""
-        parts += [axis, x_labels(places, self.x)]
-        shown = {part.kind for bar in bars for part in bar.parts}
-        entries = [(key(kind, self.kinds[kind][0]), self.kinds[kind][1]) for kind in sorted(shown)]
-        return figure(self.title, parts, words=self._words(), legend=legend(entries), note=self.note)
+        shapes = [draw.y_axis(y, self.y)]
+        for number, group in enumerate(self.groups.values()):
+            width = min(_WIDEST, room * 0.84 / len(group))
+            begin = LEFT + number * room + (room - width * len(group)) / 2
+            for place, bar in enumerate(group):
+                shapes += self._bar(bar, begin + (place + 0.06) * width, width * 0.88, y)
+        shapes.append(draw.path("axis", f"M{LEFT},{floor}H{WIDTH - RIGHT}") if is_named else "")
+        names = ((LEFT + (number + 0.5) * room, name) for number, name in enumerate(self.groups))
+        return [*shapes, draw.x_axis(names, self.x)]
 
-    def _group(self, group: Group, left: float, room: float, y: Scale) -> Iterator[str]:
-        width = min(_WIDEST, room * 0.84 / len(group.bars))
-        begin = left + (room - width * len(group.bars)) / 2
-        for number, bar in enumerate(group.bars):
-            yield from self._bar(bar, begin + (number + 0.06) * width, width * 0.88, y)
+    def _words(self) -> str:
+        values = (
+            f"{' '.join(filter(None, (name, self.x, bar.name)))} {self.text(bar.value)}"
+            for name, bars in self.groups.items()
+            for bar in bars
+        )
+        return f"{self.title}, {self.y}: {', '.join(values)}"
+
+    def _legend(self) -> Legend:
+        return _legend(self.kinds, {kind for bar in self._bars() for kind in bar.parts})
+
+    def _bars(self) -> list[Bar]:
+        return [bar for group in self.groups.values() for bar in group]
 
     def _bar(self, bar: Bar, left: float, width: float, y: Scale) -> Iterator[str]:
         middle, whole, below = left + width / 2, bar.value, 0.0
         if bar.ideal > whole:
-            yield box("gap", left, y(bar.ideal), width, y(whole) - y(bar.ideal))
-        for part in bar.parts:
-            top, bottom = y(below + part.value), y(below)
-            below += part.value
-            color = self.kinds[part.kind][0]
-            yield hatched(part.kind, color, left, top, width, bottom - top)
+            yield draw.box("gap", left, y(bar.ideal), width, y(whole) - y(bar.ideal))
+        for kind, value in bar.parts.items():
+            top, bottom = y(below + value), y(below)
+            below += value
+            color = self.kinds[kind][0]
+            yield draw.hatched(kind, color, left, top, width, bottom - top)
             if self.shares and whole and bottom - top >= _TALL and width >= _LEGIBLE:
-                at = f'x="{middle:.1f}" y="{(top + bottom) / 2 + 4:.1f}"'
-                yield f'<text class="on x {color}" {at}>{percent(part.value / whole)}</text>'
+                yield draw.text(f"on x {color}", middle, (top + bottom) / 2 + 4, percent(value / whole))
         if bar.high > bar.low:
-            yield whisker(middle, y(bar.low), y(bar.high), floor=y(0))
+            yield draw.whisker(middle, y(bar.low), y(bar.high), floor=y(0))
         if bar.text and width >= _LEGIBLE:
-            above = max(y(max(bar.ideal, whole, bar.high)), TOP) - 5
-            yield f'<text class="value x" x="{middle:.1f}" y="{above:.1f}">{escape(bar.text)}</text>'
+            yield draw.text("value x", middle, max(y(max(bar.ideal, whole, bar.high)), TOP) - 5, bar.text)
         if bar.name:
-            yield f'<text class="tick x" x="{middle:.1f}" y="{y(0) + 13:.1f}">{escape(bar.name)}</text>'
+            yield draw.text("tick x", middle, y(0) + 13, bar.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A phase of a rank, from begin to end in ms."""
+
+    kind: int
+    """Index in the chart's kinds."""
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeLine(Chart):
+    """A chart of rows of spans over milliseconds, as wide as the page."""
+
+    kinds: Kinds
+    rows: Mapping[str, Sequence[Span]]
+    """The spans of each rank by its name; at least one row with a span."""
+
+    def _size(self) -> tuple[int, int]:
+        return _TIME_WIDTH, _TIME_TOP + _ROW * len(self.rows) + BOTTOM
+
+    def _shapes(self) -> list[str]:
+        end = max(span.end for span in self._spans())
+        x = Scale(0.0, end or 1.0, LEFT, _TIME_WIDTH - RIGHT)
+        ticks = ((x(tick), label(tick)) for tick in x.ticks(most=10))
+        floor = self._size()[1] - BOTTOM
+        shapes = [draw.x_axis(ticks, "ms", floor=floor, width=_TIME_WIDTH, grid=_TIME_TOP - 4)]
+        for number, (name, spans) in enumerate(self.rows.items()):
+            top = _TIME_TOP + number * _ROW
+            shapes.append(draw.text("tick y", LEFT - 6, top + 13, name))
+            shapes += [self._span(span, x(span.begin), x(span.end) - x(span.begin), top) for span in spans]
+        return shapes
 
     def _words(self) -> str:
-        """Return a description of the chart for screen readers."""
-        values = (
-            f"{' '.join(filter(None, (group.name, self.x, bar.name)))} {self.text(bar.value)}"
-            for group in self.groups
-            for bar in group.bars
+        rows = (
+            f"{name}: " + ", ".join(f"{self.kinds[one.kind][1]} {_length(one)}" for one in spans)
+            for name, spans in self.rows.items()
         )
-        return f"{self.title}, {self.y}: {', '.join(values)}"
+        return f"{self.title}; {'; '.join(rows)}"
+
+    def _legend(self) -> Legend:
+        return _legend(self.kinds, {span.kind for span in self._spans()})
+
+    def _spans(self) -> list[Span]:
+        return [span for spans in self.rows.values() for span in spans]
+
+    def _span(self, span: Span, left: float, width: float, top: float) -> str:
+        color = self.kinds[span.kind][0]
+        shape = draw.hatched(span.kind, color, left, top, width, _BAR)
+        if width < _WIDE:
+            return shape
+        return shape + draw.text(f"on x {color}", left + width / 2, top + 13, _length(span))
 
 
-def patterns() -> str:
-    """Return the patterns that `hatched` refers to; a page needs them once."""
-    drawn = "".join(
-        f'<pattern id="hatch{number}" width="8" height="8" patternUnits="userSpaceOnUse">'
-        f'<path class="hatch" d="{path}"/></pattern>'
-        for number, path in enumerate(_HATCHES)
-        if path
-    )
-    return f'<svg class="patterns" width="0" height="0" aria-hidden="true"><defs>{drawn}</defs></svg>'
+def _length(span: Span) -> str:
+    return f"{span.end - span.begin:.3g} ms"
 
 
-def hatched(kind: int, color: str, left: float, top: float, width: float, height: float) -> str:
-    """Return a rectangle with a color and the pattern of a kind."""
-    number = kind % len(_HATCHES)
-    plain = box(f"part {color}", left, top, width, height)
-    if not _HATCHES[number]:
-        return plain
-    return plain + box("", left, top, width, height, f' fill="url(#hatch{number})"')
-
-
-def key(kind: int, color: str) -> str:
-    """Return the legend box of a kind."""
-    return hatched(kind, color, 0, 0, 10, 10)
-
-
-def box(names: str, left: float, top: float, width: float, height: float, more: str = "") -> str:
-    """Return a rectangle with the CSS classes `names`."""
-    kind = f' class="{names}"' if names else ""
-    return f'<rect{kind} x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}"{more}/>'
+def _legend(kinds: Kinds, shown: set[int]) -> Legend:
+    return [(draw.hatched(kind, kinds[kind][0], 0, 0, 10, 10), kinds[kind][1]) for kind in sorted(shown)]

@@ -1,12 +1,12 @@
 """Builds the charts of one run, or of several runs side by side."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from samestep.studies.report.line_charts import Chart, Line, Mark
+from samestep.studies.report.line_charts import LineChart, Lines
 from samestep.studies.report.read_run import PHASES, Run, names
-from samestep.studies.report.scales import Bin, thin
+from samestep.studies.report.scales import DataPoint, thin
 
 MOST = 400
 """Maximum number of points of a curve."""
@@ -14,76 +14,64 @@ _WINDOWS = 120
 """Maximum number of points of the areas of phases."""
 
 
-def curves(runs: Sequence[Run]) -> list[Chart]:
+def charts(runs: Sequence[Run]) -> list[LineChart]:
+    """Return all charts of a run, or of several runs side by side."""
+    return [*curves(runs), *(times(runs[0]) if len(runs) == 1 else ())]
+
+
+def curves(runs: Sequence[Run]) -> list[LineChart]:
     """Return the charts of loss, accuracy and learning rate, with a line for each run."""
     several = len(runs) > 1
     marks = () if several else _starts(runs[0])
     thinned = max((len(run.steps["step"]) for run in runs), default=0) > MOST
-    note = "The line is the mean of neighboring steps; the band is their range."
+    note = "The line is the mean of neighboring steps; the band is their range." if thinned else ""
+    x, key = ("seconds of training", "seconds") if several else ("steps", "step")
+    named = dict(zip(names(runs), runs, strict=True))
 
-    def column(name: str) -> list[Line]:
-        drawn = (thin(run.steps["step"], run.steps[name], most=MOST) for run in runs)
-        return list(map(Line, names(runs), drawn))
+    def column(name: str) -> Lines:
+        return {own: thin(run.steps["step"], run.steps[name], most=MOST) for own, run in named.items()}
 
+    def evaluated(name: str, factor: float = 1.0) -> Lines:
+        return {own: _points(run.evaluations, key, name, factor) for own, run in named.items()}
+
+    test_loss, losses = "Test loss", evaluated("loss")
+    if not several:
+        test_loss = "Test and training loss by evaluation"
+        (test,), training = losses.values(), _points(runs[0].evaluations, key, "train_loss")
+        losses = {"test": test, "training, mean since the last": training}
+    accuracy, loss, rate = evaluated("accuracy", 100), column("loss"), column("lr")
     return [
-        Chart(
-            title="Training loss",
-            x="steps",
-            y="loss",
-            lines=column("loss"),
-            marks=marks,
-            note=note if thinned else "",
-        ),
-        Chart(
-            title="Test accuracy",
-            x="seconds of training" if several else "steps",
-            y="right answers, %",
-            lines=_evaluated(runs, lambda row: 100 * row["accuracy"], several=several),
-            marks=marks,
-        ),
-        Chart(
-            title="Test loss" if several else "Test and training loss by evaluation",
-            x="seconds of training" if several else "steps",
-            y="loss",
-            lines=_evaluated(runs, lambda row: row["loss"], several=several)
-            if several
-            else [
-                Line("test", _points(runs[0], "loss")),
-                Line("training, mean since the last", _points(runs[0], "train_loss")),
-            ],
-            marks=marks,
-        ),
-        Chart(title="Learning rate", x="steps", y="rate", lines=column("lr"), marks=marks, zero=True),
+        LineChart(title="Training loss", x="steps", y="loss", lines=loss, marks=marks, note=note),
+        LineChart(title="Test accuracy", x=x, y="right answers, %", lines=accuracy, marks=marks),
+        LineChart(title=test_loss, name="test loss", x=x, y="loss", lines=losses, marks=marks),
+        LineChart(title="Learning rate", x="steps", y="rate", lines=rate, marks=marks, zero=True),
     ]
 
 
-def times(run: Run) -> list[Chart]:
+def times(run: Run) -> list[LineChart]:
     """Return the charts of a run's phases over the steps, and of its speed by rank."""
-    steps = run.steps["step"]
-    phases = [
-        Line(name.replace("_", " "), thin(steps, _milliseconds(run.steps[name]), most=_WINDOWS))
+    phases = {
+        name.replace("_", " "): thin(run.steps["step"], _milliseconds(run.steps[name]), most=_WINDOWS)
         for name in PHASES
-    ]
-    shown = [line for line in phases if any(one.mean > 0 for one in line.bins)]
-    by_rank = groupby(
-        sorted(run.ranks, key=lambda row: (row["rank"], row["step"])), key=lambda row: row["rank"]
-    )
-    speeds = []
-    for rank, rows in by_rank:
-        own = list(rows)
-        values = [row["samples_per_second"] for row in own]
-        speeds.append(Line(f"rank {rank}", thin([row["step"] for row in own], values, most=_WINDOWS)))
+    }
+    by_rank: dict[int, list[Mapping[str, Any]]] = {}
+    for row in sorted(run.ranks, key=lambda row: (row["rank"], row["step"])):
+        by_rank.setdefault(row["rank"], []).append(row)
+    speeds = {
+        f"rank {rank}": thin(_column(rows, "step"), _column(rows, "samples_per_second"), most=_WINDOWS)
+        for rank, rows in by_rank.items()
+    }
     return [
-        Chart(
+        LineChart(
             title="Phases of a step",
             x="steps",
             y="ms per step",
-            lines=shown,
+            lines={name: points for name, points in phases.items() if any(one.y > 0 for one in points)},
             marks=_starts(run),
             stacked=True,
             note="On rank 0.",
         ),
-        Chart(
+        LineChart(
             title="Speed of each worker",
             x="steps",
             y="samples/s",
@@ -95,14 +83,8 @@ def times(run: Run) -> list[Chart]:
     ]
 
 
-def _evaluated(
-    runs: Sequence[Run], value: Callable[[dict[str, float]], float], *, several: bool
-) -> list[Line]:
-    x = "seconds" if several else "step"
-    return [
-        Line(name, _finite((row[x], value(row)) for row in run.evaluations))
-        for name, run in zip(names(runs), runs, strict=True)
-    ]
+def _column(rows: Iterable[Mapping[str, Any]], name: str) -> list[float]:
+    return [row[name] for row in rows]
 
 
 def _milliseconds(seconds: Iterable[float]) -> list[float]:
@@ -110,16 +92,13 @@ def _milliseconds(seconds: Iterable[float]) -> list[float]:
     return [1e3 * one if math.isfinite(one) else 0.0 for one in seconds]
 
 
-def _points(run: Run, name: str) -> list[Bin]:
-    return _finite((row["step"], row[name]) for row in run.evaluations if name in row)
+def _points(rows: Iterable[Mapping[str, Any]], x: str, y: str, factor: float = 1.0) -> list[DataPoint]:
+    """Return the finite points of two columns."""
+    points = ((row[x], factor * row[y]) for row in rows if y in row)
+    return [DataPoint(a, b, b, b) for a, b in points if math.isfinite(a) and math.isfinite(b)]
 
 
-def _finite(points: Iterable[tuple[float, float]]) -> list[Bin]:
-    """Return the finite points."""
-    return [Bin(x, y, y, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
-
-
-def _starts(run: Run) -> tuple[Mark, ...]:
-    """Return marks at the steps from which the run was resumed, with its numbers of workers."""
+def _starts(run: Run) -> list[tuple[float, str]]:
+    """Return the steps from which the run was resumed, with its numbers of workers."""
     resumed = [session for session in run.sessions[1:] if session["step"]]
-    return tuple(Mark(one["step"], f"{one['world_size']} workers") for one in resumed[-12:])
+    return [(one["step"], f"{one['world_size']} workers") for one in resumed[-12:]]

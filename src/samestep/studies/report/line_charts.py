@@ -1,129 +1,175 @@
-"""Draws line and area charts as inline SVG; the page's style sheet sets colors and fonts."""
+"""Draws charts of lines: curves and stacked areas over the steps, and measured points with their ideal."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from html import escape
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
-from samestep.studies.report.axes import (
-    COLORS,
-    FLOOR,
-    LEFT,
-    RIGHT,
-    TOP,
-    WIDTH,
-    figure,
-    key,
-    legend,
-    nothing,
-    x_axis,
-    y_axis,
-)
-from samestep.studies.report.scales import Bin, Scale, label, span, ticks
+from samestep.studies.report import drawing as draw
+from samestep.studies.report.drawing import BOTTOM, FLOOR, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart, Legend
+from samestep.studies.report.scales import DataPoint, Scale, label
 
+_WIDE = 8
+"""Ratio of the greatest to the least x above which a chart of points has logarithmic axes."""
+_MOST_VALUES = 12
+"""Maximum number of points with their values beside them."""
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line of a chart, with a band from the least to the greatest value of each bin."""
-
-    name: str
-    bins: Sequence[Bin]
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A labeled position on the x axis."""
-
-    x: float
-    text: str
+Lines: TypeAlias = Mapping[str, Sequence[DataPoint]]
+"""The points of each line by its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
-    """A chart of lines or stacked areas."""
+class LineChart(Chart):
+    """A chart of curves, each in a band of its intervals, or of stacked areas."""
 
-    title: str
     x: str
     """Name of the x axis."""
     y: str
     """Name of the y axis, with its unit."""
-    lines: Sequence[Line]
-    marks: Sequence[Mark] = field(default=())
+    lines: Lines
+    marks: Sequence[tuple[float, str]] = ()
+    """Labeled positions on the x axis."""
     stacked: bool = False
-    """Whether the lines are stacked areas; their bins then have the same x."""
+    """Whether the lines are stacked areas; their points then have the same x."""
     zero: bool = False
     """Whether the y axis begins at 0."""
-    note: str = ""
-    """Text below the chart."""
 
-    def render(self) -> str:
-        """Return the chart as a figure element, or a sentence if there are no data."""
-        drawn = [line for line in self.lines if line.bins]
-        if not drawn:
-            return nothing(self.title)
-        x = Scale(*span(one.x for line in drawn for one in line.bins), LEFT, WIDTH - RIGHT)
-        y, shapes = _areas(drawn, x) if self.stacked else _lines(drawn, x, zero=self.zero)
-        parts = [
-            y_axis(y, ticks(y.low, y.high), self.y),
-            x_axis(x, ticks(x.low, x.high), self.x),
-            *(_mark(mark, x) for mark in self.marks if x.low <= mark.x <= x.high),
-            *shapes,
+    def _shapes(self) -> list[str]:
+        lines = _stacked(self._shown()) if self.stacked else list(self._shown().values())
+        points = [point for line in lines for point in line]
+        if not points:
+            return []
+        x = Scale.over((point.x for point in points), LEFT, WIDTH - RIGHT)
+        ends = (end for point in points for end in (point.low, point.high))
+        y = Scale.over(ends, FLOOR, TOP, zero=self.zero or self.stacked)
+        axis = draw.x_axis(((x(tick), label(tick)) for tick in x.ticks()), self.x)
+        curves = (shape for number, line in enumerate(lines) for shape in self._curve(number, line, x, y))
+        marks = (_mark(text, x(at)) for at, text in self.marks if x.low <= at <= x.high)
+        return [draw.y_axis(y, self.y), axis, *curves, *marks]
+
+    def _words(self) -> str:
+        ends = (f"{name} from {label(one[0].y)} to {label(one[-1].y)}" for name, one in self._shown().items())
+        return f"{self.title}, {self.y} over {self.x}: {'; '.join(ends)}"
+
+    def _legend(self) -> Legend:
+        return [
+            (draw.box(f"key {draw.color(k)}", 0, 0, 10, 10), name) for k, name in enumerate(self._shown())
         ]
-        entries = [(key(number), line.name) for number, line in enumerate(drawn)]
-        return figure(self.title, parts, words=self._words(drawn), legend=legend(entries), note=self.note)
 
-    def _words(self, drawn: Sequence[Line]) -> str:
-        """Return a description of the chart for screen readers."""
-        ends = "; ".join(
-            f"{line.name} from {label(line.bins[0].mean)} to {label(line.bins[-1].mean)}" for line in drawn
+    def _shown(self) -> Lines:
+        return {name: points for name, points in self.lines.items() if points}
+
+    def _curve(self, number: int, points: Sequence[DataPoint], x: Scale, y: Scale) -> Iterator[str]:
+        color = draw.color(number)
+        if any(point.low < point.high for point in points):
+            above = [(x(point.x), y(point.high)) for point in points]
+            below = [(x(point.x), y(point.low)) for point in reversed(points)]
+            yield draw.line(f"{'area' if self.stacked else 'band'} {color}", above + below, end="Z")
+        if len(points) == 1:
+            yield draw.marker(number, x(points[0].x), y(points[0].y), r=3)
+        elif not self.stacked:
+            yield draw.line(f"line {color}", [(x(point.x), y(point.y)) for point in points])
+
+
+def _stacked(lines: Lines) -> list[list[DataPoint]]:
+    """Return lines whose intervals begin where those of the line before end."""
+    tops: dict[float, float] = {}
+    stacked = []
+    for given in lines.values():
+        around = (-0.5, 0.5) if len(given) == 1 else (0.0,)  # an area needs a width
+        points = [replace(point, x=point.x + by) for point in given for by in around]
+        ends = [(low := tops.get(point.x, 0.0), low + point.y) for point in points]
+        stacked.append(
+            [replace(one, low=low, high=high) for one, (low, high) in zip(points, ends, strict=True)]
         )
-        return f"{self.title}, {self.y} over {self.x}: {ends}"
+        tops = {one.x: one.high for one in stacked[-1]}
+    return stacked
 
 
-def _lines(lines: Sequence[Line], x: Scale, *, zero: bool) -> tuple[Scale, list[str]]:
-    values = [value for line in lines for one in line.bins for value in (one.low, one.high)]
-    y = Scale(*span(values, zero=zero), FLOOR, TOP)
-    shapes = []
-    for number, line in enumerate(lines):
-        color = f"c{number % COLORS}"
-        if any(one.low < one.high for one in line.bins):
-            outline = [(one.x, one.high) for one in line.bins] + [
-                (one.x, one.low) for one in reversed(line.bins)
-            ]
-            shapes.append(f'<path class="band {color}" d="{_path(outline, x, y)}Z"/>')
-        means = [(one.x, one.mean) for one in line.bins]
-        if len(means) == 1:
-            shapes.append(
-                f'<circle class="dot {color}" cx="{x(means[0][0]):.1f}" cy="{y(means[0][1]):.1f}" r="3"/>'
-            )
-        else:
-            shapes.append(f'<path class="line {color}" d="{_path(means, x, y)}"/>')
-    return y, shapes
+def _mark(words: str, place: float) -> str:
+    return draw.path("mark", f"M{place:.1f},{TOP}V{FLOOR}") + draw.text("marked", place + 3, TOP + 8, words)
 
 
-def _areas(lines: Sequence[Line], x: Scale) -> tuple[Scale, list[str]]:
-    tops = [[0.0] * len(lines[0].bins)]
-    for line in lines:
-        tops.append([below + one.mean for below, one in zip(tops[-1], line.bins, strict=True)])
-    y = Scale(*span(tops[-1], zero=True), FLOOR, TOP)
-    xs = [one.x for one in lines[0].bins]
-    if len(xs) == 1:  # an area needs a width
-        xs, tops = [x.low, x.high], [[*top, *top] for top in tops]
-    shapes = []
-    for number, (below, above) in enumerate(pairwise(tops)):
-        upper = list(zip(xs, above, strict=True))
-        outline = upper + list(zip(xs, below, strict=True))[::-1]
-        shapes.append(f'<path class="area c{number % COLORS}" d="{_path(outline, x, y)}Z"/>')
-    return y, shapes
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointChart(Chart):
+    """A chart of measured points with their intervals, and of their ideal."""
 
+    y: str
+    """Name of the y axis, with its unit."""
+    lines: Lines
+    """At least one line with a point; x is positive."""
+    ideal: Callable[[float], float]
+    """Returns the ideal value at an x."""
+    ideal_name: str = "ideal"
+    x: str = "workers"
+    """Name of the x axis."""
+    x_text: Callable[[float], str] | None = None
+    """Formats round numbers on a logarithmic x axis; without it the axis shows the points' own numbers."""
+    base: int = 0
+    """Base of the y axis if the x axis is logarithmic; 0 for a linear one, which begins at 0."""
+    limit: tuple[float, str] | None = None
+    """Required level and its name."""
+    tick: Callable[[float], str] = label
+    """Formats a number on the y axis."""
+    text: Callable[[float], str] = label
+    """Formats a value."""
+    height: int = HEIGHT
 
-def _path(points: Sequence[tuple[float, float]], x: Scale, y: Scale) -> str:
-    return "M" + "L".join(f"{x(a):.1f},{y(b):.1f}" for a, b in points)
+    def _size(self) -> tuple[int, int]:
+        return WIDTH, self.height
 
+    def _shapes(self) -> list[str]:
+        xs = sorted({point.x for points in self.lines.values() for point in points})
+        is_log = self.x_text is not None or xs[-1] > _WIDE * xs[0]
+        right = WIDTH - RIGHT - 6 * len(self.ideal_name) - 6
+        x = Scale.over(xs, LEFT + 24, right, base=2 if is_log else 0)
+        y, floor = self._y(xs, base=self.base if is_log else 0), self.height - BOTTOM
+        numbers = ((x(one), (self.x_text or label)(one)) for one in (x.ticks() if self.x_text else xs))
+        axis = draw.x_axis(numbers, self.x, floor=floor, grid=TOP if self.x_text else None)
+        ideal = [(x(one), y(self.ideal(one))) for one in xs]
+        named = draw.text("marked", ideal[-1][0] + 6, ideal[-1][1] + 4, self.ideal_name)
+        lines = (
+            shape
+            for number, points in enumerate(self.lines.values())
+            for shape in self._points(number, sorted(points, key=lambda point: point.x), x, y)
+        )
+        axes = draw.y_axis(y, self.y, self.tick) + axis
+        return [axes, draw.line("ideal", ideal), named, self._limit(y), *lines]
 
-def _mark(mark: Mark, x: Scale) -> str:
-    place = x(mark.x)
-    return (
-        f'<path class="mark" d="M{place:.1f},{TOP}V{FLOOR}"/>'
-        f'<text class="marked" x="{place + 3:.1f}" y="{TOP + 8}">{escape(mark.text)}</text>'
-    )
+    def _words(self) -> str:
+        number = self.x_text or label
+        return "; ".join(
+            f"{self.title}{', ' + name if len(self.lines) > 1 else ''}: "
+            + ", ".join(f"{self.text(point.y)} at {number(point.x)} {self.x}" for point in points)
+            for name, points in self.lines.items()
+        )
+
+    def _legend(self) -> Legend:
+        return [(draw.marker(number, 5, 5, r=4), name) for number, name in enumerate(self.lines)]
+
+    def _y(self, xs: Sequence[float], *, base: int) -> Scale:
+        points = [point for line in self.lines.values() for point in line]
+        values = [point.y for point in points]
+        values += [self.ideal(x) for x in xs] + ([self.limit[0]] if self.limit else [])
+        least, most = min(values) / draw.ROOM, max(values) * draw.ROOM
+        values += [max(point.low, least) for point in points] + [min(point.high, most) for point in points]
+        floor = self.height - BOTTOM - (14 if base else 0)
+        return Scale.over(values, floor, TOP, base=base, zero=not base)
+
+    def _limit(self, y: Scale) -> str:
+        if self.limit is None:
+            return ""
+        value, name = self.limit
+        level = draw.path("limit", f"M{LEFT},{y(value):.1f}H{WIDTH - RIGHT}")
+        return level + draw.text("marked limited", LEFT + 4, y(value) + 12, name)
+
+    def _points(self, number: int, points: Sequence[DataPoint], x: Scale, y: Scale) -> Iterator[str]:
+        floor = self.height - BOTTOM
+        places = [(x(point.x), y(point.y)) for point in points]
+        yield draw.line(draw.dashed(number), places)
+        for point, (left, top) in zip(points, places, strict=True):
+            yield draw.whisker(left, y(point.low), y(point.high), floor=floor)
+            yield draw.marker(number, left, top, is_hollow=point.is_hollow)
+            if len(self.lines) == 1 and len(points) <= _MOST_VALUES:
+                # Below the point, clear of the ideal line; above it if the axis is too near.
+                beside = top + 20 if top + 24 < floor else top - 10
+                yield draw.text("value", left + 4, beside, self.text(point.y))

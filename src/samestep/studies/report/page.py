@@ -4,6 +4,8 @@ from collections.abc import Collection, Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
+from samestep.studies.report.drawing import STYLE
+
 Row = Sequence[object]
 
 
@@ -16,7 +18,7 @@ def page(title: str, body: Iterable[str], *, foot: str, styles: Sequence[str] = 
         foot: footer as text.
         styles: names of style sheets besides the common one.
     """
-    sheets = "".join(map(_sheet, ("style.css", *styles)))
+    sheets = "".join(map(_sheet, (STYLE, "style.css", *styles)))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

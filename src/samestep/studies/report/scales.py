@@ -7,16 +7,37 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps values ``low .. high`` linearly to coordinates ``start .. stop``."""
+    """Maps values ``low .. high``, or their logarithms, linearly to coordinates ``start .. stop``."""
 
     low: float
     high: float
     start: float
     stop: float
+    base: int = 0
+    """Base of the logarithms; 0 for values."""
+
+    @classmethod
+    def over(
+        cls, values: Iterable[float], start: float, stop: float, *, base: int = 0, zero: bool = False
+    ) -> "Scale":
+        """Return a scale that holds `values`, which are positive if it has a `base`; `zero`: see `span`."""
+        known = [math.log(value, base) for value in values] if base else values
+        return cls(*span(known, zero=zero), start, stop, base)
 
     def __call__(self, value: float) -> float:
         """Return the coordinate of `value`."""
-        return self.start + (value - self.low) / (self.high - self.low) * (self.stop - self.start)
+        known = math.log(value, self.base) if self.base else value
+        return self.start + (known - self.low) / (self.high - self.low) * (self.stop - self.start)
+
+    def ticks(self, *, most: int = 6) -> list[float]:
+        """Return at most `most` round numbers on the scale; powers of a base can be one more."""
+        if not self.base:
+            return ticks(self.low, self.high, most=most)
+        every = 1
+        while (self.high - self.low) / every > most + 1:
+            every *= 2
+        first, last = math.ceil(self.low / every - 1e-9), math.floor(self.high / every + 1e-9)
+        return [float(self.base) ** (every * number) for number in range(first, last + 1)]
 
 
 def span(values: Iterable[float], *, zero: bool = False) -> tuple[float, float]:
@@ -58,25 +79,27 @@ def label(value: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Bin:
-    """The mean, least and greatest of neighboring values, at one x."""
+class DataPoint:
+    """A value with its interval: of repeats, or the least and greatest of neighboring values."""
 
     x: float
-    mean: float
+    y: float
     low: float
     high: float
+    is_hollow: bool = False
+    """Whether the point is drawn hollow."""
 
 
-def thin(xs: Sequence[float], ys: Sequence[float], *, most: int = 400) -> list[Bin]:
-    """Return at most `most` bins of neighboring points, which keep all extremes.
+def thin(xs: Sequence[float], ys: Sequence[float], *, most: int = 400) -> list[DataPoint]:
+    """Return at most `most` means of neighboring points, which keep all extremes.
 
-    The x of a bin is that of its last point. Values that are not finite are ignored.
+    Each has the x of its last point. Values that are not finite are ignored.
     """
     width = -(-len(xs) // most) or 1
-    bins = []
+    means = []
     for start in range(0, len(xs), width):
         values = [y for y in ys[start : start + width] if math.isfinite(y)]
         if values:
             x = xs[min(start + width, len(xs)) - 1]
-            bins.append(Bin(x, math.fsum(values) / len(values), min(values), max(values)))
-    return bins
+            means.append(DataPoint(x, math.fsum(values) / len(values), min(values), max(values)))
+    return means

@@ -1,9 +1,35 @@
-"""Writes a page atomically."""
+"""Writes a page atomically, and charts as files of their own."""
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from samestep.base.errors import UsageError
 from samestep.base.unfinished_names import write_whole
+from samestep.base.units import counted
+from samestep.studies.report.drawing import Chart
+
+_PPI = 216
+"""Pixels per inch of a PNG: three for each unit of a chart, which is a point in a PDF."""
+
+
+def refuse_unwritable(flag: str, folder: Path | None) -> None:
+    """Refuse a folder that cannot be created or written to, before time is spent on its content.
+
+    Args:
+        flag: the option that has it.
+        folder: the folder; nothing is created. None if the option was not given.
+
+    Raises:
+        UsageError: the folder, or the first of its parents that exists, is a file or not writable.
+    """
+    if folder is None:
+        return
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        why = "not writable" if there.is_dir() else "a file"
+        raise UsageError(f"{flag} {folder} cannot be used, because {there} is {why}; give another folder.")
 
 
 def write_text(path: Path, text: str) -> Path:
@@ -21,3 +47,37 @@ def write_text(path: Path, text: str) -> Path:
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}. Choose another --out.") from None
     return path
+
+
+def write_figures(charts: Iterable[Chart], folder: Path) -> str:
+    """Write each chart that has data as SVG, PDF and PNG, and return a line about the files.
+
+    Without the extra ``plots``, only SVG is written, and the line has the command that installs it.
+
+    Raises:
+        UsageError: a file cannot be written.
+    """
+    documents = {chart.stem(): document for chart in charts if (document := chart.svg())}
+    library = _converter()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, document in documents.items():
+            (folder / f"{name}.svg").write_text(document, encoding="utf-8")
+            if library:
+                (folder / f"{name}.pdf").write_bytes(library.svg_to_pdf(document))
+                (folder / f"{name}.png").write_bytes(library.svg_to_png(document, ppi=_PPI))
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {error.filename or folder}: {error.strerror}. Choose another --figures."
+        ) from None
+    kinds = "as SVG, PDF and PNG" if library else "as SVG; for PDF and PNG: pip install 'samestep[plots]'"
+    return f"figures: {folder}, {counted(len(documents), 'chart')} {kinds}"
+
+
+def _converter() -> Any:
+    """Return the library that converts SVG; None if it is not installed."""
+    try:
+        import vl_convert
+    except ImportError:
+        return None
+    return vl_convert

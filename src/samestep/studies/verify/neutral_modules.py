@@ -6,26 +6,16 @@ Any difference that remains in a native script is then a fault.
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
-from unittest.mock import patch
 
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data._utils.fetch import _MapDatasetFetcher as Fetcher
 
 from samestep.autopilot.split.batch_norms import batch_norm_of_slices, batch_norm_over_ranks
+from samestep.hooks import declarations
 from samestep.hooks.random_draws import RngState, seed_generators
+from samestep.hooks.registry import attached_all, instead, wrapping
 from samestep.ranks.world.process_group import adopt
 from samestep.studies.verify.sample_random import per_sample_randomness
-
-_DROPOUTS = (
-    "dropout",
-    "dropout1d",
-    "dropout2d",
-    "dropout3d",
-    "alpha_dropout",
-    "feature_alpha_dropout",
-)
 
 
 @contextmanager
@@ -33,18 +23,12 @@ def rank_features_disabled() -> Iterator[None]:
     """Disable dropout, make random numbers depend on the sample only, and let batch norm be global."""
     with ExitStack() as stack:
         stack.enter_context(batch_norm_of_slices())
-        for name in _DROPOUTS:
-            stack.enter_context(patch.object(F, name, _identity))
-        attention: Callable[..., Tensor] = F.scaled_dot_product_attention
-        stack.enter_context(patch.object(F, "scaled_dot_product_attention", _without_dropout(attention)))
-        original: Callable[[Any, Any], Any] = Fetcher.fetch
-
-        def fetch(fetcher: Any, indices: Any) -> Any:
-            if not isinstance(fetcher.dataset, _SeededDataset):
-                fetcher.dataset = _SeededDataset(fetcher.dataset)
-            return original(fetcher, indices)
-
-        stack.enter_context(patch.object(Fetcher, "fetch", fetch))
+        hooks = {
+            **dict.fromkeys(declarations.DROPOUTS, instead(_identity)),
+            declarations.ATTENTION: _without_dropout,
+            declarations.SEEDED_FETCH: wrapping(_fetch_seeded),
+        }
+        stack.enter_context(attached_all(hooks))
         stack.enter_context(per_sample_randomness())
         yield
 
@@ -53,6 +37,12 @@ def global_batch_norm() -> AbstractContextManager[None]:
     """Return a context that computes batch norm over the script's process group, if it has one."""
     has_group = dist.is_available() and dist.is_initialized()
     return batch_norm_over_ranks(adopt()) if has_group else nullcontext()
+
+
+def _fetch_seeded(original: Callable[[Any, Any], Any], fetcher: Any, indices: Any) -> Any:
+    if not isinstance(fetcher.dataset, _SeededDataset):
+        fetcher.dataset = _SeededDataset(fetcher.dataset)
+    return original(fetcher, indices)
 
 
 def _identity(input: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:  # noqa: A002 - torch's name

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer
-from torch.utils.data import DistributedSampler
 from torch.utils.data._utils.fetch import _BaseDatasetFetcher as Fetcher
 from torch.utils.hooks import RemovableHandle
 
+from samestep.hooks import declarations
 from samestep.hooks.random_draws import RngState
+from samestep.hooks.registry import attached, attached_to, wrapping
 from samestep.hooks.tensor_tree import leaves
-from samestep.hooks.training_events import Listener, parameters_of, subscribed, wrapped
+from samestep.hooks.training_events import Listener, parameters_of, subscribed
 from samestep.observe.sanitize.input_digests import data_in
 from samestep.parallel.gradients.batch_norm import uses_batch_statistics
 from samestep.ranks.world.process_group import adopt
@@ -92,10 +93,10 @@ class Probe(Listener):
         """Record the script for the duration of a block."""
         with ExitStack() as stack:
             stack.enter_context(subscribed(self))
-            stack.enter_context(wrapped(Optimizer, "__init__", self._note_optimizer))
-            stack.enter_context(wrapped(DistributedSampler, "__iter__", self._shuffle))
+            stack.enter_context(attached(declarations.NEW_OPTIMIZER, wrapping(self._note_optimizer)))
+            stack.enter_context(attached(declarations.SHUFFLED, wrapping(self._shuffle)))
             for kind in Fetcher.__subclasses__():
-                stack.enter_context(wrapped(kind, "fetch", self._fetch))
+                stack.enter_context(attached_to(kind, declarations.PROBED_FETCH, wrapping(self._fetch)))
             yield
 
     def end(self, ended: str, message: str = "") -> None:

@@ -14,12 +14,13 @@ from zlib import crc32
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 
 from samestep.autopilot.split.random_draws import BatchDraw, SplitDraws, sample_dim
+from samestep.hooks import declarations
 from samestep.hooks.random_draws import RngState, seed_generators
+from samestep.hooks.registry import attached, wrapping
 from samestep.hooks.tensor_tree import leaves
-from samestep.hooks.training_events import Listener, subscribed, wrapped
+from samestep.hooks.training_events import Listener, subscribed
 from samestep.observe.sanitize.input_digests import data_in
 
 _ROWS = 61
@@ -33,7 +34,7 @@ def per_sample_randomness() -> Iterator[None]:
     batches = _Batches()
     with ExitStack() as stack:
         stack.enter_context(subscribed(batches))
-        stack.enter_context(wrapped(LoaderIterator, "__next__", batches.fetch))
+        stack.enter_context(attached(declarations.SAMPLES_OF_BATCH, wrapping(batches.fetch)))
         stack.enter_context(batches.draws)
         yield
 

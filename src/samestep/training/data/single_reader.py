@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data._utils import worker as torch_worker
 
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached, instead, put
 from samestep.parallel.sharding.position import Position
 
 
@@ -47,26 +48,21 @@ class SingleReader:
         self._swap()
 
     def _swap(self) -> None:
+        torch_state, python_state, numpy_state, info = self._inside
         outside = (
             torch.get_rng_state(),
             random.getstate(),
             np.random.get_state(legacy=True),
-            torch_worker._worker_info,  # noqa: SLF001 - `get_worker_info` reads it, and nothing sets it
+            put(declarations.WORKER_INFO, info),  # `get_worker_info` reads it, and nothing sets it
         )
-        torch_state, python_state, numpy_state, info = self._inside
         torch.set_rng_state(torch_state)
         random.setstate(python_state)
         np.random.set_state(numpy_state)
-        torch_worker._worker_info = info  # noqa: SLF001
         self._inside = outside
 
 
 @contextmanager
 def worker_info(info: Any) -> Iterator[None]:
     """Make `get_worker_info` return `info` in the block."""
-    outside = torch_worker._worker_info  # noqa: SLF001 - nothing public sets it
-    torch_worker._worker_info = info  # noqa: SLF001
-    try:
+    with attached(declarations.WORKER_INFO, instead(info)):
         yield
-    finally:
-        torch_worker._worker_info = outside  # noqa: SLF001

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from torch import nn
 
-from samestep.base.errors import CheckpointError, Error, PutOff
+from samestep.base.errors import CheckpointError, Error, Preempted
 from samestep.base.last_step import record_step
 from samestep.observe.clock.phase_clock import OTHER, step_clock
 from samestep.parallel.exact.identity import check_resumable, identity
@@ -147,7 +147,7 @@ class Training:
         """Train to the end; every rank returns the result.
 
         Raises:
-            PutOff: a rank received a stop signal; a checkpoint has been written.
+            Preempted: a rank received a stop signal; a checkpoint has been written.
         """
         with synchronized_step(
             self.learner, self.settings, self.world, clock=self.clock, number=self.journal.steps
@@ -264,7 +264,7 @@ class Training:
         signal = callbacks.stop.signal
         received = self.world.all_gather_objects(None if signal is None else signal.name)
         by = next(name for name in received if name is not None)
-        raise PutOff(f"stopped by {by} after step {self.journal.steps} of {self.steps}, with a checkpoint")
+        raise Preempted(f"stopped by {by} after step {self.journal.steps} of {self.steps}, with a checkpoint")
 
     def _snapshot(self) -> Snapshot:
         return Snapshot(

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from samestep.base.errors import Error, PutOff, UsageError
+from samestep.base.errors import Error, Preempted, UsageError
 
 if TYPE_CHECKING:
     from torch.profiler import profile, record_function
@@ -80,7 +80,7 @@ class Profiler:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._profile is not None:  # the training ends within the traced steps
-            self._end(together=kind is None or issubclass(kind, PutOff))
+            self._end(together=kind is None or issubclass(kind, Preempted))
 
     def step_done(self, step: int) -> None:
         """Start or stop tracing if step `step` is done and a traced step begins or has ended."""

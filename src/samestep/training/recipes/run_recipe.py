@@ -61,7 +61,7 @@ def run_recipe(world: World, resolved: ResolvedConfig, loading: Loading | None =
         loading: returns the context in which a batch is drawn, if batches are timed.
 
     Raises:
-        PutOff: a rank received a stop signal; a checkpoint is written.
+        Preempted: a rank received a stop signal; a checkpoint is written.
     """
     record_step(0)
     restarted = env.integer(env.snapshot(), "TORCHELASTIC_RESTART_COUNT")

@@ -4,7 +4,13 @@ import torch
 from torch import nn
 
 from samestep.autopilot.split.call_plans import CallArguments
-from samestep.autopilot.split.call_signatures import MOST_STATES, CallSignatures
+from samestep.autopilot.split.call_signatures import (
+    MOST_FAILED_SIZES,
+    MOST_SPLIT_SIZES,
+    MOST_STATES,
+    CallSignatures,
+    CheckedSizes,
+)
 from samestep.autopilot.split.guards import plain_attributes
 
 BATCH = CallArguments((torch.ones(4, 3),), {})
@@ -71,3 +77,53 @@ def test_a_new_state_beyond_the_checked_ones_is_treated_as_one_that_cannot_be_sp
     module.phase = MOST_STATES
 
     assert signature_of(signatures, module, lambda module: None, plans) == unsplit
+
+
+def of(samples):
+    return CallArguments((torch.ones(samples, 3),), {})
+
+
+def test_each_size_is_checked_once():
+    sizes = CheckedSizes()
+
+    assert [sizes.are_checked(of(count), count, 2) for count in (8, 9, 8, 9, 10)] == [
+        True,
+        True,
+        False,
+        False,
+        True,
+    ]
+
+
+def test_of_many_sizes_fewer_and_fewer_are_checked():
+    sizes = CheckedSizes()
+
+    checked = [count for count in range(10, 74) if sizes.are_checked(of(count), count, 2)]
+
+    assert len(checked) == MOST_SPLIT_SIZES + 4
+
+
+def test_the_first_size_with_a_slice_of_one_sample_is_checked_however_late():
+    sizes = CheckedSizes()
+    for count in range(10, 15):
+        sizes.are_checked(of(count), count, 2)
+
+    assert sizes.are_checked(of(3), 3, 2)
+    assert not sizes.are_checked(of(2), 2, 2)
+
+
+def test_a_size_that_failed_stays_unsplit_after_another_has_passed():
+    sizes = CheckedSizes()
+    sizes.are_checked(of(5), None, 3)
+    sizes.fail(of(5))
+    sizes.are_checked(of(3), None, 3)
+
+    assert sizes.may_be_split(of(3))
+    assert not sizes.may_be_split(of(5))
+    assert not sizes.may_be_split(of(4))
+
+
+def test_a_signature_without_a_plan_is_checked_for_some_sizes_only():
+    sizes = CheckedSizes()
+
+    assert sum(sizes.are_checked(of(count), None, 2) for count in range(4, 20)) == MOST_FAILED_SIZES

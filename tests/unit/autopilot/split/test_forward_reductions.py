@@ -33,6 +33,11 @@ CASES = {
     "different weights": (lambda: F.cross_entropy(X, Y) + F.mse_loss(X, X * 2), PLAIN, None),
     "not linear": (lambda: X.mean() * X.sum(), PLAIN, None),
     "unknown": (lambda: X.flatten().logsumexp(0), PLAIN, None),
+    "one sample": (
+        lambda: (X[:1, :2].mean(1) * MASK[3:4]).sum() * (1.0 / MASK[3:4].sum()),
+        RECIPROCAL,
+        ("mean", 1.0),
+    ),
     "no samples that count": (lambda: X.sum() / (MASK * 0).sum(), PLAIN, ("mean", 0.0)),
 }
 
@@ -75,3 +80,8 @@ def test_counts_are_sums_and_accuracies_are_means():
 def test_without_observation_the_reduction_is_unknown():
     with torch.no_grad():
         assert read_reduction(F.cross_entropy(X, Y), PLAIN) is None
+
+
+def test_a_sum_of_means_over_some_dimensions_is_unknown_without_a_graph():
+    assert read(lambda: X[:1, :2].square().mean(-1).sum(), PLAIN, grad=True) == ("sum", 1.0)
+    assert read(lambda: X[:1, :2].square().mean(-1).sum(), PLAIN, grad=False) is None

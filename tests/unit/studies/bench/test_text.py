@@ -3,7 +3,7 @@
 import xml.etree.ElementTree as ET
 
 from samestep.studies.bench.figures import figures
-from samestep.studies.bench.plot import render
+from samestep.studies.bench.plot import times_chart
 from samestep.studies.bench.text import answer, fastest, fits, table, times_of
 
 BUCKET = 25 << 20
@@ -66,10 +66,9 @@ def test_one_size_is_no_line():
 
 
 def test_the_picture_is_svg_with_a_line_for_each_and_one_for_copying():
-    picture = render(
-        {"ring": {4: 1e-5, 1 << 20: 1e-3}, "<b>": {4: 2e-5}}, copying={4: 1e-9, 1 << 20: 1e-4}, title="a & b"
-    )
-    root = ET.fromstring(picture)
+    times = {"ring": {4: 1e-5, 1 << 20: 1e-3}, "<b>": {4: 2e-5}}
+    chart = times_chart(times, copying={4: 1e-9, 1 << 20: 1e-4}, title="a & b", name="ring")
+    root = ET.fromstring(chart.svg())
     texts = [one.text for one in root.iter("{http://www.w3.org/2000/svg}text")]
 
     assert {"a & b", "ring", "<b>", "copying memory", "16 B", "1 MiB", "10 us"} <= set(texts)

@@ -5,9 +5,17 @@ import subprocess
 import pytest
 import torch
 
-from samestep.studies.doctor import gpu_findings, gpus
-from samestep.studies.doctor.gpu_copies import compared
-from samestep.studies.doctor.gpus import Copy, Gpu, Seen, cards, copied, parsed_gpus, parsed_links
+from samestep.studies.doctor import gpus
+from samestep.studies.doctor.gpus import (
+    Accelerators,
+    Copy,
+    Gpu,
+    copy_all_pairs,
+    copy_and_compare,
+    parse_gpus,
+    parse_links,
+    read_cards,
+)
 from support import trees
 
 TOPOLOGY = """\
@@ -36,13 +44,13 @@ def node(tmp_path):
 
 
 def judged(root, *, uuid="", allowed=range(192), visible=8, copies=()):
-    seen = Seen(cards=cards(root=root), gpus=parsed_gpus(LISTED), copies=copies)
-    part = gpu_findings.judge(seen, visible=visible, uuid=uuid, allowed=allowed)
+    seen = Accelerators(cards=read_cards(root), gpus=parse_gpus(LISTED), copies=copies)
+    part = gpus.judge(seen, visible=visible, uuid=uuid, allowed=allowed)
     return part, [(finding.text, finding.hurts) for finding in part.findings]
 
 
 def test_eight_gpus_at_two_sockets_are_found_and_nothing_else(node):
-    found = cards(root=node)
+    found = read_cards(node)
     assert [card.address for card in found] == [f"0000:{0x1B + 0x11 * i:02x}:00.0" for i in range(8)]
     assert [card.numa for card in found] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert (found[7].cpus, found[7].width, found[7].vendor) == ("48-95,144-191", (16, 16), "NVIDIA")
@@ -50,11 +58,11 @@ def test_eight_gpus_at_two_sockets_are_found_and_nothing_else(node):
 
 def test_a_machine_of_one_numa_node_says_minus_one(tmp_path):
     root = trees.planted(tmp_path, trees.gpu_slot("0000:01:00.0", numa=-1, cpus="0-7"))
-    assert cards(root=root)[0].numa is None
+    assert read_cards(root)[0].numa is None
 
 
 def test_the_tools_list_is_read(node):
-    first, second = parsed_gpus(LISTED + "garbage\n")
+    first, second = parse_gpus(LISTED + "garbage\n")
     assert first == Gpu(
         index=0,
         uuid="GPU-aaaa",
@@ -67,15 +75,15 @@ def test_the_tools_list_is_read(node):
 
 
 def test_the_tools_matrix_is_read_without_its_adapters():
-    links = parsed_links(TOPOLOGY)
+    links = parse_links(TOPOLOGY)
     assert len(links) == 12
     assert (links[0, 1], links[3, 2], links[1, 2]) == ("NV4", "NV4", "SYS")
-    assert parsed_links("no devices were found") == {}
+    assert parse_links("no devices were found") == {}
 
 
 def test_where_gpus_are_and_how_they_are_linked_is_shown(node):
-    seen = Seen(cards=cards(root=node), gpus=parsed_gpus(LISTED), links=parsed_links(TOPOLOGY))
-    rows = [value for _, value in gpu_findings.judge(seen, visible=8, uuid="", allowed=range(192)).rows]
+    seen = Accelerators(cards=read_cards(node), gpus=parse_gpus(LISTED), links=parse_links(TOPOLOGY))
+    rows = [value for _, value in gpus.judge(seen, visible=8, uuid="", allowed=range(192)).rows]
     assert rows[0] == (
         "GPU 0 NVIDIA H100 80GB HBM3 at 0000:1b:00.0, NUMA node 0 (CPUs 0-47,96-143), PCIe x16 32.0 GT/s PCIe"
     )
@@ -111,17 +119,17 @@ def test_a_card_with_too_few_lanes_is_noted(tmp_path):
 
 def test_a_copy_is_compared_value_by_value():
     cpu = torch.device("cpu")
-    wrong, values, speed = compared(cpu, cpu, 1000)
+    wrong, values, speed = copy_and_compare(cpu, cpu, 1000)
     assert (wrong, values) == (0, 1000)
     assert speed > 0
 
 
 def test_a_copy_that_arrives_as_zeros_hurts(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.Tensor, "copy_", lambda self, source: self)
-    wrong, values, _ = compared(torch.device("cpu"), torch.device("cpu"), 1000)
+    wrong, values, _ = copy_and_compare(torch.device("cpu"), torch.device("cpu"), 1000)
     assert wrong == values == 1000
 
-    found = copied(2, lambda a, b: (wrong if a else 0, values, 1e10), direct=lambda a, b: a < b)
+    found = copy_all_pairs(2, lambda a, b: (wrong if a else 0, values, 1e10), direct=lambda a, b: a < b)
     assert [(copy.source, copy.target, copy.wrong, copy.direct) for copy in found] == [
         (0, 1, 0, True),
         (1, 0, 1000, False),
@@ -147,7 +155,7 @@ def test_all_pairs_right_is_well(tmp_path):
 
 def test_a_machine_without_cards_does_not_ask_the_tool(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "run", None)
-    assert gpus.look(root=tmp_path, copies=()) == Seen(cards=[], copies=())
+    assert gpus.read(tmp_path) == Accelerators(cards=[], copies=())
 
 
 def test_a_tool_that_hangs_is_said_so(monkeypatch):
@@ -156,4 +164,4 @@ def test_a_tool_that_hangs_is_said_so(monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", hang)
     with pytest.raises(TimeoutError, match="the driver hangs"):
-        gpus.ask_tool("topo", "-m")
+        gpus.nvidia_smi("topo", "-m")

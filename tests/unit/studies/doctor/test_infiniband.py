@@ -1,8 +1,7 @@
 """InfiniBand ports that are up and of no use to whoever needs an IP address."""
 
 from samestep.base.machine.interfaces import interfaces
-from samestep.studies.doctor import infiniband
-from samestep.studies.doctor.infiniband import has_device_files, ports
+from samestep.studies.doctor.network import Network, has_device_files, infiniband, read_ports
 from support import trees
 
 ADDRESSES = {"eth0": ["10.0.0.2"], "lo": ["127.0.0.1"]}
@@ -10,8 +9,10 @@ ADDRESSES = {"eth0": ["10.0.0.2"], "lo": ["127.0.0.1"]}
 
 def judged(root, *, backend="gloo", nodes=2, addresses=ADDRESSES, device_files=True):
     among = interfaces(addresses, root=root)
-    part = infiniband.judge(ports(root=root), among, backend=backend, nodes=nodes, device_files=device_files)
-    return {finding.text: finding.hurts for finding in part.findings}
+    network = Network(
+        interfaces=among, ports=read_ports(root), backend=backend, nodes=nodes, device_files=device_files
+    )
+    return {finding.text: finding.hurts for finding in infiniband(network).findings}
 
 
 def machine(tmp_path, **changes):
@@ -20,7 +21,7 @@ def machine(tmp_path, **changes):
 
 
 def test_a_port_is_read_from_sysfs(tmp_path):
-    (port,) = ports(root=machine(tmp_path))
+    (port,) = read_ports(machine(tmp_path))
     assert (port.name, port.state, port.rate, port.layer) == (
         "mlx5_0:1",
         "ACTIVE",
@@ -70,11 +71,11 @@ def test_all_ports_down_are_a_machine_without_infiniband(tmp_path):
 
 def test_a_container_without_the_device_files_hurts_nccl(tmp_path):
     root = machine(tmp_path)
-    assert not has_device_files(root=root)
+    assert not has_device_files(root)
     found = judged(root, backend="nccl", addresses={**ADDRESSES, "ib0": ["10.1.0.2"]}, device_files=False)
     ((text, hurts),) = found.items()
     assert hurts
     assert "--device=/dev/infiniband" in text
 
     trees.planted(root, {"dev/infiniband/uverbs0": ""})
-    assert has_device_files(root=root)
+    assert has_device_files(root)

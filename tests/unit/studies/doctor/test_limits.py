@@ -25,7 +25,7 @@ def test_a_container_of_cgroup_v2_is_read_whole(tmp_path):
     files = trees.container()
     files["proc/self/mountinfo"] = files["proc/self/mountinfo"].format(group=group)
     root = trees.planted(tmp_path, {**files, "sys/fs/cgroup/pids.max": "100", "dev/shm/placeholder": ""})
-    found = limits.read(root=root)
+    found = limits.read(root)
 
     assert found.files == (1024, 524288)
     assert (found.processes, found.processes_from) == (100, str(group / "pids.max"))
@@ -42,7 +42,7 @@ def _fields(found):
 
 
 def test_a_machine_without_proc_or_shared_memory_is_told(tmp_path):
-    found = limits.read(root=tmp_path)
+    found = limits.read(tmp_path)
     assert found == Limits(shared_memory=None, files=(None, None))
     ((text, hurts),) = texts(found)
     assert hurts

@@ -3,9 +3,10 @@
 import pytest
 
 from samestep.launchers.detect import detect
-from samestep.studies.doctor.check_result import Finding
+from samestep.studies.doctor.checks import Check
 from samestep.studies.doctor.masking import Mask, environment_rows, is_secret, masked
-from samestep.studies.doctor.rank_results import Examination
+from samestep.studies.doctor.results import Finding, Result
+from samestep.studies.doctor.run_checks import Options, run_checks
 from support.recordings import recording
 
 ENVIRONMENT = {
@@ -102,22 +103,33 @@ def test_the_variables_that_decide_are_told(name):
     assert decided <= told
 
 
-def test_an_examination_is_masked_everywhere_but_in_its_host():
-    own = Examination(
-        rank=0,
-        size=1,
-        host="ada",
-        summary="1 worker",
+def test_a_result_is_masked_everywhere():
+    own = Result(
         rows=(("run folder", "/home/ada/runs"),),
         findings=(Finding(text="4242 (python --key 0123456789abcdef) still runs"),),
         facts={"folder": {"folder": "/home/ada/runs"}, "ports": [1, None, "hf_abcdefgh"]},
     )
     hidden = masked(own, MASK)
-    assert hidden.host == "ada"
-    assert "/home/ada" not in hidden.to_json()
-    assert "0123456789abcdef" not in hidden.to_json()
+    assert "/home/ada" not in str(hidden)
+    assert "0123456789abcdef" not in str(hidden)
     assert hidden.facts["ports"] == [1, None, "***"]
-    assert hidden.rows == (("run folder", "~/runs"),)
+    assert hidden.rows == [("run folder", "~/runs")]
+
+
+def test_the_result_of_a_rank_is_masked_everywhere_but_in_its_host(monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: "ada@node0")
+    environment = {name: ENVIRONMENT[name] for name in ("HOME", "USER", "WANDB_API_KEY", "TORCH_HOME")}
+    found = Result(
+        rows=[("run folder", "/home/ada/runs")],
+        findings=[Finding(text="4242 (python --key 0123456789abcdef) still runs")],
+    )
+    check = Check("a folder", lambda _: found, 5.0)
+    (rank,) = run_checks(environment, Options(devices=False, ticket=True), [check]).report.ranks
+    assert rank.host == "ada@node0"
+    assert rank.rows[0] == ("run folder", "~/runs")
+    assert ("", "WANDB_API_KEY=***") in rank.rows
+    assert "/home/ada" not in str(rank)
+    assert "0123456789abcdef" not in str(rank)
 
 
 def test_short_values_are_not_hunted_for():

@@ -1,29 +1,30 @@
 """When the interface that carries the messages is the wrong one."""
 
 from samestep.base.machine.interfaces import Interface
-from samestep.studies.doctor.network import judge
+from samestep.studies.doctor.network import Network, interfaces
 
 ETH = Interface(name="eth0", up=True, addresses=("10.0.0.2",), mbits=1000, mtu=1500)
 IB = Interface(name="ib0", up=True, addresses=("10.1.0.2",), mbits=100_000, mtu=2044)
 LO = Interface(name="lo", up=True, loopback=True, addresses=("127.0.0.1",))
 
 
-def texts(part):
-    return [finding.text for finding in part.findings if finding.hurts]
+def texts(among, used, reason, *, nodes):
+    result = interfaces(Network(interfaces=among, used=used, reason=reason, nodes=nodes))
+    return [finding.text for finding in result.findings if finding.hurts]
 
 
 def test_a_much_faster_interface_beside_the_one_in_use_hurts_between_nodes():
-    (text,) = texts(judge([ETH, IB, LO], ETH, "route to rank 0", nodes=2))
+    (text,) = texts([ETH, IB, LO], ETH, "route to rank 0", nodes=2)
     assert "GLOO_SOCKET_IFNAME=ib0" in text
     assert "1 Gbit/s" in text
     assert "100 Gbit/s" in text
-    assert texts(judge([ETH, IB, LO], ETH, "route to rank 0", nodes=1)) == []
-    assert texts(judge([ETH, IB, LO], IB, "route to rank 0", nodes=2)) == []
+    assert texts([ETH, IB, LO], ETH, "route to rank 0", nodes=1) == []
+    assert texts([ETH, IB, LO], IB, "route to rank 0", nodes=2) == []
 
 
 def test_no_interface_or_one_that_is_down_hurts_between_nodes():
     down = Interface(name="eth0", up=False, addresses=("10.0.0.2",))
-    assert "None" not in texts(judge([LO], None, "", nodes=2))[0]
-    assert "cannot be reached" in texts(judge([LO], None, "", nodes=2))[0]
-    assert "eth0, which carries" in texts(judge([down, LO], down, "GLOO_SOCKET_IFNAME", nodes=2))[0]
-    assert texts(judge([LO], None, "", nodes=1)) == []
+    assert "None" not in texts([LO], None, "", nodes=2)[0]
+    assert "cannot be reached" in texts([LO], None, "", nodes=2)[0]
+    assert "eth0, which carries" in texts([down, LO], down, "GLOO_SOCKET_IFNAME", nodes=2)[0]
+    assert texts([LO], None, "", nodes=1) == []

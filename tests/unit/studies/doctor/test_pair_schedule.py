@@ -5,7 +5,7 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samestep.studies.doctor.pair_schedule import MOST, before, measured, rounds
+from samestep.studies.doctor.links import MOST_RANKS, measuring_ranks, predecessors, rounds
 
 HOSTS = st.lists(st.sampled_from(["a", "b", "c", "d", ""]), max_size=12)
 
@@ -27,14 +27,14 @@ def test_no_host_is_in_two_pairs_of_a_round(hosts):
 
 
 @settings(max_examples=40)
-@given(st.lists(st.sampled_from(["a", "b", "c", "d", ""]), max_size=MOST))
+@given(st.lists(st.sampled_from(["a", "b", "c", "d", ""]), max_size=MOST_RANKS))
 def test_what_must_be_done_before_a_pair_keeps_its_hosts_to_themselves(hosts):
     """Whoever waits for these has waited, step by step, for all earlier pairs of its hosts."""
     every = rounds(hosts, [rank for rank, host in enumerate(hosts) if host])
     past, waited = set(), {}
     for this in every:
         for pair in this:
-            direct = before(pair, every, hosts)
+            direct = predecessors(pair, every, hosts)
             waited[pair] = set(direct).union(*(waited[one] for one in direct))
             mine = {hosts[rank] for rank in pair}
             assert {one for one in past if mine & {hosts[rank] for rank in one}} <= waited[pair]
@@ -51,5 +51,5 @@ def test_ranks_on_hosts_of_their_own_measure_side_by_side():
 
 def test_of_many_ranks_one_of_each_host_measures():
     hosts = ["a"] * 4 + ["b"] * 4 + [""] + ["c"] * 3
-    assert measured(hosts) == [0, 4, 9]
-    assert measured(["a"] * MOST) == list(range(MOST))
+    assert measuring_ranks(hosts) == [0, 4, 9]
+    assert measuring_ranks(["a"] * MOST_RANKS) == list(range(MOST_RANKS))

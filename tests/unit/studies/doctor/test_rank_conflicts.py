@@ -1,7 +1,7 @@
 """Ranks that do not fit together are named, from what each told of itself."""
 
-from samestep.studies.doctor.rank_conflicts import across
-from samestep.studies.doctor.rank_results import Examination
+from samestep.studies.doctor.rank_conflicts import conflicts
+from samestep.studies.doctor.results import RankResult
 
 
 def ranks(*changes, hosts=("node0", "node0", "node1", "node1")):
@@ -17,13 +17,13 @@ def ranks(*changes, hosts=("node0", "node0", "node1", "node1")):
     for rank, change in changes:
         facts[rank] |= change
     return [
-        Examination(rank=rank, size=4, host=host, summary="", facts=own)
+        RankResult(rank=rank, size=4, host=host, summary="", facts=own)
         for rank, (own, host) in enumerate(zip(facts, hosts, strict=True))
     ]
 
 
 def told(every):
-    return [(finding.text, finding.hurts) for finding in across(every)]
+    return [(finding.text, finding.hurts) for finding in conflicts(every)]
 
 
 def test_ranks_that_agree_are_well():

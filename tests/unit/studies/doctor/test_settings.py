@@ -4,8 +4,7 @@ import pytest
 
 from samestep.base.machine.interfaces import Interface
 from samestep.studies.doctor import settings
-from samestep.studies.doctor.infiniband import Port
-from samestep.studies.doctor.settings import Situation
+from samestep.studies.doctor.network import Network, Port
 
 LO = Interface(name="lo", up=True, loopback=True, addresses=("127.0.0.1",))
 ETH = Interface(name="eth0", up=True, addresses=("10.0.0.2",))
@@ -24,7 +23,7 @@ def situation(**changes):
         "local_size": 8,
         "accelerators": 8,
     }
-    return Situation(**{**usual, **changes})
+    return Network(**{**usual, **changes})
 
 
 def hurting(here, **variables):
@@ -83,4 +82,4 @@ def test_a_setting_that_fits_the_machine_does_not(variables, changes):
 
 def test_settings_are_shown_and_other_variables_are_not():
     part = settings.judge({"NCCL_DEBUG": "INFO", "PATH": "/bin", "GLOO_SOCKET_IFNAME": "eth0"}, situation())
-    assert part.rows == (("settings", "GLOO_SOCKET_IFNAME=eth0"), ("", "NCCL_DEBUG=INFO"))
+    assert part.rows == [("settings", "GLOO_SOCKET_IFNAME=eth0"), ("", "NCCL_DEBUG=INFO")]

@@ -53,7 +53,7 @@ def test_thinning_keeps_the_extremes_and_the_mean(ys, most):
     if finite:
         assert min(one.low for one in bins) == min(finite)
         assert max(one.high for one in bins) == max(finite)
-        assert all(one.low - 1e-3 <= one.mean <= one.high + 1e-3 for one in bins)
+        assert all(one.low - 1e-3 <= one.y <= one.high + 1e-3 for one in bins)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samestep.studies.report.axes import FLOOR, TOP
-from samestep.studies.report.bar_charts import Bar, BarChart, Group, Part
-from samestep.studies.report.point_charts import Axis, DataPoint, PointChart, Series
-from samestep.studies.report.time_line import Row, Span, TimeLine
+from samestep.studies.report.bar_charts import Bar, BarChart, Span, TimeLine
+from samestep.studies.report.drawing import FLOOR, TOP
+from samestep.studies.report.line_charts import PointChart
+from samestep.studies.report.scales import DataPoint, Scale
 from support.outline import Outline
 
 positive = st.floats(1e-3, 1e6)
@@ -25,18 +25,18 @@ def rectangles(text, names):
 
 
 def bars(*made, **more):
-    groups = [Group(str(number), [bar]) for number, bar in enumerate(made)]
+    groups = {str(number): [bar] for number, bar in enumerate(made)}
     kinds = [("c0", "one"), ("c1", "two")]
     return BarChart(title="t", x="workers", y="s", kinds=kinds, groups=groups, **more).render()
 
 
 def points(*values, names=("measured",), **more):
-    series = [Series(name, [DataPoint(x, y, y, y) for x, y in values]) for name in names]
-    return PointChart(title="t", y="times", series=series, ideal=float, **more).render()
+    lines = {name: [DataPoint(x, y, y, y) for x, y in values] for name in names}
+    return PointChart(title="t", y="times", lines=lines, ideal=float, **more).render()
 
 
 def test_bars_are_as_high_as_their_values_and_the_gap_reaches_the_ideal():
-    drawn = bars(Bar(name="", parts=[Part(0, 2.0)]), Bar(name="", parts=[Part(0, 3.0)], ideal=4.0))
+    drawn = bars(Bar(name="", parts={0: 2.0}), Bar(name="", parts={0: 3.0}, ideal=4.0))
     (_, _, _, two), (_, top, _, three) = rectangles(drawn, "part c0")
     ((_, gap_top, _, gap),) = rectangles(drawn, "gap")
     assert three == pytest.approx(1.5 * two, abs=0.2)
@@ -45,7 +45,7 @@ def test_bars_are_as_high_as_their_values_and_the_gap_reaches_the_ideal():
 
 
 def test_parts_are_stacked_and_show_their_share():
-    drawn = bars(Bar(name="", parts=[Part(0, 3.0), Part(1, 1.0)]), shares=True)
+    drawn = bars(Bar(name="", parts={0: 3.0, 1: 1.0}), shares=True)
     # The first of each is in the legend.
     _, (_, low_top, _, low) = rectangles(drawn, "part c0")
     _, (_, high_top, _, high) = rectangles(drawn, "part c1")
@@ -56,13 +56,13 @@ def test_parts_are_stacked_and_show_their_share():
 
 
 def test_parts_differ_in_pattern_too():
-    drawn = bars(Bar(name="", parts=[Part(0, 3.0), Part(1, 1.0)]))
+    drawn = bars(Bar(name="", parts={0: 3.0, 1: 1.0}))
     assert 'fill="url(#hatch1)"' in drawn
     assert 'fill="url(#hatch0)"' not in drawn
 
 
 def test_a_bar_that_is_better_than_ideal_has_no_gap():
-    assert "gap" not in bars(Bar(name="", parts=[Part(0, 5.0)], ideal=4.0))
+    assert "gap" not in bars(Bar(name="", parts={0: 5.0}, ideal=4.0))
 
 
 def test_a_point_on_the_ideal_line_is_drawn_on_it():
@@ -75,7 +75,7 @@ def test_a_point_on_the_ideal_line_is_drawn_on_it():
 
 
 def test_the_ideal_line_is_straight_where_both_axes_count_doublings():
-    drawn = points(*((n, n) for n in (1, 2, 8, 64)), by_doublings=True)
+    drawn = points(*((n, n) for n in (1, 2, 8, 64)), base=2)
     places = [
         tuple(map(float, one.split(",")))
         for one in re.search(r'class="ideal" d="M([^"]+)"', drawn)[1].split("L")
@@ -93,13 +93,13 @@ def test_series_differ_in_shape_and_in_the_line_between():
 
 def test_an_interval_is_drawn_if_it_is_visible():
     wide, none = DataPoint(1, 2.0, 1.0, 3.0), DataPoint(2, 2.0, 2.0, 2.0)
-    chart = PointChart(title="t", y="y", series=[Series("s", [wide, none])], ideal=float)
+    chart = PointChart(title="t", y="y", lines={"s": [wide, none]}, ideal=float)
     assert chart.render().count('class="whisker"') == 1
 
 
 def test_a_very_wide_interval_is_clipped_and_does_not_flatten_the_rest():
     known, unknown = DataPoint(1, 1.0, 0.9, 1.1), DataPoint(2, 2.0, 0.01, 5e4)
-    drawn = PointChart(title="t", y="y", series=[Series("s", [known, unknown])], ideal=float).render()
+    drawn = PointChart(title="t", y="y", lines={"s": [known, unknown]}, ideal=float).render()
     ticks = [float(tick) for tick in re.findall(r'class="tick y"[^>]*>([^<]+)<', drawn)]
     assert max(ticks) < 3
     places = [
@@ -107,20 +107,20 @@ def test_a_very_wide_interval_is_clipped_and_does_not_flatten_the_rest():
         for one in re.findall(r"V([\d.]+)", "".join(re.findall(r'class="whisker" d="([^"]+)"', drawn)))
     ]
     assert min(places) == TOP
-    (bar,) = rectangles(bars(Bar(name="", parts=[Part(0, 2.0)], low=0.01, high=5e4)), "part c0")
+    (bar,) = rectangles(bars(Bar(name="", parts={0: 2.0}, low=0.01, high=5e4)), "part c0")
     assert bar[3] > 100
 
 
 @given(st.lists(positive, min_size=2, max_size=8), st.booleans())
 def test_an_axis_keeps_the_order_and_all_values_within(values, is_log):
-    axis = Axis.over(values, 0.0, 100.0, is_log=is_log)
+    axis = Scale.over(values, 0.0, 100.0, base=2 if is_log else 0)
     places = [axis(value) for value in sorted(values)]
     assert places == sorted(places)
     assert all(-1e-6 <= place <= 100 + 1e-6 for place in places)
 
 
 def test_a_time_line_has_a_row_for_each_rank_in_proportion():
-    rows = [Row("rank 0", [Span(0, 0.0, 30.0), Span(1, 30.0, 40.0)]), Row("rank 1", [Span(0, 0.0, 40.0)])]
+    rows = {"rank 0": [Span(0, 0.0, 30.0), Span(1, 30.0, 40.0)], "rank 1": [Span(0, 0.0, 40.0)]}
     drawn = TimeLine(title="t", kinds=[("c0", "forward"), ("c1", "waiting")], rows=rows).render()
     (first, second), ((left, _, width, _),) = (
         rectangles(drawn, "part c0")[1:],

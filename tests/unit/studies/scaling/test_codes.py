@@ -1,40 +1,57 @@
-"""The reference has a table of all codes of a study."""
+"""Each code of a study has one sentence, is used, and is in the tables of the reference."""
 
 import ast
 import re
 from pathlib import Path
 
+import pytest
+
+from samestep.studies.scaling.analysis.statements import STATEMENTS
+
 ROOT = Path(__file__).parents[4]
-FOLDERS = ("studies/scaling/analysis", "studies/scaling/sweep", "studies/scaling/report")
-TABLES = ("### codes of the summary", "### findings")
+FOLDERS = ("studies/scaling/analysis", "studies/scaling/sweep", "studies/scaling/report", "cli")
 
 
-def documented() -> set[str]:
+def documented(kind: str) -> set[str]:
     text = (ROOT / "docs/reference/scaling.md").read_text()
-    tables = "".join(text.partition(heading)[2].partition("\n##")[0] for heading in TABLES)
-    rows = [row.split("|")[1] for row in tables.splitlines() if row.startswith("| `")]
-    fields = {"kind", "code", "words", "workers", "mode", "variant"}
-    kinds = {"baseline", "caveat", "advice", "comparison", "note"}
-    return set(re.findall(r"`([a-z-]+)`", "".join(rows))) - fields - kinds
+    head = "### codes of the summary" if kind == "summary" else f"| `{kind}` | meaning |"
+    table = text.partition(f"{head}\n")[2].lstrip().partition("\n\n")[0]
+    return set(re.findall(r"`([a-z-]+)`", "".join(re.findall(r"^\|([^|]+)\|", table, re.MULTILINE))))
 
 
-def calls(tree: ast.AST, *names: str):
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
-            yield node
+def constants() -> set[str]:
+    """Return the text constants of all modules but that of the sentences."""
+    paths = [path for one in FOLDERS for path in (ROOT / "src/samestep" / one).glob("*.py")]
+    nodes = [
+        node
+        for path in paths
+        if path.name != "statements.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    return {node.value for node in nodes}
 
 
-def test_all_codes_are_documented_and_no_others():
+@pytest.mark.parametrize("kind", STATEMENTS)
+def test_all_codes_are_documented_and_no_others(kind):
+    assert set(STATEMENTS[kind]) == documented(kind)
+
+
+def test_every_sentence_is_used():
+    assert {code for codes in STATEMENTS.values() for code in codes} <= constants()
+
+
+def test_no_statement_is_made_without_a_code_of_the_table():
     trees = [
         ast.parse(path.read_text()) for one in FOLDERS for path in (ROOT / "src/samestep" / one).glob("*.py")
     ]
-    given = [
-        call.args[:1] for tree in trees for call in calls(tree, "note", "_finding", "_advice", "Summary")
+    calls = [
+        node.args
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding"
     ]
-    given += [call.args[1:2] for tree in trees for call in calls(tree, "Finding")]
-    used = {node.value for nodes in given for node in nodes if isinstance(node, ast.Constant)}
-    known = {node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    kinds = [[one.value for one in args[:2] if isinstance(one, ast.Constant)] for args in calls]
 
-    assert used <= documented()
-    assert documented() <= known
-    assert len(used) > 40
+    assert all(code in STATEMENTS[kind] for kind, code in filter(None, kinds))
+    assert sum(map(len, STATEMENTS.values())) > 60

@@ -3,16 +3,16 @@
 import math
 from collections.abc import Sequence
 from statistics import fmean, median_high, median_low, stdev
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Interval: TypeAlias = tuple[float, float]
 
+# Student's t, 97.5 %, by degrees of freedom from 1.
 _T = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
     *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
-"""Student's t, 97.5 %, by degrees of freedom from 1."""
 
 
 def of_repeats(rates: Sequence[float]) -> Interval | None:
@@ -27,6 +27,16 @@ def of_repeats(rates: Sequence[float]) -> Interval | None:
     half = student_t(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
     middle = fmean(logs)
     return min(math.exp(middle - half), median_low(rates)), max(math.exp(middle + half), median_high(rates))
+
+
+def of_rates(rates: tuple[float, ...]) -> dict[str, Any]:
+    """Return the fields of a point that follow from the rates of its repeats.
+
+    The rate is that of one repeat, so that the phases of that run can be shown with it.
+    """
+    low, high = of_repeats(rates) or (None, None)
+    ends = {"samples_per_second_low": low, "samples_per_second_high": high}
+    return {"samples_per_second": median_low(rates), **ends, "runs": rates}
 
 
 def of_ratio(one: float, other: float, of_one: Interval | None, of_other: Interval | None) -> Interval | None:

@@ -3,26 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
+from typing import Any
 
 from samestep.studies.scaling.analysis.speedup import series_of
 from samestep.studies.scaling.analysis.study import PHASES, Loss, Point, Rank
 
+# The phases in which a rank waits for no other.
 _OWN = tuple(name for name in PHASES if name != "exposed_sync")
-"""The phases in which a rank waits for no other."""
-
-_MOSTLY = 0.5
-"""The smallest part of all waiting that a rank must cause to be named as the straggler."""
+_MOSTLY = 0.5  # the smallest part of all waiting that a rank must cause to be named as the straggler
 
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """The rank that other ranks wait for.
-
-    Args:
-        rank: its number.
-        phase: the phase in which it loses the most time against the others.
-        phase_s: seconds of a step by which that phase is longer.
-    """
+    """The rank that other ranks wait for, and the phase that is longer there, by some seconds of a step."""
 
     rank: int
     phase: str
@@ -77,13 +70,9 @@ def _losses(point: Point, base: Point) -> tuple[Loss, ...]:
         own = slow.phase_s / len(point.ranks)
         by_cause["compute" if slow.phase in {"forward", "backward"} else slow.phase] -= own
         by_cause["straggler"] = waiting + own
+    named: dict[str, Any] = {"phase": slow.phase, "rank": slow.rank} if slow else {}
     losses = [
-        Loss(
-            cause=cause,
-            share=seconds / whole,
-            phase=slow.phase if slow and cause == "straggler" else "",
-            rank=slow.rank if slow and cause == "straggler" else None,
-        )
+        Loss(cause=cause, share=seconds / whole, **(named if cause == "straggler" else {}))
         for cause, seconds in by_cause.items()
         if seconds
     ]

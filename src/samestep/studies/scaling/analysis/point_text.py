@@ -14,16 +14,7 @@ NOTABLE = 0.01
 NOTHING_S = 1e-9
 """A wait that is too short for any clock, so there was none."""
 
-DIFFER = "the runs differ too much"
-VAGUE = f"{DIFFER}; measure more of them on a quieter machine"
-"""The reason for an inconclusive result if an interval is too wide."""
-
-_TWO_DECIMALS, _ONE_DECIMAL = 1.995, 9.95
-"""Factors below these have two decimals, and one."""
-
-_WHOLE = 1000
-"""Amounts from here on have no decimals."""
-
+# The names of phases, and of causes of overhead, in a sentence.
 _NAMES = {
     "data": "waiting for data",
     "to_device": "copies to the device",
@@ -32,13 +23,11 @@ _NAMES = {
     "exposed_sync": "exposed communication",
     "optimizer": "the optimizer",
     "other": "other work",
-}
-_CAUSES = {
     "compute": "forward and backward",
     "exchange": "exposed communication",
     "waiting": "waiting for varying ranks",
+    "straggler": "waiting for one rank",
 }
-"""The names of losses that are not a phase."""
 
 
 def percent(share: float) -> str:
@@ -50,14 +39,22 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
+def share_text(share: float) -> str:
+    """Return a share as a percentage, a small one with a decimal.
+
+    >>> share_text(0.012)
+    '1.2 %'
+    """
+    return f"{100 * share:.{0 if share >= 0.1 else 1}f} %"
+
+
 def times(factor: float) -> str:
     """Return a speedup; one below 2 has two decimals, since they matter near 1.
 
     >>> [times(0.146), times(1.04), times(3.42), times(25.7)]
     ['0.15x', '1.04x', '3.4x', '26x']
     """
-    digits = 2 if factor < _TWO_DECIMALS else 1 if factor < _ONE_DECIMAL else 0
-    return f"{factor:.{digits}f}x"
+    return f"{factor:.{2 if factor < 1.995 else 1 if factor < 9.95 else 0}f}x"
 
 
 def amount(value: float) -> str:
@@ -66,7 +63,7 @@ def amount(value: float) -> str:
     >>> [amount(value) for value in (0.12344, 64, 1281167)]
     ['0.1234', '64', '1,281,167']
     """
-    return f"{value:,.0f}" if value >= _WHOLE else f"{value:.4g}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def counted(workers: int) -> str:
@@ -94,8 +91,8 @@ def is_vague(between: Interval) -> bool:
 
 
 def phase_name(phase: str) -> str:
-    """Return the name of a step's phase in a sentence."""
-    return _NAMES[phase]
+    """Return the name of a step's phase, or of a cause of overhead, in a sentence."""
+    return _NAMES.get(phase, phase)
 
 
 def speed(point: Point) -> str:
@@ -108,11 +105,13 @@ def overhead(point: Point) -> str:
     if not point.losses:
         return ""
     parts = [f"{percent(loss.share)} {_cause(point, loss)}" for loss in notable_losses(point)]
-    sentence = f"Overhead: {', '.join(parts) or f'below {percent(NOTABLE)}'}."
-    gains = [loss for loss in reversed(point.losses) if loss.share <= -NOTABLE]
-    if gains:
-        sentence += f" Gained: {', '.join(_gained(loss) for loss in gains[:2])}."
-    return sentence
+    gains = [
+        f"{percent(-loss.share) if loss.share > -1 else 'more than a step'} in {phase_name(loss.cause)}"
+        for loss in reversed(point.losses)
+        if loss.share <= -NOTABLE
+    ]
+    gained = f" Gained: {', '.join(gains[:2])}." if gains else ""
+    return f"Overhead: {', '.join(parts) or f'below {percent(NOTABLE)}'}.{gained}"
 
 
 def notable_losses(point: Point) -> Sequence[Loss]:
@@ -135,29 +134,21 @@ def sync_words(point: Point) -> str:
     return " ".join(filter(None, (point.sync, f"over {point.backend}" if point.backend else "")))
 
 
-def _gained(loss: Loss) -> str:
-    """Return a phase in which a point is faster than ideal: per sample as long as at the baseline."""
-    share = percent(-loss.share) if loss.share > -1 else "more than a step"
-    return f"{share} in {_CAUSES.get(loss.cause) or phase_name(loss.cause)}"
-
-
 def _cause(point: Point, loss: Loss) -> str:
+    name = phase_name(loss.cause)
     if loss.cause == "straggler":
         return _straggling(point, loss)
     if loss.cause == "compute":
-        included = " (includes communication)" if is_communication_hidden(point) else ""
-        return f"slower {_CAUSES['compute']}{included}"
+        return f"slower {name}" + (" (includes communication)" if is_communication_hidden(point) else "")
     if loss.cause == "exchange":
         by = sync_words(point)
-        return _CAUSES["exchange"] + (f" ({by})" if by else "")
-    unsplit = " (computed on every rank)" if loss.cause in {"optimizer", "other"} else ""
-    return (_CAUSES.get(loss.cause) or phase_name(loss.cause)) + unsplit
+        return name + (f" ({by})" if by else "")
+    return name + (" (computed on every rank)" if loss.cause in {"optimizer", "other"} else "")
 
 
 def _straggling(point: Point, loss: Loss) -> str:
     rank = f"rank {loss.rank}"
-    hosts = {rank.host for rank in point.ranks}
-    if len(hosts) > 1 and loss.rank is not None:
+    if loss.rank is not None and len({one.host for one in point.ranks}) > 1:
         rank += f" ({point.ranks[loss.rank].host})"
     if loss.phase == "data":
         return f"waiting for data on {rank}"

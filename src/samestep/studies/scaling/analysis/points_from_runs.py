@@ -1,21 +1,17 @@
 """Computes the points of a study from its runs: the repeats of one number of workers become one point."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median, median_low
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
-from samestep.studies.scaling.analysis.confidence import of_repeats
-from samestep.studies.scaling.analysis.growing_epochs import with_epochs
-from samestep.studies.scaling.analysis.provenance import advised_by
-from samestep.studies.scaling.analysis.rank_files import Run
+from samestep.studies.scaling.analysis.confidence import of_rates
+from samestep.studies.scaling.analysis.rank_files import Run, advised_by
 from samestep.studies.scaling.analysis.run_steps import SteadySteps, steady_steps
-from samestep.studies.scaling.analysis.samples import SAME_BATCH, in_samples
+from samestep.studies.scaling.analysis.samples import SAME_BATCH, in_samples, with_epochs
 from samestep.studies.scaling.analysis.study import PHASES, Point, Rank
 
 
-@dataclass(frozen=True, slots=True)
-class Repeat:
+class _Repeat(NamedTuple):
     """A run and its counted steps."""
 
     run: Run
@@ -25,13 +21,13 @@ class Repeat:
 def measured(runs: Sequence[Run]) -> tuple[Point, ...]:
     """Return a point for each number of workers, variant and measured global batch.
 
-    Speedup and efficiency are those of a study of one point, until `study_from_points` relates them.
+    Speedup and efficiency are those of a study of one point, until `conclude` relates them.
 
     Raises:
         UsageError: a run has no counted step.
     """
     counted = with_epochs(in_samples(runs))
-    return tuple(_point(group) for group in _grouped([Repeat(run, steady_steps(run)) for run in counted]))
+    return tuple(_point(group) for group in _grouped([_Repeat(run, steady_steps(run)) for run in counted]))
 
 
 def same_batch(one: float, other: float) -> bool:
@@ -39,49 +35,45 @@ def same_batch(one: float, other: float) -> bool:
     return abs(one - other) <= SAME_BATCH * max(one, other)
 
 
-def _grouped(repeats: Sequence[Repeat]) -> list[list[Repeat]]:
+def _grouped(repeats: Sequence[_Repeat]) -> list[list[_Repeat]]:
     """Return the repeats of each point, by the measured batch, not by the requested one."""
-    groups: list[list[Repeat]] = []
+    groups: list[list[_Repeat]] = []
     for repeat in repeats:
-        for group in groups:
-            if _is_same(group[0], repeat):
-                group.append(repeat)
-                break
-        else:
+        alike = next((group for group in groups if _is_same(group[0], repeat)), None)
+        if alike is None:
             groups.append([repeat])
+        else:
+            alike.append(repeat)
     return groups
 
 
-def _is_same(one: Repeat, other: Repeat) -> bool:
+def _is_same(one: _Repeat, other: _Repeat) -> bool:
     is_alike = (one.run.workers, one.run.variant) == (other.run.workers, other.run.variant)
     return is_alike and same_batch(one.steps.global_batch, other.steps.global_batch)
 
 
-def _point(repeats: Sequence[Repeat]) -> Point:
+def _point(repeats: Sequence[_Repeat]) -> Point:
     rates = tuple(repeat.steps.samples_per_second for repeat in repeats)
-    rate = median_low(rates)  # the rate of one run, since the phases of that run are shown with it
+    known = of_rates(rates)
+    rate = known["samples_per_second"]
     usual = repeats[rates.index(rate)]
     headers = [rank.header for rank in usual.run.ranks]
-    hosts = [str(header["host"]) for header in headers]
+    first, hosts = headers[0], [str(header["host"]) for header in headers]
     phases = usual.steps.phases()
-    low, high = of_repeats(rates) or (None, None)
     workers = usual.run.workers
     epoch = _most(repeats, "samples_per_epoch")
     return Point(
         workers=workers,
         variant=usual.run.variant,
-        nodes=int(headers[0].get("nodes") or len(set(hosts))),
-        threads=headers[0].get("threads"),
-        processors=headers[0].get("processors"),
-        device=str(headers[0].get("device", "")),
-        kind=str(headers[0]["kind"]),
-        sync=str(headers[0].get("sync") or ""),
-        backend=str(headers[0].get("backend") or ""),
-        recipe=advised_by(headers[0]),
+        nodes=int(first.get("nodes") or len(set(hosts))),
+        threads=first.get("threads"),
+        processors=first.get("processors"),
+        device=str(first.get("device", "")),
+        kind=usual.run.kind,
+        sync=str(first.get("sync") or ""),
+        backend=str(first.get("backend") or ""),
+        recipe=advised_by(first),
         global_batch=median(repeat.steps.global_batch for repeat in repeats),
-        samples_per_second=rate,
-        samples_per_second_low=low,
-        samples_per_second_high=high,
         speedup=float(workers),
         efficiency=1.0,
         step_s={name: sum(rank[name] for rank in phases) / workers for name in PHASES},
@@ -97,12 +89,12 @@ def _point(repeats: Sequence[Repeat]) -> Point:
         memory_bytes=_most(repeats, "peak_memory_bytes"),
         device_memory_bytes=_most(repeats, "peak_device_bytes"),
         worker_hours_per_epoch=None if epoch is None else workers * epoch / rate / 3600,
-        runs=rates,
+        **known,
         oversubscribed=any(repeat.run.oversubscribed for repeat in repeats),
     )
 
 
-def _most(repeats: Sequence[Repeat], name: str) -> int | None:
+def _most(repeats: Sequence[_Repeat], name: str) -> int | None:
     """Return the largest value of that name in the last lines of all ranks, or None."""
     ends: list[Mapping[str, Any]] = [rank.end for repeat in repeats for rank in repeat.run.ranks]
     return max((int(end[name]) for end in ends if end.get(name) is not None), default=None)

@@ -1,10 +1,9 @@
 """Computes points from a table of times: numbers of workers and the seconds of whole runs."""
 
 from collections.abc import Iterable, Sequence
-from statistics import median_low
 from typing import NamedTuple
 
-from samestep.studies.scaling.analysis.confidence import of_repeats
+from samestep.studies.scaling.analysis.confidence import of_rates
 from samestep.studies.scaling.analysis.study import Mode, Point
 
 UNIT = "runs/s"
@@ -25,9 +24,6 @@ def from_times(rows: Iterable[tuple[int, float] | Time]) -> tuple[Point, ...]:
 
     The baseline runs are of both modes, unless each mode has its own (`has_two_bases`). Their work is one
     run in `UNIT`.
-
-    Args:
-        rows: workers, seconds, and whether they are weak.
     """
     times = [Time(*row) for row in rows]
     smallest = min(time.workers for time in times)
@@ -36,30 +32,16 @@ def from_times(rows: Iterable[tuple[int, float] | Time]) -> tuple[Point, ...]:
     for time in times:
         is_weak = time.is_weak and (has_two or time.workers > smallest)
         seconds.setdefault((time.workers, is_weak), []).append(time.seconds)
-    return tuple(
-        _point(
-            workers, taken, runs=workers / smallest if is_weak else 1.0, mode="weak" if is_weak else "strong"
-        )
-        for (workers, is_weak), taken in sorted(seconds.items())
-    )
+    points = []
+    for (workers, is_weak), taken in sorted(seconds.items()):
+        runs = workers / smallest if is_weak else 1.0
+        mode: Mode = "weak" if is_weak else "strong"
+        rates = of_rates(tuple(runs / one for one in taken))
+        points.append(Point(workers=workers, mode=mode, speedup=float(workers), efficiency=1.0, **rates))
+    return tuple(points)
 
 
 def has_two_bases(times: Sequence[Time]) -> bool:
     """Return whether the baseline has both strong and weak runs, which need not do the same work."""
     smallest = min(time.workers for time in times)
     return len({time.is_weak for time in times if time.workers == smallest}) > 1
-
-
-def _point(workers: int, seconds: list[float], *, runs: float, mode: Mode) -> Point:
-    rates = tuple(runs / taken for taken in seconds)
-    low, high = of_repeats(rates) or (None, None)
-    return Point(
-        workers=workers,
-        mode=mode,
-        samples_per_second=median_low(rates),  # the rate of one run, as in `measured`
-        samples_per_second_low=low,
-        samples_per_second_high=high,
-        speedup=float(workers),
-        efficiency=1.0,
-        runs=rates,
-    )

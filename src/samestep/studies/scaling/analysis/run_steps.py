@@ -7,24 +7,19 @@ from typing import Any, TypeAlias
 
 from samestep.base import units
 from samestep.base.errors import UsageError
-from samestep.studies.scaling.analysis.rank_files import RankFile, Run
+from samestep.studies.scaling.analysis.rank_files import Run
 from samestep.studies.scaling.analysis.study import PHASES, Span
 
 Step: TypeAlias = Sequence[Mapping[str, Any]]
 """The records of one step, by rank."""
 
+# The order of phases on a time line; a script's other work is mostly before its batch.
 _DRAWN = ("other", "data", "to_device", "forward", "backward", "exposed_sync", "optimizer")
-"""The order of phases on a time line; a script's other work is mostly before its batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class SteadySteps:
-    """The counted steps of a run.
-
-    Args:
-        steps: in order.
-        left_out: number of measured steps that are not counted, because a rank evaluated in them.
-    """
+    """The counted steps of a run, and the number of those left out, because a rank evaluated in them."""
 
     steps: Sequence[Step]
     left_out: int
@@ -97,8 +92,11 @@ def steady_steps(run: Run) -> SteadySteps:
     steps, kept = _common(run), kept_steps(run)
     counted = SteadySteps(kept, len(steps) - len(kept))
     why = ""
-    if not kept or not any(_samples(step) for step in kept):
-        why = _why(run.ranks, len(steps))
+    if not steps:
+        ended = next((rank.end["message"] for rank in run.ranks if rank.end.get("message")), "")
+        why = f"it ended before all ranks completed a measured step{f' ({ended})' if ended else ''}"
+    elif not any(map(_samples, kept)):
+        why = "its steps have no samples"
     elif counted.seconds <= 0:
         why = "the recorded time of its steps is 0"
     if why:
@@ -126,13 +124,6 @@ def _common(run: Run) -> list[Step]:
     by_rank = [{line["step"]: line for line in rank.steps} for rank in run.ranks]
     numbers = sorted(set.intersection(*(set(lines) for lines in by_rank)))
     return [[lines[number] for lines in by_rank] for number in numbers]
-
-
-def _why(ranks: Sequence[RankFile], steps: int) -> str:
-    if not steps:
-        ended = next((rank.end.get("message") for rank in ranks if rank.end.get("message")), "")
-        return f"it ended before all ranks completed a measured step{f' ({ended})' if ended else ''}"
-    return "its steps have no samples"
 
 
 def _samples(step: Step) -> float:

@@ -1,4 +1,4 @@
-"""Relates points to each other: measured scaling mode, speedup and efficiency."""
+"""Relates points to each other: measured scaling mode, speedup, efficiency, and the knee."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -31,6 +31,35 @@ def series_of(points: Iterable[Point]) -> dict[tuple[Mode, str], list[Point]]:
     return {key: sorted(found, key=lambda point: point.workers) for key, found in series.items()}
 
 
+def fair(points: Iterable[Point]) -> list[Point]:
+    """Return `points` without those that are oversubscribed, whose times depend on the scheduling."""
+    return [point for point in points if not point.oversubscribed]
+
+
+def knee(points: Sequence[Point]) -> int | None:
+    """Return the workers with the highest speedup times efficiency; None if these are the most workers.
+
+    Beyond, a further worker costs a larger share of efficiency than it brings of speedup (Eager, Zahorjan and
+    Lazowska, "Speedup versus efficiency in parallel systems", 1989). By Amdahl that is at (1 - s) / s. The
+    points are of one mode and variant, by workers; an oversubscribed baseline has no knee.
+    """
+    if points and points[0].oversubscribed:
+        return None
+    usable = fair(points)
+    best = max(usable, key=lambda point: point.speedup * point.efficiency, default=None)
+    return None if best is None or best is usable[-1] else best.workers
+
+
+def rate_ratio(one: Point, other: Point) -> Interval | None:
+    """Return the interval of the rate of `one` divided by that of `other`; None if one has no interval."""
+    return of_ratio(one.samples_per_second, other.samples_per_second, _interval(one), _interval(other))
+
+
+def _interval(point: Point) -> Interval | None:
+    low, high = point.samples_per_second_low, point.samples_per_second_high
+    return None if low is None or high is None else (low, high)
+
+
 def _identity(point: Point) -> tuple[object, ...]:
     """Return the identity of a point, which is the same for a point that is in two modes."""
     mode = point.mode if point.global_batch is None else None
@@ -43,7 +72,11 @@ def _by_mode(points: Sequence[Point]) -> dict[Mode, list[Point]]:
     bases = [point for point in points if point.workers == points[0].workers]
     found: dict[Mode, list[Point]] = {}
     for mode in ("strong", "weak"):
-        largest = max((_of_mode(mode, base, points) for base in _bases_of(mode, bases)), key=len)
+        # Without a known batch, the baselines of a mode are those of that mode, if there are any.
+        own = [base for base in bases if base.global_batch is None and base.mode == mode] or bases
+        largest = max(
+            ([base, *(one for one in points if _is_of_mode(mode, base, one))] for base in own), key=len
+        )
         if len(largest) > 1:
             found[mode] = largest
     if len(bases) == len(points):
@@ -55,41 +88,25 @@ def _by_mode(points: Sequence[Point]) -> dict[Mode, list[Point]]:
     return {mode: [_related(mode, series[0], point) for point in series] for mode, series in found.items()}
 
 
-def _bases_of(mode: Mode, bases: Sequence[Point]) -> Sequence[Point]:
-    """Return the possible baselines of a mode: without a known batch, those of the same mode if any."""
-    own = [base for base in bases if base.global_batch is None and base.mode == mode]
-    return own or bases
-
-
-def _of_mode(mode: Mode, base: Point, points: Sequence[Point]) -> list[Point]:
-    larger = (point for point in points if point.workers > base.workers)
-    return [base, *(point for point in larger if _is_of_mode(mode, base, point))]
-
-
 def _is_of_mode(mode: Mode, base: Point, point: Point) -> bool:
+    """Return whether a point has more workers than `base`, and the batch of a mode."""
+    if point.workers <= base.workers:
+        return False
     if base.global_batch is None or point.global_batch is None:
         return point.mode == mode
-    grown = point.workers / base.workers if mode == "weak" else 1.0
-    return same_batch(point.global_batch, base.global_batch * grown)
+    times = point.workers / base.workers if mode == "weak" else 1.0
+    return same_batch(point.global_batch, base.global_batch * times)
 
 
 def _related(mode: Mode, base: Point, point: Point) -> Point:
-    ratio = point.samples_per_second / base.samples_per_second
-    between = None
-    if point.workers > base.workers:
-        between = of_ratio(point.samples_per_second, base.samples_per_second, interval(point), interval(base))
-    low, high = between or (None, None)
+    speedup = point.samples_per_second / base.samples_per_second * base.workers
+    between = rate_ratio(point, base) if point.workers > base.workers else None
+    low, high = (None, None) if between is None else (end * base.workers for end in between)
     return replace(
         point,
         mode=mode,
-        speedup=ratio * base.workers,
-        speedup_low=None if low is None else low * base.workers,
-        speedup_high=None if high is None else high * base.workers,
-        efficiency=ratio * base.workers / point.workers,
+        speedup=speedup,
+        speedup_low=low,
+        speedup_high=high,
+        efficiency=speedup / point.workers,
     )
-
-
-def interval(point: Point) -> Interval | None:
-    """Return the interval of the rate of a point, or None."""
-    low, high = point.samples_per_second_low, point.samples_per_second_high
-    return None if low is None or high is None else (low, high)

@@ -1,12 +1,14 @@
 """Builds the charts of a scaling study."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from samestep.base.units import seconds_text
-from samestep.studies.report.bar_charts import Bar, BarChart, Group, Part
-from samestep.studies.report.point_charts import DataPoint, PointChart, Series
-from samestep.studies.report.time_line import Row, TimeLine
-from samestep.studies.report.time_line import Span as Drawn
+from samestep.studies.report.bar_charts import Bar, BarChart, TimeLine
+from samestep.studies.report.bar_charts import Span as Drawn
+from samestep.studies.report.drawing import Chart, color
+from samestep.studies.report.line_charts import PointChart
+from samestep.studies.report.scales import DataPoint
 from samestep.studies.scaling.analysis.point_text import percent
 from samestep.studies.scaling.analysis.points_from_times import UNIT
 from samestep.studies.scaling.analysis.study import Point, Span, Study
@@ -29,13 +31,20 @@ _MOST_TIME_LINES = 4
 _VISIBLE_MS = 1e-6
 
 
-def charts(study: Study) -> list[PointChart | BarChart]:
-    """Return the charts of `study`, which has a point; those of speedup and efficiency need several."""
+def charts(study: Study) -> list[Chart]:
+    """Return all charts of `study`."""
+    return [*summary_charts(study), *time_lines(study)]
+
+
+def summary_charts(study: Study) -> list[Chart]:
+    """Return the charts of all points; those of speedup and efficiency need several numbers of workers."""
     found = kinds(study)
-    steps = [_steps(found)] if any(point.step_s for point in study.points) else []
-    if not any(kind.has_speedup for kind in found):
-        return [_throughput(found, study.unit), *steps]
-    return [_speedup(found), _throughput(found, study.unit), _efficiency(study, found), *steps]
+    if not found:
+        return []
+    drawn: list[Chart] = [_throughput(found, study.unit)]
+    if any(kind.has_speedup for kind in found):
+        drawn = [_speedup(found), *drawn, _efficiency(study, found)]
+    return [*drawn, _steps(found)] if any(point.step_s for point in study.points) else drawn
 
 
 def time_lines(study: Study) -> Iterator[TimeLine]:
@@ -45,12 +54,12 @@ def time_lines(study: Study) -> Iterator[TimeLine]:
         ranks = shown_ranks(point)
         left_out = len(point.timeline) - len(ranks)
         more = f" {left_out} faster ranks are left out." if left_out else ""
-        of = f", {kind.title}" if kind.letter else ""
         exchange_s = min(sum(_synced(spans)) for spans in point.timeline)
         yield TimeLine(
-            title=f"One step on {point.workers} workers{of}",
+            title=f"One step on {point.workers} workers{f', {kind.title}' if kind.letter else ''}",
+            name=f"one step {kind.letter}",
             kinds=list(PARTS.values()),
-            rows=[Row(f"rank {rank}", list(_drawn(point.timeline[rank], exchange_s))) for rank in ranks],
+            rows={f"rank {rank}": list(_drawn(point.timeline[rank], exchange_s)) for rank in ranks},
             note="A step of typical length. All ranks leave the communication at the same time; time beyond "
             f"the shortest wait of a rank is waiting for other ranks.{more}",
         )
@@ -112,15 +121,9 @@ def times_text(value: float) -> str:
 
 
 def _speedup(found: list[Kind]) -> PointChart:
-    return PointChart(
-        title="Speedup",
-        y="times the baseline",
-        series=_series(found, per_worker=False),
-        ideal=float,
-        by_doublings=True,
-        text=times_text,
-        note=_caveats(found),
-    )
+    lines, note = _lines(found, lambda _: 1), _caveats(found)
+    y = "times the baseline"
+    return PointChart(title="Speedup", y=y, lines=lines, ideal=float, base=2, text=times_text, note=note)
 
 
 def _efficiency(study: Study, found: list[Kind]) -> PointChart:
@@ -128,7 +131,7 @@ def _efficiency(study: Study, found: list[Kind]) -> PointChart:
     return PointChart(
         title="Efficiency",
         y="speedup by workers",
-        series=_series(found, per_worker=True),
+        lines=_lines(found, lambda point: point.workers),
         ideal=lambda _: 1.0,
         limit=None if bar is None else (bar, f"required: {percent(bar)}"),
         tick=percent,
@@ -137,28 +140,27 @@ def _efficiency(study: Study, found: list[Kind]) -> PointChart:
     )
 
 
-def _series(found: list[Kind], *, per_worker: bool) -> list[Series]:
-    """Return the speedups of each kind with their intervals, divided by the workers if `per_worker`."""
+def _lines(found: list[Kind], by: Callable[[Point], int]) -> dict[str, list[DataPoint]]:
+    """Return the speedups of each kind with their intervals, divided `by` something."""
 
     def measured(point: Point) -> DataPoint:
         ends = point.speedup, point.speedup_low, point.speedup_high
-        by = point.workers if per_worker else 1
-        y, low, high = ((point.speedup if end is None else end) / by for end in ends)
+        y, low, high = ((point.speedup if end is None else end) / by(point) for end in ends)
         return DataPoint(point.workers, y, low, high, is_hollow=point.oversubscribed)
 
-    return [Series(kind.title, [measured(point) for point in kind.points]) for kind in found]
+    return {kind.title: [measured(point) for point in kind.points] for kind in found}
 
 
 def _throughput(found: list[Kind], unit: str) -> BarChart:
     unit, times = ("runs/h", 3600.0) if unit == UNIT else (unit, 1.0)
 
-    def bar(number: int, kind: Kind, point: Point) -> Bar:
+    def bar(kind: Kind, point: Point) -> Bar:
         first, rate = kind.points[0], point.samples_per_second
         ends = (point.samples_per_second_low, point.samples_per_second_high)
         low, high = (times * (rate if end is None else end) for end in ends)
         return Bar(
             name=kind.letter,
-            parts=[Part(number, times * rate)],
+            parts={found.index(kind): times * rate},
             ideal=times * first.samples_per_second * point.workers / first.workers,
             low=low,
             high=high,
@@ -167,21 +169,11 @@ def _throughput(found: list[Kind], unit: str) -> BarChart:
 
     return BarChart(
         title="Throughput, and the gap to ideal",
+        name="throughput",
         x="workers",
         y=unit,
-        kinds=[(f"c{number % 8}", kind.title) for number, kind in enumerate(found)],
-        groups=[
-            Group(
-                str(workers),
-                [
-                    bar(number, kind, point)
-                    for number, kind in enumerate(found)
-                    for point in kind.points
-                    if point.workers == workers
-                ],
-            )
-            for workers in _workers(found)
-        ],
+        kinds=[(color(number), kind.title) for number, kind in enumerate(found)],
+        groups=_by_workers(found, bar),
         text=lambda rate: f"{rate:,.4g} {unit}",
         note="Dashed: ideal throughput, at the baseline's speed of each worker.",
     )
@@ -189,40 +181,29 @@ def _throughput(found: list[Kind], unit: str) -> BarChart:
 
 def _steps(found: list[Kind]) -> BarChart:
     def bar(kind: Kind, point: Point) -> Bar:
-        seconds = parts(point)
-        whole = sum(seconds.values())
-        return Bar(
-            name=kind.letter,
-            parts=[Part(_PLACES[name], 1e3 * length) for name, length in seconds.items() if length > 0],
-            text=f"{1e3 * whole:.3g}",
-        )
+        lengths = {_PLACES[name]: 1e3 * seconds for name, seconds in parts(point).items() if seconds > 0}
+        return Bar(name=kind.letter, parts=lengths, text=f"{sum(lengths.values()):.3g}")
 
-    groups = [
-        Group(
-            str(workers),
-            [
-                bar(kind, point)
-                for kind in found
-                for point in kind.points
-                if point.workers == workers and point.step_s
-            ],
-        )
-        for workers in _workers(found)
-    ]
+    timed = [replace(kind, points=[point for point in kind.points if point.step_s]) for kind in found]
     return BarChart(
         title="Phases of a step",
         x="workers",
         y="ms per step",
         kinds=list(PARTS.values()),
-        groups=[group for group in groups if group.bars],
+        groups=_by_workers(timed, bar),
         text=lambda ms: seconds_text(ms / 1e3),
         shares=True,
         note="Mean over ranks. " + " ".join(f"{kind.title}." for kind in found if kind.letter),
     )
 
 
-def _workers(found: list[Kind]) -> list[int]:
-    return sorted({point.workers for kind in found for point in kind.points})
+def _by_workers(found: list[Kind], bar: Callable[[Kind, Point], Bar]) -> dict[str, list[Bar]]:
+    """Return the bar of each point, in groups of one number of workers."""
+    groups: dict[int, list[Bar]] = {}
+    for kind in found:
+        for point in kind.points:
+            groups.setdefault(point.workers, []).append(bar(kind, point))
+    return {str(workers): groups[workers] for workers in sorted(groups)}
 
 
 def _caveats(found: list[Kind]) -> str:

@@ -82,11 +82,9 @@ def check_same_training(paths: Sequence[Path], runs: Sequence[Run]) -> None:
             )
 
 
-def differences(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield a note on settings that differ between runs, and are not in proportion to the workers."""
-    found = [f"{name}: {values}" for name, values in _differing(runs).items() if values]
-    if found:
-        yield f"The runs have different settings: {'; '.join(found)}."
+def differences(runs: Sequence[Run]) -> str:
+    """Return the settings that differ between runs, and are not in proportion to the workers."""
+    return "; ".join(f"{name}: {values}" for name, values in _differing(runs).items() if values)
 
 
 def target(runs: Sequence[Run]) -> str:

@@ -7,13 +7,13 @@ from html import escape
 from pathlib import Path
 
 from samestep import __version__
-from samestep.studies.report.bar_charts import patterns
+from samestep.studies.report.drawing import patterns
 from samestep.studies.report.page import bullets, page, section, table
 from samestep.studies.report.write import write_text
 from samestep.studies.scaling.analysis.point_text import counted, percent
 from samestep.studies.scaling.analysis.study import Point, Study, Verdict
 from samestep.studies.scaling.analysis.supported_conclusions import between
-from samestep.studies.scaling.report.figures import charts, time_lines, times_text
+from samestep.studies.scaling.report.figures import summary_charts, time_lines, times_text
 from samestep.studies.scaling.report.rows import (
     NO_POINTS,
     facts,
@@ -117,7 +117,7 @@ def _measured(study: Study) -> Iterator[str]:
     yield _tiles(study, _kind_of_verdict(study, found))
     yield from _worth(study, found)
     head, rows = results(study)
-    drawn = "".join(chart.render() for chart in charts(study))
+    drawn = "".join(chart.render() for chart in summary_charts(study))
     yield section(
         "Scaling",
         f'<div class="grid2">{drawn}</div>',

@@ -4,11 +4,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from samestep.base.units import bytes_text, count_text, seconds_text
-from samestep.studies.scaling.analysis.baseline_check import outdone
-from samestep.studies.scaling.analysis.point_text import amount, is_vague, notable_losses, percent, sync_words
+from samestep.studies.scaling.analysis.point_text import (
+    amount,
+    is_vague,
+    notable_losses,
+    percent,
+    phase_name,
+    sync_words,
+)
 from samestep.studies.scaling.analysis.points_from_times import UNIT
+from samestep.studies.scaling.analysis.speedup import series_of
 from samestep.studies.scaling.analysis.study import Loss, Point, Study
-from samestep.studies.scaling.analysis.supported_conclusions import is_open, knee_words
+from samestep.studies.scaling.analysis.supported_conclusions import is_open, knee_words, outdone
 from samestep.studies.scaling.report.figures import PARTS, parts, rank_parts, shown_ranks, times_text
 from samestep.studies.scaling.report.series import Kind, kinds
 
@@ -116,9 +123,9 @@ def facts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def loss_text(loss: Loss) -> str:
     """Return one cause of overhead and its share."""
-    words = _CAUSES.get(loss.cause, loss.cause)
+    words = ("slower " if loss.cause == "compute" else "") + phase_name(loss.cause)
     if loss.rank is not None:
-        slow = f", slow in {_phase(loss.phase)}" if loss.phase else ""
+        slow = f", slow in {phase_name(loss.phase)}" if loss.phase else ""
         words = f"rank {loss.rank}{' waits for data' if loss.phase == 'data' else slow}"
     return f"{words} ({percent(loss.share)})"
 
@@ -135,12 +142,13 @@ def worth(study: Study, point: Point) -> str:
     baseline.
     """
     of = point.workers, point.mode, point.variant
-    alike = [one for one in study.points if (one.mode, one.variant) == of[1:]]
+    alike = series_of(study.points)[point.mode, point.variant]
+    base = alike[0]
     answers = study.verdict.worth if study.verdict else ()
     one = next((one for one in answers if (one.workers, one.mode, one.variant) == of), None)
-    if one is None or point.workers == min(each.workers for each in alike):
+    if one is None or point.workers == base.workers:
         return ""
-    oversubscribed = point.oversubscribed or min(alike, key=lambda each: each.workers).oversubscribed
+    oversubscribed = point.oversubscribed or base.oversubscribed
     if not one.is_certain and (oversubscribed or is_open(point) or outdone(alike) is not None):
         return "unknown"
     return ("yes" if one.is_worth else "no") + ("" if one.is_certain else "?")
@@ -152,8 +160,8 @@ def rates(study: Study, point: Point) -> tuple[str, str]:
     An interval that is too wide to be useful is ``unknown``.
     """
     middle, low, high = point.samples_per_second, point.samples_per_second_low, point.samples_per_second_high
-    alike = (one.workers for one in study.points if (one.mode, one.variant) == (point.mode, point.variant))
-    runs = point.workers / min(alike) if point.mode == "weak" else 1.0
+    base = series_of(study.points)[point.mode, point.variant][0]
+    runs = point.workers / base.workers if point.mode == "weak" else 1.0
     of_times = study.unit == UNIT
     rate = amount(runs / middle if of_times else middle)
     if low is None or high is None:
@@ -182,10 +190,6 @@ def _named(kind: Kind, point: Point) -> str:
     return f"{point.workers} {kind.letter}".strip()
 
 
-def _phase(name: str) -> str:
-    return PARTS[name][1] if name in PARTS else name
-
-
 def _size(value: object) -> str:
     sizes = value if isinstance(value, list) else [value]
     return ", ".join(bytes_text(size) if isinstance(size, int) else _text(size) for size in sizes)
@@ -199,15 +203,3 @@ def _text(value: object) -> str:
     if isinstance(value, Sequence | set) and not isinstance(value, str):
         return ", ".join(dict.fromkeys(_text(one) for one in value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-_CAUSES = {
-    "straggler": "a slow rank",
-    "waiting": "waiting for other ranks",
-    "exchange": "exposed communication",
-    "data": "waiting for data",
-    "to_device": "copies to the device",
-    "compute": "slower forward and backward",
-    "optimizer": "the optimizer",
-    "other": "other",
-}

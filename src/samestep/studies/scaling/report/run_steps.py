@@ -8,8 +8,7 @@ from typing import Any
 from samestep.base.errors import UsageError
 from samestep.base.machine.description import CpuShare
 from samestep.studies.report.read_run import OTHER, PHASES, Run
-from samestep.studies.scaling.analysis.oversubscription import is_oversubscribed
-from samestep.studies.scaling.analysis.rank_files import RankFile
+from samestep.studies.scaling.analysis.rank_files import RankFile, is_oversubscribed
 from samestep.studies.scaling.analysis.rank_files import Run as Measured
 
 _TYPES = ("cpu", "mps", "xpu", "hpu")

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from string import ascii_lowercase
 
+from samestep.studies.scaling.analysis.speedup import series_of
 from samestep.studies.scaling.analysis.study import Point, Study
 
 
@@ -35,20 +35,13 @@ class Kind:
 
 def kinds(study: Study) -> list[Kind]:
     """Return the kinds of `study` in the order of its points."""
-    order = list(dict.fromkeys((point.mode, point.variant) for point in study.points))
-    by_kind = {
-        of: sorted(points, key=lambda point: point.workers)
-        for of, points in groupby(
-            sorted(study.points, key=lambda point: order.index((point.mode, point.variant))),
-            key=lambda point: (point.mode, point.variant),
-        )
-    }
-    modes = {mode for mode, _ in order}
+    series = series_of(study.points)
+    modes = {mode for mode, _ in series}
     found = []
-    for number, (mode, variant) in enumerate(order):
-        letter = ascii_lowercase[number % 26] if len(order) > 1 else ""
+    for number, ((mode, variant), points) in enumerate(series.items()):
+        letter = ascii_lowercase[number % 26] if len(series) > 1 else ""
         words = _MODES[mode] if len(modes) > 1 or not variant else ""
-        found.append(Kind(letter, ", ".join(filter(None, [words, variant])), by_kind[mode, variant]))
+        found.append(Kind(letter, ", ".join(filter(None, [words, variant])), points))
     return found
 
 

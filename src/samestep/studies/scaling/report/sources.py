@@ -6,16 +6,22 @@ from pathlib import Path
 from samestep.base.errors import UsageError
 from samestep.base.record import provenance
 from samestep.studies.report.read_run import read_run
-from samestep.studies.scaling.analysis.notes import note, notes_of_runs
-from samestep.studies.scaling.analysis.oversubscription import is_oversubscribed
+from samestep.studies.scaling.analysis.notes import notes_of_runs
 from samestep.studies.scaling.analysis.point_text import counted
 from samestep.studies.scaling.analysis.points_from_runs import measured
-from samestep.studies.scaling.analysis.points_from_times import UNIT, Time, from_times, has_two_bases
-from samestep.studies.scaling.analysis.provenance import launchers, machine, recipe
-from samestep.studies.scaling.analysis.rank_files import Run, read_ranks
+from samestep.studies.scaling.analysis.points_from_times import UNIT, from_times, has_two_bases
+from samestep.studies.scaling.analysis.rank_files import (
+    Run,
+    is_oversubscribed,
+    launchers,
+    machine,
+    read_ranks,
+    recipe,
+)
+from samestep.studies.scaling.analysis.statements import note
 from samestep.studies.scaling.analysis.study import Study
 from samestep.studies.scaling.analysis.study_file import NAME, read_study
-from samestep.studies.scaling.analysis.study_from_points import conclude, with_notes
+from samestep.studies.scaling.analysis.verdict import conclude
 from samestep.studies.scaling.report.one_training import check_same_training, differences, target
 from samestep.studies.scaling.report.run_steps import WARM_UP, measured_run
 from samestep.studies.scaling.report.times_csv import read_times
@@ -67,19 +73,12 @@ def _of_times(path: Path) -> Study:
         unit=UNIT,
         points=from_times(times),
     )
-    return with_notes(study, [note("whole-runs-only", _assumption(times))])
-
-
-def _assumption(times: Sequence[Time]) -> str:
-    """Return a note on the work that the runs are assumed to have done."""
+    work = "done the same work; mark weak scaling in a third column, scaling"
     if any(time.is_weak for time in times):
         work = "done the same work (strong), or the baseline's work per worker (weak)"
-    else:
-        work = "done the same work; mark weak scaling in a third column, scaling"
-    text = f"Only the seconds of whole runs are known. The runs are assumed to have {work}."
-    if has_two_bases(times):
-        text += " Strong and weak runs have baselines of their own: do not compare their rates."
-    return text
+    bases = " Strong and weak runs have baselines of their own: do not compare their rates."
+    bases = bases if has_two_bases(times) else ""
+    return study.with_notes([note("whole-runs-only", work=work, bases=bases)])
 
 
 def _of_runs(paths: Sequence[Path]) -> Study:
@@ -102,9 +101,10 @@ def _of_runs(paths: Sequence[Path]) -> Study:
         settings={name: value for name, value in settings.items() if value},
         points=measured(runs),
     )
-    called = [note("settings-differ", words) for words in differences(runs)]
-    folders = [note("run-folder-steps", words) for words in _of_folders(paths)]
-    return with_notes(study, [*called, *folders, *notes_of_runs(runs)])
+    made_notes = [note("settings-differ", settings=found)] if (found := differences(runs)) else []
+    if not all(map(_is_clocked, paths)):
+        made_notes.append(note("run-folder-steps", warm_up=WARM_UP))
+    return study.with_notes([*made_notes, *notes_of_runs(runs)])
 
 
 def _refuse_twice(paths: Sequence[Path]) -> None:
@@ -128,14 +128,3 @@ def _run(path: Path) -> Run:
     if path.is_file():
         raise UsageError(f"{path} is a file: give one study or one table of times alone, or folders of runs.")
     return measured_run(read_run(path))
-
-
-def _of_folders(paths: Sequence[Path]) -> list[str]:
-    """Return a note on which steps of run folders count."""
-    if all(_is_clocked(path) for path in paths):
-        return []
-    text = (
-        "The step time of a run folder is the mean over all ranks and all steps since the last start without "
-        f"the first {WARM_UP}. The run's own report counts other steps too, and has medians."
-    )
-    return [text]

@@ -1,5 +1,6 @@
 """Collects the results of runs into a study."""
 
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -7,18 +8,26 @@ from typing import Any
 
 from samestep.base.record import provenance
 from samestep.base.units import counted
-from samestep.studies.scaling.analysis.log_paths import log_sentence
-from samestep.studies.scaling.analysis.notes import note, notes_of_runs
-from samestep.studies.scaling.analysis.oversubscription import is_oversubscribed
+from samestep.studies.scaling.analysis.notes import notes_of_runs
+from samestep.studies.scaling.analysis.point_text import amount
 from samestep.studies.scaling.analysis.points_from_runs import measured
-from samestep.studies.scaling.analysis.provenance import launchers, machine, recipe
-from samestep.studies.scaling.analysis.rank_files import Run, read_ranks
-from samestep.studies.scaling.analysis.study import Finding, Study
-from samestep.studies.scaling.analysis.study_from_points import conclude, with_notes
-from samestep.studies.scaling.sweep.host_load import load_words
-from samestep.studies.scaling.sweep.mode_check import mode_notes
+from samestep.studies.scaling.analysis.rank_files import (
+    Run,
+    is_oversubscribed,
+    launchers,
+    machine,
+    read_ranks,
+    recipe,
+)
+from samestep.studies.scaling.analysis.statements import note
+from samestep.studies.scaling.analysis.study import Finding, Point, Study
+from samestep.studies.scaling.analysis.verdict import conclude
+from samestep.studies.scaling.sweep.host_load import load_notes
 from samestep.studies.scaling.sweep.plan import Request
 from samestep.studies.scaling.sweep.trial import Outcome, Trial
+
+_GIT_S = 20.0  # the timeout of git, which checks all files of a repository
+_MEANING = {"strong": "the global batch is constant", "weak": "the batch of each worker is constant"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +36,10 @@ class Frame:
 
     Args:
         request: the requested study.
-        bar: the efficiency from which on workers are worth it; None if none was requested.
+        bar: the efficiency of ``--worth``; None if none was requested.
         places: the number of workers that can compute at the same time.
         source: folder and commit of a script.
-        notes: on how the runs are executed.
+        notes: on runs in separate jobs.
     """
 
     request: Request
@@ -76,16 +85,57 @@ def collect_study(
         settings=_settings(frame.request, runs, frame.source),
         points=measured(of_variants),
     )
-    background = load_words([one.background for one in outcomes if one.background])
     made = [
-        *(note("separate-jobs", words) for words in frame.notes),
+        *(Finding("note", "separate-jobs", words) for words in frame.notes),
         *_failures(outcomes),
         *_not_executed(trials, outcomes),
         *_short(frame.request, runs),
-        *([note("background-load", background)] if background else []),
+        *load_notes([one.background for one in outcomes if one.background]),
     ]
-    study = conclude(with_notes(study, made), frame.bar)
-    return with_notes(study, [*notes_of_runs(runs), *mode_notes(frame.request, good, study.points)])
+    study = conclude(study.with_notes(made), frame.bar)
+    return study.with_notes([*notes_of_runs(runs), *_mode_notes(frame.request, good, study.points)])
+
+
+def source_of(script: Path) -> dict[str, str]:
+    """Return the folder of a script and, if git tracks the script, its commit.
+
+    The commit ends in ``-dirty`` if tracked files were changed. Nothing in the repository is written or
+    locked.
+    """
+    folder = script.absolute().parent
+    source = {"folder": str(folder)}
+    if _git(folder, "ls-files", "--error-unmatch", "--", script.name):
+        commit = _git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no") if commit else None
+        if changed is not None:
+            source["commit"] = f"{commit}-dirty" if changed else f"{commit}"
+    return source
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """Return the output of git; None if it fails, empty if there is no git."""
+    try:
+        done = subprocess.run(
+            ["git", "--no-optional-locks", "-C", str(folder), *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_GIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return None if done.returncode else done.stdout.decode(errors="replace").strip()
+
+
+def in_words(request: Request) -> str:
+    """Return the target of a study with its arguments."""
+    what = "recipe " if request.kind == "recipe" else "-m " if request.kind == "module" else ""
+    return " ".join((what + request.target, *request.arguments))
+
+
+def log_of(trial: Trial, folder: Path) -> Path:
+    """Return the path of a run's log, relative to the same place as `folder`, the folder of the study."""
+    return folder / trial.log.relative_to(trial.folder.parents[1])
 
 
 def _run(trial: Trial, places: int) -> Run:
@@ -95,12 +145,6 @@ def _run(trial: Trial, places: int) -> Run:
     on_cpu = all(header.get("device", "cpu") == "cpu" for header in headers)
     oversubscribed = is_oversubscribed(headers) or (not on_cpu and trial.workers > places)
     return Run(ranks=ranks, variant=trial.variant, oversubscribed=oversubscribed)
-
-
-def in_words(request: Request) -> str:
-    """Return the target of a study with its arguments."""
-    what = "recipe " if request.kind == "recipe" else "-m " if request.kind == "module" else ""
-    return " ".join((what + request.target, *request.arguments))
 
 
 def _settings(request: Request, runs: Sequence[Run], source: Mapping[str, str]) -> dict[str, Any]:
@@ -119,20 +163,17 @@ def _settings(request: Request, runs: Sequence[Run], source: Mapping[str, str]) 
     return {name: value for name, value in settings.items() if value not in ("", [], {})}
 
 
-def log_of(trial: Trial, folder: Path) -> Path:
-    """Return the path of a run's log, relative to the same place as `folder`, the folder of the study."""
-    return folder / trial.log.relative_to(trial.folder.parents[1])
-
-
 def _failures(outcomes: Sequence[Outcome]) -> Iterator[Finding]:
-    for outcome in outcomes:
-        if outcome.error:
-            code = "run-empty" if outcome.exit_code == 0 else "run-failed"
-            how = f"failed with exit code {outcome.exit_code}" if outcome.exit_code else "failed"
-            how = "has no result" if outcome.exit_code == 0 else how
-            log = f" {log_sentence(log_of(outcome.trial, Path()))}" if outcome.trial.log.exists() else ""
-            words = f"{outcome.trial.in_words()} {how}: {outcome.error.removesuffix('.')}.{log}"
-            yield note(code, words, workers=[outcome.trial.workers])
+    for outcome in (one for one in outcomes if one.error):
+        trial, code = outcome.trial, outcome.exit_code
+        yield note(
+            "run-empty" if code == 0 else "run-failed",
+            [trial.workers],
+            run=trial.in_words(),
+            code=f" with exit code {code}" if code else "",
+            error=outcome.error.removesuffix("."),
+            log=f" Its log: {log_of(trial, Path())}." if trial.log.exists() else "",
+        )
 
 
 def _not_executed(trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> Iterator[Finding]:
@@ -141,8 +182,7 @@ def _not_executed(trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> Itera
     failed = {outcome.trial.case for outcome in outcomes if outcome.error}
     left = [trial for trial in trials if trial.number not in ran and trial.case not in failed]
     if left:
-        words = f"Interrupted: {len(left)} of {counted(len(trials), 'run')} were not executed."
-        yield note("interrupted", words)
+        yield note("interrupted", left=len(left), runs=counted(len(trials), "run"))
 
 
 def _short(request: Request, runs: Sequence[Run]) -> Iterator[Finding]:
@@ -154,5 +194,31 @@ def _short(request: Request, runs: Sequence[Run]) -> Iterator[Finding]:
     short = {workers: count for workers, count in sorted(steps.items()) if count < request.steps}
     if short:
         counts = ", ".join(f"{count} on {counted(workers, 'worker')}" for workers, count in short.items())
-        words = f"The training ended before {request.steps} steps were measured: {counts}."
-        yield note("ended-early", words, workers=list(short))
+        yield note("ended-early", list(short), steps=request.steps, counts=counts)
+
+
+def _mode_notes(request: Request, trials: Sequence[Trial], points: Sequence[Point]) -> Iterator[Finding]:
+    """Yield notes on modes that were requested with ``--scaling`` but not measured by `trials`."""
+    smallest = min((point.workers for point in points), default=0)
+    measured = {(point.workers, point.variant, point.mode) for point in points}
+    requested = {
+        (trial.workers, trial.variant, mode)
+        for trial in trials
+        for mode in trial.modes
+        if trial.workers > smallest
+    }
+    for mode, meaning in _MEANING.items():
+        missing = sorted(one for one in requested - measured if one[2] == mode)
+        if not missing:
+            continue
+        workers, variant, _ = missing[0]
+        others = [point for point in points if (point.workers, point.variant) == (workers, variant)]
+        base = min((one for one in points if one.variant == variant), key=lambda one: one.workers)
+        sizes = {point.workers: point.global_batch for point in [base, *others] if point.global_batch}
+        batches = ", ".join(f"{amount(batch)} on {count}" for count, batch in sizes.items())
+        found = others[0].mode if others else "neither"
+        if request.scaling != "auto":
+            facts = {"meaning": meaning, "batches": batches, "found": found}
+            yield note("other-mode", [base.workers, workers], mode=mode.capitalize(), **facts)
+        if mode == "strong" and found == "weak" and request.kind != "recipe":
+            yield note("strong-template", template=f"{{{base.global_batch:.0f}/n}}")

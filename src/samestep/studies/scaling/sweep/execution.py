@@ -1,6 +1,5 @@
 """Executes the runs of a scaling study, and writes the study, also after an interruption."""
 
-import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from samestep.base.signals import held, interruptible
 from samestep.base.units import counted, seconds_text
 from samestep.launch.submit.quoting import slug
 from samestep.studies.report.run_page import NAME as PAGE
+from samestep.studies.report.write import refuse_unwritable
 from samestep.studies.scaling.analysis.study import Study
 from samestep.studies.scaling.analysis.study_file import NAME, write_study
 from samestep.studies.scaling.report.page import write_study_page
@@ -39,20 +39,12 @@ def refuse_taken(folder: Path) -> None:
         UsageError: the folder cannot be used.
     """
     try:
-        there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-        if not there.is_dir():
-            raise UsageError(
-                f"--out {folder} cannot be used, because {there} is a file; give another folder."
-            )
-        taken = next(folder.iterdir(), None) if there == folder.absolute() else None
+        refuse_unwritable("--out", folder)
+        taken = next(folder.iterdir(), None) if folder.exists() else None
     except OSError as error:
         raise _unusable(folder, error) from None
     if taken is not None:
         raise UsageError(f"--out {folder} contains {taken.name}; give a folder without files.")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise UsageError(
-            f"--out {folder} cannot be used, because {there} is not writable; give another folder."
-        )
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Samples the CPU load of other programs on this host, while no run is in progress."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from time import sleep
@@ -8,19 +8,17 @@ from typing import NamedTuple
 
 from samestep.base.machine.description import cpu_share
 from samestep.base.units import counted
+from samestep.studies.scaling.analysis.statements import note
+from samestep.studies.scaling.analysis.study import Finding
 
 SAMPLE_S = 0.3
 """The duration of a sample; the kernel counts in hundredths of a second."""
 
+# The number of busy processors that is reported, of any number, since a step waits for the slowest.
 _MUCH = 0.25
-"""The number of busy processors that is reported, of any number, since a step waits for the slowest."""
-_THIN = 0.1
-"""The part of a processor that an idle system uses, a little of it on each of many."""
-
-_WAITS = (3, 4)
-"""The columns of a processor's line that are idle time: idle, and waiting for a disk."""
-_COUNTED = 8
-"""The number of columns to read; the later ones are included in them."""
+_THIN = 0.1  # the part of a processor that an idle system uses, a little of it on each of many
+_WAITS = (3, 4)  # the columns of a processor's line that are idle time: idle, and waiting for a disk
+_COUNTED = 8  # the number of columns to read; the later ones are included in them
 
 
 class Load(NamedTuple):
@@ -46,11 +44,7 @@ class Load(NamedTuple):
 
 
 def sample_load(stat: Path = Path("/proc/stat")) -> Load | None:
-    """Return the current load of other programs; None if the system has no counters.
-
-    Args:
-        stat: the file with the counters.
-    """
+    """Return the current load of other programs; None if the system has no counters."""
     before = _counts(stat)
     sleep(SAMPLE_S)
     after = _counts(stat)
@@ -67,16 +61,12 @@ def sample_load(stat: Path = Path("/proc/stat")) -> Load | None:
     return Load(sum(share for share in shares if share > _THIN), len(known))
 
 
-def load_words(samples: Sequence[Load]) -> str:
-    """Return the load before each of some runs as a note; empty if it was small."""
-    if not any(one.is_much for one in samples):
-        return ""
-    least, most, usual = min(samples), max(samples), fmean(one.busy for one in samples)
-    ends = "" if f"{least.busy:.1f}" == f"{most.busy:.1f}" else f"{least.busy:.1f} to "
-    return (
-        f"Other programs used {ends}{most.in_words()} before the runs, {usual:.1f} on average: rates can be "
-        "lower than on a quiet machine, and speedups too large or too small."
-    )
+def load_notes(samples: Sequence[Load]) -> Iterator[Finding]:
+    """Yield a note on the load before each of some runs, if it was large."""
+    if any(one.is_much for one in samples):
+        least, most, usual = min(samples), max(samples), fmean(one.busy for one in samples)
+        ends = "" if f"{least.busy:.1f}" == f"{most.busy:.1f}" else f"{least.busy:.1f} to "
+        yield note("background-load", busy=f"{ends}{most.in_words()}", usual=f"{usual:.1f}")
 
 
 def _counts(stat: Path) -> Mapping[str, Sequence[int]]:

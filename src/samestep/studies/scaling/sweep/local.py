@@ -1,7 +1,11 @@
-"""Executes runs on this host, one after another, each as its own command."""
+"""Executes runs one after another, each as its own command: on this host, or as steps of a Slurm allocation.
+
+In an allocation the workers are tasks of srun. If launchers are compared, one task on each node starts them.
+"""
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from time import monotonic, sleep
@@ -10,31 +14,71 @@ from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.base.signals import held, interruptible
 from samestep.launch.local.orphans import end_all, family
+from samestep.launchers.slurm_capacity import Launched, Room
 from samestep.studies.scaling.sweep.host_load import Load, sample_load
-from samestep.studies.scaling.sweep.launchers import command
 from samestep.studies.scaling.sweep.outcome import LATE_S, is_complete, is_usage_error, outcome_of
-from samestep.studies.scaling.sweep.trial import Outcome, Report, Trial
+from samestep.studies.scaling.sweep.trial import SAMESTEP, Outcome, Report, Trial
 
-_FILES_S = 0.1
-"""The interval at which the files of a run are polled."""
+_FILES_S = 0.1  # the interval at which the files of a run are polled
+_GRACE_S = 20.0  # the time that a terminated run has to end its workers before it is killed
 
-_GRACE_S = 20.0
-"""The time that a terminated run has to end its workers before it is killed."""
+# The first rendezvous port of torchrun; steps have different ports, since one can be in use for a while.
+_PORT = 29400
+
+
+def command(trial: Trial) -> list[str]:
+    """Return the command that starts the workers of `trial` on this host and waits for them.
+
+    Raises:
+        UsageError: its launcher is not available here.
+    """
+    if trial.launcher in ("", SAMESTEP):
+        return trial.launch_command(sys.executable)
+    if trial.launcher == "torchrun":
+        return _torchrun(trial, "--standalone")
+    hint = "" if shutil.which("srun") is None else " Start this command in an allocation (salloc, sbatch)."
+    raise UsageError(f"--compare launcher={trial.launcher} needs a Slurm allocation, and this is none.{hint}")
+
+
+def step(trial: Trial, *, room: Room, largest: int) -> list[str]:
+    """Return the command that starts the workers of `trial` as a step of an allocation, and waits for them.
+
+    The allocation has the capacity `room`, and the largest run has `largest` workers.
+    """
+    launched: Launched = "tasks" if trial.launcher in ("", "srun") else "node"
+    srun = room.step(trial.workers, nodes=trial.nodes, largest=largest, launched=launched)
+    if launched == "tasks":
+        return [*srun, *trial.task_command(sys.executable)]
+    if trial.launcher == SAMESTEP:
+        return [*srun, *trial.launch_command(sys.executable)]
+    endpoint = f"{room.first}:{_PORT + trial.number % 500}"
+    several = ("--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={room.job}.{trial.number}")
+    return [*srun, *_torchrun(trial, *(("--standalone",) if trial.nodes == 1 else several))]
+
+
+def _torchrun(trial: Trial, *rendezvous: str) -> list[str]:
+    """Return the torchrun command that starts the workers of a node."""
+    size = (f"--nnodes={trial.nodes}", f"--nproc-per-node={trial.workers // trial.nodes}")
+    logs = f"--log-dir={trial.scratch / 'torchrun'}"  # the default leaves a folder in the temporary directory
+    own = [sys.executable, "-m", "torch.distributed.run", *size, logs, *rendezvous]
+    return [*own, *trial.task_command(sys.executable)[1:]]
 
 
 class Local:
-    """A runner on this host, which executes one run at a time.
+    """A runner of commands on this host, which executes one run at a time.
 
     Args:
         command: returns the command that starts the workers of a run and waits for them.
+        is_here: whether the workers run on this host, so that its load is sampled.
     """
 
-    def __init__(self, command: Callable[[Trial], list[str]] = command) -> None:
+    def __init__(self, command: Callable[[Trial], list[str]] = command, *, is_here: bool = True) -> None:
         self.command = command
+        self._is_here = is_here
 
     def background_load(self) -> Load | None:
         """Return the load of other programs on the machine of the runs; None if unknown."""
-        return sample_load()
+        return sample_load() if self._is_here else None
 
     def run(self, trials: Sequence[Trial], report: Report) -> Iterator[Outcome]:
         """Execute runs one after another and yield the outcome of each.
@@ -80,7 +124,9 @@ def _outcome(trial: Trial, words: Sequence[str]) -> Outcome:
         return Outcome(trial=trial, exit_code=None, error=f"it could not be started: {error.strerror}")
     took = monotonic() - begun
     if code == 0 and trial.nodes > 1:
-        _await_files(trial)
+        since = monotonic()  # a network file system delays the files of other nodes
+        while not is_complete(trial) and monotonic() - since < LATE_S:
+            sleep(_FILES_S)
     return replace(outcome_of(trial, code), seconds=took)
 
 
@@ -104,13 +150,6 @@ def _ended(trial: Trial, words: Sequence[str]) -> int:
             shutil.rmtree(trial.scratch, ignore_errors=True)
     signals.heed()
     return 128 - code if code < 0 else code
-
-
-def _await_files(trial: Trial) -> None:
-    """Wait until the files of other nodes are complete here, which a network file system delays."""
-    since = monotonic()
-    while not is_complete(trial) and monotonic() - since < LATE_S:
-        sleep(_FILES_S)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

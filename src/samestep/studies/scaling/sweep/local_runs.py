@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from samestep.base import env
 from samestep.base.console import log
@@ -16,9 +17,8 @@ from samestep.launchers.slurm_capacity import Room, room
 from samestep.studies.scaling.analysis.study import Study
 from samestep.studies.scaling.sweep.collect import Frame
 from samestep.studies.scaling.sweep.execution import finish, new_folder
-from samestep.studies.scaling.sweep.local import Local
+from samestep.studies.scaling.sweep.local import Local, step
 from samestep.studies.scaling.sweep.plan import in_lines
-from samestep.studies.scaling.sweep.steps import Steps
 from samestep.studies.scaling.sweep.trial import Trial
 
 
@@ -93,22 +93,6 @@ def local_runs(
     return LocalRuns(runner=Local(), places=max(1, share.usable // each), what=what, threads=threads)
 
 
-def refuse_too_many(workers: Sequence[int], *, places: int, what: str) -> None:
-    """Refuse numbers of workers that oversubscribe the resources `what`.
-
-    Raises:
-        UsageError: a number is larger than `places`; the message names both.
-    """
-    too_many = [number for number in workers if number > places]
-    if too_many:
-        rest = ",".join(str(number) for number in workers if number <= places)
-        fewer = f"-n {rest}" if rest else "fewer workers"
-        raise UsageError(
-            f"{too_many[0]} workers oversubscribe {what}, so their times are not those of workers that have "
-            f"their own. Give {fewer}, or --oversubscribe: such points are marked and left out of fits."
-        )
-
-
 def _threads_of_environment(environment: Mapping[str, str]) -> int | None:
     """Return the threads that the user's environment sets for a worker; None if it sets none."""
     if not environment.get("OMP_NUM_THREADS", "").strip():
@@ -131,4 +115,5 @@ def _in_allocation(held: Room, largest: int, *, each: int | None) -> LocalRuns:
     if each is not None and held.gpus is None:
         places = min(places, held.nodes * max(1, held.processors // each))
         what = _shared_by(what, each)
-    return LocalRuns(runner=Steps(held, largest), places=places, what=what, per_node=held.per_node(largest))
+    runner = Local(partial(step, room=held, largest=largest), is_here=False)
+    return LocalRuns(runner=runner, places=places, what=what, per_node=held.per_node(largest))

@@ -2,14 +2,14 @@
 
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from samestep.base.errors import UsageError
 from samestep.base.units import counted
 from samestep.launch.local.failure import follows_from_another
-from samestep.studies.scaling.analysis.rank_files import RankFile, Run, read_ranks
+from samestep.studies.scaling.analysis.rank_files import Run, read_ranks
 from samestep.studies.scaling.analysis.run_steps import steady_steps
 from samestep.studies.scaling.analysis.samples import in_samples
 from samestep.studies.scaling.sweep.trial import Outcome, Trial
@@ -19,19 +19,13 @@ LATE_S = 5.0
 
 _LONGEST = 300
 _REFUSED = "samestep: error: "
+# The prefix of a launcher's line, which names the rank that ended but not the reason.
 _LAUNCHER = "samestep: "
-"""The prefix of a launcher's line, which names the rank that ended but not the reason."""
-_EXCEPTION = re.compile(r"[\w.]+(Error|Exception)\b")
-"""The beginning of the last line of a traceback."""
+_EXCEPTION = re.compile(r"[\w.]+(Error|Exception)\b")  # the beginning of the last line of a traceback
 
 
 def outcome_of(trial: Trial, exit_code: int) -> Outcome:
-    """Return the outcome of a run that has ended.
-
-    Args:
-        trial: the run.
-        exit_code: of its launcher, in the convention of shells.
-    """
+    """Return the outcome of a run that has ended with an exit code, in the convention of shells."""
     if exit_code:
         why = _reason(trial) or f"exit code {exit_code}{_signal(exit_code)} without output"
         return Outcome(trial=trial, exit_code=exit_code, error=_short(why))
@@ -50,7 +44,12 @@ def _measured(trial: Trial) -> float:
     """
     ranks = read_ranks(trial.clock)
     if not any(rank.steps for rank in ranks):
-        raise UsageError(_nothing_measured(ranks))
+        made, before = max(rank.end.get("made", 0) for rank in ranks), ranks[0].header.get("warm_up", 0)
+        raise UsageError(
+            f"it ended after {counted(made, 'step')}, and the first {before} (--warm-up) are not measured"
+            if made
+            else "it has no training step: neither an optimizer step nor a backward"
+        )
     if len(ranks) != trial.workers:
         raise UsageError(f"{len(ranks)} of {trial.workers} workers have a file")
     (run,) = in_samples([Run(ranks=ranks)])
@@ -75,21 +74,13 @@ def is_usage_error(outcome: Outcome) -> bool:
     return True
 
 
-def _nothing_measured(ranks: Sequence[RankFile]) -> str:
-    """Return why a run that ended with exit code 0 has no measured step."""
-    made, before = max(rank.end.get("made", 0) for rank in ranks), ranks[0].header.get("warm_up", 0)
-    if made:
-        return f"it ended after {counted(made, 'step')}, and the first {before} (--warm-up) are not measured"
-    return "it has no training step: neither an optimizer step nor a backward"
-
-
 def _reason(trial: Trial) -> str:
     """Return the error that a worker or the launcher reported; else the last line of output."""
     failed = sorted(_failed(trial.clock), key=lambda one: follows_from_another(one[1], one[2]))
     for rank, kind, message in failed:
         if message or not kind.startswith("exit code"):
             return f"rank {rank}: {kind}: {message}".removesuffix(": ")
-    lines = [line.strip() for line in _lines(trial.log) if line.strip()]
+    lines = log_lines(trial.log)
     refused = [line for line in lines if line.startswith(_REFUSED)]
     raised = [line for line in lines if _EXCEPTION.match(line)]
     own = [line for line in lines if not line.startswith(_LAUNCHER)]
@@ -105,11 +96,13 @@ def _failed(clock: Path) -> Iterator[tuple[object, str, str]]:
                 yield rank.header["rank"], kind.strip(), str(rank.end.get("message", ""))
 
 
-def _lines(log: Path) -> list[str]:
+def log_lines(log: Path) -> list[str]:
+    """Return the lines of a log that are not empty, without spaces around them."""
     try:
-        return log.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
+    return [line.strip() for line in lines if line.strip()]
 
 
 def _signal(exit_code: int) -> str:

@@ -1,23 +1,32 @@
-"""Plans the runs of a study and their order; nothing is started."""
+"""Plans the runs of a study and their order; nothing is started.
 
+Every configuration runs once in each round, so that a drifting machine affects all of them equally. A round
+is followed by its mirror image, so that a drift (heat, a job on the same node) averages out::
+
+    round 0    2  8  1  4        shuffled
+    round 1    4  1  8  2        mirrored
+    round 2    1  4  8  2        shuffled anew
+"""
+
+import random
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from samestep.base.errors import UsageError
 from samestep.base.experiment_trackers import OFF
 from samestep.base.units import MOST_WORKERS
-from samestep.studies.scaling.sweep.interleaving import interleaved
 from samestep.studies.scaling.sweep.template import filled, operators
 from samestep.studies.scaling.sweep.trial import Mode, Trial
 from samestep.studies.scaling.sweep.variants import Variant, alike_alone
 
+T = TypeVar("T")
+
 Kind: TypeAlias = Literal["script", "module", "recipe"]
 Scaling: TypeAlias = Literal["auto", "strong", "weak", "both"]
 SCALINGS: tuple[Scaling, ...] = ("auto", "strong", "weak", "both")
-
 
 MOST_STEPS = 10**9
 MOST_REPEATS = 1000
@@ -29,21 +38,17 @@ class Request:
     """A requested study.
 
     Args:
-        target: a script, a module or a recipe.
-        kind: the kind of `target`.
+        target: a script, a module or a recipe, as `kind` states.
         arguments: of the script, or flags of ``train``; they can contain templates.
         workers: numbers of workers, smallest first.
         scaling: the quantity that is constant: the global batch (strong), the batch of each worker (weak),
             one run of each (both), or as the arguments imply (auto).
         batch: the recipe's global batch at the smallest number of workers, if it grows.
         flags: of ``run`` or ``train``, for all runs.
-        variants: the compared settings.
-        steps: measured steps of each run.
-        warm_up: steps before those, which are not measured.
+        steps: measured steps of each run, after the steps of `warm_up`.
         repeats: runs of each configuration.
         seed: of the order.
         per_node: largest number of workers on a node; None for one node.
-        folder: of the study.
     """
 
     target: str
@@ -78,9 +83,8 @@ class Request:
             raise UsageError(f"--scaling {self.scaling!r} is not one of {', '.join(SCALINGS)}.")
 
 
-@dataclass(frozen=True, slots=True)
-class _Configuration:
-    """The configuration of runs that are repeated."""
+class _Configuration(NamedTuple):
+    """The configuration of runs that are repeated; `also` has other variants that are the same run."""
 
     workers: int
     nodes: int
@@ -88,7 +92,6 @@ class _Configuration:
     arguments: tuple[str, ...]
     variant: Variant
     also: tuple[str, ...] = ()
-    """Other variants that are the same run."""
 
 
 def plan(request: Request) -> list[Trial]:
@@ -99,7 +102,7 @@ def plan(request: Request) -> list[Trial]:
     """
     alone = {group[0].name: tuple(one.name for one in group[1:]) for group in alike_alone(request.variants)}
     cases = [
-        replace(case, also=alone[variant.name]) if case.workers == 1 else case
+        case._replace(also=alone[variant.name]) if case.workers == 1 else case
         for variant in request.variants
         for case in _cases(request, variant)
         if case.workers > 1 or variant.name in alone
@@ -108,13 +111,38 @@ def plan(request: Request) -> list[Trial]:
     return [_trial(request, number, case, repeat) for number, (repeat, case) in enumerate(order)]
 
 
-def in_lines(trials: Sequence[Trial], command: Callable[[Trial], Sequence[str]]) -> list[str]:
-    """Return the runs with their commands, as lines.
+def interleaved(cases: Sequence[T], *, rounds: int, seed: int) -> list[tuple[int, T]]:
+    """Return pairs of round and configuration, in the order in which they run."""
+    draw = random.Random(seed)
+    order = list(cases)
+    turns: list[tuple[int, T]] = []
+    for number in range(rounds):
+        if number % 2:
+            order.reverse()
+        else:
+            draw.shuffle(order)
+        turns += [(number, case) for case in order]
+    return turns
 
-    Args:
-        trials: in their order.
-        command: returns the command of a run.
+
+def refuse_too_many(workers: Sequence[int], *, places: int, what: str) -> None:
+    """Refuse more workers than `places`, which can compute at the same time on the resource `what`.
+
+    Raises:
+        UsageError: a number is too large; names both numbers.
     """
+    too_many = [number for number in workers if number > places]
+    if too_many:
+        rest = ",".join(str(number) for number in workers if number <= places)
+        fewer = f"-n {rest}" if rest else "fewer workers"
+        raise UsageError(
+            f"{too_many[0]} workers oversubscribe {what}, so their times are not those of workers that have "
+            f"their own. Give {fewer}, or --oversubscribe: such points are marked and left out of fits."
+        )
+
+
+def in_lines(trials: Sequence[Trial], command: Callable[[Trial], Sequence[str]]) -> list[str]:
+    """Return the runs with their commands, as lines."""
     lines = []
     for trial in trials:
         own = [f"{name}={value}" for name, value in trial.environment.items() if name not in OFF]
@@ -160,26 +188,21 @@ def _modes(request: Request) -> tuple[Mode, ...]:
 
 def _arguments(request: Request, mode: Mode, workers: int, nodes: int) -> list[str]:
     """Return the arguments of one run."""
-    smallest = request.workers[0]
-    if request.kind == "recipe":
-        words = filled(request.arguments, workers=workers, nodes=nodes)
-        return (
-            words
-            if mode == "strong" or workers == smallest
-            else _grown(words, request.batch or 0, workers, smallest)
-        )
-    held = None if request.scaling == "auto" else _held(request, mode)
-    return filled(request.arguments, workers=workers, nodes=nodes, held=held)
-
-
-def _grown(words: list[str], batch: int, workers: int, smallest: int) -> list[str]:
-    """Return a recipe's flags with a global batch that grows as the workers do."""
-    if batch * workers % smallest:
+    smallest, held = request.workers[0], None
+    if request.kind != "recipe":
+        if request.scaling != "auto" and mode != _implied_mode(request):
+            held = smallest, nodes_for(smallest, request.per_node)
+        return filled(request.arguments, workers=workers, nodes=nodes, held=held)
+    words = filled(request.arguments, workers=workers, nodes=nodes)
+    if mode == "strong" or workers == smallest:
+        return words
+    batch = (request.batch or 0) * workers
+    if batch % smallest:
         raise UsageError(
-            f"a batch of {batch} cannot be divided evenly among {smallest} workers, so it cannot grow to "
-            f"{workers} workers. Give --batch-size a multiple of {smallest}."
+            f"a batch of {request.batch} cannot be divided evenly among {smallest} workers, so it cannot "
+            f"grow to {workers} workers. Give --batch-size a multiple of {smallest}."
         )
-    return [*_without(words, "--batch-size"), f"--batch-size={batch * workers // smallest}"]
+    return [*_without(words, "--batch-size"), f"--batch-size={batch // smallest}"]
 
 
 def _without(words: Sequence[str], flag: str) -> list[str]:
@@ -192,8 +215,8 @@ def _without(words: Sequence[str], flag: str) -> list[str]:
     return kept
 
 
-def _held(request: Request, mode: Mode) -> tuple[int, int] | None:
-    """Return the workers and nodes for which a script's arithmetic is evaluated; None for those of the run.
+def _implied_mode(request: Request) -> Mode:
+    """Return the mode in which the arithmetic of a script's arguments is evaluated for each run's workers.
 
     Raises:
         UsageError: the arguments do not show the batch size.
@@ -205,10 +228,7 @@ def _held(request: Request, mode: Mode) -> tuple[int, int] | None:
             "each worker, {256*n} for the global batch of a serial script. Without --scaling the arguments "
             "are used as they are."
         )
-    follows: Mode = "strong" if found == {"/"} else "weak"
-    if mode == follows:
-        return None
-    return request.workers[0], nodes_for(request.workers[0], request.per_node)
+    return "strong" if found == {"/"} else "weak"
 
 
 def _trial(request: Request, number: int, case: _Configuration, repeat: int) -> Trial:

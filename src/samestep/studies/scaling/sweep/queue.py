@@ -13,25 +13,18 @@ from samestep.launch.submit.follow import FollowedJob, JobStatus
 from samestep.launch.submit.sequence import exit_code
 from samestep.launch.submit.slurm_commands import FollowedSlurmJob
 from samestep.launch.submit.slurm_states import WITH_REQUEUE
-from samestep.studies.scaling.sweep.outcome import LATE_S, is_complete, outcome_of
+from samestep.studies.scaling.sweep.outcome import LATE_S, is_complete, log_lines, outcome_of
 from samestep.studies.scaling.sweep.trial import Outcome, Report, Trial
 
-_FILES_S = 0.3
-"""The interval at which the folders of runs are polled."""
+_FILES_S = 0.3  # the interval at which the folders of runs are polled
 
+# The intervals at which the state of each job is polled; they grow, since a scheduler has many users.
 _FIRST_S, _GROWTH, _LONGEST_S = 0.5, 1.3, 10.0
-"""The intervals at which the state of each job is polled; they grow, since a scheduler has many users."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmittedJob:
-    """A submitted job of a study.
-
-    Args:
-        number: of the job.
-        log: the output of its script, without that of its runs.
-        trials: its runs.
-    """
+    """A submitted job of a study, with its runs and the log of its script, which is not that of its runs."""
 
     number: str
     log: Path
@@ -48,12 +41,8 @@ class SubmittedJob:
 
     def log_words(self) -> str:
         """Return path and last line of its log, to which Slurm writes why it ended a job."""
-        try:
-            lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
-        except OSError:
-            lines = []
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f"its log {self.log} ends: {last}" if last else f"its log: {self.log}"
+        lines = log_lines(self.log)
+        return f"its log {self.log} ends: {lines[-1]}" if lines else f"its log: {self.log}"
 
 
 class Queue:
@@ -81,12 +70,7 @@ class Queue:
         self._now = now
 
     def run(self, trials: Sequence[Trial], report: Report) -> Iterator[Outcome]:  # noqa: ARG002 - submitted
-        """Yield the outcome of each run when it has ended.
-
-        Args:
-            trials: those of the jobs.
-            report: is called at the end of each.
-        """
+        """Yield the outcome of each run when it has ended, after a report of it."""
         for outcome in self._outcomes():
             report(outcome.trial.in_words())
             yield outcome
@@ -122,13 +106,7 @@ class Queue:
 
 
 class _JobMonitor:
-    """The state of one job and its runs.
-
-    Args:
-        job: the job.
-        followed: polls its state.
-        report: is called with each change of the state.
-    """
+    """The state of one job and its runs."""
 
     def __init__(self, job: SubmittedJob, followed: FollowedJob, report: Report) -> None:
         self.left = list(job.trials)
@@ -150,11 +128,7 @@ class _JobMonitor:
         return any(exit_code(trial.folder) == 0 for trial in self.left)
 
     def arrived(self, now: float) -> Iterator[Outcome]:
-        """Yield the runs that have ended with exit code 0.
-
-        Args:
-            now: the time in seconds.
-        """
+        """Yield the runs that have ended with exit code 0 until `now`, in seconds."""
         for trial in tuple(self.left):
             code = exit_code(trial.folder)
             if code is None:

@@ -11,18 +11,13 @@ from samestep.base.units import counted
 from samestep.launch.submit.quoting import slug
 from samestep.launch.submit.site_defaults import SlurmSite
 from samestep.launch.submit.slurm_commands import refuse_without_sbatch
+from samestep.studies.scaling.analysis.statements import statement
 from samestep.studies.scaling.analysis.study import Study
 from samestep.studies.scaling.sweep.collect import Frame
 from samestep.studies.scaling.sweep.execution import finish, new_folder
-from samestep.studies.scaling.sweep.jobs import StudyJob, jobs
 from samestep.studies.scaling.sweep.queue import Queue, SubmittedJob
-from samestep.studies.scaling.sweep.submitted import read_jobs, submit_all, write_jobs
+from samestep.studies.scaling.sweep.submitted import StudyJob, jobs, read_jobs, submit_all, write_jobs
 from samestep.studies.scaling.sweep.trial import Trial
-
-_SEPARATE = (
-    "Each number of workers was a separate job, so the runs were not interleaved on the same nodes. "
-    "Differences between jobs include those between their nodes and their times."
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +62,8 @@ class SlurmRuns:
         """
         refuse_without_sbatch()
         made = self._jobs(frame, trials)
-        frame = replace(frame, notes=(_SEPARATE,) if len(made) > 1 else ())
+        if len(made) > 1:
+            frame = replace(frame, notes=(statement("note", "separate-jobs"),))
         folder = frame.request.folder
 
         def record(taken: Sequence[SubmittedJob]) -> None:
@@ -86,8 +82,8 @@ class SlurmRuns:
         name = slug(Path(frame.request.target).name.removesuffix(".py"))
         return jobs(
             trials,
+            frame.request.folder,
             name=f"scale-{name}",
-            folder=frame.request.folder,
             gpus=self.gpus > 0,
             site=self.site,
             python=sys.executable,

@@ -1,30 +1,97 @@
-"""Submits the jobs of a study to Slurm, and records them on disk for a later ``--collect``."""
+"""Submits the runs of a study to Slurm, and records the jobs on disk for a later ``--collect``.
+
+There is one job for each number of workers, so that small ones can start early. Each has all runs of its
+number of workers, in the study's shuffled order.
+"""
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from samestep.base.errors import UsageError
 from samestep.base.record import write_json
-from samestep.base.regular_files import read_text
 from samestep.base.signals import held
+from samestep.base.typed_json import FormatError, read_as, read_json
 from samestep.base.units import counted
-from samestep.base.untrusted_documents import parse_json
+from samestep.launch.submit.resources import SlurmRequest
+from samestep.launch.submit.sequence import RecordedCommand, script
+from samestep.launch.submit.site_defaults import SlurmSite
 from samestep.launch.submit.slurm_commands import Ask, ask, submit
 from samestep.studies.scaling.sweep.collect import Frame
-from samestep.studies.scaling.sweep.jobs import FOLDER, StudyJob
 from samestep.studies.scaling.sweep.local import prepare
-from samestep.studies.scaling.sweep.plan import Request, plan
+from samestep.studies.scaling.sweep.plan import plan
 from samestep.studies.scaling.sweep.queue import SubmittedJob
-from samestep.studies.scaling.sweep.trial import Report
-from samestep.studies.scaling.sweep.variants import Variant
+from samestep.studies.scaling.sweep.trial import Report, Trial
 
 NAME = "jobs.json"
 """The name of the record in the study's folder."""
 
+_FOLDER = "jobs"  # the subfolder of a study for scripts and logs
 _FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyJob:
+    """One job of a study: its resources, and its runs in order."""
+
+    request: SlurmRequest
+    trials: tuple[Trial, ...]
+
+    def script(self) -> str:
+        """Return the batch script."""
+        commands = [
+            RecordedCommand(words=trial.command, folder=trial.folder, variables=trial.environment)
+            for trial in self.trials
+        ]
+        return script(self.request, commands, by="samestep scale")
+
+
+@dataclass(frozen=True, slots=True)
+class _JobRecord:
+    number: str
+    log: Path
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """The content of `NAME`."""
+
+    command: tuple[str, ...]
+    frame: Frame
+    jobs: tuple[_JobRecord, ...]
+
+
+def jobs(
+    trials: Sequence[Trial], folder: Path, *, name: str, site: SlurmSite, python: str, gpus: bool = False
+) -> list[StudyJob]:
+    """Return the jobs that execute the runs of the study in `folder`, the smallest first.
+
+    Raises:
+        UsageError: a run has a launcher other than Slurm.
+    """
+    others = sorted({trial.launcher for trial in trials} - {"", "srun"})
+    if others:
+        raise UsageError(
+            f"--compare launcher={others[0]} does not work with --submit, since the workers are tasks of "
+            "Slurm. Compare launchers in an allocation: salloc, or a job script that calls samestep scale."
+        )
+    return [
+        StudyJob(
+            request=SlurmRequest(
+                name=f"{name}-{workers}",
+                nodes=nodes,
+                per_node=workers // nodes,
+                gpus_per_node=workers // nodes if gpus else 0,
+                site=site,
+                output=str(folder.absolute() / _FOLDER / f"{workers}-%j.log"),
+                python=python,
+            ),
+            trials=tuple(trial for trial in trials if trial.workers == workers),
+        )
+        for workers, nodes in sorted({(trial.workers, trial.nodes) for trial in trials})
+    ]
 
 
 def submit_all(
@@ -64,8 +131,7 @@ def submit_all(
 
 
 def _submit(job: StudyJob, folder: Path, ask: Ask) -> SubmittedJob:
-    """Submit one job to Slurm."""
-    script = folder / FOLDER / f"{job.request.workers}.sbatch"
+    script = folder / _FOLDER / f"{job.request.workers}.sbatch"
     try:
         script.parent.mkdir(parents=True, exist_ok=True)
         for trial in job.trials:
@@ -73,8 +139,7 @@ def _submit(job: StudyJob, folder: Path, ask: Ask) -> SubmittedJob:
         script.write_text(job.script(), encoding="utf-8", errors="surrogateescape")
     except OSError as error:
         raise _not_writable(folder, error) from None
-    name = f"of {counted(job.request.workers, 'worker')}"
-    number = submit(script, name=name, ask=ask)
+    number = submit(script, name=f"of {counted(job.request.workers, 'worker')}", ask=ask)
     return SubmittedJob(number=number, log=Path(job.request.output.replace("%j", number)), trials=job.trials)
 
 
@@ -91,7 +156,7 @@ def _cancel(numbers: Sequence[str], ask: Ask, report: Report) -> bool:
 
 def _delete_files(jobs: Sequence[StudyJob], folder: Path) -> None:
     """Delete the files of jobs that will not run."""
-    for made in {folder / FOLDER, *(trial.folder.parent for job in jobs for trial in job.trials)}:
+    for made in {folder / _FOLDER, *(trial.folder.parent for job in jobs for trial in job.trials)}:
         shutil.rmtree(made, ignore_errors=True)
     (folder / NAME).unlink(missing_ok=True)
 
@@ -101,13 +166,7 @@ def _not_writable(folder: Path, error: OSError) -> UsageError:
 
 
 def write_jobs(folder: Path, jobs: Sequence[SubmittedJob], frame: Frame, command: Sequence[str]) -> None:
-    """Write the record of submitted jobs.
-
-    Args:
-        folder: of the study.
-        jobs: that were submitted so far.
-        frame: of the study.
-        command: that made the study.
+    """Write the record of the jobs that were submitted so far.
 
     Raises:
         UsageError: it cannot be written.
@@ -131,45 +190,21 @@ def read_jobs(folder: Path) -> tuple[list[SubmittedJob], Frame, tuple[str, ...]]
         UsageError: the folder has no record of jobs, or it cannot be read.
     """
     file = folder / NAME
-    try:
-        record = parse_json(read_text(file))
-    except OSError as error:
-        raise UsageError(
-            f"cannot read {file}: {error.strerror}. Give --collect the folder of a submitted study."
-        ) from None
-    except ValueError as error:
-        raise UsageError(f"{file} is damaged: it is not JSON ({error}).") from None
-    if not isinstance(record, dict) or record.get("format") != _FORMAT:
+    found = read_json(file, hint="Give --collect the folder of a submitted study.")
+    if not isinstance(found, dict) or found.get("format") != _FORMAT:
         raise UsageError(f"{file} is not of format {_FORMAT}; collect it with the version that wrote it.")
     try:
-        frame = _frame(record["frame"], folder.absolute())
-        return _submitted(record["jobs"], frame), frame, tuple(record["command"])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{file} is damaged: its list of submitted jobs is invalid ({error}).") from None
-
-
-def _submitted(jobs: Sequence[Mapping[str, Any]], frame: Frame) -> list[SubmittedJob]:
-    if not all(isinstance(job["number"], str) for job in jobs):
-        raise TypeError("the number of a job is not text")
+        record: _Record = read_as(_Record, found, "record")
+    except FormatError as error:
+        raise UsageError(f"{file} is damaged: {error}.") from None
+    frame = replace(record.frame, request=replace(record.frame.request, folder=folder.absolute()))
     trials = plan(frame.request)  # deterministic, so these are the submitted runs
-    return [
+    submitted = [
         SubmittedJob(
-            number=job["number"],
-            log=Path(job["log"]),
-            trials=tuple(trial for trial in trials if trial.workers == job["workers"]),
+            number=job.number,
+            log=job.log,
+            trials=tuple(trial for trial in trials if trial.workers == job.workers),
         )
-        for job in jobs
+        for job in record.jobs
     ]
-
-
-def _frame(fields: Mapping[str, Any], folder: Path) -> Frame:
-    request = _request(fields["request"], folder)
-    return Frame(**{**fields, "request": request, "notes": tuple(fields["notes"])})
-
-
-def _request(fields: Mapping[str, Any], folder: Path) -> Request:
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
-    }
-    values["variants"] = tuple(Variant(**{**one, "flags": tuple(one["flags"])}) for one in fields["variants"])
-    return Request(**{**values, "folder": folder})
+    return submitted, frame, record.command

@@ -22,24 +22,18 @@ from samestep.base.errors import UsageError
 
 _PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _NAME = "n|local|nodes"
-_PLAIN = re.compile(rf"\s*({_NAME})\s*")
-_NUMBER_FIRST = re.compile(rf"\s*(\d+)\s*([*/])\s*({_NAME})\s*")
-_NAME_FIRST = re.compile(rf"\s*({_NAME})\s*\*\s*(\d+)\s*")
+_INNER = re.compile(rf"\s*(?:(?:(\d+)\s*([*/])\s*)?({_NAME})|({_NAME})\s*\*\s*(\d+))\s*")
 
 
 def filled(
     arguments: Iterable[str], *, workers: int, nodes: int = 1, held: tuple[int, int] | None = None
 ) -> list[str]:
-    """Return `arguments` for a number of workers.
+    """Return `arguments` for a number of workers on nodes.
 
     >>> filled(["--devices", "{local}", "--batch-size={256/n}"], workers=4, nodes=2)
     ['--devices', '2', '--batch-size=64']
 
-    Args:
-        arguments: with templates.
-        workers: in total.
-        nodes: their nodes, with the same number of workers on each.
-        held: workers and nodes for the arithmetic; None for `workers` and `nodes`.
+    The arithmetic is evaluated for other workers and nodes if these are `held`.
 
     Raises:
         UsageError: a template is invalid, or a division has a remainder.
@@ -91,14 +85,11 @@ def _filled(argument: str, values: Mapping[str, int], base: Mapping[str, int]) -
 
 def _parsed(piece: re.Match[str], argument: str) -> tuple[int, str, str]:
     """Return number, operator and name of one template; the operator of a plain name is empty."""
-    inner = piece[1] or ""
-    if found := _PLAIN.fullmatch(inner):
-        return 1, "", found[1]
-    if found := _NUMBER_FIRST.fullmatch(inner):
-        return int(found[1]), found[2], found[3]
-    if found := _NAME_FIRST.fullmatch(inner):
-        return int(found[2]), "*", found[1]
-    raise UsageError(
-        f"{piece[0]} in {argument!r} is not a template; use {{n}}, {{local}}, {{nodes}}, {{256/n}} or "
-        "{32*n}. Write a literal brace twice: {{ and }}."
-    )
+    found = _INNER.fullmatch(piece[1] or "")
+    if found is None:
+        raise UsageError(
+            f"{piece[0]} in {argument!r} is not a template; use {{n}}, {{local}}, {{nodes}}, {{256/n}} or "
+            "{32*n}. Write a literal brace twice: {{ and }}."
+        )
+    number, operator, name, first, factor = found.groups()
+    return int(number or factor or 1), operator or ("*" if factor else ""), name or first

@@ -16,18 +16,13 @@ SAMESTEP = "samestep"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One run.
+    """One run; its number is its position in the study, and its repeat the round, both from 0.
 
     Args:
-        number: its position in the study, from 0.
-        workers: their total number.
-        nodes: their nodes, with the same number of workers on each.
         modes: the requested modes: a constant global batch (strong) or a constant batch of each worker
             (weak). The run at the smallest number of workers is in both.
-        variant: the compared setting; empty for none.
         also: other variants that are the same run, because one worker does not communicate.
         launcher: the launcher of the workers; empty for the default.
-        repeat: the round, from 0.
         command: the words after ``samestep``, without ``-n``.
         environment: variables that are added to those of this process.
         folder: an absolute path for all files of the run.
@@ -93,7 +88,6 @@ class Outcome:
     """The outcome of a run.
 
     Args:
-        trial: the run.
         exit_code: of its launcher; None if it was not started.
         error: the reason why it has no result, in one line; empty if it has one.
         samples_per_second: the measured rate; 0 if it has no result.
@@ -119,11 +113,8 @@ class Runner(Protocol):
     def run(self, trials: Sequence[Trial], report: Report) -> Iterator[Outcome]:
         """Execute runs and yield the outcome of each, in the order in which they end.
 
-        Runs that are skipped because of an earlier failure have no outcome.
-
-        Args:
-            trials: the runs, in their order if they run one after another.
-            report: is called with the description of each.
+        Runs that are skipped because of an earlier failure have no outcome. The report is called with the
+        description of each run.
 
         Raises:
             UsageError: they cannot be executed here, or have a wrong flag; nothing was measured.

@@ -11,22 +11,14 @@ from samestep.studies.scaling.sweep.trial import SAMESTEP
 LAUNCHERS = (SAMESTEP, "torchrun", "srun")
 """The launchers that can start the workers of a run."""
 
+# Flags that affect only the communication of gradients.
 _COMMUNICATION = ("--sync=", "--algorithm=", "--compress=")
-"""Flags that affect only the communication of gradients."""
-
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One compared setting, or a combination of several.
-
-    Args:
-        name: as the user wrote it; empty if nothing is compared.
-        launcher: the launcher of the workers; empty for the default.
-        flags: of ``run`` or ``train``.
-        environment: variables.
-    """
+    """One compared setting, or a combination of several, with the name that the user wrote."""
 
     name: str = ""
     launcher: str = ""
@@ -44,15 +36,10 @@ class Variant:
 
 
 def variants(texts: Sequence[str], *, verb: str, flags: Collection[str]) -> tuple[Variant, ...]:
-    """Return all combinations of the compared settings.
+    """Return all combinations of the settings in ``--compare`` that are flags of a verb, or known to all.
 
     >>> [one.name for one in variants(["sync=flat,ddp", "env:A=1,2"], verb="train", flags=["sync"])]
     ['sync=flat env:A=1', 'sync=flat env:A=2', 'sync=ddp env:A=1', 'sync=ddp env:A=2']
-
-    Args:
-        texts: the values of ``--compare``.
-        verb: the command whose flags can be compared.
-        flags: their names, without dashes.
 
     Raises:
         UsageError: a setting cannot be compared.

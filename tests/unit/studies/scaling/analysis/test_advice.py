@@ -4,7 +4,7 @@ import pytest
 
 from samestep.studies.scaling.analysis.points_from_runs import measured
 from samestep.studies.scaling.analysis.study import Study
-from samestep.studies.scaling.analysis.study_from_points import conclude
+from samestep.studies.scaling.analysis.verdict import conclude
 from samestep.studies.scaling.report.page import render
 from samestep.studies.scaling.report.text import study_text
 from support.clocked_runs import OWN, clocked, codes, concluded, scaled

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samestep.studies.scaling.analysis.communication_fit import fit_communication
-from samestep.studies.scaling.analysis.model_fits import fits
+from samestep.studies.scaling.analysis.model_fits import fit_communication, fits
 from samestep.studies.scaling.analysis.points_from_runs import measured
 from samestep.studies.scaling.analysis.study import Point, Study
-from samestep.studies.scaling.analysis.study_from_points import conclude
+from samestep.studies.scaling.analysis.verdict import conclude
 from support.clocked_runs import clocked
 
 COUNTS = (1, 2, 4, 8, 16)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samestep.studies.scaling.analysis.knee import knee
 from samestep.studies.scaling.analysis.model_fits import amdahl, fits, gustafson
+from samestep.studies.scaling.analysis.speedup import knee
 from samestep.studies.scaling.analysis.study import Point
 from support.clocked_runs import timed
 

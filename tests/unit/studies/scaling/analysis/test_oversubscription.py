@@ -2,7 +2,7 @@
 
 import pytest
 
-from samestep.studies.scaling.analysis.oversubscription import is_oversubscribed
+from samestep.studies.scaling.analysis.rank_files import is_oversubscribed
 
 
 def workers(count, *, processors, threads=1, **more):

@@ -48,6 +48,11 @@ def test_a_worker_that_was_killed_has_no_end_and_half_a_line(tmp_path):
             ['{"rank": 0, "size": 3, "kind": "serial", "host": "a"}'],
             "ranks 0, of a run of 3 workers",
         ),
+        pytest.param(
+            [f'{{"rank": 0, "size": {10**30}, "kind": "serial", "host": "a"}}'],
+            "ranks 0, of a run of 10+ workers",
+            id="size beyond memory",
+        ),
     ],
 )
 def test_damage_is_named(tmp_path, lines, message):

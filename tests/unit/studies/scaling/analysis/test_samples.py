@@ -35,9 +35,9 @@ def strong(batch):
 def test_loaded_samples_are_counted_if_the_first_dimension_is_time():
     runs = run_of(1, rows=35, loaded=20), run_of(2, rows=35, loaded=10)
     assert found(*runs) == strong(20)
-    code, words = note_of_samples(runs)
-    assert code == "loaded-not-rows"
-    assert "1.75" in words
+    one = note_of_samples(runs)
+    assert one.code == "loaded-not-rows"
+    assert "1.75" in one.words
 
 
 def test_graphs_are_counted_instead_of_their_nodes():
@@ -55,20 +55,20 @@ def test_without_a_loader_the_dimension_that_shrank_is_the_batch():
     """As in torch's word language model: 35 steps of time by 20 columns."""
     runs = run_of(1, rows=35, elements=700), run_of(2, rows=35, elements=350)
     assert found(*runs) == strong(35)
-    assert note_of_samples(runs)[0] == "batch-not-first"
+    assert note_of_samples(runs).code == "batch-not-first"
     assert "batch-not-first" in [note.code for note in notes_of_runs(runs)]
 
 
 def test_without_a_loader_a_batch_that_grew_is_weak_scaling():
     runs = run_of(1, rows=35, elements=700), run_of(2, rows=35, elements=690, half=False)
     assert found(*runs) == [("weak", 1, 35, 1.0), ("weak", 2, 70, 2.0)]
-    assert note_of_samples(runs)[0] == "rows-counted"
+    assert note_of_samples(runs).code == "rows-counted"
 
 
 def test_each_worker_can_load_the_global_batch_and_take_its_shard():
     runs = run_of(1, rows=24, loaded=24), run_of(2, rows=12, loaded=24)
     assert found(*runs) == strong(24)
-    assert note_of_samples(runs)[0] == "shards-of-loaded"
+    assert note_of_samples(runs).code == "shards-of-loaded"
     one, two = measured(runs)
     assert two.worker_hours_per_epoch == pytest.approx(one.worker_hours_per_epoch / 2)  # of 12,800 loaded
 

@@ -10,7 +10,7 @@ from samestep.base.errors import UsageError
 from samestep.studies.scaling.analysis.points_from_runs import measured
 from samestep.studies.scaling.analysis.study import Study
 from samestep.studies.scaling.analysis.study_file import as_json, read_study, write_study
-from samestep.studies.scaling.analysis.study_from_points import conclude
+from samestep.studies.scaling.analysis.verdict import conclude
 from support.clocked_runs import OWN, clocked
 
 
@@ -71,7 +71,7 @@ def test_fields_of_a_later_version_are_ignored(tmp_path):
         (("points", 1, "runs", 2), 0.0, "study.points[1].runs[2] is not above 0"),
         (("points", 1, "speedup_low"), -1.0, "study.points[1].speedup_low is not above 0"),
         (("points", 1, "exchange_bytes"), 0, "study.points[1].exchange_bytes is not above 0"),
-        (("points", 1, "step_s", "data"), -0.1, "study.points[1].step_s.data is not a time"),
+        (("points", 1, "step_s", "data"), -0.1, "study.points[1].step_s.data is negative"),
         pytest.param(
             ("points", 0, "samples_per_second"),
             10**400,

@@ -2,7 +2,7 @@
 
 from samestep.studies.scaling.analysis.points_from_times import from_times
 from samestep.studies.scaling.analysis.study import Study
-from samestep.studies.scaling.analysis.study_from_points import conclude
+from samestep.studies.scaling.analysis.verdict import conclude
 from support.clocked_runs import codes, timed
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from samestep.studies.scaling.analysis.study import Point, Study
-from samestep.studies.scaling.analysis.study_from_points import conclude
+from samestep.studies.scaling.analysis.verdict import conclude
 from support.clocked_runs import clocked, codes, concluded, scaled
 
 

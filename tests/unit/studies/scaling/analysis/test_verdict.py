@@ -7,7 +7,7 @@ import pytest
 from samestep.studies.scaling.analysis.notes import notes_of_runs
 from samestep.studies.scaling.analysis.points_from_times import from_times
 from samestep.studies.scaling.analysis.study import Study
-from samestep.studies.scaling.analysis.study_from_points import conclude
+from samestep.studies.scaling.analysis.verdict import conclude
 from support.clocked_runs import OWN, clocked, codes, concluded, scaled, timed
 
 
@@ -204,6 +204,15 @@ def test_gains_are_shown_beside_overhead():
     assert (
         engineer.index("112 %") < engineer.index("12 % exposed") < engineer.index("Gained: 23 % in forward")
     )
+
+
+def test_less_waiting_for_a_straggler_than_at_the_baseline_is_a_gain():
+    two = [scaled(1 / 2), scaled(1 / 2, forward=0.1)]
+    four = [scaled(1 / 4)] * 3 + [scaled(1 / 4, forward=0.012)]
+
+    engineer = concluded([clocked(2, own=two), clocked(4, own=four)]).verdict.engineer
+
+    assert " in waiting for one rank" in engineer.partition("Gained: ")[2]
 
 
 def test_other_modes_have_their_overhead_and_notes():

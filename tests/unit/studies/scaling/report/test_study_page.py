@@ -10,7 +10,7 @@ import pytest
 
 from samestep.studies.scaling.analysis.points_from_times import UNIT, Time, from_times
 from samestep.studies.scaling.analysis.study import Loss, Study
-from samestep.studies.scaling.analysis.study_from_points import conclude
+from samestep.studies.scaling.analysis.verdict import conclude
 from samestep.studies.scaling.report.figures import time_lines
 from samestep.studies.scaling.report.page import render
 from samestep.studies.scaling.report.rows import NO_POINTS, OVERHEAD, loss_text, ranks
@@ -287,7 +287,7 @@ def test_oversubscribed_points_are_hollow_and_labeled():
 def test_of_many_ranks_the_slowest_are_shown():
     many = study(workers=(1, 40))
     (line,) = time_lines(many)
-    names = [row.name for row in line.rows]
+    names = list(line.rows)
     assert len(names) == 16
     assert names[0] == "rank 0"
     assert names[-1] == "rank 39"  # the slow one
@@ -303,7 +303,9 @@ def test_waiting_for_a_rank_is_separate_from_communication(plain):
 
 def test_the_time_line_separates_waiting_from_communication():
     (line,) = time_lines(study(workers=(1, 4), slow="forward"))
-    lengths = [{line.kinds[span.kind][1]: span.end - span.begin for span in row.spans} for row in line.rows]
+    lengths = [
+        {line.kinds[span.kind][1]: span.end - span.begin for span in spans} for spans in line.rows.values()
+    ]
     assert "waiting for other ranks" not in lengths[3]  # the slow one
     for one in lengths[:3]:
         assert one["exposed communication"] == pytest.approx(lengths[3]["exposed communication"])

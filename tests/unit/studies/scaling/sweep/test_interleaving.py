@@ -1,6 +1,6 @@
 """The order of runs is interleaved, so that a drift affects all configurations equally."""
 
-from samestep.studies.scaling.sweep.interleaving import interleaved
+from samestep.studies.scaling.sweep.plan import interleaved
 
 
 def test_each_configuration_runs_once_in_each_round():

@@ -4,7 +4,7 @@ import pytest
 
 from samestep.base.errors import UsageError
 from samestep.launch.submit.site_defaults import SlurmSite
-from samestep.studies.scaling.sweep.jobs import jobs
+from samestep.studies.scaling.sweep.submitted import jobs
 from samestep.studies.scaling.sweep.trial import Trial
 
 
@@ -19,15 +19,14 @@ def trial(number, workers, nodes=1, **changes):
     )
 
 
-def options(folder, **changes):
-    site = SlurmSite(partition="gpu")
-    return {"name": "train", "folder": folder, "site": site, "python": "python", **changes}
+def jobs_of(trials, folder, **changes):
+    return jobs(trials, folder, name="train", site=SlurmSite(partition="gpu"), python="python", **changes)
 
 
 def test_each_number_of_workers_is_a_job_with_its_runs_in_the_order_of_the_study(tmp_path):
     trials = [trial(0, 4, 2), trial(1, 1), trial(2, 1), trial(3, 4, 2)]
 
-    small, large = jobs(trials, **options(tmp_path))
+    small, large = jobs_of(trials, tmp_path)
 
     assert (small.request.nodes, small.request.per_node) == (1, 1)
     assert (large.request.nodes, large.request.per_node) == (2, 2)
@@ -45,13 +44,13 @@ def test_each_number_of_workers_is_a_job_with_its_runs_in_the_order_of_the_study
 
 
 def test_jobs_cannot_compare_launchers(tmp_path):
-    assert jobs([trial(0, 1, launcher="srun")], **options(tmp_path))
+    assert jobs_of([trial(0, 1, launcher="srun")], tmp_path)
     with pytest.raises(UsageError, match="--compare launcher=torchrun "):
-        jobs([trial(0, 1), trial(1, 1, launcher="torchrun")], **options(tmp_path))
+        jobs_of([trial(0, 1), trial(1, 1, launcher="torchrun")], tmp_path)
 
 
 def test_a_job_has_as_many_gpus_as_workers(tmp_path):
-    small, large = jobs([trial(0, 1), trial(1, 8, 2)], **options(tmp_path, gpus=True))
+    small, large = jobs_of([trial(0, 1), trial(1, 8, 2)], tmp_path, gpus=True)
 
     assert "#SBATCH --gpus-per-node=1" in small.script().splitlines()
     assert "#SBATCH --gpus-per-node=4" in large.script().splitlines()

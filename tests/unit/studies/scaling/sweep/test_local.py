@@ -13,10 +13,8 @@ from samestep.base.errors import UsageError
 from samestep.launch.local import orphans
 from samestep.studies.scaling.sweep import local
 from samestep.studies.scaling.sweep.host_load import Load
-from samestep.studies.scaling.sweep.launchers import command
-from samestep.studies.scaling.sweep.local import Local, prepare
-from samestep.studies.scaling.sweep.local_runs import refuse_too_many
-from samestep.studies.scaling.sweep.plan import Request, plan
+from samestep.studies.scaling.sweep.local import Local, command, prepare
+from samestep.studies.scaling.sweep.plan import Request, plan, refuse_too_many
 from samestep.studies.scaling.sweep.variants import variants
 from support.commands import await_end_of
 

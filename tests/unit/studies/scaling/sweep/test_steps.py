@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from samestep.launchers.slurm_capacity import Room
-from samestep.studies.scaling.sweep.steps import step
+from samestep.studies.scaling.sweep.local import step
 from samestep.studies.scaling.sweep.trial import Trial
 
 ROOM = Room(job="12", nodes=2, tasks=2, processors=4, first="node0")

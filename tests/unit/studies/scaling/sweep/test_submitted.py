@@ -10,9 +10,8 @@ from samestep.base.errors import UsageError
 from samestep.launch.submit.site_defaults import SlurmSite
 from samestep.launch.submit.slurm_commands import Answer, ask
 from samestep.studies.scaling.sweep.collect import Frame
-from samestep.studies.scaling.sweep.jobs import jobs
 from samestep.studies.scaling.sweep.plan import Request, plan
-from samestep.studies.scaling.sweep.submitted import read_jobs, submit_all, write_jobs
+from samestep.studies.scaling.sweep.submitted import jobs, read_jobs, submit_all, write_jobs
 from samestep.studies.scaling.sweep.variants import variants
 
 
@@ -52,8 +51,7 @@ def study(folder):
     )
     frame = Frame(request=request, bar=0.7, places=4, source={"commit": "abc"}, notes=("Each a job.",))
     trials = plan(request)
-    made = jobs(trials, name="scale-train", folder=folder, site=SlurmSite(), python="python")
-    return frame, trials, made
+    return frame, trials, jobs(trials, folder, name="scale-train", site=SlurmSite(), python="python")
 
 
 def submitted(folder, slurm, *, record=lambda jobs: None):

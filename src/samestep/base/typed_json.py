@@ -1,0 +1,179 @@
+"""Reads JSON values as typed values: dataclasses, named tuples, lists, mappings and checked numbers."""
+
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+
+from samestep.base.errors import UsageError
+from samestep.base.regular_files import TEXT_BYTES, read_text
+from samestep.base.untrusted_documents import parse_json
+
+Check: TypeAlias = Callable[[Any], str]
+"""Returns the problem of a value, such as ``is not above 0``; empty for none."""
+
+Reader: TypeAlias = Callable[[Any, str], Any]
+"""Returns a JSON value as a typed value; the text is its place, such as ``study.points[1]``."""
+
+_MOST = 1e100
+"""The largest valid number; sums and products of larger ones overflow."""
+
+_VALUES: dict[Any, tuple[type | tuple[type, ...], str]] = {
+    str: (str, "text"),
+    int: (int, "a whole number"),
+    float: ((int, float), "a number"),
+    bool: (bool, "true or false"),
+    Path: (str, "text"),
+}
+
+
+class FormatError(ValueError):
+    """A JSON value has the wrong type, or is an impossible value; the message names its place."""
+
+
+def _above_0(value: float) -> str:
+    return "" if value > 0 else "is not above 0"
+
+
+def _from_0(value: float) -> str:
+    return "" if value >= 0 else "is negative"
+
+
+Positive: TypeAlias = Annotated[float, _above_0]
+NotNegative: TypeAlias = Annotated[float, _from_0]
+PositiveInt: TypeAlias = Annotated[int, _above_0]
+WholeNumber: TypeAlias = Annotated[int, _from_0]
+
+
+def read_json(path: Path, *, most: int = TEXT_BYTES, hint: str = "") -> Any:
+    """Return the JSON value in a file.
+
+    Args:
+        path: the file.
+        most: its maximum size in bytes.
+        hint: what to do if it cannot be read, as a sentence.
+
+    Raises:
+        UsageError: it cannot be read, or is not JSON.
+    """
+    try:
+        return parse_json(read_text(path, most=most, errors="replace"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}. {hint}".rstrip()) from None
+    except ValueError as error:
+        raise UsageError(f"{path} is damaged: it is not JSON ({error}).") from None
+
+
+def read_as(kind: Any, found: Any, where: str) -> Any:
+    """Return a JSON value as a value of the type `kind`, see `reader`.
+
+    Raises:
+        FormatError: the value is not of that type.
+    """
+    return reader(kind)(found, where)
+
+
+@cache
+def reader(kind: Any) -> Reader:
+    """Return the function that reads values of a type.
+
+    Args:
+        kind: `str`, `int`, `float`, `bool`, `Path`, `Any`, a dataclass, a named tuple; of these a tuple
+            of any length, a mapping of text, a `Literal`, an optional, or an `Annotated` type with `Check`s.
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if is_dataclass(kind):
+        return _fields(kind)
+    if hasattr(kind, "_fields"):
+        return _named_tuple(kind)
+    if origin is Annotated:
+        return _checked(reader(inner[0]), inner[1:])
+    if origin in (Union, types.UnionType):
+        read = reader(inner[0])
+        return lambda found, where: None if found is None else read(found, where)
+    if origin is not None and origin is not Literal:
+        return _items(reader(inner[0])) if origin is tuple else _mapping(reader(inner[1]))
+    return _value(kind)
+
+
+def _expect(is_right: bool, where: str, what: str) -> None:  # noqa: FBT001 - reads as a sentence
+    if not is_right:
+        raise FormatError(f"{where} is not {what}")
+
+
+def _value(kind: Any) -> Reader:
+    if kind is Any:
+        return lambda found, where: found  # noqa: ARG005 - a reader
+    options = get_args(kind)
+    kinds: Any
+    kinds, what = (str, f"one of {', '.join(options)}") if options else _VALUES[kind]
+
+    is_number = kind in (int, float)
+
+    def read(found: Any, where: str) -> Any:
+        if not isinstance(found, kinds) or (options and found not in options):
+            raise FormatError(f"{where} is not {what}")
+        if is_number and (isinstance(found, bool) or not -_MOST <= found <= _MOST):  # nan is not in the range
+            raise FormatError(f"{where} is not {what}")
+        return found if options else kind(found)
+
+    return read
+
+
+def _checked(read: Reader, checks: Sequence[Check]) -> Reader:
+    def checked(found: Any, where: str) -> Any:
+        value = read(found, where)
+        for check in checks:
+            if problem := check(value):
+                raise FormatError(f"{where} {problem}")
+        return value
+
+    return checked
+
+
+def _fields(kind: Any) -> Reader:
+    """Return the reader of a dataclass; it ignores unknown fields, since a later version can add some."""
+    hints = get_type_hints(kind, include_extras=True)
+    readers = {one.name: reader(hints[one.name]) for one in fields(kind)}
+    needed = [one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING]
+
+    def read(found: Any, where: str) -> Any:
+        _expect(isinstance(found, dict), where, "an object")
+        missing = [name for name in needed if name not in found]
+        if missing:
+            raise FormatError(f"{where} lacks {', '.join(missing)}")
+        return kind(
+            **{name: one(found[name], f"{where}.{name}") for name, one in readers.items() if name in found}
+        )
+
+    return read
+
+
+def _named_tuple(kind: Any) -> Reader:
+    hints = get_type_hints(kind, include_extras=True)
+    readers = [reader(hint) for hint in hints.values()]
+
+    def read(found: Any, where: str) -> Any:
+        is_right = isinstance(found, list) and len(found) == len(readers)
+        _expect(is_right, where, f"a list of {', '.join(hints)}")
+        return kind(*(one(item, where) for one, item in zip(readers, found, strict=True)))
+
+    return read
+
+
+def _items(read: Reader) -> Reader:
+    def items(found: Any, where: str) -> Any:
+        _expect(isinstance(found, list), where, "a list")
+        return tuple(read(item, f"{where}[{number}]") for number, item in enumerate(found))
+
+    return items
+
+
+def _mapping(read: Reader) -> Reader:
+    def mapping(found: Any, where: str) -> Any:
+        _expect(isinstance(found, dict), where, "an object")
+        return {name: read(value, f"{where}.{name}") for name, value in found.items()}
+
+    return mapping

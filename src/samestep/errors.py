@@ -1,0 +1,29 @@
+"""Provides the exceptions of samestep under names that do not change: ``except samestep.errors.PeerLost``."""
+
+from samestep.base.errors import (
+    CheckpointError,
+    DataError,
+    DetectionError,
+    Error,
+    Nonconforming,
+    OutOfStep,
+    PeerLost,
+    Preempted,
+    UsageError,
+    WorkerFailed,
+    WorldError,
+)
+
+__all__ = [
+    "CheckpointError",
+    "DataError",
+    "DetectionError",
+    "Error",
+    "Nonconforming",
+    "OutOfStep",
+    "PeerLost",
+    "Preempted",
+    "UsageError",
+    "WorkerFailed",
+    "WorldError",
+]

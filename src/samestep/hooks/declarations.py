@@ -1,0 +1,329 @@
+"""Declares every attribute of torch, Python and other libraries that samestep replaces; see `registry`.
+
+The constants are grouped by the feature that attaches them. `ALL` lists them for the reference and the
+self-test.
+"""
+
+from collections.abc import Iterator
+
+from samestep.hooks.registry import Hook
+
+_LOADER = "torch.utils.data.dataloader:_BaseDataLoaderIter"
+_FETCHER = "torch.utils.data._utils.fetch:_BaseDatasetFetcher"
+_MAP_FETCHER = "torch.utils.data._utils.fetch:_MapDatasetFetcher"
+
+# --- what a running script does: step clock, watchdog, sanitizer, `verify` --------------------------------
+
+_EVENTS = "events of a script (clock, sanitizer, verify)"
+MODULE_CALL = Hook("torch.nn:Module", "__call__", _EVENTS, "a top-level forward begins and ends")
+TENSOR_BACKWARD = Hook(
+    "torch:Tensor", "backward", _EVENTS, "a backward begins and ends, gradient all-reduce included"
+)
+AUTOGRAD_BACKWARD = Hook(
+    "torch.autograd", "backward", _EVENTS, "a backward begins and ends", arguments=("tensors",)
+)
+NEXT_BATCH = Hook(_LOADER, "__next__", _EVENTS, "the script waits for a batch")
+
+_CLOCK = "step clock"
+LOADED_INDEX = Hook(_LOADER, "_next_index", _CLOCK, "the number of samples of each batch")
+LOADED_RESET = Hook(_LOADER, "_reset", _CLOCK, "an epoch of a loader begins")
+LOADED_BATCH = Hook(_LOADER, "__next__", _CLOCK, "a batch with a known number of samples is delivered")
+NEW_OPTIMIZER = Hook(
+    "torch.optim:Optimizer",
+    "__init__",
+    "step clock, verify",
+    "which parameters are trained",
+    arguments=("self", "params"),
+)
+NEW_PASS = Hook("torch.utils.data:DataLoader", "__iter__", _CLOCK, "which loaders the script reads")
+MOVED = Hook("torch:Tensor", "to", _CLOCK, "a batch is copied to the accelerator")
+MOVED_TO_CUDA = Hook("torch:Tensor", "cuda", _CLOCK, "a batch is copied to the accelerator", optional=True)
+COMPILE = Hook("torch", "compile", _CLOCK, "the methods of the clock are excluded from compilation")
+
+_COMMUNICATION = "step clock: communication"
+COLLECTIVES = tuple(
+    Hook("torch.distributed", name, _COMMUNICATION, "begin and end of a collective", optional=True)
+    for name in (
+        *(
+            "all_gather",
+            "all_gather_coalesced",
+            "all_gather_into_tensor",
+            "all_gather_object",
+            "all_gather_single",
+        ),
+        *(
+            "all_reduce",
+            "all_reduce_coalesced",
+            "all_to_all",
+            "all_to_all_single",
+            "barrier",
+            "batch_isend_irecv",
+        ),
+        *("broadcast", "broadcast_object_list", "gather", "gather_object", "monitored_barrier", "recv"),
+        *("recv_object_list", "reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor"),
+        *("scatter", "scatter_object_list", "send", "send_object_list"),
+    )
+)
+BROADCAST_BUFFERS = Hook(
+    "torch.distributed",
+    "_broadcast_coalesced",
+    _COMMUNICATION,
+    "DistributedDataParallel broadcasts its buffers",
+)
+WORK_WAIT = Hook(
+    "torch.distributed.distributed_c10d:Work", "wait", _COMMUNICATION, "a rank waits for a collective"
+)
+FUTURE_WAIT = Hook("torch.futures:Future", "wait", _COMMUNICATION, "a rank waits for a collective")
+SHARED_MEMORY = tuple(
+    Hook(
+        "samestep.ranks.collectives.shared_memory:SharedMemory",
+        name,
+        _COMMUNICATION,
+        "a collective in shared memory",
+    )
+    for name in ("agree", "all_gather", "all_reduce", "average", "barrier", "broadcast", "fold")
+)
+SYNCHRONIZER_FINISH = Hook(
+    "samestep.parallel.gradients.synchronizer:GradientSynchronizer",
+    "finish",
+    _COMMUNICATION,
+    "gradients are averaged",
+)
+
+_SANITIZER = "sanitizer"
+_GROUP = "a second process group is created with the script's"
+SIDE_GROUP = Hook("torch.distributed.distributed_c10d", "init_process_group", _SANITIZER, _GROUP)
+SIDE_GROUP_PUBLIC = Hook("torch.distributed", "init_process_group", _SANITIZER, _GROUP)
+
+_VERIFY = "verify"
+SHUFFLED = Hook(
+    "torch.utils.data:DistributedSampler", "__iter__", _VERIFY, "the epoch that a sampler shuffles"
+)
+PROBED_FETCH = Hook(_FETCHER, "fetch", _VERIFY, "whether loading a sample draws random numbers")
+SAMPLES_OF_BATCH = Hook(
+    _LOADER, "__next__", _VERIFY, "random numbers depend on the samples of the last batch"
+)
+SEEDED_FETCH = Hook(_MAP_FETCHER, "fetch", _VERIFY, "random numbers depend on the loaded sample")
+DROPOUTS = tuple(
+    Hook("torch.nn.functional", name, _VERIFY, "dropout is disabled in the run without random features")
+    for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+)
+ATTENTION = Hook(
+    "torch.nn.functional",
+    "scaled_dot_product_attention",
+    _VERIFY,
+    "its dropout is disabled in the run without random features",
+    arguments=("query", "key", "value", "attn_mask", "dropout_p"),
+)
+
+# --- gradient synchronization and process groups ----------------------------------------------------------
+
+SYNCHRONIZED_BACKWARD = Hook(
+    "torch.autograd",
+    "backward",
+    "gradient synchronization",
+    "gradients are averaged at the end of a backward",
+    order=-1,
+)
+
+_ONE_JOB = "process groups of one job"
+ENV_STORE = Hook(
+    "torch.distributed.rendezvous",
+    "_create_c10d_store",
+    _ONE_JOB,
+    "the store answers only processes with the job's secret",
+    arguments=("hostname", "port", "rank", "world_size", "timeout"),
+)
+GLOO_GROUP = Hook(
+    "torch.distributed.distributed_c10d", "ProcessGroupGloo", _ONE_JOB, "each connection is authenticated"
+)
+PACK_OBJECT = Hook(
+    "torch.distributed.distributed_c10d",
+    "_object_to_tensor",
+    _ONE_JOB,
+    "a pickle gets an HMAC",
+    arguments=("obj", "device", "group"),
+)
+UNPACK_OBJECT = Hook(
+    "torch.distributed.distributed_c10d",
+    "_tensor_to_object",
+    _ONE_JOB,
+    "the HMAC of a pickle is checked before it is loaded",
+    arguments=("tensor", "tensor_size", "group"),
+)
+COUNTED_SEND = Hook(
+    "torch.distributed:ProcessGroup", "send", "conformance checks", "the bytes that a rank sends are counted"
+)
+
+# --- serial scripts on several workers -------------------------------------------------------------------
+
+_SPLIT = "serial scripts: split calls"
+SPLIT_CALL = Hook("torch.nn:Module", "__call__", _SPLIT, "a top-level forward is split across ranks")
+TENSOR_HOOK = Hook("torch:Tensor", "register_hook", _SPLIT, "a hook within a split call would get a slice")
+RETAINED_GRAD = Hook(
+    "torch:Tensor", "retain_grad", _SPLIT, "a gradient within a split call would be of a slice"
+)
+FUNCTIONAL_CALL = Hook(
+    "torch.nn.utils.stateless",
+    "_functional_call",
+    _SPLIT,
+    "a call that gets its weights from elsewhere is not split",
+)
+BATCH_NORM = Hook(
+    "torch.nn.modules.batchnorm:_BatchNorm",
+    "forward",
+    "serial scripts: split calls; verify",
+    "statistics are of the whole batch",
+)
+ACTIVATION_CHECKPOINT = Hook(
+    "torch.utils.checkpoint",
+    "checkpoint",
+    _SPLIT,
+    "backward recomputes the same slice",
+    arguments=("function",),
+)
+PADDED_SEQUENCE = Hook(
+    "torch.nn.utils.rnn",
+    "pad_packed_sequence",
+    _SPLIT,
+    "a slice is padded to the longest sequence of the batch",
+    arguments=("sequence", "batch_first", "padding_value", "total_length"),
+)
+AVERAGED_GRAD = Hook(
+    "torch.autograd",
+    "grad",
+    _SPLIT,
+    "gradients of parameters are averages over the ranks",
+    arguments=("outputs", "inputs"),
+)
+COUNTED_BACKWARD = Hook(
+    "torch.autograd",
+    "backward",
+    _SPLIT,
+    "the ranks compare their numbers of backward passes",
+    arguments=("tensors",),
+)
+LOGGED = Hook(
+    "logging:Logger", "callHandlers", _SPLIT, "calls computed for a comparison print and log nothing"
+)
+PARAMETRIZATION_CACHE = Hook(
+    "torch.nn.utils.parametrize",
+    "_cache_enabled",
+    _SPLIT,
+    "an equivalence check computes parametrized weights again",
+)
+
+_LOADER_SPLIT = "serial scripts: --split loader"
+WEIGHTED_BACKWARD = Hook(
+    "torch.autograd",
+    "backward",
+    _LOADER_SPLIT,
+    "the loss of a slice is weighted",
+    arguments=("tensors", "grad_tensors"),
+)
+REFUSED_GRAD = Hook("torch.autograd", "grad", _LOADER_SPLIT, "gradients of a slice are refused")
+
+_LOADING = "serial scripts: data loading"
+LOADER_ITERATOR = Hook(
+    "torch.utils.data:DataLoader", "_get_iterator", _LOADING, "the number of loader processes is limited"
+)
+ITERATOR_INIT = Hook(
+    _LOADER, "__init__", _LOADING, "a pass over a loader begins", arguments=("self", "loader")
+)
+ITERATOR_RESET = Hook(_LOADER, "_reset", _LOADING, "another pass over a loader begins")
+ITERATOR_INDEX = Hook(_LOADER, "_next_index", _LOADING, "a rank requests its share of a batch")
+ITERATOR_NEXT = Hook(_LOADER, "__next__", _LOADING, "the shares of a batch are gathered")
+FETCH_REQUEST = Hook(
+    _MAP_FETCHER,
+    "fetch",
+    _LOADING,
+    "a request for a share of a batch is accepted",
+    arguments=("self", "possibly_batched_index"),
+)
+WORKER_INFO = Hook(
+    "torch.utils.data._utils.worker",
+    "_worker_info",
+    "streams of samples",
+    "a stream is read as by a single process",
+)
+
+_ALONE = "serial scripts: each rank runs as if alone"
+EXIT = Hook("os", "_exit", _ALONE, "the ranks compare their weights before they exit", arguments=("status",))
+GROUP_EXISTS = Hook(
+    "torch.distributed", "is_initialized", _ALONE, "the script does not see the ranks' process group"
+)
+INPUT = Hook("builtins", "input", _ALONE, "one rank reads standard input for all")
+SET_SIGNAL = Hook("signal", "signal", _ALONE, "a handler of the script runs on all ranks at the same call")
+GET_SIGNAL = Hook("signal", "getsignal", _ALONE, "the script sees its own handler")
+RAISE_SIGNAL = Hook("signal", "raise_signal", _ALONE, "a rank signals itself at the same call as the others")
+KILL = Hook("os", "kill", _ALONE, "a rank signals itself at the same call as the others")
+
+_SEEDS = "seeds from the system are equal on all ranks"
+RANDOM_OBJECT_SEED = Hook("random:Random", "seed", _ALONE, _SEEDS, arguments=("self", "a", "version"))
+RANDOM_SEED = Hook("random", "seed", _ALONE, _SEEDS, arguments=("a", "version"))
+NUMPY_SEED = Hook("numpy.random", "seed", _ALONE, _SEEDS)
+NUMPY_GENERATOR = Hook("numpy.random", "default_rng", _ALONE, _SEEDS)
+TORCH_SEED = Hook("torch", "seed", _ALONE, _SEEDS)
+TORCH_RANDOM_SEED = Hook("torch.random", "seed", _ALONE, _SEEDS)
+
+_NETWORK = "serial scripts: network"
+URL_OPENED = Hook(
+    "urllib.request:OpenerDirector",
+    "open",
+    _NETWORK,
+    "only rank 0 sends a request",
+    arguments=("self", "fullurl", "data"),
+)
+REQUEST_SENT = Hook(
+    "requests.adapters:HTTPAdapter", "send", _NETWORK, "only rank 0 sends a request", optional=True
+)
+
+_CUDA = "--device cpu"
+_ON_CPU = "a script that names CUDA devices runs on the CPU"
+LOADED = Hook("torch", "load", _CUDA, _ON_CPU, arguments=("f", "map_location"))
+GENERATOR = Hook("torch", "Generator", _CUDA, _ON_CPU)
+DEFAULT_TENSOR_TYPE = Hook("torch", "set_default_tensor_type", _CUDA, _ON_CPU, optional=True)
+CUDA_TYPES = tuple(
+    Hook("torch.cuda", f"{kind}Tensor", _CUDA, _ON_CPU)
+    for kind in ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
+)
+DEVICE_ANSWERS = tuple(
+    Hook(owner, name, _CUDA, "the script sees one GPU, libraries see none")
+    for owner, name in (
+        ("torch.cuda", "is_available"),
+        ("torch.cuda", "device_count"),
+        ("torch.accelerator", "is_available"),
+        ("torch.accelerator", "device_count"),
+        ("torch.accelerator", "current_accelerator"),
+    )
+)
+
+# --- launching -------------------------------------------------------------------------------------------
+
+PARENTS_CHILDREN = Hook(
+    "multiprocessing.process",
+    "_children",
+    "workers forked from a notebook",
+    "a worker does not end its parent's processes",
+)
+
+
+def cuda(name: str) -> Hook:
+    """Return the hook of a function or class of ``torch.cuda`` that ``--device cpu`` replaces."""
+    return Hook("torch.cuda", name, _CUDA, _ON_CPU, optional=True)
+
+
+def file_function(owner: str, name: str) -> Hook:
+    """Return the hook of a class's method through which a script reaches files."""
+    return Hook(
+        owner, name, "serial scripts: files", "every rank sees the files of the serial script", optional=True
+    )
+
+
+def declared() -> Iterator[Hook]:
+    """Yield every hook that is declared here by name."""
+    for value in globals().values():
+        yield from (one for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, Hook))
+
+
+ALL = tuple(declared())

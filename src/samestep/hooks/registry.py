@@ -1,0 +1,263 @@
+"""Replaces attributes of torch, Python and other libraries by declared hooks, and restores them.
+
+A `Hook` declares one attribute that a feature replaces. Several hooks of one attribute form a chain: one of
+higher order is outside of one of lower order, and of equal order the later attached is outside. The attribute
+is restored when the last of them is detached, in any order, also after an error::
+
+    script -> hook attached last -> hook attached first -> original
+"""
+
+import inspect
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from itertools import count
+from pkgutil import resolve_name
+from typing import Any, TypeAlias
+
+from samestep.base.errors import UsageError
+
+Make: TypeAlias = Callable[[Any], Any]
+"""Returns the replacement of the attribute that it gets."""
+
+_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """An attribute that a feature replaces.
+
+    Args:
+        owner: the module, or module and class separated by a colon: ``torch.autograd``, ``torch.nn:Module``.
+        attribute: its name.
+        feature: the feature that needs it.
+        reason: why the feature replaces it.
+        order: its position in the chain of the attribute's hooks; higher is outside.
+        arguments: names of the first parameters that the replacement relies on.
+        optional: whether the feature does without an attribute that is missing; otherwise it is refused.
+    """
+
+    owner: str
+    attribute: str
+    feature: str
+    reason: str
+    order: int = 0
+    arguments: tuple[str, ...] = ()
+    optional: bool = False
+
+    @property
+    def name(self) -> str:
+        """The full name of the attribute."""
+        return f"{self.owner.replace(':', '.')}.{self.attribute}"
+
+    @property
+    def library(self) -> str:
+        """The library that it belongs to."""
+        return self.owner.partition(":")[0].partition(".")[0]
+
+
+@dataclass(slots=True)
+class _Chain:
+    """The hooks that are attached to one attribute."""
+
+    owner: Any
+    attribute: str
+    before: Any
+    """The attribute before the first hook, as the owner holds it; `_MISSING` for an inherited one."""
+    original: Any
+    installed: Any = None
+    hooks: list[tuple[tuple[int, int], Make]] = field(default_factory=list)
+
+
+_lock = threading.RLock()  # reentrant: the garbage collector may detach a hook while another is attached
+_chains: dict[tuple[int, str], _Chain] = {}
+_numbers = count()
+
+
+@contextmanager
+def attached(hook: Hook, make: Make) -> Iterator[None]:
+    """Replace the attribute of `hook` with `make(original)` for the duration of a block.
+
+    Args:
+        hook: the declared attribute.
+        make: returns the replacement; it is called again if a hook below it in the chain comes or goes.
+
+    Raises:
+        UsageError: the installed version of the library has no such attribute.
+    """
+    with attached_to(_owner(hook), hook, make):
+        yield
+
+
+@contextmanager
+def attached_to(owner: Any, hook: Hook, make: Make) -> Iterator[None]:
+    """Replace the attribute of `hook` on an object that was found at run time, such as a subclass."""
+    detach = attach_to(owner, hook, make)
+    try:
+        yield
+    finally:
+        detach()
+
+
+def attach(hook: Hook, make: Make) -> Callable[[], None]:
+    """Replace the attribute of `hook` until the returned function is called."""
+    return attach_to(_owner(hook), hook, make)
+
+
+def attach_to(owner: Any, hook: Hook, make: Make) -> Callable[[], None]:
+    """Replace an attribute of `owner` until the returned function is called."""
+    if owner is None or not hasattr(owner, hook.attribute):
+        if hook.optional:
+            return lambda: None
+        raise UsageError(
+            f"{hook.feature} needs {hook.name}, which the installed {hook.library} does not have. "
+            "`samestep doctor` lists all hooks that do not fit."
+        )
+    key = id(owner), hook.attribute
+    with _lock:
+        chain = _chains.get(key)
+        if chain is None:
+            chain = _chains[key] = _new_chain(owner, hook.attribute)
+        elif getattr(owner, hook.attribute) is not chain.installed:
+            # Another library has replaced it since: this hook is outside of theirs.
+            chain = _chains[key] = _new_chain(owner, hook.attribute)
+        entry = (hook.order, next(_numbers)), make
+        chain.hooks.append(entry)
+        _install(chain)
+    return lambda: _detach(key, chain, entry)
+
+
+def put(hook: Hook, value: Any) -> Any:
+    """Set the attribute of `hook`, and return its value before; nothing restores it."""
+    owner = _owner(hook)
+    before = getattr(owner, hook.attribute)
+    setattr(owner, hook.attribute, value)
+    return before
+
+
+@contextmanager
+def attached_all(hooks: Mapping[Hook, Make]) -> Iterator[None]:
+    """Attach several hooks, in their order; detach them in reverse."""
+    with ExitStack() as stack:
+        for hook, make in hooks.items():
+            stack.enter_context(attached(hook, make))
+        yield
+
+
+def wrapping(wrap: Callable[..., Any]) -> Make:
+    """Return a `Make` whose replacement calls `wrap(original, ...)`."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: wrap(original, *args, **kwargs)
+
+    return named(make)
+
+
+def named(make: Make) -> Make:
+    """Return a `Make` whose replacement has the name and signature of the original."""
+    return lambda original: wraps(original)(make(original))
+
+
+def instead(value: Any) -> Make:
+    """Return a `Make` that ignores the original."""
+    return lambda _: value
+
+
+def problems(hooks: Iterable[Hook]) -> Iterator[str]:
+    """Yield a sentence for each hook that does not fit the installed libraries.
+
+    Each hook is attached and detached once; nothing else may run in this process meanwhile.
+    """
+    for hook in hooks:
+        try:
+            owner = _owner(hook)
+        except UsageError as error:
+            yield str(error)
+            continue
+        if owner is None or not hasattr(owner, hook.attribute):
+            if not hook.optional:
+                yield f"{hook.name} is missing; {hook.feature} is refused"
+            continue
+        before = vars(owner).get(hook.attribute, _MISSING)
+        original = getattr(owner, hook.attribute)
+        parameters = _parameters(original)
+        missing = [one for one in hook.arguments if parameters is not None and one not in parameters]
+        if missing:
+            yield f"{hook.name} has no parameter {', '.join(missing)}; {hook.feature} relies on it"
+        if before is not _MISSING and _is_foreign(hook, original):
+            yield f"{hook.name} is replaced by {original.__module__}; {hook.feature} runs around that"
+        with attached_to(owner, hook, lambda found: found):
+            pass
+        if vars(owner).get(hook.attribute, _MISSING) is not before:
+            yield f"{hook.name} was not restored"
+
+
+def _owner(hook: Hook) -> Any:
+    try:
+        return resolve_name(hook.owner)
+    except (ImportError, AttributeError) as error:
+        if hook.optional:
+            return None
+        raise UsageError(f"{hook.feature} needs {hook.name}, which cannot be imported: {error}") from error
+
+
+def _new_chain(owner: Any, attribute: str) -> _Chain:
+    return _Chain(owner, attribute, vars(owner).get(attribute, _MISSING), getattr(owner, attribute))
+
+
+def _install(chain: _Chain) -> None:
+    """Set the attribute to the chain of its hooks, or back."""
+    value = chain.original
+    for _, make in sorted(chain.hooks, key=lambda entry: entry[0]):
+        value = make(value)
+    if chain.hooks:
+        chain.installed = value
+        setattr(chain.owner, chain.attribute, value)
+        chain.installed = getattr(chain.owner, chain.attribute)
+    elif chain.before is _MISSING:
+        delattr(chain.owner, chain.attribute)
+    else:
+        setattr(chain.owner, chain.attribute, chain.before)
+
+
+def _detach(key: tuple[int, str], chain: _Chain, entry: tuple[tuple[int, int], Make]) -> None:
+    with _lock:
+        if entry not in chain.hooks:
+            return
+        chain.hooks.remove(entry)
+        if not chain.hooks and _chains.get(key) is chain:
+            del _chains[key]
+        is_ours = getattr(chain.owner, chain.attribute, _MISSING) is chain.installed
+        if is_ours:
+            _install(chain)
+    if not is_ours:  # another library has replaced it since, and may call this chain: its replacement stays
+        _warn_of_conflict(chain)
+
+
+def _warn_of_conflict(chain: _Chain) -> None:
+    found = getattr(chain.owner, chain.attribute, None)
+    owner = getattr(chain.owner, "__qualname__", None) or getattr(chain.owner, "__name__", repr(chain.owner))
+    by = getattr(found, "__module__", None) or type(found).__name__
+    warnings.warn(
+        f"{by} has replaced {owner}.{chain.attribute} while samestep used it; its replacement stays.",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
+def _parameters(value: Any) -> tuple[str, ...] | None:
+    try:
+        return tuple(inspect.signature(value).parameters)
+    except (TypeError, ValueError):  # compiled code has no signature
+        return None
+
+
+def _is_foreign(hook: Hook, value: Any) -> bool:
+    """Return whether a function is of another library than the owner of its attribute."""
+    module = getattr(value, "__module__", None)
+    if hook.library not in ("torch", "numpy") or not inspect.isfunction(value) or not isinstance(module, str):
+        return False
+    return module.partition(".")[0] not in (hook.library, "samestep")

@@ -1,0 +1,88 @@
+"""JSON values are read as typed values, or refused with the place of the damage."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import pytest
+
+from samestep.base.errors import UsageError
+from samestep.base.typed_json import FormatError, NotNegative, PositiveInt, read_as, read_json
+
+
+class Pair(NamedTuple):
+    name: str
+    seconds: NotNegative
+
+
+@dataclass(frozen=True)
+class Inner:
+    count: PositiveInt
+    mode: Literal["strong", "weak"] = "strong"
+
+
+@dataclass(frozen=True)
+class Outer:
+    path: Path
+    inner: tuple[Inner, ...] = ()
+    pair: Pair | None = None
+    shares: Mapping[str, float] = field(default_factory=dict)
+    is_on: bool = False
+    anything: Any = None
+
+
+def test_all_kinds_of_values_are_read():
+    found = {
+        "path": "a/b",
+        "inner": [{"count": 2}, {"count": 1, "mode": "weak", "of a later version": 1}],
+        "pair": ["x", 3],
+        "shares": {"a": 0},
+        "is_on": True,
+        "anything": [{}],
+    }
+
+    outer = read_as(Outer, found, "outer")
+
+    assert outer == Outer(
+        Path("a/b"), (Inner(2), Inner(1, "weak")), Pair("x", 3.0), {"a": 0.0}, is_on=True, anything=[{}]
+    )
+    assert isinstance(outer.pair.seconds, float)
+    assert read_as(Outer, {"path": "a", "pair": None}, "outer") == Outer(Path("a"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"path": 1}, "outer.path is not text"),
+        ({"inner": {}}, "outer.inner is not a list"),
+        ({"inner": [3]}, "outer.inner[0] is not an object"),
+        ({"inner": [{}]}, "outer.inner[0] lacks count"),
+        ({"inner": [{"count": True}]}, "outer.inner[0].count is not a whole number"),
+        ({"inner": [{"count": 1.0}]}, "outer.inner[0].count is not a whole number"),
+        ({"inner": [{"count": 0}]}, "outer.inner[0].count is not above 0"),
+        ({"inner": [{"count": 1, "mode": "x"}]}, "outer.inner[0].mode is not one of strong, weak"),
+        ({"inner": [{"count": 1, "mode": []}]}, "outer.inner[0].mode is not one of strong, weak"),
+        ({"pair": ["x"]}, "outer.pair is not a list of name, seconds"),
+        ({"pair": ["x", -1]}, "outer.pair is negative"),
+        ({"shares": {"a": math.nan}}, "outer.shares.a is not a number"),
+        ({"shares": {"a": math.inf}}, "outer.shares.a is not a number"),
+        ({"shares": [1]}, "outer.shares is not an object"),
+        ({"is_on": 0}, "outer.is_on is not true or false"),
+    ],
+)
+def test_a_wrong_value_is_named(changes, problem):
+    with pytest.raises(FormatError) as error:
+        read_as(Outer, {"path": "a"} | changes, "outer")
+
+    assert str(error.value) == problem
+
+
+def test_a_file_that_is_no_json_is_refused(tmp_path):
+    (tmp_path / "a.json").write_text("{")
+
+    with pytest.raises(UsageError, match=r"a\.json is damaged: it is not JSON"):
+        read_json(tmp_path / "a.json")
+    with pytest.raises(UsageError, match=r"cannot read .*: No such file or directory\. Give one\.$"):
+        read_json(tmp_path / "none.json", hint="Give one.")

@@ -1,0 +1,172 @@
+"""Hooks of one attribute form a chain, which is undone in any order."""
+
+import itertools
+
+import pytest
+import torch
+
+from samestep.base.errors import UsageError
+from samestep.hooks.declarations import ALL
+from samestep.hooks.registry import (
+    Hook,
+    attach,
+    attach_to,
+    attached,
+    attached_all,
+    attached_to,
+    instead,
+    named,
+    problems,
+    put,
+    wrapping,
+)
+
+
+class Base:
+    def inherited(self):
+        return "base"
+
+
+class Library(Base):
+    """Stands for a library."""
+
+    def call(self, text):
+        """Return the text."""
+        return text
+
+    @staticmethod
+    def static():
+        return "static"
+
+    value = 1
+
+
+def hook(attribute="call", order=0, **more):
+    return Hook("torch", attribute, "a feature", "a reason", order=order, **more)
+
+
+def around(word):
+    return lambda original: lambda self, text: f"{word}({original(self, text)})"
+
+
+def test_the_later_attached_is_outside():
+    with attached_to(Library, hook(), around("one")), attached_to(Library, hook(), around("two")):
+        assert Library().call("x") == "two(one(x))"
+
+    assert Library().call("x") == "x"
+
+
+def test_higher_order_is_outside():
+    with attached_to(Library, hook(order=1), around("one")), attached_to(Library, hook(), around("two")):
+        assert Library().call("x") == "one(two(x))"
+
+
+@pytest.mark.parametrize("leaving", list(itertools.permutations(range(3))))
+def test_hooks_are_detached_in_any_order(leaving):
+    original = vars(Library)["call"]
+    contexts = [attached_to(Library, hook(), around(str(number))) for number in range(3)]
+    for context in contexts:
+        context.__enter__()
+    left = [0, 1, 2]
+    for number in leaving:
+        contexts[number].__exit__(None, None, None)
+        left.remove(number)
+        expected = "x"
+        for one in left:
+            expected = f"{one}({expected})"
+        assert Library().call("x") == expected
+    assert vars(Library)["call"] is original
+
+
+def test_an_error_within_the_block_restores_the_attribute():
+    original = vars(Library)["call"]
+    with pytest.raises(ZeroDivisionError), attached_to(Library, hook(), around("one")):
+        raise ZeroDivisionError
+
+    assert vars(Library)["call"] is original
+
+
+def test_an_error_of_a_later_hook_restores_the_earlier_ones():
+    original = torch.compile
+    missing = Hook("torch", "no_such_function", "a feature", "a reason")
+    with (
+        pytest.raises(UsageError),
+        attached_all({hook("compile"): named(lambda one: one), missing: instead(1)}),
+    ):
+        pass
+
+    assert torch.compile is original
+
+
+@pytest.mark.parametrize("attribute", ["inherited", "static", "value"])
+def test_inherited_static_and_plain_attributes_are_restored(attribute):
+    before = dict(vars(Library))
+    with attached_to(Library, hook(attribute), instead(staticmethod(lambda: "new"))):
+        assert attribute in vars(Library)
+
+    assert dict(vars(Library)) == before
+
+
+def test_a_missing_attribute_is_refused_by_its_name():
+    with pytest.raises(UsageError, match=r"torch\.no_such_function"):
+        attach(hook("no_such_function"), instead(1))
+
+
+def test_an_optional_attribute_may_be_missing():
+    with attached(hook("no_such_function", optional=True), instead(1)):
+        assert not hasattr(torch, "no_such_function")
+
+
+def test_a_missing_module_is_refused():
+    with pytest.raises(UsageError, match="cannot be imported"):
+        attach(Hook("no_such_library", "call", "a feature", "a reason"), instead(1))
+
+
+def test_the_replacement_of_another_library_stays_and_is_named():
+    def theirs(self, text):
+        return f"theirs({ours(self, text)})"
+
+    original = vars(Library)["call"]
+    try:
+        detach = attach_to(Library, hook(), around("one"))
+        ours = Library.call
+        Library.call = theirs
+        with pytest.warns(RuntimeWarning, match=rf"{__name__} has replaced Library\.call"):
+            detach()
+        assert Library.call is theirs
+    finally:
+        Library.call = original
+
+
+def test_wrapped_functions_keep_their_names():
+    with attached_to(Library, hook(), wrapping(lambda original, self, text: original(self, text) * 2)):
+        assert Library.call.__doc__ == "Return the text."
+        assert Library().call("x") == "xx"
+
+
+def test_put_returns_the_value_before():
+    declared = Hook("torch.nn.utils.parametrize", "_cache_enabled", "a test", "it is restored below")
+
+    before = put(declared, 7)
+
+    assert put(declared, before) == 7
+
+
+def test_every_declared_hook_fits_the_installed_libraries():
+    assert list(problems(ALL)) == []
+
+
+def test_declared_hooks_have_a_feature_and_a_reason():
+    assert all(one.feature and one.reason for one in ALL)
+    assert len({(one.owner, one.attribute, one.feature) for one in ALL}) == len(ALL)
+
+
+def test_a_hook_that_does_not_fit_is_a_problem():
+    wrong = (
+        hook("no_such_function"),
+        Hook("torch.autograd", "backward", "a feature", "a reason", arguments=("no_such_argument",)),
+        Hook("no_such_library", "call", "a feature", "a reason"),
+    )
+
+    assert len(list(problems(wrong))) == len(wrong)
+    assert list(problems([hook("no_such_function", optional=True)])) == []
