@@ -2,6 +2,8 @@
 
 import os
 import signal
+import threading
+import time
 
 import pytest
 import torch
@@ -86,3 +88,29 @@ def test_a_silent_rank_is_reported_within_the_deadline():
     with pytest.raises(RankFailed, match=r"ranks \[0\] of 1 gave no answer in 1 s"):
         pool.run(never_answer, 1, 0)
     pool.close()
+
+
+def answer_later(world, seconds, value):
+    time.sleep(seconds)
+    return value
+
+
+def test_after_an_interrupted_call_the_next_gets_its_own_answer(own_pool):
+    class Interrupted(BaseException):
+        pass
+
+    def interrupt(*_):
+        raise Interrupted
+
+    own_pool.run(answer_later, 2, 0.0, "first")
+    before = signal.signal(signal.SIGUSR2, interrupt)
+    sender = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR2))
+    sender.start()
+    try:
+        with pytest.raises(Interrupted):
+            own_pool.run(answer_later, 2, 1.0, "second")
+    finally:
+        sender.join()
+        signal.signal(signal.SIGUSR2, before)
+
+    assert own_pool.run(answer_later, 2, 0.0, "third") == ["third", "third"]

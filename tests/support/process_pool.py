@@ -83,9 +83,15 @@ class ProcessPool:
         """
         ranks = self._ranks.get(size) or self._start(size)
         message = pickle.dumps((fn, args))
-        for _, pipe in ranks:
-            pipe.send_bytes(message)
-        return self._collect(ranks, size)
+        try:
+            for _, pipe in ranks:
+                pipe.send_bytes(message)
+            return self._collect(ranks, size)
+        except BaseException:
+            # Also where the test was interrupted, as by its timeout: the next call would get these answers.
+            if size in self._ranks:
+                self._discard(size)
+            raise
 
     def close(self):
         """End all ranks."""
@@ -126,7 +132,6 @@ class ProcessPool:
                     (answers[rank],) = answer
             if failures:
                 # The others may be waiting for the one that failed: nothing of this group is of use.
-                self._discard(size)
                 raise failures[0]
         return [answers[rank] for rank in range(size)]
 

@@ -6,7 +6,7 @@ from support.random_scripts.runs import DIFFERENT, compare
 
 SEEDS = 100
 """Scripts of this test; `make random` compares thousands."""
-AT_ONCE = 10
+AT_ONCE = 5
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))

@@ -8,6 +8,8 @@ from typing import TypeVar
 
 from samestep.base.machine.description import package_version
 from samestep.base.units import bytes_text
+from samestep.hooks.declarations import ALL
+from samestep.hooks.registry import problems
 from samestep.observe.clock.accelerator_versions import toolkit_versions
 from samestep.ranks.world.device import BACKENDS
 from samestep.studies.doctor import gpus, joining, limits, network, orphans, run_folder, settings
@@ -133,12 +135,19 @@ def networks(context: Context) -> Result:
     )
 
 
+def hooks(_: Context) -> Result:
+    """Check that the installed libraries have every attribute that samestep replaces."""
+    wrong = [problem(f"{one}.") for one in problems(ALL)]
+    return Result(rows=[("hooks", f"{len(ALL) - len(wrong)} of {len(ALL)} fit")], findings=wrong)
+
+
 CHECKS: Sequence[Check] = (
     Check("the launcher", launcher, 5.0),
     Check("versions", versions, 20.0),
     Check("networks", networks, 15.0),
     Check("limits", limits.check, 5.0),
     Check("accelerators", gpus.check, 60.0),
+    Check("hooks into libraries", hooks, 60.0, needs_devices=True),
     Check("the run folder", run_folder.check, 20.0),
     Check("orphaned processes and shared memory", orphans.check, 15.0),
     Check("the shared run folder", run_folder.check_shared, 25.0, joint=True),
